@@ -1,0 +1,408 @@
+"""Chunk: some rows of a data set as a dict of arrays, on the CPU (NumPy) or on a GPU (CuPy).
+
+Four kinds of column, all laid out as Arrow and cuDF lay them out, so that neither reading nor
+handing over copies anything:
+
+* an array `values[n]`: one number a row, no nulls (in floating point, a null is NaN);
+* `Ragged`: a list a row, as `values[nnz]` and `offsets[n + 1]`;
+* `Strings`: a text a row, as its UTF-8 bytes and `offsets[n + 1]`;
+* `Masked`: values of which some are null, with `valid[n]`.
+
+They nest (a `Ragged` of `Masked` `Strings`). Each has `len()`, `nbytes`, `take`, `slice` and
+`concat`, written once for both array libraries. Does not belong here: files, Keras, statistics.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = Any  # numpy.ndarray or cupy.ndarray
+
+
+def array_namespace(array: Array) -> Any:
+    """Return the module (numpy or cupy) whose functions work on `array`."""
+    if isinstance(array, np.ndarray):
+        return np
+    import cupy
+
+    return cupy.get_array_module(array)
+
+
+def row_ids(offsets: Array) -> Array:
+    """Return the row of each value: offsets [0, 2, 2, 3] -> [0, 0, 2].
+
+    Args:
+        offsets: int64 [n + 1], rising from 0.
+
+    Returns:
+        int64 [nnz].
+    """
+    xp = array_namespace(offsets)
+    return xp.repeat(xp.arange(len(offsets) - 1), xp.diff(offsets))
+
+
+def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
+    """Return where the values of some ragged rows stand, without a loop over rows.
+
+    Args:
+        offsets: int64 [n + 1], rising from 0.
+        rows: int64 [m], which rows, in any order.
+
+    Returns:
+        (positions int64 [sum of the rows' lengths], offsets int64 [m + 1] of the result).
+
+    Example:
+        >>> positions, offsets = gather_rows(np.array([0, 2, 2, 5]), np.array([2, 0]))
+        >>> positions.tolist(), offsets.tolist()
+        ([2, 3, 4, 0, 1], [0, 3, 5])
+    """
+    xp = array_namespace(offsets)
+    starts = offsets[rows]
+    lengths = offsets[rows + 1] - starts
+    result = xp.zeros(len(rows) + 1, dtype=np.int64)
+    xp.cumsum(lengths, out=result[1:])
+    positions = xp.repeat(starts - result[:-1], lengths)
+    positions += xp.arange(len(positions))
+    return positions, result
+
+
+class _Offsets:
+    """What `Ragged` and `Strings` share: n + 1 offsets into a flat column."""
+
+    offsets: Array
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def _flat(self) -> Any:
+        raise AttributeError
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._flat.nbytes + self.offsets.nbytes
+
+    def take(self, rows: Array) -> Any:
+        """Return the given rows, in the given order."""
+        positions, offsets = gather_rows(self.offsets, rows)
+        return type(self)(take(self._flat, positions), offsets)
+
+    def slice(self, start: int, stop: int) -> Any:
+        """Return rows [start, stop); the flat values are shared, not copied."""
+        offsets = self.offsets[start : stop + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        return type(self)(slice_rows(self._flat, first, last), offsets - first)
+
+
+@dataclasses.dataclass(eq=False)
+class Ragged(_Offsets):
+    """A list of values a row.
+
+    Args:
+        values: column of length nnz: an array, `Strings` or `Masked`.
+        offsets: int64 [n + 1] from 0 to nnz; row i holds values[offsets[i]:offsets[i + 1]].
+    """
+
+    values: Any
+    offsets: Array
+
+    @property
+    def _flat(self) -> Any:
+        return self.values
+
+    def tolist(self) -> list[list[Any]]:
+        """Return the rows as lists."""
+        flat, offsets = self.values.tolist(), self.offsets.tolist()
+        return [flat[a:b] for a, b in itertools.pairwise(offsets)]
+
+
+@dataclasses.dataclass(eq=False)
+class Strings(_Offsets):
+    """A text a row.
+
+    Args:
+        data: uint8 [nbytes], UTF-8.
+        offsets: int64 [n + 1] from 0 to nbytes.
+    """
+
+    data: Array
+    offsets: Array
+
+    @property
+    def _flat(self) -> Any:
+        return self.data
+
+    def tolist(self) -> list[str]:
+        """Return the texts."""
+        return self.to_arrow().to_pylist()
+
+    def to_arrow(self) -> Any:
+        """Return a `pyarrow.LargeStringArray` over the same memory."""
+        import pyarrow as pa
+
+        offsets, data = (np.ascontiguousarray(a) for a in (self.offsets, self.data))
+        return pa.LargeStringArray.from_buffers(
+            len(self), pa.py_buffer(offsets), pa.py_buffer(data)
+        )
+
+    @classmethod
+    def from_arrow(cls, array: Any) -> Strings:
+        """Return the texts of a `pyarrow` string array without nulls."""
+        import pyarrow as pa
+
+        array = array.cast(pa.large_string())
+        _, offsets, data = array.buffers()
+        offsets = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8)
+        data = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+        return cls(data[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+@dataclasses.dataclass(eq=False)
+class Masked:
+    """Values of which some are null.
+
+    Args:
+        values: array [n] or `Strings`; what stands at a null is not defined.
+        valid: bool [n], False at a null.
+    """
+
+    values: Any
+    valid: Array
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.values.nbytes + self.valid.nbytes
+
+    def take(self, rows: Array) -> Masked:
+        """Return the given rows, in the given order."""
+        return Masked(take(self.values, rows), self.valid[rows])
+
+    def slice(self, start: int, stop: int) -> Masked:
+        """Return rows [start, stop)."""
+        return Masked(slice_rows(self.values, start, stop), self.valid[start:stop])
+
+    def tolist(self) -> list[Any]:
+        """Return the values, None at a null."""
+        valid = self.valid.tolist()
+        return [v if ok else None for v, ok in zip(self.values.tolist(), valid, strict=True)]
+
+
+def take(column: Any, rows: Array) -> Any:
+    """Return the given rows of a column of any kind."""
+    return column.take(rows)
+
+
+def slice_rows(column: Any, start: int, stop: int) -> Any:
+    """Return rows [start, stop) of a column of any kind, without copying an array."""
+    return column.slice(start, stop) if hasattr(column, "slice") else column[start:stop]
+
+
+def concat_columns(parts: Sequence[Any]) -> Any:
+    """Return the rows of several columns of one kind, one after the other.
+
+    A part without nulls may stand beside a `Masked` one. Raises TypeError where kinds differ.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    kinds = {type(part) for part in parts}
+    if Masked in kinds and len(kinds) > 1:
+        parts = [part if isinstance(part, Masked) else _all_valid(part) for part in parts]
+        kinds = {Masked}
+    if len(kinds) > 1:
+        raise TypeError(f"columns of kinds {sorted(k.__name__ for k in kinds)} do not concatenate")
+    first = parts[0]
+    if isinstance(first, Masked):
+        valid = concat_columns([part.valid for part in parts])
+        return Masked(concat_columns([part.values for part in parts]), valid)
+    if isinstance(first, _Offsets):
+        xp = array_namespace(first.offsets)
+        ends = np.cumsum([0] + [int(part.offsets[-1]) for part in parts])
+        shifted = [p.offsets[1:] + end for p, end in zip(parts, ends, strict=False)]
+        offsets = xp.concatenate([first.offsets[:1], *shifted])
+        return type(first)(concat_columns([part._flat for part in parts]), offsets)
+    return array_namespace(first).concatenate(parts)
+
+
+def _all_valid(column: Any) -> Masked:
+    anchor = column.offsets if isinstance(column, _Offsets) else column
+    return Masked(column, array_namespace(anchor).ones(len(column), dtype=bool))
+
+
+class Chunk(Mapping[str, Any]):
+    """Some rows of a data set: columns of equal length by name.
+
+    Args:
+        columns: {name: column}; see the module for the four kinds.
+
+    Raises:
+        ValueError: if the columns differ in length.
+
+    Example:
+        >>> tags = Ragged(np.arange(3), np.array([0, 1, 3]))
+        >>> chunk = Chunk({"id": np.array([7, 8]), "tags": tags})
+        >>> chunk.num_rows, chunk.take(np.array([1, 0]))["tags"].tolist()
+        (2, [[1, 2], [0]])
+    """
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.columns = dict(columns)
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"columns of a chunk must have equal lengths, got {lengths}")
+        self.num_rows = next(iter(lengths.values()), 0)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; the chunk has {self.names}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.num_rows} rows x {self.names})"
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return list(self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all columns."""
+        return sum(column.nbytes for column in self.columns.values())
+
+    def select(self, names: Sequence[str]) -> Chunk:
+        """Return the named columns, in the order of `names`."""
+        return Chunk({name: self[name] for name in names})
+
+    def drop(self, names: Sequence[str]) -> Chunk:
+        """Return all columns but the named ones."""
+        return Chunk({name: column for name, column in self.items() if name not in names})
+
+    def with_columns(self, columns: Mapping[str, Any]) -> Chunk:
+        """Return a chunk in which the given columns are added or replaced."""
+        return Chunk({**self.columns, **columns})
+
+    def slice(self, start: int, stop: int) -> Chunk:
+        """Return rows [start, stop), sharing memory where the kind allows."""
+        return Chunk({name: slice_rows(column, start, stop) for name, column in self.items()})
+
+    def take(self, rows: Array) -> Chunk:
+        """Return the given rows (int64 [m]), in the given order."""
+        return Chunk({name: take(column, rows) for name, column in self.items()})
+
+    @staticmethod
+    def concat(chunks: Sequence[Chunk]) -> Chunk:
+        """Return the rows of several chunks, one after the other.
+
+        Raises:
+            ValueError: if the chunks differ in their columns.
+        """
+        names = chunks[0].names
+        for chunk in chunks:
+            if set(chunk.names) != set(names):
+                raise ValueError(f"chunks differ in their columns: {names} and {chunk.names}")
+        return Chunk({name: concat_columns([chunk[name] for chunk in chunks]) for name in names})
+
+    @classmethod
+    def from_arrow(cls, table: Any) -> Chunk:
+        """Return the rows of a `pyarrow.Table` (or RecordBatch); numbers are not copied."""
+        return cls({name: column_from_arrow(table[name]) for name in table.schema.names})
+
+    def to_arrow(self) -> Any:
+        """Return the rows as a `pyarrow.Table`."""
+        import pyarrow as pa
+
+        return pa.table({name: column_to_arrow(column) for name, column in self.items()})
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a `pandas.DataFrame`, lists as arrays, nulls as pandas has them."""
+        return self.to_arrow().to_pandas()
+
+
+def column_from_arrow(array: Any) -> Any:
+    """Return an Arrow array as a column of this module.
+
+    Raises:
+        TypeError: for a type that has no place in a chunk (a map, a struct, nested lists, ...).
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks)
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return column_from_arrow(array.dictionary_decode())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _ragged_from_arrow(array)
+    if pa.types.is_fixed_size_list(kind):
+        return _ragged_from_arrow(array.cast(pa.large_list(kind.value_type)))
+    if pa.types.is_temporal(kind):
+        array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    if pa.types.is_floating(array.type):
+        if array.null_count:
+            array = pc.fill_null(array, float("nan"))
+        return array.to_numpy(zero_copy_only=False)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or "string_view" in str(kind)
+    if not (text or pa.types.is_integer(array.type) or pa.types.is_boolean(kind)):
+        raise TypeError(f"Arrow type {kind} has no place in a chunk; cast it to a number or text")
+    valid = None
+    if array.null_count:
+        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        array = pc.fill_null(array, "" if text else 0 if array.type != pa.bool_() else False)
+    values = Strings.from_arrow(array) if text else array.to_numpy(zero_copy_only=False)
+    return values if valid is None else Masked(values, valid)
+
+
+def _ragged_from_arrow(array: Any) -> Ragged:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if array.null_count:  # a null list may span values that nobody sees
+        array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    column = column_from_arrow(values)
+    if isinstance(column, Ragged):
+        raise TypeError(f"Arrow type {array.type} has no place in a chunk: lists of lists")
+    return Ragged(column, offsets - offsets[0])
+
+
+def column_to_arrow(column: Any) -> Any:
+    """Return a column as a `pyarrow.Array`; NaN stays NaN, a `Masked` null becomes null."""
+    import pyarrow as pa
+
+    if isinstance(column, Ragged):
+        return pa.LargeListArray.from_arrays(
+            pa.array(_host(column.offsets)), column_to_arrow(column.values)
+        )
+    if isinstance(column, Strings):
+        return Strings(_host(column.data), _host(column.offsets)).to_arrow()
+    if isinstance(column, Masked):
+        import pyarrow.compute as pc
+
+        values = column_to_arrow(column.values)
+        return pc.if_else(pa.array(_host(column.valid)), values, pa.scalar(None, values.type))
+    return pa.array(_host(column))
+
+
+def _host(array: Array) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.get()

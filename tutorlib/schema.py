@@ -1,0 +1,300 @@
+"""Schema: what each column of a data set is, and how wide its embedding should be.
+
+Belongs here: roles, dtypes, cardinalities, their JSON form. Does not belong here: reading data
+(`parquet.py`) or learning cardinalities from it (`workflow.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROLES = ("categorical", "continuous", "label", "weight")
+
+
+def embedding_dim_for(cardinality: int) -> int:
+    """Return an embedding width for a column of `cardinality` ids: 21 -> 16, 56586 -> 512.
+
+    The rule `min(max(16, round(1.6 * n ** 0.56)), 512)` grows with the square root of the table, so
+    that rare ids share strength and no table gets wider than 512.
+
+    Args:
+        cardinality: number of different ids, at least 1.
+
+    Returns:
+        Columns of the embedding table, 16 to 512.
+
+    Raises:
+        ValueError: if `cardinality` is below 1.
+
+    Example:
+        >>> embedding_dim_for(21), embedding_dim_for(56586)
+        (16, 512)
+
+    Source: the rule of thumb of fastai's tabular models.
+    """
+    if cardinality < 1:
+        raise ValueError(f"cardinality must be at least 1, got {cardinality}")
+    return min(max(16, round(1.6 * cardinality**0.56)), 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column of a data set.
+
+    Args:
+        name: the column's name in the Parquet files.
+        role: "categorical", "continuous", "label" or "weight".
+        dtype: NumPy name of one value, or "string".
+        multi_hot: True if a row holds a list of values.
+        cardinality: ids lie in [0, cardinality); None if not known or not categorical.
+        embedding_dim: width of the embedding; None means `embedding_dim_for(cardinality)`.
+
+    Example:
+        >>> Column("genres", "categorical", multi_hot=True, cardinality=21).width
+        16
+    """
+
+    name: str
+    role: str
+    dtype: str = "int64"
+    multi_hot: bool = False
+    cardinality: int | None = None
+    embedding_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"column {self.name!r}: role {self.role!r} is none of {ROLES}")
+        for field in ("cardinality", "embedding_dim"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ValueError(f"column {self.name!r}: {field} must be at least 1, got {value}")
+        if self.cardinality is not None and self.role != "categorical":
+            raise ValueError(f"column {self.name!r}: only a categorical column has a cardinality")
+
+    @property
+    def width(self) -> int:
+        """Columns that this column becomes in the model: embedding width, or 1 for a number."""
+        if self.role != "categorical":
+            return 1
+        if self.embedding_dim is not None:
+            return self.embedding_dim
+        if self.cardinality is None:
+            raise ValueError(
+                f"column {self.name!r}: neither cardinality nor embedding_dim is known. "
+                "Fit a Workflow with Categorify or HashBucket, or give the cardinality."
+            )
+        return embedding_dim_for(self.cardinality)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The columns of a data set, in order.
+
+    Example:
+        >>> schema = Schema([Column("C1", "categorical", cardinality=100), Column("y", "label")])
+        >>> schema.categorical.names, schema.labels.names
+        (['C1'], ['y'])
+        >>> Schema.from_json(schema.to_json()) == schema
+        True
+    """
+
+    columns: tuple[Column, ...]
+
+    def __init__(self, columns: Iterable[Column]) -> None:
+        object.__setattr__(self, "columns", tuple(columns))
+        names = self.names
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"column names must be unique, these stand twice: {twice}")
+
+    def __iter__(self) -> Iterator[Column]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"no column {name!r}; the schema has {self.names}")
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return [column.name for column in self.columns]
+
+    def with_role(self, role: str) -> Schema:
+        """Return the columns of one role, in order."""
+        return Schema(column for column in self if column.role == role)
+
+    @property
+    def categorical(self) -> Schema:
+        """The categorical columns, in order."""
+        return self.with_role("categorical")
+
+    @property
+    def continuous(self) -> Schema:
+        """The continuous columns, in order."""
+        return self.with_role("continuous")
+
+    @property
+    def labels(self) -> Schema:
+        """The label columns, in order."""
+        return self.with_role("label")
+
+    @property
+    def features(self) -> Schema:
+        """Categorical and continuous columns: what the model sees, in order."""
+        return Schema(c for c in self if c.role in ("categorical", "continuous"))
+
+    def select(self, names: Iterable[str]) -> Schema:
+        """Return the named columns, in the order of `names`."""
+        return Schema(self[name] for name in names)
+
+    def replace(self, name: str, **changes: Any) -> Schema:
+        """Return a schema in which column `name` has the given fields changed."""
+        self[name]
+        return Schema(
+            dataclasses.replace(column, **changes) if column.name == name else column
+            for column in self
+        )
+
+    def embedding_sizes(self) -> dict[str, tuple[int, int]]:
+        """Return {name: (cardinality, width)} of every categorical column, in order."""
+        sizes = {}
+        for column in self.categorical:
+            if column.cardinality is None:
+                raise ValueError(f"column {column.name!r}: cardinality is not known")
+            sizes[column.name] = (column.cardinality, column.width)
+        return sizes
+
+    def to_json(self) -> str:
+        """Return the schema as JSON text."""
+        return json.dumps([dataclasses.asdict(column) for column in self], indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """Return the schema that `to_json` wrote."""
+        return cls(Column(**fields) for fields in json.loads(text))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schema:
+        """Return the schema kept in the JSON file `path`."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+    @classmethod
+    def from_parquet(
+        cls,
+        paths: Any,
+        *,
+        label_names: Iterable[str] = (),
+        cat_names: Iterable[str] | None = None,
+        cont_names: Iterable[str] | None = None,
+        weight_name: str | None = None,
+        cardinalities: Mapping[str, int] | None = None,
+    ) -> Schema:
+        """Return a schema from the footers of Parquet files; no data page is read.
+
+        Without `cat_names` and `cont_names`, integers, strings and lists of them are categorical,
+        floating point is continuous.
+
+        Args:
+            paths: file, list of files, folder, glob, or a `ParquetSource`.
+            label_names: label columns.
+            cat_names: categorical columns; None to infer them.
+            cont_names: continuous columns; None to infer them.
+            weight_name: column of sample weights.
+            cardinalities: {name: cardinality} where known.
+
+        Raises:
+            ValueError: if a named column is not in the files or has a type that does not fit.
+        """
+        from tutorlib.parquet import ParquetSource
+
+        source = paths if isinstance(paths, ParquetSource) else ParquetSource(paths)
+        types = source.column_types
+        labels = list(label_names)
+        taken = {*labels, weight_name}
+        if cat_names is None:
+            cat_names = [
+                n
+                for n, (dtype, _) in types.items()
+                if n not in taken
+                and n not in (cont_names or ())
+                and not dtype.startswith("float")
+                and dtype != "bool"
+            ]
+        cat_names = list(cat_names)
+        if cont_names is None:
+            cont_names = [
+                n
+                for n, (dtype, multi_hot) in types.items()
+                if n not in taken
+                and n not in cat_names
+                and dtype.startswith("float")
+                and not multi_hot
+            ]
+        roles = [*((n, "categorical") for n in cat_names), *((n, "continuous") for n in cont_names)]
+        roles += [(n, "label") for n in labels]
+        roles += [(weight_name, "weight")] if weight_name else []
+        missing = [name for name, _ in roles if name not in types]
+        if missing:
+            raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")
+        known = dict(cardinalities or {})
+        return cls(
+            Column(name, role, *types[name], cardinality=known.get(name)) for name, role in roles
+        )
+
+    @classmethod
+    def from_feature_columns(cls, feature_columns: Iterable[Any]) -> Schema:
+        """Return a schema from `tf.feature_column` objects, without importing TensorFlow.
+
+        Understood: `numeric_column` of one value, and `embedding_column` or `indicator_column`-free
+        `categorical_column_with_identity` / `_with_hash_bucket` (their `num_buckets` is the
+        cardinality; ids must already be hashed when they reach the model).
+
+        Raises:
+            ValueError: naming every column that is not understood, in one message.
+        """
+        columns, refused = [], []
+        for item in feature_columns:
+            inner = getattr(item, "categorical_column", item)
+            kind = type(inner).__name__
+            if kind in ("IdentityCategoricalColumn", "HashedCategoricalColumn"):
+                columns.append(
+                    Column(
+                        inner.key,
+                        "categorical",
+                        cardinality=int(inner.num_buckets),
+                        embedding_dim=getattr(item, "dimension", None),
+                    )
+                )
+            elif kind == "NumericColumn" and tuple(item.shape) == (1,):
+                columns.append(Column(item.key, "continuous", "float32"))
+            else:
+                refused.append(f"{type(item).__name__}({getattr(item, 'name', item)})")
+        if refused:
+            raise ValueError(
+                f"these feature columns are not understood: {refused}. Use numeric_column of shape "
+                "(1,), or embedding_column over an identity or hash-bucket column; move other "
+                "transformations into a Workflow."
+            )
+        return cls(columns)
+
+
+def as_schema(columns: Any) -> Schema:
+    """Return a Schema from a Schema, a list of `Column`, or a list of `tf.feature_column`."""
+    if isinstance(columns, Schema):
+        return columns
+    columns = [columns] if isinstance(columns, Column) else list(columns)
+    if columns and all(isinstance(column, Column) for column in columns):
+        return Schema(columns)
+    return Schema.from_feature_columns(columns)
