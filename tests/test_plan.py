@@ -1,0 +1,123 @@
+"""EpochPlan: each row once, equal steps, order a function of (seed, epoch)."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tutorlib.plan import EpochPlan
+
+layouts = st.fixed_dictionaries(
+    {
+        "row_counts": st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(sum),
+        "batch_size": st.integers(1, 40),
+        "shuffle": st.booleans(),
+        "seed": st.integers(0, 2**63),
+        "epoch": st.integers(0, 5),
+        "partition_rows": st.integers(1, 60),
+        "parts_per_chunk": st.integers(1, 4),
+        "world_size": st.integers(1, 5),
+    }
+)
+
+
+def rows_of(plan, row_counts):
+    """The rows of the source, in the order in which the plan's batches hold them."""
+    firsts = np.concatenate([[0], np.cumsum(row_counts)])
+    batches = []
+    for batch in range(len(plan)):
+        rows = []
+        for index, start, stop in plan.batch_parts(batch):
+            pieces = plan.chunks[index].pieces
+            chunk = np.concatenate(
+                [firsts[p.row_group] + np.arange(p.start, p.stop) for p in pieces]
+            )
+            order = plan.order(index)
+            rows.append((chunk if order is None else chunk[order])[start:stop])
+        batches.append(np.concatenate(rows))
+    return batches
+
+
+@settings(max_examples=300, deadline=None)
+@given(layouts)
+def test_ranks_together_hold_each_row_once_in_equal_numbers_of_steps(layout):
+    row_counts = layout.pop("row_counts")
+    world_size = layout["world_size"]
+    if sum(row_counts) < world_size:
+        with pytest.raises(ValueError, match="too few"):
+            EpochPlan(row_counts, rank=0, **layout)
+        return
+    if layout["batch_size"] == 1 and sum(row_counts) % world_size:
+        with pytest.raises(ValueError, match="equally many steps"):
+            EpochPlan(row_counts, rank=0, **layout)
+        return
+    plans = [EpochPlan(row_counts, rank=rank, **layout) for rank in range(world_size)]
+    batches = [rows_of(plan, row_counts) for plan in plans]
+    together = np.sort(np.concatenate([np.concatenate(b) for b in batches]))
+    np.testing.assert_array_equal(together, np.arange(sum(row_counts)))
+    assert len({len(plan) for plan in plans}) == 1
+    for plan, rank_batches in zip(plans, batches, strict=True):
+        assert [len(b) for b in rank_batches] == plan.batch_sizes
+        assert min(plan.batch_sizes) > 0
+        assert max(plan.batch_sizes) <= layout["batch_size"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(layouts)
+def test_drop_last_leaves_full_batches_on_every_rank(layout):
+    row_counts = layout.pop("row_counts")
+    world_size, batch_size = layout["world_size"], layout["batch_size"]
+    if sum(row_counts) < world_size:
+        return
+    plans = [EpochPlan(row_counts, rank=r, drop_last=True, **layout) for r in range(world_size)]
+    sizes = [plan.batch_sizes for plan in plans]
+    assert all(size == sizes[0] for size in sizes)
+    assert set(sizes[0]) <= {batch_size}
+    rows = np.concatenate([np.concatenate([[], *rows_of(p, row_counts)]) for p in plans])
+    assert (
+        len(np.unique(rows)) == len(rows) > sum(row_counts) - world_size * batch_size - world_size
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 200))
+def test_limit_rows_takes_the_first_rows(limit, batch_size):
+    plan = EpochPlan([50, 0, 50, 50], batch_size=batch_size, limit_rows=limit, partition_rows=60)
+    rows = np.sort(np.concatenate(rows_of(plan, [50, 0, 50, 50])))
+    np.testing.assert_array_equal(rows, np.arange(min(limit, 150)))
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    def order(**changes):
+        settings = {"seed": 1, "epoch": 0, "partition_rows": 10, "parts_per_chunk": 3}
+        plan = EpochPlan([10] * 9, batch_size=7, **{**settings, **changes})
+        return np.concatenate(rows_of(plan, [10] * 9)).tolist()
+
+    assert order() == order()
+    assert order() != order(seed=2)
+    assert order() != order(epoch=1)
+    assert order(seed=2, epoch=1) != order(seed=1, epoch=2)
+
+
+def test_the_leftover_of_a_chunk_is_shuffled_too():
+    """The last rows of the source must not always come last, nor stay in order."""
+    positions = []
+    for epoch in range(40):
+        plan = EpochPlan([100], batch_size=64, epoch=epoch, partition_rows=100)
+        positions.append(np.concatenate(rows_of(plan, [100])).tolist().index(99))
+    assert min(positions) < 30
+    assert max(positions) > 70
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"rank": 2, "world_size": 2}, r"rank must be in \[0, world_size=2\), got 2"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"limit_rows": 0}, "limit_rows must be at least 1, got 0"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        EpochPlan([10], **{"batch_size": 4, **change})

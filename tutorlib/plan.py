@@ -1,0 +1,225 @@
+"""EpochPlan: which rows are read together and in which order they become batches. No I/O.
+
+The plan of an epoch is a pure function of the row counts of the row groups and of the settings, so
+its length is known before anything is read, any batch can be found without those before it, and
+every rank can work out its own share without talking to the others. It has three steps:
+
+1. Neighbouring row groups form *partitions*. Shuffled, the partitions are put in random order.
+2. That sequence of rows is cut into one run of rows a rank, all of the same length, give or take
+   one row. Each `parts_per_chunk` partitions of a run, now from distant places, form a *chunk*.
+3. The rows of a chunk are shuffled. Batch i holds rows [i * batch_size, (i + 1) * batch_size) of
+   all chunks laid end to end: what a chunk has left over begins the next batch, so every row is
+   shuffled in its own chunk and no order depends on what came before.
+
+Random numbers come from a counter-based generator (Philox) keyed by (seed, epoch) and the chunk.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Rows [start, stop) of row group number `row_group` of the source."""
+
+    row_group: int
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the piece."""
+        return self.stop - self.start
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkPlan:
+    """Pieces that are read and shuffled together; `first` is the position of their first row."""
+
+    index: int
+    first: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the chunk."""
+        return sum(piece.num_rows for piece in self.pieces)
+
+
+class EpochPlan:
+    """The order of one rank's rows in one epoch.
+
+    Args:
+        row_counts: rows of each row group of the source, in order.
+        batch_size: rows of a batch.
+        shuffle: False keeps the order of the source.
+        seed: any integer from 0.
+        epoch: number of the epoch, from 0.
+        partition_rows: rows of a partition to aim at; a partition is at least one row group.
+        parts_per_chunk: partitions that are mixed in one chunk.
+        rank: number of this rank, from 0.
+        world_size: ranks in all.
+        drop_last: leave out the last batch where it is not full. All ranks leave out equally many
+            batches, so at most `batch_size` rows each.
+        limit_rows: take only the first so many rows of the source.
+
+    Attributes:
+        num_rows: rows of this rank, before `drop_last`.
+        batch_sizes: rows of every batch; all ranks have equally many batches.
+        chunks: `ChunkPlan` of every chunk, in order.
+
+    Raises:
+        ValueError: if a setting is out of range, or there are fewer rows than ranks.
+
+    Example:
+        >>> plan = EpochPlan([3, 3, 3], batch_size=4, shuffle=False, partition_rows=3)
+        >>> len(plan), plan.batch_sizes, [chunk.num_rows for chunk in plan.chunks]
+        (3, [4, 4, 1], [3, 3, 3])
+    """
+
+    def __init__(
+        self,
+        row_counts: Sequence[int],
+        *,
+        batch_size: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        epoch: int = 0,
+        partition_rows: int = 1,
+        parts_per_chunk: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        limit_rows: int | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("partition_rows", partition_rows, 1),
+            ("parts_per_chunk", parts_per_chunk, 1),
+            ("world_size", world_size, 1),
+            ("seed", seed, 0),
+            ("epoch", epoch, 0),
+            ("limit_rows", 1 if limit_rows is None else limit_rows, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be in [0, world_size={world_size}), got {rank}")
+        self.batch_size, self.shuffle = batch_size, shuffle
+        self.seed, self.epoch = seed, epoch
+        pieces = _limited(row_counts, limit_rows)
+        partitions = _partitions(pieces, partition_rows)
+        if shuffle:
+            order = self._random(0, 0).permutation(len(partitions))
+            partitions = [partitions[i] for i in order]
+        total = sum(piece.num_rows for piece in pieces)
+        if total < world_size:
+            raise ValueError(f"{total} rows are too few for {world_size} ranks")
+        cuts = [total * r // world_size for r in range(world_size + 1)]
+        self.rank = rank
+        self.num_rows = cuts[rank + 1] - cuts[rank]
+        counts = [b - a for a, b in itertools.pairwise(cuts)]
+        self.batch_sizes = _batch_sizes(
+            self.num_rows, min(counts), max(counts), batch_size, drop_last
+        )
+        self.chunks = _chunks(_cut(partitions, cuts[rank], cuts[rank + 1]), parts_per_chunk)
+        self._firsts = [chunk.first for chunk in self.chunks]
+        self._starts = np.concatenate([[0], np.cumsum(self.batch_sizes)]).tolist()
+
+    def __len__(self) -> int:
+        return len(self.batch_sizes)
+
+    def _random(self, stream: int, index: int) -> np.random.Generator:
+        key = np.array([self.seed, self.epoch], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, index, stream]))
+
+    def batch_parts(self, batch: int) -> list[tuple[int, int, int]]:
+        """Return what batch number `batch` is made of: (chunk, start, stop) in the chunk's order.
+
+        Most batches have one part; one that crosses the end of a chunk has two or more.
+        """
+        start, stop = self._starts[batch], self._starts[batch + 1]
+        parts = []
+        while start < stop:
+            index = bisect.bisect_right(self._firsts, start) - 1
+            chunk = self.chunks[index]
+            end = min(stop, chunk.first + chunk.num_rows)
+            parts.append((index, start - chunk.first, end - chunk.first))
+            start = end
+        return parts
+
+    def order(self, chunk: int) -> np.ndarray | None:
+        """Return the row of the chunk at each position, int64 [num_rows]; None if not shuffled."""
+        if not self.shuffle:
+            return None
+        return self._random(1 + self.rank, chunk).permutation(self.chunks[chunk].num_rows)
+
+
+def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[Piece]:
+    pieces, left = [], sum(row_counts) if limit_rows is None else limit_rows
+    for index, rows in enumerate(row_counts):
+        if rows and left:
+            pieces.append(Piece(index, 0, min(rows, left)))
+            left -= pieces[-1].num_rows
+    return pieces
+
+
+def _partitions(pieces: Sequence[Piece], partition_rows: int) -> list[list[Piece]]:
+    """Put neighbouring pieces together as long as they stay within `partition_rows`."""
+    partitions: list[list[Piece]] = []
+    rows = 0
+    for piece in pieces:
+        if not partitions or rows + piece.num_rows > partition_rows:
+            partitions.append([])
+            rows = 0
+        partitions[-1].append(piece)
+        rows += piece.num_rows
+    return partitions
+
+
+def _cut(partitions: Sequence[list[Piece]], first: int, last: int) -> list[list[Piece]]:
+    """Return what lies in positions [first, last) of the rows of all partitions, end to end."""
+    run, position = [], 0
+    for partition in partitions:
+        kept = []
+        for piece in partition:
+            start, stop = max(first - position, 0), min(last - position, piece.num_rows)
+            if start < stop:
+                kept.append(Piece(piece.row_group, piece.start + start, piece.start + stop))
+            position += piece.num_rows
+        if kept:
+            run.append(kept)
+    return run
+
+
+def _chunks(partitions: Sequence[list[Piece]], parts_per_chunk: int) -> list[ChunkPlan]:
+    chunks, position = [], 0
+    for index, start in enumerate(range(0, len(partitions), parts_per_chunk)):
+        group = partitions[start : start + parts_per_chunk]
+        chunk = ChunkPlan(index, position, tuple(itertools.chain.from_iterable(group)))
+        chunks.append(chunk)
+        position += chunk.num_rows
+    return chunks
+
+
+def _batch_sizes(rows: int, least: int, most: int, batch_size: int, drop_last: bool) -> list[int]:
+    """Return the rows of each batch of a rank with `rows` rows, where ranks have least to most."""
+    if drop_last:
+        return [batch_size] * (least // batch_size)
+    steps = -(-most // batch_size)
+    if least < steps:
+        raise ValueError(
+            f"batch_size={batch_size} cannot give all ranks equally many steps: one has {most} "
+            f"rows, another {least}. Use a larger batch_size, or drop_last=True."
+        )
+    sizes = [batch_size] * (steps - 1)
+    last = rows - sum(sizes)
+    if last == 0:  # another rank has one row more, and so one batch more: keep step with it
+        sizes[-1], last = sizes[-1] - 1, 1
+    return [*sizes, last]
