@@ -1,0 +1,613 @@
+"""KerasSequenceLoader: Parquet files to shuffled batches of tensors, for Keras `fit` or a loop.
+
+This is where the rooms meet: `parquet` reads, a `Workflow` transforms, `plan` says in which order,
+`packing` shuffles, `pipeline` runs it on threads and `fit_bridge` hands the tensors to Keras.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tutorlib.chunk import Chunk
+from tutorlib.device import host_memory_bytes, resolve_device
+from tutorlib.fit_bridge import LoaderAdapter, tensor_maker
+from tutorlib.packing import HostBatch, Layout, PackedChunk
+from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.pipeline import Pipeline, Stopwatch
+from tutorlib.plan import EpochPlan, Piece
+from tutorlib.schema import Column, Schema
+
+BATCH_LAYOUTS = ("columns", "stacked")
+MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
+CHUNK_ROWS = 1_048_576  # of an automatic chunk, at most: larger ones miss the cache more
+BATCHES_AHEAD = 3  # made before they are asked for
+BUDGET_SHARE = 0.25  # of the memory, when no budget is given
+
+
+class KerasSequenceLoader(LoaderAdapter):
+    """Batches of tensors from Parquet files, shuffled well and made ahead on threads.
+
+    `model.fit(loader)`, `evaluate`, `predict` and `validation_data=loader` take it as it is, and
+    `for inputs, labels in loader` is one epoch. Each row comes exactly once an epoch; the order is
+    a function of (seed, epoch) alone, whatever the number of threads.
+
+    An epoch ends when its last batch has been taken; iterating again before that begins the same
+    epoch anew, in the same order.
+
+    Args:
+        paths_or_source: Parquet file, folder, glob pattern, list of these, or a `ParquetSource`.
+        batch_size: rows of a batch.
+        label_names: label columns.
+        feature_columns: `tf.feature_column` objects that name the features, or
+        cat_names: categorical columns (ids, or lists of ids), and
+        cont_names: continuous columns, or neither, to infer both from the types, or
+        schema: a `Schema` that names everything.
+        engine: "parquet".
+        shuffle: whether rows come in random order.
+        seed_fn: called at the start of each epoch for its seed, instead of `seed`.
+        buffer_size: rows of a partition: from 1 on a number of rows, below 1 a share of the
+            memory. None chooses: chunks of about a million rows, fewer if the budget says so.
+        device: where batches are made: "cpu".
+        parts_per_chunk: partitions, from distant places, that are mixed in a shuffled chunk.
+        reader_kwargs: {"threads": number of reader threads}; by default one a processor.
+        global_size: ranks in all, for training in several processes.
+        global_rank: number of this rank, from 0.
+        drop_last: leave out the last batch where it is not full.
+        weight_name: column of sample weights; batches are then (inputs, labels, weights).
+        seed: for the order of the rows.
+        batch_layout: "columns": {name: [batch, 1]}; "stacked": {"categorical": int [batch, n],
+            "continuous": float32 [batch, n]}, columns in the order of `schema`.
+        multi_hot: how a list column g comes: "nnzs": `g__values` [nnz, 1] and `g__nnzs` [batch, 1];
+            "offsets": `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged": a tf.RaggedTensor
+            g; "padded": g [batch, longest], filled with 0.
+        check_ids: refuse ids outside [0, cardinality), where the cardinality is known.
+        memory_budget: bytes that the loader may hold; by default a quarter of the memory.
+        limit_rows: use only the first so many rows.
+
+    Raises:
+        FileNotFoundError: if no file is there.
+        ValueError: if an argument is out of range or contradicts another; a column is missing or
+            has a type that does not fit.
+
+    Example:
+        >>> import tempfile
+        >>> from tutorlib.parquet import ParquetSink
+        >>> path = tempfile.mkdtemp() + "/train.parquet"
+        >>> with ParquetSink(path) as sink:
+        ...     sink.write(Chunk({"C1": np.arange(10), "label": np.ones(10, "float32")}))
+        >>> loader = KerasSequenceLoader(path, batch_size=4, label_names=["label"])
+        >>> len(loader)
+        3
+        >>> inputs, labels = next(iter(loader))
+        >>> inputs["C1"].shape, labels.shape
+        (TensorShape([4, 1]), TensorShape([4, 1]))
+    """
+
+    def __init__(
+        self,
+        paths_or_source: Any,
+        batch_size: int,
+        label_names: Iterable[str] | None = None,
+        feature_columns: Iterable[Any] | None = None,
+        cat_names: Iterable[str] | None = None,
+        cont_names: Iterable[str] | None = None,
+        engine: str = "parquet",
+        shuffle: bool = True,
+        seed_fn: Callable[[], int] | None = None,
+        buffer_size: float | None = None,
+        device: str | None = None,
+        parts_per_chunk: int = 1,
+        reader_kwargs: Mapping[str, Any] | None = None,
+        global_size: int | None = None,
+        global_rank: int | None = None,
+        drop_last: bool = False,
+        *,
+        schema: Schema | None = None,
+        weight_name: str | None = None,
+        seed: int = 0,
+        batch_layout: str = "columns",
+        multi_hot: str = "nnzs",
+        check_ids: bool = True,
+        memory_budget: int | None = None,
+        limit_rows: int | None = None,
+    ) -> None:
+        _one_of("engine", engine, ("parquet",))
+        _one_of("batch_layout", batch_layout, BATCH_LAYOUTS)
+        _one_of("multi_hot", multi_hot, MULTI_HOT_FORMS)
+        if (global_size is None) != (global_rank is None):
+            raise ValueError(
+                "give both of global_size and global_rank, or neither; got "
+                f"global_size={global_size}, global_rank={global_rank}"
+            )
+        if buffer_size is not None and not buffer_size > 0:
+            raise ValueError(f"buffer_size must be above 0, got {buffer_size}")
+        self.device = resolve_device(device)
+        self.source = (
+            paths_or_source
+            if isinstance(paths_or_source, ParquetSource)
+            else ParquetSource(paths_or_source)
+        )
+        self._threads = _thread_count(reader_kwargs)
+        self._batch_layout, self._multi_hot, self._check_ids = batch_layout, multi_hot, check_ids
+        self._seed, self._seed_fn = seed, seed_fn
+        self._buffer_size = buffer_size
+        self._budget = memory_budget or int(BUDGET_SHARE * host_memory_bytes())
+        self._settings = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "parts_per_chunk": parts_per_chunk,
+            "rank": global_rank or 0,
+            "world_size": global_size or 1,
+            "drop_last": drop_last,
+            "limit_rows": limit_rows,
+        }
+        self._transform: Callable[[Chunk], Chunk] | None = None
+        self._file_schema = resolve_schema(
+            self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name
+        )
+        self._columns = self._file_schema.names
+        self._set_schema(self._file_schema)
+        self._epoch = 0
+        self._batch = 0
+        self._stopwatch = Stopwatch()
+        self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
+        self._plans: dict[tuple[int, int], EpochPlan] = {}
+        self._plan(0, seed)
+
+    def _set_schema(self, schema: Schema) -> None:
+        self.schema = schema
+        if not schema.features.columns:
+            raise ValueError(
+                f"there are no feature columns; the files have {list(self.source.column_types)}"
+            )
+        self._layout: Layout | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """How rows are packed; raises ValueError where a column cannot be."""
+        if self._layout is None:
+            self._layout = Layout(
+                self.schema, stacked=self._batch_layout == "stacked", check_ids=self._check_ids
+            )
+        return self._layout
+
+    def map(self, workflow_or_function: Any) -> KerasSequenceLoader:
+        """Transform every chunk as it is read, on the reader threads; returns the loader.
+
+        Args:
+            workflow_or_function: a fitted `Workflow`, whose output schema becomes the loader's; or
+                a function of a `Chunk` that returns a `Chunk` of as many rows with the columns of
+                the loader's schema.
+
+        Raises:
+            RuntimeError: if batches have been taken already, or something is mapped already.
+            ValueError: if the workflow needs a column that the files do not have.
+
+        Example:
+            >>> loader.map(Workflow.load("data/criteo/workflow"))  # doctest: +SKIP
+        """
+        if self._transform is not None or self._epoch or self._batch:
+            raise RuntimeError(
+                "map() once, before the first batch is taken; chain the "
+                "transformations in one Workflow"
+            )
+        if not hasattr(workflow_or_function, "transform"):
+            self._transform = workflow_or_function
+            return self
+        workflow = workflow_or_function
+        missing = [n for n in workflow.input_names if n not in self.source.column_types]
+        if missing:
+            raise ValueError(
+                f"the workflow needs columns {missing}, which the files do not have: "
+                f"{list(self.source.column_types)}"
+            )
+        made = workflow.output_schema
+        kept = [c for c in self._file_schema if c.role in ("label", "weight")]
+        kept_names = [column.name for column in kept]
+        features = [column for column in made.features if column.name not in kept_names]
+        passed = [name for name in kept_names if name not in made]
+        self._columns = list(dict.fromkeys([*workflow.input_names, *passed]))
+        self._set_schema(Schema([*features, *(_relabelled(c, made) for c in kept)]))
+
+        def transform(chunk: Chunk) -> Chunk:
+            result = workflow.transform(chunk.select(workflow.input_names))
+            return result.with_columns({name: chunk[name] for name in passed})
+
+        self._transform = transform
+        return self
+
+    # ---- the plan ---------------------------------------------------------------------------
+
+    def _partition_rows(self) -> int:
+        """Rows of a partition: what `buffer_size` says, within the memory budget."""
+        settings = self._settings
+        parts = settings["parts_per_chunk"]
+        row_bytes = self._row_bytes()
+        most = max(1, int(self._budget / (3 * row_bytes * parts)))  # two chunks and their reading
+        if self._buffer_size is None:
+            wanted = max(CHUNK_ROWS, 4 * settings["batch_size"]) // parts
+        elif self._buffer_size < 1:
+            wanted = int(self._buffer_size * host_memory_bytes() / row_bytes)
+        else:
+            wanted = int(self._buffer_size)
+        return max(1, min(wanted, most))
+
+    def _row_bytes(self) -> float:
+        """Bytes of a row in a chunk: packed cells, and lists as they are in the files."""
+        lists = [n for n in self._columns if self.source.column_types[n][1]]
+        packed = 4 * (len(self.schema) - len(lists))
+        return packed + self.source.nbytes_per_row(lists) + 8 * len(lists) if lists else packed
+
+    def _plan(self, epoch: int, seed: int) -> EpochPlan:
+        key = (epoch, seed)
+        if key not in self._plans:
+            self._plans.clear()
+            self._plans[key] = EpochPlan(
+                [group.num_rows for group in self.source.row_groups],
+                seed=seed,
+                epoch=epoch,
+                partition_rows=self._partition_rows(),
+                **self._settings,
+            )
+        return self._plans[key]
+
+    def __len__(self) -> int:
+        return len(self._any_plan())
+
+    def _any_plan(self) -> EpochPlan:
+        """The lengths are the same in every epoch: any plan tells them."""
+        return next(iter(self._plans.values())) if self._plans else self._plan(0, self._seed)
+
+    def batch_rows(self, batch: int) -> int:
+        """Return the rows of batch number `batch` of an epoch."""
+        return self._any_plan().batch_sizes[batch]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that this loader gives in an epoch (of this rank, after `drop_last`)."""
+        return sum(self._any_plan().batch_sizes)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch."""
+        return self._settings["batch_size"]
+
+    @property
+    def partial_batch_size(self) -> int | None:
+        """Rows of the last batch if it is smaller than the others, else None."""
+        sizes = self._any_plan().batch_sizes
+        return sizes[-1] if sizes and sizes[-1] < self.batch_size else None
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next `iter()` gives, from 0."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `iter()` give the given epoch, from 0."""
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        self._epoch, self._batch = epoch, 0
+
+    # ---- batches ----------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = Batches(self)
+        self._open.add(batches)
+        return batches
+
+    def peek(self) -> Any:
+        """Return the first batch of the current epoch; the next `iter()` begins with it again."""
+        batches = Batches(self, counts=False)
+        try:
+            return next(batches)
+        finally:
+            batches.close()
+
+    def close(self) -> None:
+        """Stop all threads of this loader and let go of their memory; it can be used again."""
+        for batches in list(self._open):
+            batches.close()
+
+    def __enter__(self) -> KerasSequenceLoader:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _pipeline(self) -> Pipeline:
+        seed = self._seed if self._seed_fn is None else int(self._seed_fn())
+        finisher = BatchMaker(self.schema, self._multi_hot)
+        return Pipeline(
+            self._plan(self._epoch, seed),
+            self.layout,
+            self._filler(),
+            finisher,
+            threads=self._threads,
+            batches_ahead=BATCHES_AHEAD,
+            stopwatch=self._stopwatch,
+        )
+
+    def _filler(self) -> Callable[[Piece, PackedChunk, int], None]:
+        """Return what a thread does with a piece; it must not refer to the loader itself."""
+        source, columns, transform = self.source, self._columns, self._transform
+        names, stopwatch = self.schema.names, self._stopwatch
+
+        def fill(piece: Piece, packed: PackedChunk, first: int) -> None:
+            started = time.perf_counter()
+            chunk = source.read(piece.row_group, columns)
+            if piece.num_rows != chunk.num_rows:
+                chunk = chunk.slice(piece.start, piece.stop)
+            read = time.perf_counter()
+            try:
+                if transform is not None:
+                    chunk = _transformed(transform, chunk, names)
+                transformed = time.perf_counter()
+                packed.fill(first, chunk)
+            except ValueError as error:
+                start = f", whose rows begin at {piece.start}" if piece.start else ""
+                place = source.place(piece.row_group)
+                raise ParquetError(f"{error} (in {place}{start})") from error
+            stopwatch.add(
+                read=read - started,
+                transform=transformed - read,
+                pack=time.perf_counter() - transformed,
+            )
+
+        return fill
+
+    def to_tf_dataset(self) -> Any:
+        """Return a `tf.data.Dataset` of one epoch, for code that must have one.
+
+        Slower than `fit(loader)`: every tensor is copied through NumPy by `from_generator`.
+        """
+        import tensorflow as tf
+
+        def spec(tensor: Any) -> Any:
+            if isinstance(tensor, tf.RaggedTensor):
+                return tf.RaggedTensorSpec([None, None], tensor.dtype, ragged_rank=1)
+            return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+
+        signature = tf.nest.map_structure(spec, self.peek())
+        dataset = tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)
+        return dataset.apply(tf.data.experimental.assert_cardinality(len(self)))
+
+    # ---- what it is and does ------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Return the plan in numbers: rows, batches, chunks and the memory they need, in bytes.
+
+        Nothing is read for it. `peak_bytes` is planned, not measured: two chunks, the row groups
+        that are being decoded and the batches made ahead.
+        """
+        plan = self._any_plan()
+        rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
+        row_bytes = self._row_bytes()
+        groups = [group.num_rows for group in self.source.row_groups]
+        decoding = (
+            self._threads * max(groups, default=0) * self.source.nbytes_per_row(self._columns)
+        )
+        ahead = (BATCHES_AHEAD + 1) * self.batch_size * row_bytes
+        return {
+            "files": len(self.source.files),
+            "row_groups": len(groups),
+            "rows": self.num_rows,
+            "batches": len(self),
+            "batch_size": self.batch_size,
+            "chunks": len(plan.chunks),
+            "chunk_rows": rows,
+            "chunk_bytes": int(rows * row_bytes),
+            "shuffle_window_rows": rows if self._settings["shuffle"] else 0,
+            "threads": self._threads,
+            "budget_bytes": self._budget,
+            "peak_bytes": int(2 * rows * row_bytes + decoding + ahead),
+        }
+
+    def stats(self) -> dict[str, float]:
+        """Return what was done so far: rows, batches, and seconds by stage.
+
+        `read_s`, `transform_s`, `pack_s`, `shuffle_s` and `convert_s` are sums over all threads;
+        `wait_s` is the time that the consumer waited for a batch.
+        """
+        sums = self._stopwatch.sums()
+        counts = {name: int(sums.pop(name, 0)) for name in ("rows", "batches")}
+        stages = ("read", "transform", "pack", "shuffle", "convert", "wait")
+        return {**counts, **{f"{name}_s": sums.get(name, 0.0) for name in stages}}
+
+    def __repr__(self) -> str:
+        plan = self.describe()
+        return (
+            f"KerasSequenceLoader({plan['rows']:,} rows in {plan['batches']:,} batches of "
+            f"{plan['batch_size']:,}; {plan['row_groups']:,} row groups of {plan['files']:,} files "
+            f"in {plan['chunks']:,} chunks of up to {plan['chunk_rows']:,} rows; at most "
+            f"{plan['peak_bytes'] / 2**20:,.0f} MiB)"
+        )
+
+
+class Batches(Iterator[Any]):
+    """One pass over an epoch; its threads start with the first batch and end with the last."""
+
+    def __init__(self, loader: KerasSequenceLoader, *, counts: bool = True) -> None:
+        self._loader = loader
+        self._counts = counts
+        self._pipeline: Pipeline | None = None
+        self._left = 1
+        self._closed = False
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        if self._pipeline is None:
+            self._pipeline = self._loader._pipeline()
+            self._epoch = self._loader.epoch
+            self._left = len(self._loader)
+            self._end = weakref.finalize(self, self._pipeline.close)
+            if self._counts:
+                self._loader._batch = 0
+        try:
+            batch = self._pipeline.next_batch()
+        except BaseException:
+            self.close()
+            raise
+        self._left -= 1
+        if self._counts:
+            self._loader._batch += 1
+        if self._left == 0:
+            if self._counts:
+                self._loader.set_epoch(self._epoch + 1)
+            self.close()
+        return batch
+
+    def close(self) -> None:
+        """Stop the threads of this pass; it then gives no further batch."""
+        self._closed = True
+        if self._pipeline is not None:
+            self._end.detach()
+            self._pipeline.close()
+
+
+class BatchMaker:
+    """Turns a `HostBatch` into (inputs, labels) or (inputs, labels, weights) of tensors."""
+
+    def __init__(self, schema: Schema, multi_hot: str) -> None:
+        self._labels = schema.labels.names
+        self._weights = schema.with_role("weight").names
+        self._multi_hot = multi_hot
+        self._tensor = tensor_maker()
+
+    def __call__(self, host: HostBatch) -> Any:
+        """Return the batch; no array is copied but lists that are to be padded."""
+        inputs = {name: self._tensor(array) for name, array in host.scalars.items()}
+        labels = {name: inputs.pop(name) for name in self._labels}
+        weights = [inputs.pop(name) for name in self._weights]
+        for name, lists in host.lists.items():
+            inputs.update(self._list_inputs(name, lists))
+        target = labels[self._labels[0]] if len(labels) == 1 else labels or None
+        return (inputs, target, weights[0][:, 0]) if weights else (inputs, target)
+
+    def _list_inputs(self, name: str, lists: Any) -> dict[str, Any]:
+        offsets = lists.offsets
+        if self._multi_hot == "nnzs":
+            nnzs = _aligned(np.diff(offsets).astype(np.int32))
+            return {
+                f"{name}__nnzs": self._tensor(nnzs[:, None]),
+                f"{name}__values": self._tensor(_aligned(lists.values)[:, None]),
+            }
+        if self._multi_hot == "offsets":
+            return {
+                f"{name}__offsets": self._tensor(_aligned(offsets)),
+                f"{name}__values": self._tensor(_aligned(lists.values)),
+            }
+        if self._multi_hot == "ragged":
+            import tensorflow as tf
+
+            values = self._tensor(_aligned(lists.values))
+            splits = self._tensor(_aligned(offsets))
+            return {name: tf.RaggedTensor.from_row_splits(values, splits, validate=False)}
+        lengths = np.diff(offsets)
+        padded = np.zeros((len(lists), max(1, lengths.max(initial=0))), lists.values.dtype)
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = lists.values
+        return {name: self._tensor(_aligned(padded))}
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    from tutorlib.packing import ALIGNMENT, aligned_empty
+
+    if array.ctypes.data % ALIGNMENT == 0 and array.flags.c_contiguous:
+        return array
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def _transformed(transform: Callable[[Chunk], Chunk], chunk: Chunk, names: list[str]) -> Chunk:
+    result = transform(chunk)
+    missing = [name for name in names if name not in result]
+    if missing or result.num_rows != chunk.num_rows:
+        raise ValueError(
+            f"map(): gave {result.num_rows} rows with columns {result.names}, but "
+            f"{chunk.num_rows} rows with {names} are needed"
+        )
+    return result
+
+
+def _relabelled(column: Column, made: Schema) -> Column:
+    """Return a label or weight column with the type that the workflow gives it."""
+    if column.name not in made:
+        return column
+    return Column(column.name, column.role, made[column.name].dtype)
+
+
+def resolve_schema(
+    source: ParquetSource,
+    schema: Schema | None,
+    feature_columns: Iterable[Any] | None,
+    cat_names: Iterable[str] | None,
+    cont_names: Iterable[str] | None,
+    label_names: Iterable[str] | None,
+    weight_name: str | None,
+) -> Schema:
+    """Return the schema that the arguments of a loader mean, checked against the files."""
+    given = [
+        schema is not None,
+        feature_columns is not None,
+        cat_names is not None or cont_names is not None,
+    ]
+    if sum(given) > 1:
+        raise ValueError(
+            "name the features in one way: schema, or feature_columns, or cat_names and cont_names"
+        )
+    if schema is None and feature_columns is None:
+        return Schema.from_parquet(
+            source,
+            label_names=label_names or (),
+            cat_names=cat_names,
+            cont_names=cont_names,
+            weight_name=weight_name,
+        )
+    if feature_columns is not None:
+        schema = Schema.from_feature_columns(feature_columns)
+    missing = [name for name in schema.names if name not in source.column_types]
+    if missing:
+        raise ValueError(
+            f"columns {missing} are not in the files, which have {list(source.column_types)}"
+        )
+    more = [name for name in label_names or () if name not in schema]
+    more += [weight_name] if weight_name and weight_name not in schema else []
+    extra = Schema.from_parquet(
+        source,
+        label_names=[n for n in more if n != weight_name],
+        cat_names=(),
+        cont_names=(),
+        weight_name=weight_name if weight_name in more else None,
+    )
+    wanted = set(label_names) if label_names is not None else set(schema.labels.names)
+    kept = [c for c in schema if c.role != "label" or c.name in wanted]
+    types = source.column_types
+    return Schema(
+        Column(
+            c.name, c.role, *types[c.name], cardinality=c.cardinality, embedding_dim=c.embedding_dim
+        )
+        for c in [*kept, *extra]
+    )
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+
+
+def _thread_count(reader_kwargs: Mapping[str, Any] | None) -> int:
+    given = dict(reader_kwargs or {})
+    threads = given.pop("threads", len(os.sched_getaffinity(0)))
+    if given:
+        raise ValueError(f"reader_kwargs understands only 'threads', got also {sorted(given)}")
+    if not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"reader_kwargs['threads'] must be an integer from 1 on, got {threads!r}")
+    return threads
