@@ -17,7 +17,7 @@ import numpy as np
 from tutorlib.chunk import Chunk
 from tutorlib.device import host_memory_bytes, resolve_device
 from tutorlib.fit_bridge import LoaderAdapter, tensor_maker
-from tutorlib.packing import HostBatch, Layout, PackedChunk
+from tutorlib.packing import HostBatch, Layout, PackedChunk, aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.pipeline import Pipeline, Stopwatch
 from tutorlib.plan import EpochPlan, Piece
@@ -494,36 +494,26 @@ class BatchMaker:
     def _list_inputs(self, name: str, lists: Any) -> dict[str, Any]:
         offsets = lists.offsets
         if self._multi_hot == "nnzs":
-            nnzs = _aligned(np.diff(offsets).astype(np.int32))
+            nnzs = aligned(np.diff(offsets).astype(np.int32))
             return {
                 f"{name}__nnzs": self._tensor(nnzs[:, None]),
-                f"{name}__values": self._tensor(_aligned(lists.values)[:, None]),
+                f"{name}__values": self._tensor(lists.values[:, None]),
             }
         if self._multi_hot == "offsets":
             return {
-                f"{name}__offsets": self._tensor(_aligned(offsets)),
-                f"{name}__values": self._tensor(_aligned(lists.values)),
+                f"{name}__offsets": self._tensor(aligned(offsets)),
+                f"{name}__values": self._tensor(lists.values),
             }
         if self._multi_hot == "ragged":
             import tensorflow as tf
 
-            values = self._tensor(_aligned(lists.values))
-            splits = self._tensor(_aligned(offsets))
+            values = self._tensor(lists.values)
+            splits = self._tensor(aligned(offsets))
             return {name: tf.RaggedTensor.from_row_splits(values, splits, validate=False)}
         lengths = np.diff(offsets)
         padded = np.zeros((len(lists), max(1, lengths.max(initial=0))), lists.values.dtype)
         padded[np.arange(padded.shape[1]) < lengths[:, None]] = lists.values
-        return {name: self._tensor(_aligned(padded))}
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    from tutorlib.packing import ALIGNMENT, aligned_empty
-
-    if array.ctypes.data % ALIGNMENT == 0 and array.flags.c_contiguous:
-        return array
-    copy = aligned_empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
+        return {name: self._tensor(aligned(padded))}
 
 
 def _transformed(transform: Callable[[Chunk], Chunk], chunk: Chunk, names: list[str]) -> Chunk:

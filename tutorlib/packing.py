@@ -32,6 +32,13 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return buffer[start : start + size].view(dtype).reshape(shape)
 
 
+def aligned(array: np.ndarray) -> np.ndarray:
+    """Return a copy of an array that starts at a multiple of 64 bytes and has its memory alone."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
 def batch_dtype(column: Column) -> np.dtype:
     """Return the dtype that a column has in a batch, a function of the schema alone.
 
@@ -297,7 +304,8 @@ def _named(layout: Layout, columns: Sequence[Column], matrix: np.ndarray) -> dic
 
 def _pick_lists(lists: Ragged, rows: np.ndarray | slice) -> Ragged:
     if isinstance(rows, slice):
-        return lists.slice(rows.start, rows.stop)
+        part = lists.slice(rows.start, rows.stop)
+        return Ragged(aligned(part.values), part.offsets)
     positions, offsets = gather_rows(lists.offsets, rows)
     values = aligned_empty((len(positions),), lists.values.dtype)
     np.take(lists.values, positions, out=values, mode="clip")

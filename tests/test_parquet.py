@@ -1,0 +1,125 @@
+"""ParquetSource and ParquetSink: the same rows out as in, whole files or none."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, fast_encoding
+
+
+def every_kind(rows=10):
+    """A chunk with each kind of column."""
+    table = pa.table(
+        {
+            "i": np.arange(rows, dtype="int32"),
+            "f": np.linspace(0, 1, rows, dtype="float32"),
+            "n": pa.array([None if k % 3 == 0 else k for k in range(rows)]),
+            "nan": pa.array([None if k % 4 == 0 else float(k) for k in range(rows)]),
+            "s": [f"tëxt {k}" for k in range(rows)],
+            "l": [list(range(k % 3)) for k in range(rows)],
+            "ls": pa.array([None if k % 5 == 0 else ["a", "b"][: k % 3] for k in range(rows)]),
+        }
+    )
+    return Chunk.from_arrow(table)
+
+
+@pytest.mark.parametrize("encoding", ["fast", "default"])
+def test_every_kind_of_column_comes_back(tmp_path, encoding):
+    chunk = every_kind()
+    kinds = [np.ndarray, np.ndarray, Masked, np.ndarray, Strings, Ragged, Ragged]
+    assert [type(column) for column in chunk.values()] == kinds
+    with ParquetSink(tmp_path / "x.parquet", row_group_rows=4, encoding=encoding) as sink:
+        sink.write(chunk)
+    source = ParquetSource(tmp_path / "x.parquet")
+    assert [group.num_rows for group in source.row_groups] == [4, 4, 2]
+    assert source.column_types["l"] == ("int64", True)
+    assert source.column_types["ls"] == ("string", True)
+    back = Chunk.concat(list(source.chunks()))
+    for name in chunk:
+        pd.testing.assert_series_equal(back.to_pandas()[name], chunk.to_pandas()[name])
+
+
+def test_chunks_of_a_given_size_hold_the_rows_in_order(tmp_path):
+    with ParquetSink(tmp_path / "d", row_group_rows=3, rows_per_file=6) as sink:
+        for start in range(0, 20, 5):
+            sink.write(Chunk({"i": np.arange(start, start + 5)}))
+    source = ParquetSource(tmp_path / "d")
+    assert len(source.files) == 4
+    assert source.num_rows == 20
+    chunks = list(source.chunks(rows=7))
+    assert [chunk.num_rows for chunk in chunks] == [7, 7, 6]
+    assert Chunk.concat(chunks)["i"].tolist() == list(range(20))
+
+
+def test_the_fast_encoding_is_what_it_says(tmp_path):
+    with ParquetSink(tmp_path / "x.parquet") as sink:
+        sink.write(every_kind())
+    group = pq.read_metadata(tmp_path / "x.parquet").row_group(0)
+    encodings = {group.column(k).path_in_schema: group.column(k) for k in range(group.num_columns)}
+    assert "BYTE_STREAM_SPLIT" in encodings["i"].encodings
+    assert "BYTE_STREAM_SPLIT" in encodings["l.list.element"].encodings
+    assert encodings["s"].compression == "LZ4"
+    assert fast_encoding(pa.schema([("s", pa.string())]))["use_byte_stream_split"] is False
+
+
+def test_an_error_while_writing_leaves_nothing(tmp_path):
+    def fail(path):
+        with ParquetSink(path, row_group_rows=2) as sink:
+            sink.write(Chunk({"i": np.arange(5)}))
+            raise KeyboardInterrupt
+
+    for name in ("folder", "file.parquet"):
+        with pytest.raises(KeyboardInterrupt):
+            fail(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_is_only_replaced_when_asked(tmp_path):
+    def write(value, **options):
+        with ParquetSink(tmp_path / "d", **options) as sink:
+            sink.write(Chunk({"i": np.full(3, value)}))
+
+    write(1)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        write(2)
+    assert ParquetSource(tmp_path / "d").read(0)["i"].tolist() == [1, 1, 1]
+    write(3, overwrite=True)
+    assert ParquetSource(tmp_path / "d").read(0)["i"].tolist() == [3, 3, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_file_that_changed_after_opening_is_noticed(tmp_path):
+    path = tmp_path / "x.parquet"
+    with ParquetSink(path) as sink:
+        sink.write(Chunk({"i": np.arange(1000)}))
+    source = ParquetSource(path)
+    with ParquetSink(path, overwrite=True) as sink:
+        sink.write(Chunk({"i": np.arange(7)}))
+    with pytest.raises(ParquetError, match="row group 0 of"):
+        source.read(0)
+
+
+def test_folders_globs_and_lists_are_expanded(tmp_path):
+    for name in ("b", "a"):
+        with ParquetSink(tmp_path / f"{name}.parquet") as sink:
+            sink.write(Chunk({"i": np.array([ord(name)])}))
+    (tmp_path / "_SUCCESS.parquet").write_text("not data")
+    (tmp_path / "notes.txt").write_text("not data")
+
+    def order(paths):
+        return [chr(chunk["i"][0]) for chunk in ParquetSource(paths).chunks()]
+
+    assert order(tmp_path) == order(str(tmp_path / "[ab].parquet")) == ["a", "b"]
+    assert order([tmp_path / "b.parquet", tmp_path / "a.parquet"]) == ["b", "a"]
+    with pytest.raises(FileNotFoundError, match="empty"):
+        ParquetSource([])
+
+
+def test_a_missing_column_is_named(tmp_path):
+    with ParquetSink(tmp_path / "x.parquet") as sink:
+        sink.write(Chunk({"i": np.arange(2)}))
+    with pytest.raises(ParquetError, match=r"x\.parquet: no columns \['j'\]; it has \['i'\]"):
+        ParquetSource(tmp_path / "x.parquet").read(0, ["i", "j"])
