@@ -1,0 +1,55 @@
+"""Device: memory is limited only when asked, in the unit that was meant."""
+
+import pytest
+import tensorflow as tf
+
+from tutorlib.device import (
+    host_memory_bytes,
+    limit_tensorflow_memory,
+    parse_allocation,
+    resolve_device,
+)
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("text", "want"), [("0.5", 4 * GIB), (0.25, 2 * GIB), ("1024", GIB), (8192, 8 * GIB)]
+)
+def test_below_one_is_a_share_and_above_are_mebibytes(text, want):
+    assert parse_allocation(text, 8 * GIB) == want
+
+
+@pytest.mark.parametrize("text", ["half", "0", "-1", "nan"])
+def test_what_is_no_amount_is_refused(text):
+    with pytest.raises(ValueError, match=r"TF_MEMORY_ALLOCATION=.* must be a number"):
+        parse_allocation(text, GIB)
+
+
+def test_more_than_there_is_is_refused():
+    with pytest.raises(ValueError, match="asks for 2,048 MiB, but the device has 1,024 MiB"):
+        parse_allocation(2048, GIB)
+
+
+def test_host_memory_is_that_of_the_machine_or_less():
+    assert 2**28 < host_memory_bytes() < 2**50
+
+
+def test_devices_are_named():
+    assert resolve_device(None) == "cpu"
+    with pytest.raises(ValueError, match="device must be one of"):
+        resolve_device("tpu")
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="a GPU is there")
+def test_without_a_gpu_nothing_is_changed(monkeypatch):
+    monkeypatch.setenv("TF_MEMORY_ALLOCATION", "0.3")
+    assert limit_tensorflow_memory() is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs an NVIDIA GPU")
+def test_after_the_gpu_is_in_use_the_limit_is_refused():
+    tf.zeros(1).gpu()
+    with pytest.raises(RuntimeError, match="already initialised"):
+        limit_tensorflow_memory(0.5)

@@ -1,0 +1,106 @@
+"""Schema: roles, embedding sizes and the ways to come by one."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from tutorlib.schema import Column, Schema, as_schema, embedding_dim_for
+
+
+@pytest.mark.parametrize(
+    ("cardinality", "width"), [(1, 16), (21, 16), (56586, 512), (162542, 512), (1000, 77)]
+)
+def test_embedding_widths_follow_the_rule(cardinality, width):
+    assert embedding_dim_for(cardinality) == width
+
+
+def schema_of():
+    return Schema(
+        [
+            Column("C1", "categorical", cardinality=100, embedding_dim=8),
+            Column("genres", "categorical", multi_hot=True, cardinality=21),
+            Column("I1", "continuous", "float32"),
+            Column("label", "label", "float32"),
+            Column("w", "weight", "float32"),
+        ]
+    )
+
+
+def test_json_brings_back_the_same_schema(tmp_path):
+    (tmp_path / "schema.json").write_text(schema_of().to_json())
+    assert Schema.load(tmp_path / "schema.json") == schema_of()
+
+
+def test_columns_are_found_by_role_and_name():
+    schema = schema_of()
+    assert schema.categorical.names == ["C1", "genres"]
+    assert schema.features.names == ["C1", "genres", "I1"]
+    assert schema.labels.names == ["label"]
+    assert schema.embedding_sizes() == {"C1": (100, 8), "genres": (21, 16)}
+    assert schema.replace("C1", embedding_dim=4)["C1"].width == 4
+    assert schema.select(["I1", "C1"]).names == ["I1", "C1"]
+    with pytest.raises(KeyError, match="no column 'C2'"):
+        schema["C2"]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (("a", "feature"), "role 'feature' is none of"),
+        (("a", "categorical", "int64", False, 0), "cardinality must be at least 1, got 0"),
+        (("a", "label", "int64", False, 3), "only a categorical column has a cardinality"),
+    ],
+)
+def test_a_column_that_contradicts_itself_is_refused(column, words):
+    with pytest.raises(ValueError, match=words):
+        Column(*column)
+
+
+def test_a_name_stands_once():
+    with pytest.raises(ValueError, match=r"stand twice: \['a'\]"):
+        Schema([Column("a", "label"), Column("a", "weight")])
+
+
+def test_a_width_that_is_not_known_says_what_to_do():
+    with pytest.raises(ValueError, match="Fit a Workflow"):
+        _ = Column("a", "categorical").width
+
+
+def test_types_come_from_the_footers(tmp_path):
+    table = pa.table({"u": [1], "g": [["a"]], "x": [1.0], "n": [2], "y": [1.0], "t": ["q"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    schema = Schema.from_parquet(tmp_path, label_names=["y"], cardinalities={"u": 5})
+    assert schema["u"] == Column("u", "categorical", "int64", False, 5)
+    assert schema["g"] == Column("g", "categorical", "string", True)
+    assert schema.continuous.names == ["x"]
+    chosen = Schema.from_parquet(tmp_path, cat_names=["u"], cont_names=["x", "n"])
+    assert chosen.names == ["u", "x", "n"]
+    with pytest.raises(ValueError, match=r"columns \['z'\] are not in the files"):
+        Schema.from_parquet(tmp_path, label_names=["z"])
+
+
+def test_feature_columns_are_understood_or_listed_in_one_error():
+    column = tf.feature_column
+    ids = column.categorical_column_with_identity("C1", 10)
+    hashed = column.categorical_column_with_hash_bucket("C2", 7, dtype=tf.int64)
+    good = [
+        column.embedding_column(ids, 4),
+        column.embedding_column(hashed, 5),
+        column.numeric_column("I1"),
+    ]
+    schema = as_schema(good)
+    assert schema.embedding_sizes() == {"C1": (10, 4), "C2": (7, 5)}
+    assert schema.continuous.names == ["I1"]
+    bad = [
+        column.bucketized_column(column.numeric_column("I2"), [0.0]),
+        column.numeric_column("I3", (3,)),
+    ]
+    with pytest.raises(ValueError, match=r"not understood.*I2.*I3"):
+        as_schema([*good, *bad])
+
+
+def test_as_schema_takes_columns_and_schemas():
+    columns = list(schema_of())
+    assert as_schema(columns) == as_schema(schema_of()) == schema_of()
+    assert as_schema(columns[0]).names == ["C1"]
