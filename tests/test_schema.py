@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema, as_schema, embedding_dim_for
 
 
@@ -70,14 +71,14 @@ def test_a_width_that_is_not_known_says_what_to_do():
 def test_types_come_from_the_footers(tmp_path):
     table = pa.table({"u": [1], "g": [["a"]], "x": [1.0], "n": [2], "y": [1.0], "t": ["q"]})
     pq.write_table(table, tmp_path / "a.parquet")
-    schema = Schema.from_parquet(tmp_path, label_names=["y"], cardinalities={"u": 5})
+    schema = Schema.from_parquet(ParquetSource(tmp_path), label_names=["y"], cardinalities={"u": 5})
     assert schema["u"] == Column("u", "categorical", "int64", False, 5)
     assert schema["g"] == Column("g", "categorical", "string", True)
     assert schema.continuous.names == ["x"]
-    chosen = Schema.from_parquet(tmp_path, cat_names=["u"], cont_names=["x", "n"])
+    chosen = Schema.from_parquet(ParquetSource(tmp_path), cat_names=["u"], cont_names=["x", "n"])
     assert chosen.names == ["u", "x", "n"]
     with pytest.raises(ValueError, match=r"columns \['z'\] are not in the files"):
-        Schema.from_parquet(tmp_path, label_names=["z"])
+        Schema.from_parquet(ParquetSource(tmp_path), label_names=["z"])
 
 
 def test_feature_columns_are_understood_or_listed_in_one_error():

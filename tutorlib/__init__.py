@@ -1,1 +1,57 @@
-"""A Parquet loader, preprocessing, layers and callbacks for Keras 3 on tabular data."""
+"""A Parquet loader, preprocessing, layers and callbacks for Keras 3 on tabular data.
+
+`from tutorlib import KerasSequenceLoader` works, and imports only the room in which it lives;
+`import tutorlib` alone imports nothing, TensorFlow least of all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "callbacks": ["KerasSequenceValidater", "ThroughputLogger"],
+    "chunk": ["Chunk", "Masked", "Ragged", "Strings"],
+    "device": ["limit_tensorflow_memory"],
+    "layers": [
+        "MLP",
+        "DenseFeatures",
+        "DotProductInteraction",
+        "EmbeddingBag",
+        "FusedEmbedding",
+        "LinearFeatures",
+        "ScalarDenseFeatures",
+        "keras_inputs",
+    ],
+    "loader": ["KerasSequenceLoader"],
+    "models": ["DLRM", "movielens_network"],
+    "ops": [
+        "Categorify",
+        "Clip",
+        "FillMissing",
+        "HashBucket",
+        "JoinExternal",
+        "LambdaOp",
+        "LogOp",
+        "Normalize",
+    ],
+    "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
+    "plan": ["EpochPlan"],
+    "schema": ["Column", "Schema", "embedding_dim_for"],
+    "workflow": ["Workflow"],
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = ["__version__", *sorted(_ROOM_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'tutorlib' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"tutorlib.{_ROOM_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

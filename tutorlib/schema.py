@@ -193,7 +193,7 @@ class Schema:
     @classmethod
     def from_parquet(
         cls,
-        paths: Any,
+        source: Any,
         *,
         label_names: Iterable[str] = (),
         cat_names: Iterable[str] | None = None,
@@ -201,13 +201,13 @@ class Schema:
         weight_name: str | None = None,
         cardinalities: Mapping[str, int] | None = None,
     ) -> Schema:
-        """Return a schema from the footers of Parquet files; no data page is read.
+        """Return a schema from what the footers of Parquet files say; no data page is read.
 
         Without `cat_names` and `cont_names`, integers, strings and lists of them are categorical,
         floating point is continuous.
 
         Args:
-            paths: file, list of files, folder, glob, or a `ParquetSource`.
+            source: a `ParquetSource`, or anything with its `column_types`.
             label_names: label columns.
             cat_names: categorical columns; None to infer them.
             cont_names: continuous columns; None to infer them.
@@ -215,11 +215,11 @@ class Schema:
             cardinalities: {name: cardinality} where known.
 
         Raises:
-            ValueError: if a named column is not in the files or has a type that does not fit.
-        """
-        from tutorlib.parquet import ParquetSource
+            ValueError: if a named column is not in the files.
 
-        source = paths if isinstance(paths, ParquetSource) else ParquetSource(paths)
+        Example:
+            >>> Schema.from_parquet(ParquetSource("data/train"))  # doctest: +SKIP
+        """
         types = source.column_types
         labels = list(label_names)
         taken = {*labels, weight_name}
