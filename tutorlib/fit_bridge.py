@@ -28,7 +28,7 @@ except ImportError as error:  # pragma: no cover - needs another Keras
 def tensor_maker() -> Callable[[np.ndarray], Any]:
     """Return the function that makes a tensor of Keras's backend from a NumPy array, uncopied.
 
-    The array must start at a multiple of 64 bytes (`packing.aligned_empty`): TensorFlow's DLPack
+    The array must start at a multiple of 64 bytes (`batching.aligned_empty`): TensorFlow's DLPack
     import stops the process otherwise. The tensor keeps the array's memory alive.
 
     Raises:

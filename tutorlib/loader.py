@@ -1,7 +1,7 @@
 """KerasSequenceLoader: Parquet files to shuffled batches of tensors, for Keras `fit` or a loop.
 
-This is where the rooms meet: `parquet` reads, a `Workflow` transforms, `plan` says in which order,
-`packing` shuffles, `pipeline` runs it on threads and `fit_bridge` hands the tensors to Keras.
+This is where the rooms meet: `parquet` reads, a `Workflow` transforms, `plan` says which row goes
+where, `batching` copies it there, `pipeline` runs this on threads, `fit_bridge` serves Keras.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tutorlib.batching import Delivery, HostBatch, Layout, aligned, deal_out
 from tutorlib.chunk import Chunk
 from tutorlib.device import host_memory_bytes, resolve_device
 from tutorlib.fit_bridge import LoaderAdapter, tensor_maker
-from tutorlib.packing import HostBatch, Layout, PackedChunk, aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.pipeline import Pipeline, Stopwatch
 from tutorlib.plan import EpochPlan, Piece
@@ -25,8 +25,7 @@ from tutorlib.schema import Column, Schema
 
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
-CHUNK_ROWS = 1_048_576  # of an automatic chunk, at most: larger ones miss the cache more
-BATCHES_AHEAD = 3  # made before they are asked for
+CHUNK_ROWS = 1_048_576  # of an automatic chunk: half a second of reading before the first batch
 BUDGET_SHARE = 0.25  # of the memory, when no budget is given
 
 
@@ -170,7 +169,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     @property
     def layout(self) -> Layout:
-        """How rows are packed; raises ValueError where a column cannot be."""
+        """How columns lie in batches; raises ValueError where one cannot."""
         if self._layout is None:
             self._layout = Layout(
                 self.schema, stacked=self._batch_layout == "stacked", check_ids=self._check_ids
@@ -239,10 +238,10 @@ class KerasSequenceLoader(LoaderAdapter):
         return max(1, min(wanted, most))
 
     def _row_bytes(self) -> float:
-        """Bytes of a row in a chunk: packed cells, and lists as they are in the files."""
+        """Bytes of a row in a batch; of lists, what they have in the files."""
         lists = [n for n in self._columns if self.source.column_types[n][1]]
-        packed = 4 * (len(self.schema) - len(lists))
-        return packed + self.source.nbytes_per_row(lists) + 8 * len(lists) if lists else packed
+        scalars = 4 * (len(self.schema) - len(lists))
+        return scalars + (self.source.nbytes_per_row(lists) + 8 * len(lists) if lists else 0)
 
     def _plan(self, epoch: int, seed: int) -> EpochPlan:
         key = (epoch, seed)
@@ -327,29 +326,28 @@ class KerasSequenceLoader(LoaderAdapter):
         return Pipeline(
             self._plan(self._epoch, seed),
             self.layout,
-            self._filler(),
+            self._dealer(),
             finisher,
             threads=self._threads,
-            batches_ahead=BATCHES_AHEAD,
             stopwatch=self._stopwatch,
         )
 
-    def _filler(self) -> Callable[[Piece, PackedChunk, int], None]:
+    def _dealer(self) -> Callable[[Piece, list[Delivery]], None]:
         """Return what a thread does with a piece; it must not refer to the loader itself."""
         source, columns, transform = self.source, self._columns, self._transform
-        names, stopwatch = self.schema.names, self._stopwatch
+        names, layout, stopwatch = self.schema.names, self.layout, self._stopwatch
 
-        def fill(piece: Piece, packed: PackedChunk, first: int) -> None:
+        def deal(piece: Piece, deliveries: list[Delivery]) -> None:
             started = time.perf_counter()
             chunk = source.read(piece.row_group, columns)
             if piece.num_rows != chunk.num_rows:
                 chunk = chunk.slice(piece.start, piece.stop)
-            read = time.perf_counter()
+            read = transformed = time.perf_counter()
             try:
                 if transform is not None:
                     chunk = _transformed(transform, chunk, names)
-                transformed = time.perf_counter()
-                packed.fill(first, chunk)
+                    transformed = time.perf_counter()
+                deal_out(layout, chunk, deliveries)
             except ValueError as error:
                 start = f", whose rows begin at {piece.start}" if piece.start else ""
                 place = source.place(piece.row_group)
@@ -357,10 +355,10 @@ class KerasSequenceLoader(LoaderAdapter):
             stopwatch.add(
                 read=read - started,
                 transform=transformed - read,
-                pack=time.perf_counter() - transformed,
+                shuffle=time.perf_counter() - transformed,
             )
 
-        return fill
+        return deal
 
     def to_tf_dataset(self) -> Any:
         """Return a `tf.data.Dataset` of one epoch, for code that must have one.
@@ -383,8 +381,8 @@ class KerasSequenceLoader(LoaderAdapter):
     def describe(self) -> dict[str, Any]:
         """Return the plan in numbers: rows, batches, chunks and the memory they need, in bytes.
 
-        Nothing is read for it. `peak_bytes` is planned, not measured: two chunks, the row groups
-        that are being decoded and the batches made ahead.
+        Nothing is read for it. `peak_bytes` is planned, not measured: the batches of two
+        chunks, and the row groups that are being decoded.
         """
         plan = self._any_plan()
         rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
@@ -393,7 +391,6 @@ class KerasSequenceLoader(LoaderAdapter):
         decoding = (
             self._threads * max(groups, default=0) * self.source.nbytes_per_row(self._columns)
         )
-        ahead = (BATCHES_AHEAD + 1) * self.batch_size * row_bytes
         return {
             "files": len(self.source.files),
             "row_groups": len(groups),
@@ -406,18 +403,18 @@ class KerasSequenceLoader(LoaderAdapter):
             "shuffle_window_rows": rows if self._settings["shuffle"] else 0,
             "threads": self._threads,
             "budget_bytes": self._budget,
-            "peak_bytes": int(2 * rows * row_bytes + decoding + ahead),
+            "peak_bytes": int(2 * rows * row_bytes + decoding),
         }
 
     def stats(self) -> dict[str, float]:
         """Return what was done so far: rows, batches, and seconds by stage.
 
-        `read_s`, `transform_s`, `pack_s`, `shuffle_s` and `convert_s` are sums over all threads;
-        `wait_s` is the time that the consumer waited for a batch.
+        `read_s`, `transform_s`, `shuffle_s` and `convert_s` are sums over all threads; `wait_s` is
+        the time that the consumer waited for a batch.
         """
         sums = self._stopwatch.sums()
         counts = {name: int(sums.pop(name, 0)) for name in ("rows", "batches")}
-        stages = ("read", "transform", "pack", "shuffle", "convert", "wait")
+        stages = ("read", "transform", "shuffle", "convert", "wait")
         return {**counts, **{f"{name}_s": sums.get(name, 0.0) for name in stages}}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""EpochPlan: which rows are read together and in which order they become batches. No I/O.
+"""EpochPlan: which rows are read together and in which batch each one lands. No I/O.
 
 The plan of an epoch is a pure function of the row counts of the row groups and of the settings, so
 its length is known before anything is read, any batch can be found without those before it, and
@@ -7,9 +7,16 @@ every rank can work out its own share without talking to the others. It has thre
 1. Neighbouring row groups form *partitions*. Shuffled, the partitions are put in random order.
 2. That sequence of rows is cut into one run of rows a rank, all of the same length, give or take
    one row. Each `parts_per_chunk` partitions of a run, now from distant places, form a *chunk*.
-3. The rows of a chunk are shuffled. Batch i holds rows [i * batch_size, (i + 1) * batch_size) of
-   all chunks laid end to end: what a chunk has left over begins the next batch, so every row is
-   shuffled in its own chunk and no order depends on what came before.
+3. The rows of a chunk are dealt out at random to the batches that lie in it. Batch i holds
+   positions [i * batch_size, (i + 1) * batch_size) of all chunks laid end to end: what a chunk has
+   left over begins the next batch, so every row is shuffled in its own chunk, and no order depends
+   on what came before.
+
+Dealing out works in *blocks* of neighbouring rows, small enough that a column of one stays in the
+processor's second-level cache: first it is drawn how many rows of each block each batch gets (a
+multivariate hypergeometric draw), then which (a permutation of the block). Together this is an
+exactly uniform choice of the rows of every batch, at a third of the cost of permuting the chunk as
+a whole. Within a batch, the rows of one block stand together.
 
 Random numbers come from a counter-based generator (Philox) keyed by (seed, epoch) and the chunk.
 """
@@ -22,6 +29,8 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+
+BLOCK_ROWS = 131_072  # 512 KiB of 4-byte values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +46,11 @@ class Piece:
         """Rows of the piece."""
         return self.stop - self.start
 
+    def blocks(self) -> list[tuple[int, int]]:
+        """Return the piece in blocks: (start, stop) from its first row on."""
+        starts = range(0, self.num_rows, BLOCK_ROWS)
+        return [(start, min(start + BLOCK_ROWS, self.num_rows)) for start in starts]
+
 
 @dataclasses.dataclass(frozen=True)
 class ChunkPlan:
@@ -50,6 +64,34 @@ class ChunkPlan:
     def num_rows(self) -> int:
         """Rows of the chunk."""
         return sum(piece.num_rows for piece in self.pieces)
+
+    @property
+    def block_rows(self) -> list[int]:
+        """Rows of each block, over all pieces in order."""
+        return [stop - start for piece in self.pieces for start, stop in piece.blocks()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Deal:
+    """How the rows of a chunk are dealt out to batches.
+
+    Args:
+        batches: int64 [parts], number of the batch that each part of the chunk belongs to.
+        offsets: int64 [parts], the row of that batch at which the part begins.
+        counts: int64 [blocks, parts], rows of each block in each part. What they lack to the rows
+            of a block are rows that `drop_last` leaves out.
+    """
+
+    batches: np.ndarray
+    offsets: np.ndarray
+    counts: np.ndarray
+
+    def places(self, block: int) -> list[tuple[int, int, int, int]]:
+        """Return where a block's rows go: (batch, first row in it, start, stop in its order)."""
+        stops = np.cumsum(self.counts[block])
+        firsts = self.offsets + self.counts[:block].sum(axis=0)
+        rows = zip(self.batches, firsts, stops - self.counts[block], stops, strict=True)
+        return [tuple(map(int, row)) for row in rows if row[2] < row[3]]
 
 
 class EpochPlan:
@@ -116,7 +158,7 @@ class EpochPlan:
         pieces = _limited(row_counts, limit_rows)
         partitions = _partitions(pieces, partition_rows)
         if shuffle:
-            order = self._random(0, 0).permutation(len(partitions))
+            order = self._random(0).permutation(len(partitions))
             partitions = [partitions[i] for i in order]
         total = sum(piece.num_rows for piece in pieces)
         if total < world_size:
@@ -135,30 +177,54 @@ class EpochPlan:
     def __len__(self) -> int:
         return len(self.batch_sizes)
 
-    def _random(self, stream: int, index: int) -> np.random.Generator:
+    def _random(self, stream: int, chunk: int = 0, block: int = 0) -> np.random.Generator:
         key = np.array([self.seed, self.epoch], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, index, stream]))
+        counter = [0, block, chunk, stream]
+        return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
-    def batch_parts(self, batch: int) -> list[tuple[int, int, int]]:
-        """Return what batch number `batch` is made of: (chunk, start, stop) in the chunk's order.
+    def chunk_of(self, batch: int) -> int:
+        """Return the chunk that holds the first row of batch number `batch`."""
+        return bisect.bisect_right(self._firsts, self._starts[batch]) - 1
 
-        Most batches have one part; one that crosses the end of a chunk has two or more.
+    def last_chunk_of(self, batch: int) -> int:
+        """Return the chunk that holds the last row of batch number `batch`."""
+        return bisect.bisect_right(self._firsts, self._starts[batch + 1] - 1) - 1
+
+    def deal(self, chunk: int) -> Deal:
+        """Return which batches get how many rows of each block of a chunk."""
+        plan = self.chunks[chunk]
+        end = min(plan.first + plan.num_rows, self._starts[-1])
+        first = bisect.bisect_right(self._starts, plan.first) - 1
+        last = bisect.bisect_left(self._starts, end)
+        edges = np.clip(self._starts[first : last + 1], plan.first, max(end, plan.first))
+        batches = np.arange(first, max(last, first))
+        offsets = edges[:-1] - np.array(self._starts[first:last], dtype=np.int64)
+        left = np.array(plan.block_rows)
+        counts = np.zeros((len(left), len(batches)), dtype=np.int64)
+        random = self._random(1 + self.rank, chunk, 0)
+        for part, rows in enumerate(np.diff(edges)):
+            if self.shuffle:
+                counts[:, part] = random.multivariate_hypergeometric(left, rows)
+            else:
+                before = np.cumsum(left) - left
+                counts[:, part] = np.clip(rows - before, 0, left)
+            left = left - counts[:, part]
+        return Deal(batches, offsets, counts)
+
+    def order(self, chunk: int, block: int) -> np.ndarray | None:
+        """Return the order of the rows of a block, int64 [rows]; None if they are not shuffled.
+
+        Random 64-bit keys with the row number in their low bits are sorted: faster than drawing a
+        permutation, and the same on every device.
         """
-        start, stop = self._starts[batch], self._starts[batch + 1]
-        parts = []
-        while start < stop:
-            index = bisect.bisect_right(self._firsts, start) - 1
-            chunk = self.chunks[index]
-            end = min(stop, chunk.first + chunk.num_rows)
-            parts.append((index, start - chunk.first, end - chunk.first))
-            start = end
-        return parts
-
-    def order(self, chunk: int) -> np.ndarray | None:
-        """Return the row of the chunk at each position, int64 [num_rows]; None if not shuffled."""
         if not self.shuffle:
             return None
-        return self._random(1 + self.rank, chunk).permutation(self.chunks[chunk].num_rows)
+        rows = self.chunks[chunk].block_rows[block]
+        bits = np.uint64(BLOCK_ROWS.bit_length())
+        keys = self._random(1 + self.rank, chunk, 1 + block).bit_generator.random_raw(rows)
+        keys = (keys << bits) | np.arange(rows, dtype=np.uint64)
+        keys.sort()
+        return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
 
 
 def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[Piece]:

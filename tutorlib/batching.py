@@ -1,0 +1,294 @@
+"""Batching: rows of a piece straight into the batches that they are dealt to.
+
+A shuffled batch is a random choice of rows of a chunk, which is far larger than the cache. Taking
+its rows from there costs a cache miss a value. Here each piece is taken apart as soon as it is
+decoded: column by column and block by block (`plan.BLOCK_ROWS`), so that the values being picked
+are in the second-level cache, into the column's place in every batch at once. Each value is moved
+once, and no shuffled copy of the chunk exists besides the batches. Does not belong here: which row
+goes where (`plan.py`), threads, files, tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tutorlib.chunk import Chunk, Masked, Ragged, Strings, concat_columns, gather_rows
+from tutorlib.schema import Column, Schema
+
+ALIGNMENT = 64  # bytes; DLPack consumers want it, and it is one cache line
+TRANSPOSE_ROWS = 256  # rows that become records at a time: they stay in the first-level cache
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return an uninitialised array whose memory starts at a multiple of 64 bytes."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    buffer = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """Return a copy of an array that starts at a multiple of 64 bytes and has its memory alone."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def batch_dtype(column: Column) -> np.dtype:
+    """Return the dtype that a column has in a batch, a function of the schema alone.
+
+    Ids are int32 where the cardinality is known to fit, else as wide as in the file (int32 or
+    int64); continuous columns and weights are float32; labels are int32, int64 or float32.
+
+    Raises:
+        ValueError: for text, which a Workflow must turn into ids first.
+    """
+    if column.role in ("continuous", "weight"):
+        return np.dtype(np.float32)
+    if column.dtype == "string":
+        raise ValueError(
+            f"column {column.name!r} is text; turn it into ids with a Workflow (Categorify or "
+            "HashBucket) and loader.map(workflow)"
+        )
+    dtype = np.dtype(column.dtype)
+    if dtype.kind == "f":
+        if column.role == "label":
+            return np.dtype(np.float32)
+        raise ValueError(f"column {column.name!r} is categorical but {dtype}; ids are integers")
+    small = column.cardinality is not None and column.cardinality <= 2**31
+    narrow = dtype.kind == "b" or dtype.itemsize < 4 or dtype == np.int32
+    return np.dtype(np.int32 if small or narrow else np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Columns whose values have one width, kept as one matrix: a column of it after the other."""
+
+    cell: np.dtype
+    columns: tuple[Column, ...]
+
+
+class Layout:
+    """How the columns of a schema lie in batches.
+
+    Args:
+        schema: columns as they leave the workflow.
+        stacked: whether a batch holds "categorical" and "continuous" as one matrix each.
+        check_ids: whether ids outside [0, cardinality) are refused.
+
+    Attributes:
+        dtypes: {name: dtype in a batch}.
+        ragged: multi-hot columns.
+        row_bytes: bytes of a row in a batch, without multi-hot columns.
+    """
+
+    def __init__(self, schema: Schema, *, stacked: bool, check_ids: bool) -> None:
+        order = ("categorical", "continuous", "label", "weight")
+        columns = [column for role in order for column in schema.with_role(role)]
+        self.stacked, self.check_ids = stacked, check_ids
+        self.dtypes = {column.name: batch_dtype(column) for column in columns}
+        self.ragged = [column for column in columns if column.multi_hot]
+        for column in self.ragged:
+            if column.role != "categorical":
+                raise ValueError(
+                    f"column {column.name!r}: a list must be categorical, not {column.role}"
+                )
+        self.scalars = [column for column in columns if not column.multi_hot]
+        if stacked:
+            ids = [c.name for c in self.scalars if c.role == "categorical"]
+            widest = max(
+                (self.dtypes[name] for name in ids),
+                default=np.dtype(np.int32),
+                key=lambda dtype: dtype.itemsize,
+            )
+            self.dtypes.update(dict.fromkeys(ids, widest))
+        self.blocks = []
+        for size in (4, 8):
+            chosen = [c for c in self.scalars if self.dtypes[c.name].itemsize == size]
+            if chosen:
+                self.blocks.append(_Block(np.dtype(f"u{size}"), tuple(chosen)))
+        self.row_bytes = sum(block.cell.itemsize * len(block.columns) for block in self.blocks)
+
+    def cells(self, column: Column, values: Any) -> np.ndarray:
+        """Return the values of one column as a batch holds them, checked.
+
+        Raises:
+            ValueError: for nulls, ids out of range or a kind that does not fit the schema; the
+                message names the column, the rule, the value and the row within `values`.
+        """
+        dtype = self.dtypes[column.name]
+        if isinstance(values, Masked):
+            row = int(np.argmin(values.valid))
+            raise ValueError(
+                f"column {column.name!r}: null at row {row}. Fill it in a Workflow (FillMissing; "
+                "Categorify gives nulls an id of their own) or in the data."
+            )
+        if isinstance(values, (Ragged, Strings)):
+            kind = "lists" if isinstance(values, Ragged) else "text"
+            raise ValueError(
+                f"column {column.name!r}: holds {kind}, but the schema says {column.dtype}"
+            )
+        if values.dtype.kind == "b":
+            values = values.astype(np.int32)
+        if values.dtype.kind == "f" and dtype.kind == "i":
+            raise ValueError(
+                f"column {column.name!r}: holds {values.dtype}, but the schema says {column.dtype}"
+            )
+        if column.cardinality is not None and self.check_ids and len(values):
+            _check_ids(column, values)
+        return values.astype(dtype, copy=False)
+
+
+def _check_ids(column: Column, values: np.ndarray) -> None:
+    unsigned = values.view(f"u{values.dtype.itemsize}")  # a negative id becomes a huge one
+    if int(unsigned.max()) < column.cardinality:
+        return
+    row = int(np.argmax(unsigned >= column.cardinality))
+    raise ValueError(
+        f"column {column.name!r}: id {values[row]} is outside [0, {column.cardinality}) at row "
+        f"{row}. Refit the Workflow, or give the right cardinality."
+    )
+
+
+@dataclasses.dataclass
+class HostBatch:
+    """A whole batch in host memory.
+
+    Args:
+        num_rows: rows.
+        scalars: {name: [rows, 1]}, or for stacked batches {"categorical": [rows, n], ...}.
+        lists: {name: `Ragged` of rows lists}.
+    """
+
+    num_rows: int
+    scalars: dict[str, np.ndarray]
+    lists: dict[str, Ragged]
+
+
+class OpenBatch:
+    """A batch that is being filled, by several threads, each writing rows of its own.
+
+    Its arrays are new, each column starts at a multiple of 64 bytes, and nothing else refers to
+    them, so that a framework may keep them.
+
+    Args:
+        layout: how the columns lie.
+        num_rows: rows of the batch.
+    """
+
+    def __init__(self, layout: Layout, num_rows: int) -> None:
+        self.layout, self.num_rows = layout, num_rows
+        self.matrices = []
+        for block in layout.blocks:
+            cells = ALIGNMENT // block.cell.itemsize
+            padded = -(-num_rows // cells) * cells
+            self.matrices.append(aligned_empty((len(block.columns), padded), block.cell))
+        self._lists: dict[str, dict[int, Ragged]] = {c.name: {} for c in layout.ragged}
+
+    def add_lists(self, name: str, first: int, lists: Ragged) -> None:
+        """Keep the lists of rows [first, first + len(lists)) of a multi-hot column."""
+        self._lists[name][first] = lists
+
+    def close(self) -> HostBatch:
+        """Return the batch; call it once, when all rows are there."""
+        scalars: dict[str, np.ndarray] = {}
+        for block, matrix in zip(self.layout.blocks, self.matrices, strict=True):
+            scalars.update(self._named(block, matrix))
+        lists = {
+            name: aligned_lists([parts[first] for first in sorted(parts)])
+            for name, parts in self._lists.items()
+        }
+        return HostBatch(self.num_rows, scalars, lists)
+
+    def _named(self, block: _Block, matrix: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the arrays of a block by the names that a batch has them under."""
+        named = {}
+        stacked: dict[str, list[int]] = {}
+        for index, column in enumerate(block.columns):
+            if self.layout.stacked and column.role in ("categorical", "continuous"):
+                stacked.setdefault(column.role, []).append(index)
+            else:
+                values = matrix[index, : self.num_rows].view(self.layout.dtypes[column.name])
+                named[column.name] = values[:, None]
+        for role, indices in stacked.items():
+            dtype = self.layout.dtypes[block.columns[indices[0]].name]
+            named[role] = _as_records(matrix[indices[0] : indices[-1] + 1], self.num_rows, dtype)
+        return named
+
+
+def _as_records(columns: np.ndarray, num_rows: int, dtype: np.dtype) -> np.ndarray:
+    """Return [num_rows, columns] of columns that lie one after the other."""
+    records = aligned_empty((num_rows, len(columns)), columns.dtype)
+    for start in range(0, num_rows, TRANSPOSE_ROWS):
+        stop = min(start + TRANSPOSE_ROWS, num_rows)
+        records[start:stop] = columns[:, start:stop].T
+    return records.view(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """Where one block of rows goes.
+
+    Args:
+        start: its first row within the chunk given to `deal_out`.
+        order: int64 [rows], the order in which its rows are dealt out; None for as they are.
+        places: (batch, first row in it, start, stop in that order) of each share.
+    """
+
+    start: int
+    order: np.ndarray | None
+    places: Sequence[tuple[OpenBatch, int, int, int]]
+
+
+def deal_out(layout: Layout, chunk: Chunk, deliveries: Sequence[Delivery]) -> None:
+    """Copy the rows of `chunk` to their places in batches, column by column.
+
+    Raises:
+        ValueError: if a value does not fit (see `Layout.cells`); the message names the row within
+            `chunk`.
+    """
+    for number, block in enumerate(layout.blocks):
+        for index, column in enumerate(block.columns):
+            values = layout.cells(column, chunk[column.name]).view(block.cell)
+            for delivery in deliveries:
+                _deal_column(values, number, index, delivery)
+    for column in layout.ragged:
+        lists = chunk[column.name]
+        if not isinstance(lists, Ragged):
+            raise ValueError(
+                f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
+            )
+        lists = Ragged(layout.cells(column, lists.values), lists.offsets)
+        for delivery in deliveries:
+            for batch, first, start, stop in delivery.places:
+                batch.add_lists(column.name, first, _pick_lists(lists, delivery, start, stop))
+
+
+def _deal_column(values: np.ndarray, number: int, index: int, delivery: Delivery) -> None:
+    block = values[delivery.start :]
+    for batch, first, start, stop in delivery.places:
+        target = batch.matrices[number][index, first : first + stop - start]
+        if delivery.order is None:
+            target[:] = block[start:stop]
+        else:
+            np.take(block, delivery.order[start:stop], out=target, mode="clip")
+
+
+def _pick_lists(lists: Ragged, delivery: Delivery, start: int, stop: int) -> Ragged:
+    if delivery.order is None:
+        return lists.slice(delivery.start + start, delivery.start + stop)
+    positions, offsets = gather_rows(lists.offsets, delivery.start + delivery.order[start:stop])
+    return Ragged(lists.values[positions], offsets)
+
+
+def aligned_lists(parts: Sequence[Ragged]) -> Ragged:
+    """Return lists one after the other, in memory of their own that starts aligned."""
+    offsets = concat_columns([Ragged(part.offsets[:0], part.offsets) for part in parts]).offsets
+    values = aligned_empty((int(offsets[-1]),), parts[0].values.dtype)
+    np.concatenate([part.values for part in parts], out=values)
+    return Ragged(values, offsets)
