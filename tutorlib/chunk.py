@@ -392,17 +392,29 @@ def column_to_arrow(column: Any) -> Any:
 
     if isinstance(column, Ragged):
         return pa.LargeListArray.from_arrays(
-            pa.array(_host(column.offsets)), column_to_arrow(column.values)
+            pa.array(to_host(column.offsets)), column_to_arrow(column.values)
         )
     if isinstance(column, Strings):
-        return Strings(_host(column.data), _host(column.offsets)).to_arrow()
+        return Strings(to_host(column.data), to_host(column.offsets)).to_arrow()
     if isinstance(column, Masked):
         import pyarrow.compute as pc
 
         values = column_to_arrow(column.values)
-        return pc.if_else(pa.array(_host(column.valid)), values, pa.scalar(None, values.type))
-    return pa.array(_host(column))
+        return pc.if_else(pa.array(to_host(column.valid)), values, pa.scalar(None, values.type))
+    return pa.array(to_host(column))
 
 
-def _host(array: Array) -> np.ndarray:
+def to_host(array: Array) -> np.ndarray:
+    """Return an array in the CPU's memory."""
     return array if isinstance(array, np.ndarray) else array.get()
+
+
+def to_namespace(column: Any, xp: Any) -> Any:
+    """Return a column of any kind in the memory that the array library `xp` works on."""
+    if isinstance(column, Ragged):
+        return Ragged(to_namespace(column.values, xp), xp.asarray(column.offsets))
+    if isinstance(column, Strings):
+        return Strings(xp.asarray(column.data), xp.asarray(column.offsets))
+    if isinstance(column, Masked):
+        return Masked(to_namespace(column.values, xp), xp.asarray(column.valid))
+    return xp.asarray(column)

@@ -1,0 +1,72 @@
+"""Hashing: the published hash, the same for every width and device, and a table that finds keys."""
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import MASK, hash_text, mix
+
+from tutorlib.chunk import Strings
+from tutorlib.hashing import KeyIndex, hash_integers, hash_strings, to_buckets
+
+FEW = settings(max_examples=40, deadline=None)
+integers = st.one_of(st.none(), st.integers(-3, 12), st.integers(-(2**63), 2**63 - 1))
+
+
+def test_integer_hash_gives_the_published_outputs_of_splitmix64():
+    gamma = 0x9E3779B97F4A7C15
+    for seed, published in {
+        0: [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC],
+        1234567: [6457827717110365317, 3203168211198807973, 9817491932198370423],
+    }.items():
+        states = [(seed + k * gamma) & MASK for k in range(len(published))]
+        assert hash_integers(np.array(states, np.uint64)).tolist() == published
+
+
+def test_integer_hash_does_not_depend_on_the_width_of_the_integer():
+    values = np.array([-128, -1, 0, 1, 127])
+    want = hash_integers(values).tolist()
+    assert want == [mix(int(v) & MASK) for v in values]
+    for dtype in (np.int8, np.int16, np.int32):
+        assert hash_integers(values.astype(dtype)).tolist() == want
+
+
+def test_hash_of_more_values_than_one_block():
+    values = np.arange(40_000)[::-1]
+    assert hash_integers(values)[[0, 20_000, 39_999]].tolist() == [mix(39_999), mix(19_999), mix(0)]
+
+
+@FEW
+@given(st.lists(st.text(max_size=40), min_size=1))
+def test_string_hash_equals_its_definition(words):
+    assert hash_strings(Strings.from_arrow(pa.array(words))).tolist() == list(map(hash_text, words))
+
+
+def test_buckets_are_in_range_and_even():
+    hashes = hash_integers(np.arange(100_000))
+    want = [((h >> 32) * 7) >> 32 for h in hashes[:50].tolist()]
+    buckets = to_buckets(hashes, 7)
+    assert buckets[:50].tolist() == want
+    counts = np.bincount(buckets, minlength=7)
+    assert len(counts) == 7
+    assert np.abs(counts / (100_000 / 7) - 1).max() < 0.03
+    largest = to_buckets(np.array([MASK, 0], np.uint64), 2**31 - 1)
+    assert largest.tolist() == [2**31 - 2, 0]
+    assert largest.dtype == np.int32
+
+
+@FEW
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True), st.lists(integers, min_size=1))
+def test_key_index_finds_what_a_dict_finds(keys, wanted):
+    wanted = np.array([w for w in wanted if w is not None] + keys[:3], dtype=np.int64)
+    places = {key: place for place, key in enumerate(keys, 1)}
+    found = KeyIndex(np.array(keys, dtype=np.int64)).find(wanted)
+    assert found.tolist() == [places.get(w, 0) for w in wanted.tolist()]
+
+
+def test_key_index_with_many_keys():
+    keys = np.random.default_rng(0).permutation(50_000) * 3
+    wanted = np.arange(0, 150_000)
+    found = KeyIndex(keys).find(wanted)
+    assert np.array_equal(keys[found[found > 0] - 1], wanted[found > 0])
+    assert (found > 0).sum() == 50_000
