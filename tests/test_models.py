@@ -1,0 +1,230 @@
+"""Whole networks: both layouts agree, they learn, and they survive files and export."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tutorlib.layers import DenseFeatures, DotProductInteraction
+from tutorlib.models import DLRM, movielens_network
+from tutorlib.schema import Column, Schema
+
+ROWS = 1_024
+SCHEMA = Schema(
+    [
+        Column("label", "label", "float32"),
+        Column("I2", "continuous", "float32"),
+        Column("I1", "continuous", "float32"),
+        Column("C9", "categorical", cardinality=30),
+        Column("C10", "categorical", cardinality=7),
+        Column("C1", "categorical", cardinality=11),
+    ]
+)
+
+
+def criteo_like(seed=0):
+    """(columns batch, stacked batch, labels) of the same rows; the label hangs on C9 and I1."""
+    rng = np.random.default_rng(seed)
+    columns = {
+        c.name: rng.integers(0, c.cardinality, (ROWS, 1)).astype("int32")
+        for c in SCHEMA.categorical
+    }
+    columns |= {c.name: rng.normal(size=(ROWS, 1)).astype("float32") for c in SCHEMA.continuous}
+    stacked = {
+        "categorical": np.concatenate([columns[n] for n in SCHEMA.categorical.names], axis=1),
+        "continuous": np.concatenate([columns[n] for n in SCHEMA.continuous.names], axis=1),
+    }
+    labels = (columns["C9"] % 2 + columns["I1"] > 0.5).astype("float32")
+    return columns, stacked, labels
+
+
+def small_dlrm(layout="columns", schema=SCHEMA):
+    return DLRM(schema, 4, [16], [16], batch_layout=layout)
+
+
+def movielens_schema(width=None):
+    return Schema(
+        [
+            Column("userId", "categorical", cardinality=162_542 if width is None else 20),
+            Column("movieId", "categorical", cardinality=56_586 if width is None else 30),
+            Column("genres", "categorical", multi_hot=True, cardinality=21, embedding_dim=width),
+            Column("rating", "label", "float32"),
+        ]
+    )
+
+
+def movielens_like(seed=0):
+    """(batch, labels): a film with genre 3 is liked."""
+    rng = np.random.default_rng(seed)
+    nnzs = rng.integers(0, 5, (256, 1)).astype("int32")
+    values = rng.integers(1, 21, (int(nnzs.sum()), 1)).astype("int32")
+    row_ids = np.repeat(np.arange(256), nnzs[:, 0])
+    labels = np.zeros((256, 1), "float32")
+    labels[row_ids[values[:, 0] <= 5]] = 1
+    batch = {
+        "userId": rng.integers(0, 20, (256, 1)).astype("int32"),
+        "movieId": rng.integers(0, 30, (256, 1)).astype("int32"),
+        "genres__values": values,
+        "genres__nnzs": nnzs,
+    }
+    return batch, labels
+
+
+def test_dlrm_gives_the_same_for_columns_and_stacked_batches():
+    columns, stacked, _ = criteo_like()
+    by_columns, by_stack = small_dlrm("columns"), small_dlrm("stacked")
+    assert [w.shape for w in by_columns.weights] == [w.shape for w in by_stack.weights]
+    by_stack.set_weights(by_columns.get_weights())
+    out = by_columns(columns)
+    assert out.shape == (ROWS, 1)
+    np.testing.assert_array_equal(by_stack(stacked), out)
+
+
+def test_dlrm_equals_its_formula():
+    _, stacked, _ = criteo_like()
+    model = small_dlrm("stacked")
+
+    def dense(layer, x, activation):
+        return activation(x @ np.asarray(layer.kernel) + np.asarray(layer.bias))
+
+    def relu(x):
+        return np.maximum(x, 0)
+
+    bottom, top = model.get_layer("bottom_mlp").dense, model.get_layer("top_mlp").dense
+    x = dense(bottom[0], stacked["continuous"], relu)
+    x = dense(bottom[1], x, lambda x: x)
+    embeddings = model.get_layer("embeddings")
+    tables = [np.asarray(embeddings.table(name)) for name in SCHEMA.categorical.names]
+    rows = [table[stacked["categorical"][:, k]] for k, table in enumerate(tables)]
+    features = [x, *rows]
+    pairs = [(a * b).sum(1) for i, a in enumerate(features) for b in features[i + 1 :]]
+    y = dense(top[0], np.concatenate([x, np.stack(pairs, axis=1)], axis=1), relu)
+    y = dense(model.get_layer("probability"), y, lambda x: 1 / (1 + np.exp(-x)))
+    np.testing.assert_allclose(model(stacked), y, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["columns", "stacked"])
+def test_dlrm_learns(layout):
+    keras.utils.set_random_seed(1)
+    columns, stacked, labels = criteo_like()
+    model = small_dlrm(layout)
+    model.compile("adam", "binary_crossentropy")
+    model.optimizer.learning_rate = 0.02
+    inputs = columns if layout == "columns" else stacked
+    losses = model.fit(inputs, labels, batch_size=128, epochs=8, verbose=0).history["loss"]
+    base = labels.mean()
+    base_rate_loss = -(base * np.log(base) + (1 - base) * np.log(1 - base))
+    assert losses[-1] < 0.6 * base_rate_loss < losses[0]
+
+
+@pytest.mark.parametrize("without", ["categorical role is alone", "one number"])
+def test_dlrm_does_with_few_continuous_columns(without):
+    numbers = [] if without == "categorical role is alone" else ["I1"]
+    schema = SCHEMA.select([*numbers, "C9", "C1"])
+    columns, _, _ = criteo_like()
+    assert small_dlrm(schema=schema)({n: columns[n] for n in schema.names}).shape == (ROWS, 1)
+
+
+def test_dlrm_refuses_what_it_cannot_take():
+    with pytest.raises(ValueError, match=r"\['genres'\] are multi-hot"):
+        DLRM(movielens_schema())
+    with pytest.raises(ValueError, match="at least one feature column"):
+        DLRM(SCHEMA.continuous)
+    with pytest.raises(ValueError, match="at least two features"):
+        DLRM(SCHEMA.select(["C9"]))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_the_probability_is_float32_under_a_mixed_policy(policy):
+    columns, _, labels = criteo_like()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = small_dlrm()
+        model.compile("adam", "binary_crossentropy")
+        history = model.fit(columns, labels, batch_size=256, epochs=2, verbose=0)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert model.get_layer("embeddings").compute_dtype == policy.removeprefix("mixed_")
+    assert model(columns).dtype == tf.float32
+    assert all(weight.dtype == "float32" for weight in model.weights)
+    assert history.history["loss"][1] < history.history["loss"][0]
+
+
+def test_the_movielens_network_is_1040_wide():
+    # By its declared shape: the tables of this size are 450 MB.
+    shapes = {n: (None, 1) for n in ("userId", "movieId", "genres__values", "genres__nnzs")}
+    assert DenseFeatures(movielens_schema()).compute_output_shape(shapes) == (None, 1040)
+    model = movielens_network(movielens_schema(8))
+    assert [layer.units for layer in model.get_layer("mlp").dense] == [128, 128, 128]
+
+
+def test_the_movielens_network_learns_from_lists_of_other_lengths_each_batch():
+    keras.utils.set_random_seed(2)
+
+    def batches():
+        for seed in range(24):
+            yield movielens_like(seed)
+
+    batch, labels = movielens_like()
+    signature = (
+        {name: tf.TensorSpec((None, 1), tf.int32) for name in batch},
+        tf.TensorSpec((None, 1), tf.float32),
+    )
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    model = movielens_network(movielens_schema(8), (16,))
+    model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+    model.fit(data, epochs=3, verbose=0)
+    base = labels.mean()
+    base_rate_loss = -(base * np.log(base) + (1 - base) * np.log(1 - base))
+    held_out, held_out_labels = movielens_like(99)
+    loss = keras.losses.BinaryCrossentropy()(held_out_labels, model(held_out))
+    assert float(loss) < 0.7 * base_rate_loss
+
+
+def models():
+    columns, stacked, _ = criteo_like()
+    return {
+        "dlrm_columns": (small_dlrm(), columns),
+        "dlrm_stacked": (small_dlrm("stacked"), stacked),
+        "movielens": (movielens_network(movielens_schema(8), (8,)), movielens_like()[0]),
+    }
+
+
+@pytest.mark.parametrize("name", ["dlrm_columns", "dlrm_stacked", "movielens"])
+def test_a_model_survives_a_keras_file_and_an_export(name, tmp_path):
+    model, batch = models()[name]
+    out = model(batch)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(batch), out)
+    model.export(tmp_path / "export", verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "export"))
+    tensors = {key: tf.constant(x) for key, x in batch.items()}
+    np.testing.assert_allclose(served.serve(tensors), out, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dlrm_stacked", "movielens"])
+def test_a_model_can_be_summed_up_and_drawn(name):
+    pytest.importorskip("pydot", reason="drawing a model needs pydot")
+    model, _ = models()[name]
+    lines = []
+    model.summary(print_fn=lambda text, line_break=False: lines.append(text))
+    assert "probability" in "\n".join(lines)
+    drawing = keras.utils.model_to_dot(model, show_shapes=True).to_string()
+    assert "probability" in drawing
+
+
+@pytest.mark.parametrize("name", ["dlrm_stacked", "movielens"])
+def test_a_model_trains_under_xla(name):
+    model, batch = models()[name]
+    labels = (np.arange(len(next(iter(reversed(batch.values()))))) % 2).astype("float32")
+    model.compile("adam", "binary_crossentropy", jit_compile=True)
+    losses = [model.train_on_batch(batch, labels[:, None]) for _ in range(3)]
+    assert losses[2] < losses[0]
+
+
+def test_the_feature_layers_are_the_librarys():
+    assert isinstance(small_dlrm().get_layer("interaction"), DotProductInteraction)
+    features = movielens_network(movielens_schema(8)).get_layer("features")
+    assert isinstance(features, DenseFeatures)
+    assert features.combiner == "mean"
