@@ -1,0 +1,309 @@
+"""MovieLens: archive or folder -> ratings joined with films -> training-ready Parquet and Workflow.
+
+`fetch` gets the archive and unpacks the two files that are needed, `etl` does the rest. Ratings are
+streamed; the films (tens of thousands) and one flag per rating are held in memory.
+Does not belong here: HTTP (`download.py`), drawing synthetic ratings (`synthetic_movielens.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from data_prep.download import download
+from data_prep.output import (
+    DataPrepError,
+    fingerprint,
+    is_finished,
+    new_folder,
+    new_parts,
+    read_settings,
+)
+
+BASE_URL = "https://files.grouplens.org/datasets/movielens"
+# SHA-256 of the archives, as TensorFlow Datasets publishes them:
+# https://github.com/tensorflow/datasets, tensorflow_datasets/url_checksums/movielens.txt
+SHA256 = {
+    "ml-latest-small": "696d65a3dfceac7c45750ad32df2c259311949efec81f0f144fdfb91ebc9e436",
+    "ml-25m": "8b21cfb7eb1706b4ec0aac894368d90acf26ebdfb6aced3ebd4ad5bd1eb9c6aa",
+}
+FILES = ("ratings.csv", "movies.csv")
+RATING_TYPES = {
+    "userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64(),
+}  # fmt: skip
+MOVIE_TYPES = {"movieId": pa.int64(), "title": pa.string(), "genres": pa.string()}
+LIKED_ABOVE = 3.0  # stars; a rating above it has label 1
+READ_BLOCK_BYTES = 1 << 22
+
+
+def fetch(
+    output: str | Path,
+    *,
+    variant: str = "ml-latest-small",
+    source: str | Path | None = None,
+    overwrite: bool = False,
+    base_url: str | None = None,
+) -> Path:
+    """Return a folder that holds ratings.csv and movies.csv.
+
+    Args:
+        output: data folder. A downloaded archive goes to `output/downloads`, and what is needed of
+            an archive to `output/raw`.
+        variant: which archive to download if `source` is None: "ml-latest-small" or "ml-25m".
+        source: local zip archive, or folder that holds the two files (which is used as it is).
+        overwrite: replace an `output/raw` made from something else.
+        base_url: where the archives are; None: `BASE_URL`.
+
+    Raises:
+        DataPrepError: no network, wrong checksum, files missing or damaged.
+    """
+    if source is not None and Path(source).is_dir():
+        missing = [name for name in FILES if not (Path(source) / name).is_file()]
+        if missing:
+            raise DataPrepError(f"--from {source}: no {' and no '.join(missing)} in that folder")
+        return Path(source)
+    if source is not None and not Path(source).is_file():
+        raise DataPrepError(f"--from {source}: neither a zip archive nor a folder is there")
+    raw = Path(output) / "raw"
+    if source is None:
+        if variant not in SHA256:
+            raise DataPrepError(f"--variant {variant}: must be one of {sorted(SHA256)}")
+        settings: dict[str, Any] = {"command": "movielens fetch", "archive": SHA256[variant]}
+        if is_finished(raw, settings, overwrite=overwrite):
+            return raw
+        source = download(
+            f"{base_url or BASE_URL}/{variant}.zip",
+            Path(output) / "downloads" / f"{variant}.zip",
+            sha256=SHA256[variant],
+        )
+    else:
+        settings = {"command": "movielens fetch", "archive": fingerprint([Path(source)])}
+        if is_finished(raw, settings, overwrite=overwrite):
+            return raw
+    with new_folder(raw, settings) as staging:
+        _unpack(Path(source), staging.path)
+    return raw
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(archive) as file:
+            for name in FILES:
+                inside = [entry for entry in file.namelist() if entry.split("/")[-1] == name]
+                if len(inside) != 1:
+                    raise DataPrepError(f"{archive}: {len(inside)} files named {name}, need one")
+                with file.open(inside[0]) as packed, open(folder / name, "wb") as target:
+                    shutil.copyfileobj(packed, target)
+    except zipfile.BadZipFile as error:
+        raise DataPrepError(
+            f"{archive} is no whole zip archive ({error}). Fetch it again."
+        ) from error
+
+
+def etl(
+    source: str | Path,
+    output: str | Path,
+    *,
+    split: str = "random",
+    valid_share: float = 0.2,
+    seed: int = 42,
+    row_group_rows: int = 65_536,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Write `output/train`, `output/valid`, `output/movies.parquet` and `output/workflow`.
+
+    Ratings are joined with the genres of their film, split, and put through
+    `Workflow(["userId", "movieId"] >> Categorify(), ["genres"] >> Categorify(), ["rating"])` fitted
+    on the training part alone. The label `rating` is 1.0 for more than 3 stars, else 0.0; it is
+    computed before the Workflow, so that the saved Workflow holds no Python function. Training rows
+    are stored in random order.
+
+    Args:
+        source: folder with ratings.csv and movies.csv.
+        output: data folder.
+        split: "random" draws the validation rows, "time" takes the latest ratings.
+        valid_share: share of ratings for validation, in (0, 1).
+        seed: of the random split and of the order of the training rows.
+        row_group_rows: rows of a row group of train/ and valid/.
+        overwrite: replace an output made with other settings.
+
+    Returns:
+        {"train_rows", "valid_rows", "train_positive_share", "valid_positive_share",
+        "valid_base_log_loss", "cardinalities"}: the base log loss is that of predicting the
+        training share for every validation row.
+
+    Raises:
+        ValueError: if a setting is out of range.
+        DataPrepError: if a file is malformed, or the output is there with other settings.
+    """
+    if split not in ("random", "time"):
+        raise ValueError(f"split must be 'random' or 'time', got {split!r}")
+    if not 0 < valid_share < 1:
+        raise ValueError(f"valid_share must be in (0, 1), got {valid_share}")
+    files = [Path(source) / name for name in FILES]
+    settings = {"command": "movielens etl", "version": 1, "split": split, "seed": seed,
+                "valid_share": valid_share, "row_group_rows": row_group_rows,
+                "files": fingerprint(files)}  # fmt: skip
+    output = Path(output)
+    if is_finished(output, settings, overwrite=overwrite):
+        return read_settings(output)["facts"]
+    with new_parts(output, ("train", "valid", "movies.parquet", "workflow"), settings) as staging:
+        movies = read_movies(files[1])
+        pq.write_table(movies, staging.path / "movies.parquet")
+        is_valid = split_rows(files[0], split, valid_share, seed)
+        staging.facts.update(join_and_split(files[0], movies, is_valid, staging.path / "joined"))
+        staging.facts.update(_fit_and_write(staging.path, row_group_rows, seed))
+    print(
+        f"{output}: {staging.facts['train_rows']:,} ratings in train/, "
+        f"{staging.facts['valid_rows']:,} in valid/, {movies.num_rows:,} films",
+        flush=True,
+    )
+    return staging.facts
+
+
+def read_movies(path: Path) -> pa.Table:
+    """Return movieId (int64), title (string), genres (list of strings, by splitting at "|").
+
+    Raises:
+        DataPrepError: if columns are missing, a value is malformed or a film stands twice.
+    """
+    movies = pa.concat_tables(_read_csv(path, MOVIE_TYPES))
+    if len(pc.unique(movies["movieId"])) < movies.num_rows:
+        raise DataPrepError(f"{path}: a movieId stands twice. Take one of its lines out.")
+    genres = pc.split_pattern(movies["genres"], "|")
+    return movies.set_column(2, "genres", genres)
+
+
+def _read_csv(path: Path, types: dict[str, pa.DataType]) -> Iterator[pa.Table]:
+    """Yield blocks of the named columns of a CSV file with a header."""
+    try:
+        reader = pa_csv.open_csv(
+            path,
+            read_options=pa_csv.ReadOptions(block_size=READ_BLOCK_BYTES, use_threads=False),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=False),
+            convert_options=pa_csv.ConvertOptions(column_types=types, include_columns=list(types)),
+        )
+        for batch in reader:
+            table = pa.Table.from_batches([batch])
+            nulls = [name for name in types if table[name].null_count]
+            if nulls:
+                raise DataPrepError(f"{path}: empty values in {nulls}. Correct or fetch the file.")
+            yield table
+    except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
+        raise DataPrepError(
+            f"{path} is malformed: {error}. Correct it or fetch it again."
+        ) from error
+
+
+def split_rows(ratings: Path, split: str, valid_share: float, seed: int) -> np.ndarray:
+    """Return which ratings validate: bool [ratings], `valid_share` of them True.
+
+    "time" takes the latest ratings; among equal timestamps those that stand last in the file.
+
+    Raises:
+        DataPrepError: if there are too few ratings to have at least one on each side.
+    """
+    times = np.concatenate(
+        [t["timestamp"].to_numpy() for t in _read_csv(ratings, RATING_TYPES)] or [np.empty(0)]
+    )
+    rows = len(times)
+    valid_rows = max(1, round(rows * valid_share))
+    if valid_rows >= rows:
+        raise DataPrepError(f"{ratings} has {rows} ratings, too few to split. Give more.")
+    if split == "time":
+        chosen = np.argsort(times, kind="stable")[-valid_rows:]
+    else:
+        chosen = np.random.default_rng(seed).permutation(rows)[:valid_rows]
+    is_valid = np.zeros(rows, bool)
+    is_valid[chosen] = True
+    return is_valid
+
+
+def join_and_split(
+    ratings: Path, movies: pa.Table, is_valid: np.ndarray, folder: Path
+) -> dict[str, Any]:
+    """Write `folder/train.parquet` and `valid.parquet`: userId, movieId, genres, rating (0 or 1).
+
+    A film that is not in `movies` has an empty list of genres.
+
+    Returns:
+        Shares of label 1, and the log loss of predicting the training share for validation rows.
+    """
+    folder.mkdir(parents=True)
+    no_genres = pa.array([[]], movies["genres"].type)
+    genres = pa.concat_arrays([*movies["genres"].chunks, no_genres])
+    schema = pa.schema([("userId", pa.int64()), ("movieId", pa.int64()),
+                        ("genres", genres.type), ("rating", pa.float32())])  # fmt: skip
+    positive, count, start = np.zeros(2), np.zeros(2), 0
+    with (
+        pq.ParquetWriter(folder / "train.parquet", schema) as train,
+        pq.ParquetWriter(folder / "valid.parquet", schema) as valid,
+        tqdm(total=len(is_valid), unit=" ratings", desc="join", disable=None) as bar,
+    ):
+        for table in _read_csv(ratings, RATING_TYPES):
+            film = pc.index_in(table["movieId"], movies["movieId"])
+            film = pc.fill_null(film, movies.num_rows)
+            liked = table["rating"].to_numpy() > LIKED_ABOVE
+            joined = pa.table([table["userId"], table["movieId"], genres.take(film),
+                               pa.array(liked.astype(np.float32))], schema=schema)  # fmt: skip
+            validates = is_valid[start : start + table.num_rows]
+            for side, (writer, rows) in enumerate(((train, ~validates), (valid, validates))):
+                if rows.any():
+                    writer.write_table(joined.filter(pa.array(rows)))
+                positive[side] += liked[rows].sum()
+                count[side] += rows.sum()
+            start += table.num_rows
+            bar.update(table.num_rows)
+    return _label_facts(positive, count)
+
+
+def _label_facts(positive: np.ndarray, count: np.ndarray) -> dict[str, Any]:
+    train, valid = (positive / count).tolist()
+    guess = min(max(train, 1e-7), 1 - 1e-7)
+    loss = -valid * math.log(guess) - (1 - valid) * math.log(1 - guess)
+    return {
+        "train_positive_share": round(train, 5),
+        "valid_positive_share": round(valid, 5),
+        "valid_base_log_loss": round(loss, 5),
+    }
+
+
+def _fit_and_write(folder: Path, row_group_rows: int, seed: int) -> dict[str, Any]:
+    from tutorlib.ops import Categorify
+    from tutorlib.parquet import ParquetSource
+    from tutorlib.workflow import Workflow
+
+    sources = {n: ParquetSource(folder / "joined" / f"{n}.parquet") for n in ("train", "valid")}
+    workflow = Workflow(
+        ["userId", "movieId"] >> Categorify(),
+        ["genres"] >> Categorify(),
+        ["rating"],
+        label_names=["rating"],
+    )
+    workflow.fit(sources["train"])
+    # The file is sorted by user; training rows are stored shuffled, validation rows as they come.
+    for name, shuffle_seed in (("train", seed), ("valid", None)):
+        workflow.transform_to_parquet(
+            sources[name],
+            folder / name,
+            row_group_rows=row_group_rows,
+            shuffle_seed=shuffle_seed,
+        )
+    workflow.save(folder / "workflow")
+    sizes = workflow.embedding_sizes()
+    return {
+        "train_rows": sources["train"].num_rows,
+        "valid_rows": sources["valid"].num_rows,
+        "cardinalities": {name: int(cardinality) for name, (cardinality, _) in sizes.items()},
+    }

@@ -1,0 +1,103 @@
+"""Where each data set comes from, under which terms, and whom to cite: one table.
+
+Every command prints its row (`Terms.lines`), README quotes the table (`terms_table`). Does not
+belong here: how the data is fetched or prepared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+_HARPER = (
+    "F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context. "
+    "ACM Transactions on Interactive Intelligent Systems 5, 4: 19:1-19:19. "
+    "https://doi.org/10.1145/2827872"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What one may do with a data set.
+
+    Args:
+        name: name of the data set.
+        source: address of its page.
+        terms: the conditions, in short; the page has the full text.
+        citation: what a publication has to cite, or "-".
+
+    Example:
+        >>> print(TERMS["synthetic"].lines())
+        Data:     synthetic (Criteo or MovieLens shape)
+        Source:   drawn by this command from a seed
+        Terms:    none: no person or company stands behind a row
+        Cite:     -
+    """
+
+    name: str
+    source: str
+    terms: str
+    citation: str
+
+    def lines(self) -> str:
+        """Return the terms as four lines of text for the terminal."""
+        return "\n".join(
+            f"{title:<9} {text}"
+            for title, text in (
+                ("Data:", self.name),
+                ("Source:", self.source),
+                ("Terms:", self.terms),
+                ("Cite:", self.citation),
+            )
+        )
+
+
+# The MovieLens conditions stand in README.txt inside each archive; the two archives differ in
+# whether the data may be passed on. The Criteo licence stands on the data set's card.
+TERMS = {
+    "synthetic": Terms(
+        "synthetic (Criteo or MovieLens shape)",
+        "drawn by this command from a seed",
+        "none: no person or company stands behind a row",
+        "-",
+    ),
+    "ml-latest-small": Terms(
+        "MovieLens ml-latest-small (GroupLens, University of Minnesota)",
+        "https://grouplens.org/datasets/movielens/latest/",
+        "research use; commercial use only with permission; no endorsement implied; may be passed "
+        "on under the same conditions. The set may change over time, so report no results on it",
+        _HARPER,
+    ),
+    "ml-25m": Terms(
+        "MovieLens ml-25m (GroupLens, University of Minnesota)",
+        "https://grouplens.org/datasets/movielens/25m/",
+        "research use; commercial use only with permission; no endorsement implied; not to be "
+        "passed on without permission",
+        _HARPER,
+    ),
+    "movielens": Terms(
+        "MovieLens, or data in its schema, as given by --from",
+        "https://grouplens.org/datasets/movielens/",
+        "MovieLens: research use; commercial use only with permission; whether it may be passed on "
+        "says README.txt of the archive. Synthetic data: none",
+        _HARPER,
+    ),
+    "criteo": Terms(
+        "Criteo 1TB Click Logs, or data in its format, as given by --from",
+        "https://huggingface.co/datasets/criteo/CriteoClickLogs",
+        "Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike). "
+        "Synthetic data: none",
+        "Criteo AI Lab. Criteo 1TB Click Logs dataset.",
+    ),
+}
+
+
+def terms_table() -> str:
+    """Return the terms of all data sets as a Markdown table, for README.
+
+    Example:
+        >>> terms_table().splitlines()[0]
+        '| data | source | terms | cite |'
+    """
+    rows = ["| data | source | terms | cite |", "| --- | --- | --- | --- |"]
+    rows += [f"| {t.name} | {t.source} | {t.terms} | {t.citation} |" for t in TERMS.values()]
+    return "\n".join(rows)

@@ -1,0 +1,325 @@
+"""Raw files become training-ready Parquet: checked line by line, split and fitted as promised."""
+
+import gzip
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep import criteo, movielens
+from data_prep.__main__ import main
+from data_prep.output import DataPrepError
+from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES, write_criteo
+from data_prep.synthetic_movielens import write_movielens
+from tutorlib.parquet import ParquetSource
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("criteo") / "raw"
+    write_criteo(folder, rows=12_000, days=3, seed=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(raw):
+    output = raw.parent / "data"
+    facts = criteo.prepare(raw, output, freq_threshold=5)
+    return output, facts
+
+
+def read_table(folder, columns=None):
+    """Return the rows of train/ or valid/ in order."""
+    files = sorted(folder.glob("part_*.parquet"))
+    return pa.concat_tables(pq.read_table(file, columns=columns) for file in files)
+
+
+def read_raw(path):
+    kinds = dict.fromkeys(CATEGORICAL_NAMES, str)
+    return pd.read_csv(path, sep="\t", header=None, names=COLUMN_NAMES, dtype=kinds)
+
+
+def test_criteo_parquet_holds_the_values_of_the_lines(raw, prepared):
+    for day in range(3):
+        table = pq.read_table(prepared[0] / f"parquet/day_{day}.parquet")
+        want = read_raw(raw / f"day_{day}.tsv")
+        have = table.to_pandas()
+        for name in ("label", *INTEGER_NAMES):
+            np.testing.assert_array_equal(have[name], want[name].astype(float))
+        for name in CATEGORICAL_NAMES:
+            numbers = want[name].map(lambda text: int(text, 16), na_action="ignore")
+            np.testing.assert_array_equal(have[name].astype(float), numbers.astype(float))
+
+
+def test_criteo_splits_by_day_and_keeps_every_row_in_order(raw, prepared):
+    output, facts = prepared
+    assert facts["train_rows"] == 8_000
+    assert facts["valid_rows"] == 4_000
+    for side, days in (("train", (0, 1)), ("valid", (2,))):
+        labels = np.concatenate([read_raw(raw / f"day_{d}.tsv")["label"] for d in days])
+        have = read_table(output / side, columns=["label"])["label"].to_numpy()
+        np.testing.assert_array_equal(have, labels)
+
+
+def test_criteo_is_ready_for_training(raw, prepared):
+    output, facts = prepared
+    source = ParquetSource(output / "train/*.parquet")
+    types = source.column_types
+    assert {types[name] for name in INTEGER_NAMES} == {("float32", False)}
+    assert {types[name] for name in CATEGORICAL_NAMES} == {("int32", False)}
+    data = read_table(output / "train").to_pandas()
+    counts = data[list(INTEGER_NAMES)]
+    np.testing.assert_allclose(counts.mean(), 0, atol=1e-3)
+    np.testing.assert_allclose(counts.std(), 1, atol=1e-2)
+    for name in CATEGORICAL_NAMES:
+        assert data[name].between(0, facts["cardinalities"][name] - 1).all()
+    # The counts by hand, from the raw lines.
+    lines = pd.concat([read_raw(raw / f"day_{d}.tsv") for d in (0, 1)])
+    want = np.log1p(lines["I2"].fillna(0).clip(lower=0)).to_numpy()
+    np.testing.assert_allclose(data["I2"], (want - want.mean()) / want.std(), atol=1e-4)
+
+
+def test_criteo_frequency_threshold_counts_training_days_only(raw, prepared):
+    lines = pd.concat([read_raw(raw / f"day_{d}.tsv") for d in (0, 1)])
+    often = (lines["C7"].value_counts() >= 5).sum()
+    assert prepared[1]["cardinalities"]["C7"] == often + 3  # padding, null, unknown
+
+
+def test_criteo_finished_stages_are_left_alone_and_other_settings_refused(raw, prepared, capsys):
+    output, _ = prepared
+    before = {p: p.stat().st_mtime_ns for p in output.rglob("*")}
+    arguments = ["criteo", "--from", str(raw), "--output", str(output)]
+    assert main([*arguments, "--freq-threshold", "5"]) == 0
+    assert capsys.readouterr().out.count("left alone") == 2
+    assert main([*arguments, "--freq-threshold", "6"]) == 1
+    assert "freq_threshold is 5 there, 6 asked for" in capsys.readouterr().err
+    assert {p: p.stat().st_mtime_ns for p in output.rglob("*")} == before
+
+
+def test_criteo_changed_input_is_noticed(raw, prepared, tmp_path):
+    shutil.copytree(raw, tmp_path / "raw")
+    criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
+    with open(tmp_path / "raw/day_0.tsv", "ab") as file:
+        file.write(b"0" + b"\t" * 39 + b"\n")
+    with pytest.raises(DataPrepError, match=r"files is .*--overwrite"):
+        criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
+    facts = criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet", overwrite=True)
+    assert facts["rows"]["day_0"] == 4_001
+
+
+def test_criteo_reads_gzip_and_the_published_names(raw, prepared, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/day_0.gz").write_bytes(gzip.compress((raw / "day_0.tsv").read_bytes()))
+    (tmp_path / "raw/day_10").write_bytes((raw / "day_2.tsv").read_bytes())
+    (tmp_path / "raw/day_2.tsv.gz").write_bytes(gzip.compress((raw / "day_1.tsv").read_bytes()))
+    (tmp_path / "raw/notes.txt").write_text("not a day")
+    facts = criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
+    assert list(facts["rows"]) == ["day_0", "day_2", "day_10"]  # 10 comes after 2
+    for have, want in ((0, 0), (2, 1), (10, 2)):
+        assert pq.read_table(tmp_path / f"parquet/day_{have}.parquet").equals(
+            pq.read_table(prepared[0] / f"parquet/day_{want}.parquet")
+        )
+
+
+def test_criteo_a_cut_gzip_file_is_refused(raw, tmp_path):
+    (tmp_path / "raw").mkdir()
+    packed = gzip.compress((raw / "day_0.tsv").read_bytes())
+    (tmp_path / "raw/day_0.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataPrepError, match=r"day_0\.gz cannot be unpacked"):
+        criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
+    assert not (tmp_path / "parquet").exists()
+
+
+def test_criteo_one_day_is_split_by_time(raw, tmp_path):
+    (tmp_path / "raw").mkdir()
+    shutil.copy(raw / "day_1.tsv", tmp_path / "raw/day_1_head.tsv")
+    facts = criteo.prepare(tmp_path / "raw", tmp_path / "data", valid_share=0.15)
+    assert (facts["train_rows"], facts["valid_rows"]) == (3_400, 600)
+    labels = read_raw(raw / "day_1.tsv")["label"].to_numpy()
+    have = read_table(tmp_path / "data/valid", columns=["label"])["label"].to_numpy()
+    np.testing.assert_array_equal(have, labels[3_400:])
+
+
+def test_criteo_needs_a_day_to_train_on(raw, prepared, tmp_path):
+    with pytest.raises(DataPrepError, match="leaves none to train on"):
+        criteo.etl(prepared[0] / "parquet", tmp_path / "data", valid_days=3)
+    assert not (tmp_path / "data/train").exists()
+
+
+BAD = {
+    3: (lambda f: f[:39], "39 fields instead of 40"),
+    40: (lambda f: [*f, "more"], "41 fields instead of 40"),
+    77: (lambda f: [f[0], "12x", *f[2:]], "I1 is '12x', must be an integer"),
+    78: (lambda f: [f[0], "0x1F", *f[2:]], "I1 is '0x1F', must be an integer"),
+    100: (lambda f: ["2", *f[1:]], "label is '2', must be 0 or 1"),
+    101: (lambda f: ["", *f[1:]], "label is '', must be 0 or 1"),
+    500: (lambda f: [*f[:-1], "xyzw1234"], "C26 is 'xyzw1234', must be 8 hex digits"),
+    501: (lambda f: [*f[:-1], "123"], "C26 is '123', must be 8 hex digits"),
+    900: (lambda f: [*f[:14], "\xff\xfe", *f[15:]], "C1 is"),
+    1999: (lambda f: [], "fields instead of 40|label is ''"),
+}
+
+
+@pytest.fixture
+def spoilt(raw, tmp_path, monkeypatch):
+    """A folder in which the lines of BAD (numbered from 1) of day 0 are malformed."""
+    monkeypatch.setattr(criteo, "READ_BLOCK_BYTES", 1 << 14)  # bad lines far apart meet many blocks
+    lines = (raw / "day_0.tsv").read_text().splitlines()
+    for number, (spoil, _) in BAD.items():
+        lines[number - 1] = "\t".join(spoil(lines[number - 1].split("\t")))
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/day_0.tsv").write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
+    return tmp_path
+
+
+def test_criteo_malformed_lines_are_refused_with_their_numbers(spoilt):
+    with pytest.raises(DataPrepError) as raised:
+        criteo.raw_to_parquet(spoilt / "raw", spoilt / "parquet")
+    message = str(raised.value)
+    assert message.startswith(f"{len(BAD)} malformed lines in day_0.tsv")
+    assert "--on-bad-lines skip" in message
+    assert [p.name for p in spoilt.iterdir()] == ["raw"]
+
+
+def test_criteo_malformed_lines_are_kept_out_and_reported(spoilt, raw, capsys):
+    facts = criteo.raw_to_parquet(spoilt / "raw", spoilt / "parquet", on_bad_lines="skip")
+    report = facts["bad_lines"]["day_0"]
+    assert report["total"] == len(BAD)
+    for (number, (_, reason)), line in zip(BAD.items(), report["first"], strict=True):
+        assert line.startswith(f"day_0.tsv:{number}: "), line
+        assert any(part in line for part in reason.split("|")), line
+    assert "kept out: 10 malformed lines" in capsys.readouterr().out
+    have = pq.read_table(spoilt / "parquet/day_0.parquet", columns=["I8", "C2"]).to_pandas()
+    want = read_raw(raw / "day_0.tsv").drop(index=[number - 1 for number in BAD])
+    np.testing.assert_array_equal(have["I8"], want["I8"])
+    np.testing.assert_array_equal(have["C2"], want["C2"].map(lambda text: int(text, 16)))
+    stored = json.loads((spoilt / "parquet/_settings.json").read_text())
+    assert stored["facts"]["bad_lines"] == facts["bad_lines"]
+
+
+def test_criteo_only_the_first_ten_bad_lines_are_told(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/day_0.tsv").write_text("".join(f"{i}\t\n" for i in range(25)))
+    with pytest.raises(DataPrepError, match=r"25 malformed lines.*day_0\.tsv:10: .*15 more"):
+        criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
+
+
+def test_criteo_an_empty_file_or_folder_is_refused(tmp_path):
+    (tmp_path / "raw").mkdir()
+    with pytest.raises(DataPrepError, match="no day files"):
+        criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
+    (tmp_path / "raw/day_0.tsv").touch()
+    with pytest.raises(DataPrepError, match="holds no line"):
+        criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("movielens")
+    write_movielens(folder / "raw", ratings=6_000, users=80, movies=300, seed=2)
+    facts = movielens.etl(folder / "raw", folder)
+    return folder, facts
+
+
+def decoded(folder, side):
+    """Return the rows of train/ or valid/ with raw ids and genre names, by the saved Workflow."""
+    from tutorlib.workflow import Workflow
+
+    workflow = Workflow.load(folder / "workflow")
+    data = read_table(folder / side).to_pandas()
+    for group in workflow.groups:
+        for name in group.names:
+            if name in ("userId", "movieId", "genres"):
+                values = ["padding", "null", "unknown", *group.ops[0].vocabulary(name)]
+                data[name] = data[name].map(
+                    lambda x, v=values: v[x] if np.isscalar(x) else tuple(v[i] for i in x)
+                )
+    return data
+
+
+def test_movielens_splits_eighty_to_twenty_and_keeps_every_rating(films):
+    folder, facts = films
+    assert (facts["train_rows"], facts["valid_rows"]) == (4_800, 1_200)
+    ratings = pd.read_csv(folder / "raw/ratings.csv")
+    rows = pd.concat([decoded(folder, side) for side in ("train", "valid")])
+    known = rows[rows["movieId"] != "unknown"]
+    merged = known.merge(ratings, on=["userId", "movieId"], validate="one_to_one")
+    assert len(merged) == len(known) > 0.95 * len(ratings)
+    assert ((merged["rating_y"] > 3) == merged["rating_x"]).all()
+
+
+def test_movielens_joins_the_genres_of_the_film(films):
+    folder, _ = films
+    movies = pd.read_csv(folder / "raw/movies.csv").set_index("movieId")["genres"]
+    train = decoded(folder, "train")
+    assert all(
+        "|".join(genres) == movies[movie]
+        for movie, genres in zip(train["movieId"], train["genres"], strict=True)
+    )
+
+
+def test_movielens_keeps_titles(films):
+    folder, _ = films
+    kept = pq.read_table(folder / "movies.parquet").to_pandas()
+    movies = pd.read_csv(folder / "raw/movies.csv")
+    assert kept["title"].tolist() == movies["title"].tolist()
+    assert ["|".join(genres) for genres in kept["genres"]] == movies["genres"].tolist()
+
+
+def test_movielens_training_rows_are_not_in_file_order(films):
+    users = read_table(films[0] / "train", columns=["userId"])["userId"].to_numpy()
+    assert (np.diff(users) != 0).mean() > 0.9
+
+
+def test_movielens_has_types_labels_and_facts(films):
+    folder, facts = films
+    types = ParquetSource(folder / "train/*.parquet").column_types
+    assert types == {
+        "userId": ("int32", False),
+        "movieId": ("int32", False),
+        "genres": ("int32", True),
+        "rating": ("float32", False),
+    }
+    share = read_table(folder / "valid")["rating"].to_numpy().mean()
+    assert share == pytest.approx(facts["valid_positive_share"], abs=1e-5)
+    assert 0.5 < facts["valid_base_log_loss"] < 0.75
+
+
+def test_movielens_time_split_takes_the_latest(films, tmp_path):
+    raw = films[0] / "raw"
+    arguments = ["movielens", "--from", str(raw), "--output", str(tmp_path), "--split", "time"]
+    assert main([*arguments, "--valid-share", "0.1"]) == 0
+    ratings = pd.read_csv(raw / "ratings.csv").sort_values("timestamp", kind="stable")
+    latest = ratings.iloc[-600:].sort_index()  # validation rows keep the order of the file
+    valid = read_table(tmp_path / "valid")["rating"].to_numpy()
+    np.testing.assert_array_equal(valid, latest["rating"] > 3)
+
+
+def test_movielens_malformed_files_are_refused(films, tmp_path):
+    for name, line in (("ratings.csv", "1,2,good,5\n"), ("movies.csv", "5,only two\n")):
+        folder = tmp_path / name
+        shutil.copytree(films[0] / "raw", folder)
+        with open(folder / name, "a") as file:
+            file.write(line)
+        with pytest.raises(DataPrepError, match=f"{name} is malformed"):
+            movielens.etl(folder, tmp_path / "data")
+        (folder / name).unlink()
+        with pytest.raises(DataPrepError, match=f"no {name}"):
+            movielens.fetch(tmp_path / "data", source=folder)
+    assert not list(tmp_path.glob("data/*"))
+
+
+def test_movielens_a_film_without_an_entry_has_no_genres(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/movies.csv").write_text('movieId,title,genres\n1,"A, The ""B""",Drama|War\n')
+    rows = "".join(f"{u},{m},4.0,{u}\n" for u in range(1, 6) for m in (1, 2))
+    (tmp_path / "raw/ratings.csv").write_text("userId,movieId,rating,timestamp\n" + rows)
+    movielens.etl(tmp_path / "raw", tmp_path / "data")
+    train = decoded(tmp_path / "data", "train")
+    assert set(train.loc[train["movieId"] == 2, "genres"]) == {()}
+    assert set(train.loc[train["movieId"] == 1, "genres"]) == {("Drama", "War")}
+    assert pq.read_table(tmp_path / "data/movies.parquet")["title"].to_pylist() == ['A, The "B"']

@@ -1,0 +1,169 @@
+"""Outputs of data_prep are there whole or not at all, and are made once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from data_prep.__main__ import main
+from data_prep.output import DataPrepError, is_finished, new_folder, new_parts, read_settings
+from data_prep.terms import TERMS, terms_table
+
+
+def make(folder, settings, text="content"):
+    with new_folder(folder, settings) as staging:
+        (staging.path / "file.txt").write_text(text)
+        staging.facts["length"] = len(text)
+
+
+def test_a_finished_folder_knows_its_settings_and_facts(tmp_path, capsys):
+    make(tmp_path / "out", {"n": 1})
+    assert is_finished(tmp_path / "out", {"n": 1})
+    assert "left alone" in capsys.readouterr().out
+    content = read_settings(tmp_path / "out")
+    assert content == {"settings": {"n": 1}, "facts": {"length": 7}, "made": ["file.txt"]}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_other_settings_are_refused_and_named_unless_overwritten(tmp_path):
+    make(tmp_path / "out", {"n": 1, "m": 2})
+    with pytest.raises(DataPrepError, match=r"n is 1 there, 3 asked for.*--overwrite"):
+        is_finished(tmp_path / "out", {"n": 3, "m": 2})
+    assert not is_finished(tmp_path / "out", {"n": 3, "m": 2}, overwrite=True)
+    make(tmp_path / "out", {"n": 3}, "new")
+    assert (tmp_path / "out/file.txt").read_text() == "new"
+
+
+def test_a_failed_run_leaves_the_old_output_and_no_staging(tmp_path):
+    make(tmp_path / "out", {"n": 1}, "old")
+    with pytest.raises(TypeError):
+        make(tmp_path / "out", {"n": 2}, text=5)  # fails after the staging folder was made
+    assert (tmp_path / "out/file.txt").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_data_prep_did_not_make_is_never_replaced(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.txt").write_text("mine")
+    with pytest.raises(DataPrepError, match="was not made by data_prep"):
+        make(tmp_path / "out", {"n": 1})
+    with (
+        pytest.raises(DataPrepError, match=r"thesis\.txt"),
+        new_parts(tmp_path / "out", ("thesis.txt",), {}),
+    ):
+        pass
+    assert (tmp_path / "out/thesis.txt").read_text() == "mine"
+
+
+def test_parts_are_replaced_and_their_neighbours_stay(tmp_path):
+    (tmp_path / "raw").mkdir()
+    for text in ("first", "second"):
+        with new_parts(tmp_path, ("train", "index"), {"text": text}) as staging:
+            (staging.path / "train").mkdir()
+            (staging.path / "train/a.txt").write_text(text)
+            (staging.path / "index").write_text(text)
+            (staging.path / "scratch").write_text("not a part")
+        assert (tmp_path / "train/a.txt").read_text() == text
+        names = {p.name for p in tmp_path.iterdir()}
+        assert names == {"raw", "train", "index", "_settings.json"}
+
+
+def test_parts_without_settings_after_a_crash_are_replaced(tmp_path):
+    # What a kill between two renames leaves: a part, the marker, the staging folder.
+    (tmp_path / "train").mkdir()
+    (tmp_path / "parts.publishing").touch()
+    (tmp_path / "parts.part").mkdir()
+    (tmp_path / "parts.part/junk").touch()
+    with new_parts(tmp_path, ("train",), {}) as staging:
+        (staging.path / "train").mkdir()
+        (staging.path / "train/whole").touch()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["_settings.json", "train"]
+    assert (tmp_path / "train/whole").exists()
+
+
+def test_two_processes_do_not_build_the_same_output(tmp_path):
+    with (
+        new_folder(tmp_path / "out", {}) as staging,
+        pytest.raises(DataPrepError, match="another process"),
+        new_folder(tmp_path / "out", {}),
+    ):
+        pass
+    assert staging.path.name == "out.part"
+
+
+def run(*arguments, **keywords):
+    return subprocess.Popen(
+        [sys.executable, "-m", "data_prep", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **keywords,
+    )
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_leaves_nothing_that_looks_whole_and_can_be_repeated(tmp_path, how):
+    output = tmp_path / "raw"
+    process = run("synthetic", "criteo", "--rows", "50000000", "--output", str(output))
+    while not list(tmp_path.glob("raw.part/day_0.tsv")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(how)
+    _, error = process.communicate(timeout=30)
+    assert not output.exists()
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert "interrupted" in error
+        assert "Traceback" not in error
+        assert not list(tmp_path.iterdir())
+    command = ["synthetic", "criteo", "--rows", "100", "--days", "2", "--output", str(output)]
+    assert main(command) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["raw"]
+    assert sorted(p.name for p in output.iterdir()) == ["_settings.json", "day_0.tsv", "day_1.tsv"]
+
+
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
+    # A limit on the size of files stands for the full disk: the write fails in the same place.
+    code = (
+        "import resource, sys; from data_prep.__main__ import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000)); sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "synthetic", "criteo", "--output", str(tmp_path / "raw")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "no room left" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_command_shows_terms_and_the_table_has_a_row_each(tmp_path, capsys):
+    main(["synthetic", "movielens", "--ratings", "200", "--users", "5", "--movies", "90",
+          "--output", str(tmp_path / "raw")])  # fmt: skip
+    assert "Terms:    none" in capsys.readouterr().out
+    main(["criteo", "--from", str(tmp_path / "nowhere")])
+    printed = capsys.readouterr()
+    assert "CC BY-NC-SA 4.0" in printed.out
+    assert "no such folder" in printed.err
+    main(["movielens", "--from", str(tmp_path / "nowhere"), "--output", str(tmp_path)])
+    assert "Harper" in capsys.readouterr().out
+    assert len(terms_table().splitlines()) == 2 + len(TERMS)
+
+
+def test_bad_settings_are_one_line_on_stderr(tmp_path, capsys):
+    assert main(["synthetic", "criteo", "--rows", "3", "--output", str(tmp_path / "x")]) == 1
+    assert "at least one row a day" in capsys.readouterr().err
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("command", [[], ["synthetic"], ["synthetic", "criteo"], ["criteo"]])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: python -m data_prep" in capsys.readouterr().out

@@ -1,0 +1,209 @@
+"""Synthetic data: the same from the same seed, in the real format, and worth learning from."""
+
+import csv
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from data_prep.synthetic_criteo import (
+    BLOCK_ROWS,
+    CARDINALITIES,
+    COLUMN_NAMES,
+    block_to_arrow,
+    column_sizes,
+    draw_block,
+    hex_values,
+    write_criteo,
+)
+from data_prep.synthetic_movielens import GENRES, NO_GENRES, write_movielens
+
+
+@pytest.fixture(scope="module")
+def criteo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("criteo") / "raw"
+    facts = write_criteo(folder, rows=60_000, days=2, seed=3)
+    return folder, facts
+
+
+def read(path):
+    kinds = dict.fromkeys(COLUMN_NAMES[14:], str)
+    return pd.read_csv(path, sep="\t", header=None, names=COLUMN_NAMES, dtype=kinds)
+
+
+def test_criteo_depends_on_the_seed_alone(criteo, tmp_path):
+    folder, facts = criteo
+    assert write_criteo(tmp_path / "again", rows=60_000, days=2, seed=3) == facts
+    write_criteo(tmp_path / "other", rows=60_000, days=2, seed=4)
+    for day in ("day_0.tsv", "day_1.tsv"):
+        assert (folder / day).read_bytes() == (tmp_path / "again" / day).read_bytes()
+        assert (folder / day).read_bytes() != (tmp_path / "other" / day).read_bytes()
+
+
+def test_criteo_rows_do_not_depend_on_how_many_follow(criteo, tmp_path):
+    write_criteo(tmp_path / "few", rows=1_000, days=2, seed=3)
+    few = (tmp_path / "few/day_1.tsv").read_bytes()
+    assert few.count(b"\n") == 500
+    assert (criteo[0] / "day_1.tsv").read_bytes().startswith(few)
+
+
+def test_criteo_blocks_can_be_drawn_in_any_order():
+    sizes = column_sizes(0.01)
+    later = block_to_arrow(draw_block(1, 2, 5, sizes))
+    draw_block(1, 2, 4, sizes)
+    assert block_to_arrow(draw_block(1, 2, 5, sizes)).equals(later)
+    assert not block_to_arrow(draw_block(1, 2, 6, sizes)).equals(later)
+
+
+def test_criteo_has_the_raw_format(criteo):
+    lines = (criteo[0] / "day_0.tsv").read_text().splitlines()
+    assert len(lines) == 30_000
+    for line in lines[:500]:
+        fields = line.split("\t")
+        assert len(fields) == 40
+        assert fields[0] in "01"
+        assert all(f == "" or int(f) == int(float(f)) for f in fields[1:14])
+        assert all(f == "" or (len(f) == 8 and int(f, 16) < 2**32) for f in fields[14:])
+
+
+def test_criteo_has_the_real_shape(criteo):
+    data = read(criteo[0] / "day_0.tsv")
+    missing = data.isna().mean()
+    assert missing["label"] == missing["I8"] == missing["C2"] == 0
+    assert 0.5 < missing["I4"] < 0.54
+    assert (data["I3"].isna() == data["I13"].isna()).all()
+    assert data["I2"].min() == -1
+    assert data.drop(columns=["I2", "I8"]).iloc[:, 1:12].min().min() >= 0
+    assert data["I12"].mean() > 3 * data["I12"].median()  # heavy-tailed
+    counts = data["C1"].value_counts(normalize=True)
+    assert 0.02 < counts.iloc[0] < 0.2  # a few ids make up much,
+    assert (data["C1"].value_counts() == 1).sum() > 2_000  # many turn up once
+    small = [n for n in CARDINALITIES if n <= 100]
+    found = [data[f"C{i + 1}"].nunique() for i, n in enumerate(CARDINALITIES) if n <= 100]
+    assert found == small
+
+
+def test_criteo_brings_new_ids_every_day(criteo):
+    first, second = (set(read(criteo[0] / f"day_{d}.tsv")["C20"].dropna()) for d in (0, 1))
+    assert 0.1 < len(second - first) / len(second) < 0.9
+
+
+def test_criteo_hex_values_are_one_to_one():
+    ids = np.arange(200_000) * 40  # as far as the largest column goes
+    for column in (0, 25):
+        assert (np.diff(np.sort(hex_values(ids, column))) > 0).all()
+
+
+def test_criteo_cardinalities_scale_and_small_columns_stay():
+    assert column_sizes(1.0) == list(CARDINALITIES)
+    assert all(n == m for n, m in zip(column_sizes(0.001), CARDINALITIES, strict=True) if m <= 1000)
+    with pytest.raises(ValueError, match="scale must be"):
+        column_sizes(0)
+
+
+def test_criteo_label_can_be_learned(criteo):
+    _, facts = criteo
+    assert 0.2 < facts["positive_share"] < 0.3
+    assert facts["bayes_log_loss"] < facts["base_log_loss"] - 0.1
+    assert facts["bayes_auc"] > 0.78
+    # One column alone already tells something: the rate differs between the ids of C16.
+    data = read(criteo[0] / "day_0.tsv")
+    rate = data.groupby("C16")["label"].agg(["mean", "size"]).query("size > 300")["mean"]
+    assert rate.max() - rate.min() > 0.1
+
+
+def test_criteo_memory_is_one_block(criteo):
+    block = draw_block(0, 0, 0, column_sizes(1.0))
+    assert block.ids.shape == (26, BLOCK_ROWS)
+    assert block.ids.nbytes + block.counts.nbytes + block.missing.nbytes < 12e6
+
+
+@pytest.fixture(scope="module")
+def movielens(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("movielens") / "raw"
+    facts = write_movielens(folder, ratings=30_000, users=300, movies=900, seed=1)
+    return folder, facts
+
+
+def test_movielens_depends_on_the_seed_alone(movielens, tmp_path):
+    folder, _ = movielens
+    write_movielens(tmp_path / "again", ratings=30_000, users=300, movies=900, seed=1)
+    write_movielens(tmp_path / "other", ratings=30_000, users=300, movies=900, seed=2)
+    for name in ("ratings.csv", "movies.csv"):
+        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+        assert (folder / name).read_bytes() != (tmp_path / "other" / name).read_bytes()
+
+
+def test_movielens_has_the_schema(movielens):
+    ratings = pd.read_csv(movielens[0] / "ratings.csv")
+    assert list(ratings) == ["userId", "movieId", "rating", "timestamp"]
+    assert len(ratings) == 30_000
+    assert not ratings.duplicated(["userId", "movieId"]).any()
+    assert ratings[["userId", "movieId"]].equals(
+        ratings[["userId", "movieId"]].sort_values(["userId", "movieId"], ignore_index=True)
+    )
+    assert set(ratings["rating"]) <= {half / 2 for half in range(1, 11)}
+    assert sorted(ratings["userId"].unique()) == list(range(1, 301))
+    first = (movielens[0] / "ratings.csv").read_text().splitlines()[1]
+    assert first.split(",")[2].count(".") == 1  # 4.0, as GroupLens writes it
+
+
+def test_movielens_has_films_with_titles_and_genres(movielens):
+    with open(movielens[0] / "movies.csv", encoding="utf-8", newline="") as file:
+        movies = list(csv.DictReader(file))
+    assert len(movies) == 900
+    genres = [set(movie["genres"].split("|")) for movie in movies]
+    assert set().union(*genres) <= {*GENRES, NO_GENRES}
+    assert {NO_GENRES} in genres
+    assert not any(NO_GENRES in names and len(names) > 1 for names in genres)
+    titles = [movie["title"] for movie in movies]
+    assert any(", The (" in title for title in titles)
+    assert any('"' in title for title in titles)
+    rated = set(pd.read_csv(movielens[0] / "ratings.csv")["movieId"])
+    assert rated <= {int(movie["movieId"]) for movie in movies}
+
+
+def test_movielens_users_and_films_are_power_law(movielens):
+    ratings = pd.read_csv(movielens[0] / "ratings.csv")
+    for name in ("userId", "movieId"):
+        counts = ratings[name].value_counts()
+        assert counts.iloc[: len(counts) // 10].sum() > 0.25 * len(ratings)
+    assert ratings["userId"].value_counts().min() >= 20
+
+
+def test_movielens_label_can_be_learned(movielens):
+    _, facts = movielens
+    assert 0.5 < facts["positive_share"] < 0.75
+    assert facts["bayes_log_loss"] < facts["base_log_loss"] - 0.1
+
+
+def test_movielens_refuses_what_cannot_be(tmp_path):
+    with pytest.raises(ValueError, match="users <= ratings"):
+        write_movielens(tmp_path / "x", ratings=1_000, users=10, movies=50)
+
+
+@pytest.mark.parametrize("ratings", [20, 21, 100])
+def test_movielens_counts_add_up_at_the_limits(tmp_path, ratings):
+    write_movielens(tmp_path / "x", ratings=ratings, users=20, movies=10)
+    assert len(pd.read_csv(tmp_path / "x/ratings.csv")) == ratings
+
+
+def test_bayes_statistics_are_those_of_the_definition():
+    from data_prep.bayes import LabelStatistics
+
+    rng = np.random.default_rng(0)
+    p = np.round(rng.random(500), 3) * 0.9 + 0.05
+    y = (rng.random(500) < p).astype(np.int8)
+    statistics = LabelStatistics()
+    for part in (slice(0, 100), slice(100, 500)):
+        statistics.add(y[part], p[part])
+    result = statistics.result()
+    share = y.mean()
+    pairs = (p[y == 1][:, None] > p[y == 0]) + 0.5 * (p[y == 1][:, None] == p[y == 0])
+    assert math.isclose(result["bayes_auc"], pairs.mean(), abs_tol=2e-4)
+    assert math.isclose(result["bayes_log_loss"],
+                        -np.mean(np.where(y, np.log(p), np.log(1 - p))), abs_tol=1e-5)  # fmt: skip
+    assert math.isclose(result["base_log_loss"],
+                        -share * np.log(share) - (1 - share) * np.log(1 - share),
+                        abs_tol=1e-5)  # fmt: skip
