@@ -24,31 +24,37 @@ layouts = st.fixed_dictionaries(
 def rows_of(plan, row_counts):
     """The rows of the source, in the order in which the plan's batches hold them."""
     firsts = np.concatenate([[0], np.cumsum(row_counts)])
-    batches = [np.full(size, -1) for size in plan.batch_sizes]
+    groups = [np.full(plan.group_rows(group), -1) for group in range(plan.num_groups)]
     for chunk in plan.chunks:
-        deal = plan.deal(chunk.index)
         blocks = [
             np.arange(piece.start + start, piece.start + stop) + firsts[piece.row_group]
             for piece in chunk.pieces
             for start, stop in piece.blocks()
         ]
         assert chunk.block_rows == [len(block) for block in blocks]
-        for number, block in enumerate(blocks):
+        for number, (block, shares) in enumerate(zip(blocks, plan.deal(chunk.index), strict=True)):
             order = plan.order(chunk.index, number)
             rows = block if order is None else block[order]
-            for batch, first, start, stop in deal.places(number):
-                assert (batches[batch][first : first + stop - start] == -1).all()
-                batches[batch][first : first + stop - start] = rows[start:stop]
-    for batch in range(len(plan)):
-        chunk = plan.chunks[plan.chunk_of(batch)]
-        assert chunk.first <= batch * plan.batch_size or min(plan.batch_sizes) < plan.batch_size
+            for share in shares:
+                first, last = plan.chunks_of(share.group)
+                assert first <= chunk.index <= last
+                target = groups[share.group][share.first :][: share.stop - share.start]
+                assert (target == -1).all()
+                target[:] = rows[share.start : share.stop]
+    batches = []
+    for number, group in enumerate(groups):
+        order = plan.group_order(number)
+        rows = group if order is None else group[order]
+        sizes = plan.group_sizes(number)
+        batches += np.split(rows, np.cumsum(sizes)[:-1])
     return batches
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Blocks of 8 rows, so that small layouts have many."""
+    """Blocks of 8 rows and groups of up to 30, so that small layouts have many."""
     monkeypatch.setattr("tutorlib.plan.BLOCK_ROWS", 8)
+    monkeypatch.setattr("tutorlib.plan.GROUP_ROWS", 30)
 
 
 QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
@@ -115,18 +121,20 @@ def test_order_depends_on_seed_and_epoch_alone():
     assert order(seed=2, epoch=1) != order(seed=1, epoch=2)
 
 
-def test_every_pair_of_rows_shares_a_batch_equally_often():
+@pytest.mark.parametrize(("batch_size", "group_batches"), [(16, 1), (8, 3)])
+def test_every_pair_of_rows_shares_a_batch_equally_often(batch_size, group_batches):
     """A batch is a uniform choice of the rows: neighbours meet as often as any other two."""
     near, far, epochs = 0, 0, 400
     for epoch in range(epochs):
-        plan = EpochPlan([64], batch_size=16, epoch=epoch, partition_rows=64)
+        plan = EpochPlan([64], batch_size=batch_size, epoch=epoch, partition_rows=64)
+        assert plan.group_batches == group_batches
         batch_of = np.empty(64, int)
         for number, rows in enumerate(rows_of(plan, [64])):
             batch_of[rows] = number
         near += np.mean(batch_of[:-1] == batch_of[1:])
         far += np.mean(batch_of[:32] == batch_of[32:])
-    assert near / epochs == pytest.approx(15 / 63, abs=0.01)
-    assert far / epochs == pytest.approx(15 / 63, abs=0.01)
+    assert near / epochs == pytest.approx((batch_size - 1) / 63, abs=0.01)
+    assert far / epochs == pytest.approx((batch_size - 1) / 63, abs=0.01)
 
 
 def test_the_leftover_of_a_chunk_is_shuffled_too():

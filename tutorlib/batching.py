@@ -3,9 +3,9 @@
 A shuffled batch is a random choice of rows of a chunk, which is far larger than the cache. Taking
 its rows from there costs a cache miss a value. Here each piece is taken apart as soon as it is
 decoded: column by column and block by block (`plan.BLOCK_ROWS`), so that the values being picked
-are in the second-level cache, into the column's place in every batch at once. Each value is moved
-once, and no shuffled copy of the chunk exists besides the batches. Does not belong here: which row
-goes where (`plan.py`), threads, files, tensors.
+are in the second-level cache, into the column's place in every group of batches at once. A group of
+several small batches is then cut up the same way; a large batch is a group by itself. Does not
+belong here: which row goes where (`plan.py`), threads, files, tensors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings, concat_columns, gather_rows
+from tutorlib.plan import Share
 from tutorlib.schema import Column, Schema
 
 ALIGNMENT = 64  # bytes; DLPack consumers want it, and it is one cache line
@@ -170,55 +171,113 @@ class HostBatch:
     lists: dict[str, Ragged]
 
 
-class OpenBatch:
-    """A batch that is being filled, by several threads, each writing rows of its own.
-
-    Its arrays are new, each column starts at a multiple of 64 bytes, and nothing else refers to
-    them, so that a framework may keep them.
+class Group:
+    """The rows of some successive batches, being filled by several threads, then cut up by one.
 
     Args:
         layout: how the columns lie.
-        num_rows: rows of the batch.
+        num_rows: rows of all its batches.
     """
 
     def __init__(self, layout: Layout, num_rows: int) -> None:
         self.layout, self.num_rows = layout, num_rows
-        self.matrices = []
-        for block in layout.blocks:
-            cells = ALIGNMENT // block.cell.itemsize
-            padded = -(-num_rows // cells) * cells
-            self.matrices.append(aligned_empty((len(block.columns), padded), block.cell))
+        self.matrices = _matrices(layout, num_rows)
         self._lists: dict[str, dict[int, Ragged]] = {c.name: {} for c in layout.ragged}
 
     def add_lists(self, name: str, first: int, lists: Ragged) -> None:
         """Keep the lists of rows [first, first + len(lists)) of a multi-hot column."""
         self._lists[name][first] = lists
 
-    def close(self) -> HostBatch:
-        """Return the batch; call it once, when all rows are there."""
-        scalars: dict[str, np.ndarray] = {}
-        for block, matrix in zip(self.layout.blocks, self.matrices, strict=True):
-            scalars.update(self._named(block, matrix))
+    def batches(self, sizes: Sequence[int], order: np.ndarray | None) -> list[HostBatch]:
+        """Return the batches; call it once, when all rows are there.
+
+        Their arrays are new, each column starts at a multiple of 64 bytes, and nothing else refers
+        to them, so that a framework may keep them.
+
+        Args:
+            sizes: rows of each batch.
+            order: int64 [num_rows], the order in which the rows make them up; None for as it is.
+        """
         lists = {
-            name: aligned_lists([parts[first] for first in sorted(parts)])
+            name: concat_columns([parts[first] for first in sorted(parts)])
             for name, parts in self._lists.items()
         }
-        return HostBatch(self.num_rows, scalars, lists)
+        if len(sizes) == 1:
+            return [self._batch(self.num_rows, self.matrices, lists, None)]
+        stops = np.cumsum(sizes).tolist()
+        picks = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+        if order is not None:
+            picks = [order[pick] for pick in picks]
+        cut = [_matrices(self.layout, size) for size in sizes]
+        for number, matrix in enumerate(self.matrices):
+            for index, values in enumerate(matrix):
+                for target, pick, size in zip(cut, picks, sizes, strict=True):
+                    _copy(values, pick, target[number][index, :size])
+        return [
+            self._batch(size, matrices, lists, pick)
+            for size, matrices, pick in zip(sizes, cut, picks, strict=True)
+        ]
 
-    def _named(self, block: _Block, matrix: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the arrays of a block by the names that a batch has them under."""
-        named = {}
-        stacked: dict[str, list[int]] = {}
-        for index, column in enumerate(block.columns):
-            if self.layout.stacked and column.role in ("categorical", "continuous"):
-                stacked.setdefault(column.role, []).append(index)
-            else:
-                values = matrix[index, : self.num_rows].view(self.layout.dtypes[column.name])
-                named[column.name] = values[:, None]
-        for role, indices in stacked.items():
-            dtype = self.layout.dtypes[block.columns[indices[0]].name]
-            named[role] = _as_records(matrix[indices[0] : indices[-1] + 1], self.num_rows, dtype)
-        return named
+    def _batch(
+        self,
+        num_rows: int,
+        matrices: Sequence[np.ndarray],
+        lists: dict[str, Ragged],
+        pick: slice | np.ndarray | None,
+    ) -> HostBatch:
+        scalars: dict[str, np.ndarray] = {}
+        for block, matrix in zip(self.layout.blocks, matrices, strict=True):
+            scalars.update(_named(self.layout, block, matrix, num_rows))
+        own = {name: _own_lists(column, pick) for name, column in lists.items()}
+        return HostBatch(num_rows, scalars, own)
+
+
+def _matrices(layout: Layout, num_rows: int) -> list[np.ndarray]:
+    """Return memory for the columns of each block, all of them aligned."""
+    matrices = []
+    for block in layout.blocks:
+        cells = ALIGNMENT // block.cell.itemsize
+        padded = -(-num_rows // cells) * cells
+        matrices.append(aligned_empty((len(block.columns), padded), block.cell))
+    return matrices
+
+
+def _copy(values: np.ndarray, pick: slice | np.ndarray, target: np.ndarray) -> None:
+    if isinstance(pick, slice):
+        target[:] = values[pick]
+    else:
+        np.take(values, pick, out=target, mode="clip")
+
+
+def _named(
+    layout: Layout, block: _Block, matrix: np.ndarray, num_rows: int
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a block by the names that a batch has them under."""
+    named = {}
+    stacked: dict[str, list[int]] = {}
+    for index, column in enumerate(block.columns):
+        if layout.stacked and column.role in ("categorical", "continuous"):
+            stacked.setdefault(column.role, []).append(index)
+        else:
+            values = matrix[index, :num_rows].view(layout.dtypes[column.name])
+            named[column.name] = values[:, None]
+    for role, indices in stacked.items():
+        dtype = layout.dtypes[block.columns[indices[0]].name]
+        named[role] = _as_records(matrix[indices[0] : indices[-1] + 1], num_rows, dtype)
+    return named
+
+
+def _own_lists(lists: Ragged, pick: slice | np.ndarray | None) -> Ragged:
+    """Return some lists in memory of their own, which starts aligned."""
+    if pick is None:
+        return Ragged(aligned(lists.values), lists.offsets)
+    if isinstance(pick, slice):
+        part = lists.slice(pick.start, pick.stop)
+        return Ragged(aligned(part.values), part.offsets)
+    positions, offsets = gather_rows(lists.offsets, pick)
+    values = aligned_empty((len(positions),), lists.values.dtype)
+    np.take(lists.values, positions, out=values, mode="clip")
+    return Ragged(values, offsets)
 
 
 def _as_records(columns: np.ndarray, num_rows: int, dtype: np.dtype) -> np.ndarray:
@@ -237,16 +296,16 @@ class Delivery:
     Args:
         start: its first row within the chunk given to `deal_out`.
         order: int64 [rows], the order in which its rows are dealt out; None for as they are.
-        places: (batch, first row in it, start, stop in that order) of each share.
+        shares: the group that each share goes to, and the share.
     """
 
     start: int
     order: np.ndarray | None
-    places: Sequence[tuple[OpenBatch, int, int, int]]
+    shares: Sequence[tuple[Group, Share]]
 
 
 def deal_out(layout: Layout, chunk: Chunk, deliveries: Sequence[Delivery]) -> None:
-    """Copy the rows of `chunk` to their places in batches, column by column.
+    """Copy the rows of `chunk` to the groups of batches that they go to, column by column.
 
     Raises:
         ValueError: if a value does not fit (see `Layout.cells`); the message names the row within
@@ -265,30 +324,23 @@ def deal_out(layout: Layout, chunk: Chunk, deliveries: Sequence[Delivery]) -> No
             )
         lists = Ragged(layout.cells(column, lists.values), lists.offsets)
         for delivery in deliveries:
-            for batch, first, start, stop in delivery.places:
-                batch.add_lists(column.name, first, _pick_lists(lists, delivery, start, stop))
+            for group, share in delivery.shares:
+                group.add_lists(column.name, share.first, _pick_lists(lists, delivery, share))
 
 
 def _deal_column(values: np.ndarray, number: int, index: int, delivery: Delivery) -> None:
     block = values[delivery.start :]
-    for batch, first, start, stop in delivery.places:
-        target = batch.matrices[number][index, first : first + stop - start]
-        if delivery.order is None:
-            target[:] = block[start:stop]
-        else:
-            np.take(block, delivery.order[start:stop], out=target, mode="clip")
+    for group, share in delivery.shares:
+        stop = share.first + share.stop - share.start
+        pick = slice(share.start, share.stop)
+        if delivery.order is not None:
+            pick = delivery.order[pick]
+        _copy(block, pick, group.matrices[number][index, share.first : stop])
 
 
-def _pick_lists(lists: Ragged, delivery: Delivery, start: int, stop: int) -> Ragged:
+def _pick_lists(lists: Ragged, delivery: Delivery, share: Share) -> Ragged:
     if delivery.order is None:
-        return lists.slice(delivery.start + start, delivery.start + stop)
-    positions, offsets = gather_rows(lists.offsets, delivery.start + delivery.order[start:stop])
+        return lists.slice(delivery.start + share.start, delivery.start + share.stop)
+    rows = delivery.start + delivery.order[share.start : share.stop]
+    positions, offsets = gather_rows(lists.offsets, rows)
     return Ragged(lists.values[positions], offsets)
-
-
-def aligned_lists(parts: Sequence[Ragged]) -> Ragged:
-    """Return lists one after the other, in memory of their own that starts aligned."""
-    offsets = concat_columns([Ragged(part.offsets[:0], part.offsets) for part in parts]).offsets
-    values = aligned_empty((int(offsets[-1]),), parts[0].values.dtype)
-    np.concatenate([part.values for part in parts], out=values)
-    return Ragged(values, offsets)

@@ -1,10 +1,10 @@
 """Pipeline: threads that read pieces and deal their rows out to batches, a bounded way ahead.
 
 One pipeline serves one pass over an epoch. Its only kind of task is *one piece*: read it, transform
-it, copy its rows into the batches they belong to. A task never waits for another, so any number of
-threads, even one, gets through; a batch is handed out when its last row has arrived. At any time
-there are the batches of the chunk that the consumer is in and of the next chunk, which is being
-filled. Does not belong here: what a task does to a piece.
+it, copy its rows into the groups of batches they belong to. A task never waits for another, so any
+number of threads, even one, gets through; when its last row has arrived, a group is cut into its
+batches. At any time there are the batches of the chunk that the consumer is in and of the next
+chunk, which is being filled. Does not belong here: what a task does to a piece.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from tutorlib.batching import Delivery, HostBatch, Layout, OpenBatch
-from tutorlib.plan import EpochPlan, Piece
-
-Deal = Callable[[Piece, list[Delivery]], None]
+from tutorlib.batching import Delivery, Group, HostBatch, Layout
+from tutorlib.plan import EpochPlan, Piece, Share
 
 
 class Stopwatch:
@@ -49,14 +47,14 @@ class Pipeline:
         finish: turns a `HostBatch` into what the consumer gets; called from several threads.
         threads: worker threads; they start with the first `next_batch`.
         stopwatch: where seconds are added: shuffle, convert (sums over the threads) and wait.
-        first_batch: number of the first batch; rows of earlier ones are not kept.
+        first_batch: number of the first batch; nothing before its group is read.
     """
 
     def __init__(
         self,
         plan: EpochPlan,
         layout: Layout,
-        deal: Deal,
+        deal: Callable[[Piece, list[Delivery]], None],
         finish: Callable[[HostBatch], Any],
         *,
         threads: int,
@@ -66,12 +64,16 @@ class Pipeline:
         self._plan, self._layout, self._deal, self._finish = plan, layout, deal, finish
         self._stopwatch = stopwatch
         self._changed = threading.Condition()
+        self._dealing = threading.Lock()
         self._tasks: deque[Callable[[], None]] = deque()
-        self._open: dict[int, OpenBatch] = {}
-        self._rows_left: Counter[int] = Counter()  # of open batches
-        self._done: dict[int, Any] = {}
+        self._shares: dict[int, list[list[Share]]] = {}  # of chunks that are being read
+        self._pieces_left: Counter[int] = Counter()
+        self._groups: dict[int, Group] = {}  # that are being filled
+        self._rows_left: Counter[int] = Counter()
+        self._done: dict[int, Any] = {}  # batches
         self._first_batch = self._next_out = first_batch
-        self._next_chunk = plan.chunk_of(first_batch) if first_batch < len(plan) else 0
+        self._first_group = first_batch // plan.group_batches
+        self._next_chunk = plan.chunks_of(self._first_group)[0] if first_batch < len(plan) else 0
         self._error: BaseException | None = None
         self._closed = False
         self._threads = [
@@ -117,14 +119,14 @@ class Pipeline:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
         with self._changed:
-            self._open.clear()
+            self._groups.clear()
             self._done.clear()
 
     def _read_ahead(self) -> None:
         """Queue chunks up to the one behind those that the next batch needs; under the lock."""
-        last_row = self._plan.last_chunk_of(self._next_out)
-        last = min(last_row + 1, self._plan.last_chunk_of(len(self._plan) - 1))
-        while self._next_chunk <= last:
+        _, needed = self._plan.chunks_of(self._next_out // self._plan.group_batches)
+        _, last = self._plan.chunks_of(self._plan.num_groups - 1)
+        while self._next_chunk <= min(needed + 1, last):
             self._queue_chunk(self._next_chunk)
             self._next_chunk += 1
         self._changed.notify_all()
@@ -132,46 +134,71 @@ class Pipeline:
     def _queue_chunk(self, index: int) -> None:
         block = 0
         for piece in self._plan.chunks[index].pieces:
-            self._tasks.append(lambda i=index, p=piece, b=block: self._deal_piece(i, p, b))
+            self._tasks.append(lambda p=piece, b=block: self._deal_piece(index, p, b))
+            self._pieces_left[index] += 1
             block += len(piece.blocks())
 
-    def _open_batch(self, number: int) -> OpenBatch:
-        """Return the batch `number`, made by whichever piece gets there first."""
+    def _shares_of(self, chunk: int) -> list[list[Share]]:
+        """Return how a chunk is dealt out; worked out by the first piece that asks."""
+        with self._dealing:
+            if chunk not in self._shares:
+                self._shares[chunk] = self._plan.deal(chunk)
+            return self._shares[chunk]
+
+    def _group(self, number: int) -> Group:
+        """Return a group that is being filled; made by the first piece that has rows for it."""
         with self._changed:
-            if number not in self._open:
-                rows = self._plan.batch_sizes[number]
-                self._open[number] = OpenBatch(self._layout, rows)
-                self._rows_left[number] = rows
-            return self._open[number]
+            if number not in self._groups:
+                self._rows_left[number] = self._plan.group_rows(number)
+                self._groups[number] = Group(self._layout, self._rows_left[number])
+            return self._groups[number]
 
     def _deal_piece(self, chunk: int, piece: Piece, first_block: int) -> None:
         started = time.perf_counter()
-        deal = self._plan.deal(chunk)
-        deliveries, arrived = [], Counter()
-        for number, (start, _) in enumerate(piece.blocks(), start=first_block):
-            places = [place for place in deal.places(number) if place[0] >= self._first_batch]
-            arrived.update({batch: stop - begin for batch, _, begin, stop in places})
-            targets = [(self._open_batch(batch), *rest) for batch, *rest in places]
-            deliveries.append(Delivery(start, self._plan.order(chunk, number), targets))
+        shares_of_blocks = self._shares_of(chunk)
+        deliveries = []
+        arrived: Counter[int] = Counter()
+        for block, (start, _) in enumerate(piece.blocks(), start=first_block):
+            shares = [s for s in shares_of_blocks[block] if s.group >= self._first_group]
+            if shares:
+                targets = [(self._group(share.group), share) for share in shares]
+                deliveries.append(Delivery(start, self._plan.order(chunk, block), targets))
+            for share in shares:
+                arrived[share.group] += share.stop - share.start
         self._stopwatch.add(shuffle=time.perf_counter() - started)
-        if arrived:
+        if deliveries:
             self._deal(piece, deliveries)
-        for batch, rows in arrived.items():
-            self._rows_arrived(batch, rows)
-
-    def _rows_arrived(self, number: int, rows: int) -> None:
+        del deliveries
         with self._changed:
-            self._rows_left[number] -= rows
-            if self._rows_left[number]:
-                return
-            del self._rows_left[number]
-            batch = self._open.pop(number)
+            self._rows_left.subtract(arrived)
+            whole = [number for number in arrived if not self._rows_left[number]]
+            groups = {number: self._groups.pop(number) for number in whole}
+            self._pieces_left[chunk] -= 1
+            if not self._pieces_left[chunk]:
+                del self._shares[chunk]
+        for number in sorted(groups):
+            self._cut(number, groups.pop(number))
+
+    def _cut(self, number: int, group: Group) -> None:
         started = time.perf_counter()
-        result = self._finish(batch.close())
-        self._stopwatch.add(convert=time.perf_counter() - started, rows=batch.num_rows, batches=1)
+        order = self._plan.group_order(number)
+        batches = group.batches(self._plan.group_sizes(number), order)
+        cut = time.perf_counter()
+        first = number * self._plan.group_batches
+        wanted = {
+            first + i: self._finish(batch)
+            for i, batch in enumerate(batches)
+            if first + i >= self._first_batch
+        }
+        self._stopwatch.add(
+            shuffle=cut - started,
+            convert=time.perf_counter() - cut,
+            rows=group.num_rows,
+            batches=len(batches),
+        )
         with self._changed:
             if not self._closed:
-                self._done[number] = result
+                self._done.update(wanted)
             self._changed.notify_all()
 
     def _work(self) -> None:

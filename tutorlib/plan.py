@@ -12,11 +12,13 @@ every rank can work out its own share without talking to the others. It has thre
    left over begins the next batch, so every row is shuffled in its own chunk, and no order depends
    on what came before.
 
-Dealing out works in *blocks* of neighbouring rows, small enough that a column of one stays in the
-processor's second-level cache: first it is drawn how many rows of each block each batch gets (a
-multivariate hypergeometric draw), then which (a permutation of the block). Together this is an
-exactly uniform choice of the rows of every batch, at a third of the cost of permuting the chunk as
-a whole. Within a batch, the rows of one block stand together.
+Dealing out works in *blocks* of neighbouring rows and *groups* of successive batches, both small
+enough that a column of one stays in the processor's second-level cache: first it is drawn how many
+rows of each block each group gets (a multivariate hypergeometric draw), then which (a permutation
+of the block), then which batch of the group they go to (a permutation of the group). Together this
+is an exactly uniform choice of the rows of every batch, at a third of the cost of permuting the
+chunk as a whole. Where a batch is a group by itself, the last step is left out, as it would only
+change the order within the batch: there, the rows of one block stand together.
 
 Random numbers come from a counter-based generator (Philox) keyed by (seed, epoch) and the chunk.
 """
@@ -31,6 +33,7 @@ from collections.abc import Sequence
 import numpy as np
 
 BLOCK_ROWS = 131_072  # 512 KiB of 4-byte values
+GROUP_ROWS = 65_536  # 256 KiB of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,26 +75,20 @@ class ChunkPlan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Deal:
-    """How the rows of a chunk are dealt out to batches.
+class Share:
+    """Rows that a block gives to a group of batches.
 
     Args:
-        batches: int64 [parts], number of the batch that each part of the chunk belongs to.
-        offsets: int64 [parts], the row of that batch at which the part begins.
-        counts: int64 [blocks, parts], rows of each block in each part. What they lack to the rows
-            of a block are rows that `drop_last` leaves out.
+        group: number of the group.
+        first: the row of the group from which on they stand.
+        start: the first of them, in the block's order.
+        stop: one behind the last of them.
     """
 
-    batches: np.ndarray
-    offsets: np.ndarray
-    counts: np.ndarray
-
-    def places(self, block: int) -> list[tuple[int, int, int, int]]:
-        """Return where a block's rows go: (batch, first row in it, start, stop in its order)."""
-        stops = np.cumsum(self.counts[block])
-        firsts = self.offsets + self.counts[:block].sum(axis=0)
-        rows = zip(self.batches, firsts, stops - self.counts[block], stops, strict=True)
-        return [tuple(map(int, row)) for row in rows if row[2] < row[3]]
+    group: int
+    first: int
+    start: int
+    stop: int
 
 
 class EpochPlan:
@@ -114,6 +111,7 @@ class EpochPlan:
     Attributes:
         num_rows: rows of this rank, before `drop_last`.
         batch_sizes: rows of every batch; all ranks have equally many batches.
+        group_batches: batches of a group; the last group may have fewer.
         chunks: `ChunkPlan` of every chunk, in order.
 
     Raises:
@@ -171,60 +169,94 @@ class EpochPlan:
             self.num_rows, min(counts), max(counts), batch_size, drop_last
         )
         self.chunks = _chunks(_cut(partitions, cuts[rank], cuts[rank + 1]), parts_per_chunk)
+        chunk_rows = min(GROUP_ROWS, partition_rows * parts_per_chunk)
+        self.group_batches = max(1, chunk_rows // batch_size)
         self._firsts = [chunk.first for chunk in self.chunks]
-        self._starts = np.concatenate([[0], np.cumsum(self.batch_sizes)]).tolist()
+        starts = np.concatenate([[0], np.cumsum(self.batch_sizes)]).tolist()
+        self._group_starts = [*starts[:: self.group_batches], starts[-1]]
+        if (len(starts) - 1) % self.group_batches == 0:
+            self._group_starts.pop()
 
     def __len__(self) -> int:
         return len(self.batch_sizes)
 
     def _random(self, stream: int, chunk: int = 0, block: int = 0) -> np.random.Generator:
         key = np.array([self.seed, self.epoch], dtype=np.uint64)
-        counter = [0, block, chunk, stream]
+        counter = np.array([0, block, chunk, stream]).astype(np.uint64)
         return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
-    def chunk_of(self, batch: int) -> int:
-        """Return the chunk that holds the first row of batch number `batch`."""
-        return bisect.bisect_right(self._firsts, self._starts[batch]) - 1
+    @property
+    def num_groups(self) -> int:
+        """Groups of batches."""
+        return len(self._group_starts) - 1
 
-    def last_chunk_of(self, batch: int) -> int:
-        """Return the chunk that holds the last row of batch number `batch`."""
-        return bisect.bisect_right(self._firsts, self._starts[batch + 1] - 1) - 1
+    def group_rows(self, group: int) -> int:
+        """Return the rows of a group of batches."""
+        return self._group_starts[group + 1] - self._group_starts[group]
 
-    def deal(self, chunk: int) -> Deal:
-        """Return which batches get how many rows of each block of a chunk."""
+    def group_sizes(self, group: int) -> list[int]:
+        """Return the rows of each batch of a group."""
+        return self.batch_sizes[group * self.group_batches :][: self.group_batches]
+
+    def chunks_of(self, group: int) -> tuple[int, int]:
+        """Return the first and the last chunk that rows of a group come from."""
+        first, stop = self._group_starts[group], self._group_starts[group + 1]
+        return bisect.bisect_right(self._firsts, first) - 1, bisect.bisect_left(
+            self._firsts, stop
+        ) - 1
+
+    def deal(self, chunk: int) -> list[list[Share]]:
+        """Return for each block of a chunk what it gives to which groups."""
         plan = self.chunks[chunk]
-        end = min(plan.first + plan.num_rows, self._starts[-1])
-        first = bisect.bisect_right(self._starts, plan.first) - 1
-        last = bisect.bisect_left(self._starts, end)
-        edges = np.clip(self._starts[first : last + 1], plan.first, max(end, plan.first))
-        batches = np.arange(first, max(last, first))
-        offsets = edges[:-1] - np.array(self._starts[first:last], dtype=np.int64)
+        end = min(plan.first + plan.num_rows, self._group_starts[-1])
         left = np.array(plan.block_rows)
-        counts = np.zeros((len(left), len(batches)), dtype=np.int64)
-        random = self._random(1 + self.rank, chunk, 0)
-        for part, rows in enumerate(np.diff(edges)):
+        shares: list[list[Share]] = [[] for _ in left]
+        starts = np.zeros_like(left)
+        random = self._random(1 + self.rank, chunk)
+        position = plan.first
+        while position < end:
+            group = bisect.bisect_right(self._group_starts, position) - 1
+            rows = min(end, self._group_starts[group + 1]) - position
             if self.shuffle:
-                counts[:, part] = random.multivariate_hypergeometric(left, rows)
+                counts = random.multivariate_hypergeometric(left, rows)
             else:
-                before = np.cumsum(left) - left
-                counts[:, part] = np.clip(rows - before, 0, left)
-            left = left - counts[:, part]
-        return Deal(batches, offsets, counts)
+                counts = np.clip(rows - (np.cumsum(left) - left), 0, left)
+            first = position - self._group_starts[group]
+            for block in np.flatnonzero(counts).tolist():
+                start, count = int(starts[block]), int(counts[block])
+                shares[block].append(Share(group, first, start, start + count))
+                first += count
+            left, starts = left - counts, starts + counts
+            position += rows
+        return shares
 
     def order(self, chunk: int, block: int) -> np.ndarray | None:
-        """Return the order of the rows of a block, int64 [rows]; None if they are not shuffled.
-
-        Random 64-bit keys with the row number in their low bits are sorted: faster than drawing a
-        permutation, and the same on every device.
-        """
+        """Return the order of the rows of a block, int64 [rows]; None if they are not shuffled."""
         if not self.shuffle:
             return None
-        rows = self.chunks[chunk].block_rows[block]
-        bits = np.uint64(BLOCK_ROWS.bit_length())
-        keys = self._random(1 + self.rank, chunk, 1 + block).bit_generator.random_raw(rows)
-        keys = (keys << bits) | np.arange(rows, dtype=np.uint64)
-        keys.sort()
-        return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+        random = self._random(1 + self.rank, chunk, 1 + block)
+        return _permutation(random, self.chunks[chunk].block_rows[block])
+
+    def group_order(self, group: int) -> np.ndarray | None:
+        """Return the order in which the rows of a group make up its batches, int64 [rows].
+
+        None if they do so as they are: they are not shuffled, or the group has one batch.
+        """
+        if not self.shuffle or self.group_batches == 1:
+            return None
+        return _permutation(self._random(-1 - self.rank, group), self.group_rows(group))
+
+
+def _permutation(random: np.random.Generator, rows: int) -> np.ndarray:
+    """Return a random order of up to 2**32 rows, int64 [rows].
+
+    Random 64-bit keys with the row number in their low bits are sorted: faster than drawing a
+    permutation, and the same on every device.
+    """
+    bits = np.uint64(max(1, rows - 1).bit_length())
+    keys = (random.bit_generator.random_raw(rows) << bits) | np.arange(rows, dtype=np.uint64)
+    keys.sort()
+    return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
 
 
 def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[Piece]:
