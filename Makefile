@@ -1,0 +1,111 @@
+# Every target says what it does and does its work once; `make help` lists them.
+# Needed beforehand: make, bash, and Python 3.11-3.13 with its venv module. Nothing else.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+# The gpu extra goes in where the NVIDIA driver answers; GPU=1 or GPU= (empty) decides by hand.
+GPU ?= $(if $(shell command -v nvidia-smi && nvidia-smi -L 2>/dev/null),1)
+comma := ,
+EXTRAS := notebooks,scale,dev$(if $(GPU),$(comma)gpu)
+
+# Data: rows of synthetic Criteo, or a folder of real day files; a MovieLens archive or folder.
+# None given: what is in data/ stays, and synthetic data is made where there is none.
+ROWS ?=
+CRITEO ?=
+MOVIELENS ?=
+# Lessons: a profile of notebooks/params/, lessons by number or name, options of notebooks/run.py.
+PROFILE ?= small
+LESSONS ?=
+ARGS ?=
+
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+# data_prep writes _settings.json last: data of any origin is there. A named origin has its mark.
+made = $(if $2,data/$1/.made-from-$(notdir $(2:/=)),data/$1/_settings.json)
+CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
+MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: help setup data tutorial lab test pages bench figures lint constraints clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS PROFILE LESSONS ARGS (see the Makefile)"
+
+setup: $(INSTALLED) ## make .venv with everything the lessons and tests need
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) > /dev/null || { \
+	  echo "'$(PYTHON)' is not on the PATH. Install Python 3.11-3.13, or say make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit( \
+	  f"Python 3.11, 3.12 or 3.13 is needed (TensorFlow 2.21); $(PYTHON) is {v[0]}.{v[1]}." \
+	  " Say make PYTHON=python3.12, or the path of another Python.")'
+	@test -x $(PY) || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); echo "On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; }
+	@echo "Installing [$(EXTRAS)] at the versions of constraints.txt: a few minutes the first time"
+	@$(PY) -m pip install --disable-pip-version-check --progress-bar off \
+	  -c constraints.txt -e '.[$(EXTRAS)]' | { grep --line-buffered -oE \
+	  '(Downloading|Using cached) [^ ]+ \([0-9]{2,}(\.[0-9]+)? MB\)|Installing collected packages' \
+	  || true; }
+	@rm -f $(VENV)/.installed-*; touch $@; echo "Installed into $(VENV)"
+
+data: $(CRITEO_MADE) $(MOVIELENS_MADE) ## make data/ (ROWS=, CRITEO=folder, MOVIELENS=archive)
+
+$(CRITEO_MADE): | $(INSTALLED)
+	@echo "Criteo: raw rows, then training-ready Parquet"
+	@$(if $(CRITEO),,$(PY) -m data_prep synthetic criteo $(if $(ROWS),--rows $(ROWS) --overwrite))
+	@$(PY) -m data_prep criteo --from '$(or $(CRITEO),data/criteo/raw)' \
+	  $(if $(CRITEO)$(ROWS),--overwrite)
+	@rm -f data/criteo/.made-*$(if $(CRITEO)$(ROWS),; touch $@)
+
+$(MOVIELENS_MADE): | $(INSTALLED)
+	@echo "MovieLens: ratings and films, then training-ready Parquet"
+	@$(if $(MOVIELENS),,$(PY) -m data_prep synthetic movielens)
+	@$(PY) -m data_prep movielens --from '$(or $(MOVIELENS),data/movielens/raw)' \
+	  $(if $(MOVIELENS),--overwrite)
+	@rm -f data/movielens/.made-*$(if $(MOVIELENS),; touch $@)
+
+tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, LESSONS="01 04"), end with a table
+	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)
+
+lab: setup data ## open the lessons in JupyterLab
+	@cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" jupyter lab
+
+test: setup ## run all tests: units, doctests, then every lesson
+	@$(PY) -m pytest --doctest-modules tutorlib data_prep notebooks/run.py tests $(ARGS)
+
+pages: setup data ## run LESSONS= in place and keep the outputs of cells tagged keep_output
+	@cd notebooks && export PATH="$(abspath $(VENV))/bin:$$PATH" && \
+	for page in $(or $(LESSONS:=_*.ipynb),[0-9][0-9]_*.ipynb); do \
+	  jupyter execute --inplace $$page; \
+	  nbstripout --keep-count --extra-keys=metadata.language_info.version $$page; done
+
+bench: setup data ## measure on this machine, into benchmarks/results/
+	@$(PY) -m benchmarks $(ARGS)
+
+figures: setup ## draw imgs/ from benchmarks/results/
+	@$(PY) -m benchmarks figures $(ARGS)
+
+lint: setup ## ruff (check and format) and codespell
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/codespell
+
+constraints: setup ## resolve all extras anew into constraints.txt
+	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 pyproject.toml \
+	  --all-extras --no-annotate --no-emit-index-url --no-emit-find-links \
+	  --custom-compile-command 'make constraints' -o constraints.txt
+	@echo "constraints.txt is resolved anew; make test tells whether it holds"
+
+clean: ## remove what runs leave: build/, logs/, caches (keeps .venv and data)
+	@rm -rf build logs .pytest_cache .ruff_cache .hypothesis
+	@find tutorlib data_prep benchmarks notebooks tests \
+	  \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
+	@echo "Clean. To start over: rm -r $(VENV) data"

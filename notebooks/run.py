@@ -1,0 +1,492 @@
+#!/usr/bin/env python
+"""Run lessons unattended, in order, and end with one table of what they measured.
+
+What belongs here: choosing lessons, checking their parameters, showing progress, saving the
+executed notebooks and their HTML. What does not: anything a lesson teaches or tutorlib does.
+
+Conventions a lesson keeps, so that nothing but papermill is needed:
+
+- a cell tagged `parameters`, one `NAME = value  # meaning, unit` a line;
+- a cell tagged `headline`, whose last line of text output is the sentence for the final table.
+
+Each lesson runs in the notebooks' folder with the Python that runs this script.
+
+Source: papermill, https://papermill.readthedocs.io/en/latest/usage-execute.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import yaml
+from nbclient.exceptions import DeadKernelError
+from nbconvert import HTMLExporter
+from papermill.exceptions import PapermillExecutionError, strip_color
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+KERNEL = "python3"  # the kernel that ipykernel installs beside the Python running this script
+TRACEBACK_LINES = 12
+
+
+class UsageError(ValueError):
+    """A request that cannot be carried out; nothing has been run."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one lesson: `outcome` is its headline, or why there is none."""
+
+    lesson: str
+    passed: bool
+    seconds: float | None  # None: not run
+    outcome: str
+
+
+# --- Which lessons ------------------------------------------------------------------------------
+
+
+def find_lessons(folder: Path) -> list[Path]:
+    """List the lessons of a folder, `NN_name.ipynb`, in their order."""
+    return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+
+
+def select_lessons(lessons: Sequence[Path], wanted: Iterable[str]) -> list[Path]:
+    """Pick lessons by number or name, in the lessons' order; all of them if none is wanted.
+
+    Args:
+        lessons: What there is, from `find_lessons`.
+        wanted: Any of `4`, `04`, `04_gpu_accelerated`, `gpu_accelerated`, with or without `.ipynb`.
+
+    Raises:
+        UsageError: A wanted lesson does not exist.
+
+    Example:
+        >>> lessons = [Path("01_etl.ipynb"), Path("04_gpu_accelerated.ipynb")]
+        >>> [path.stem for path in select_lessons(lessons, ["4"])]
+        ['04_gpu_accelerated']
+    """
+    chosen = set()
+    for name in wanted:
+        stem = Path(name).name.removesuffix(".ipynb")
+        key = stem.zfill(2)
+        found = [path for path in lessons if key in (path.stem[:2], path.stem, path.stem[3:])]
+        if not found:
+            names = ", ".join(path.stem for path in lessons) or "none"
+            raise UsageError(f"no lesson {name!r}. Give a number or a name; there are: {names}.")
+        chosen.update(found)
+    return [path for path in lessons if path in chosen] if chosen else list(lessons)
+
+
+def lesson_title(path: Path) -> str:
+    """Return the first heading of a notebook, or its file name if it has none."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        heading = _heading(cell)
+        if heading:
+            return heading
+    return path.stem
+
+
+# --- Parameters ---------------------------------------------------------------------------------
+
+
+def load_profile(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a profile: YAML that maps lesson names to `{NAME: value}`.
+
+    Raises:
+        UsageError: The file is missing, or is not such a mapping.
+    """
+    if not path.is_file():
+        known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml"))) or "none"
+        raise UsageError(f"no profile {path.stem!r} in {path.parent}; there are: {known}.")
+    profile = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    if not isinstance(profile, dict):
+        raise UsageError(f"{path}: a profile maps lessons to parameters, got {profile!r}.")
+    for lesson, values in profile.items():
+        if not isinstance(values, dict | None):
+            raise UsageError(f"{path}: {lesson}: expected NAME: value pairs, got {values!r}.")
+    return {str(lesson): values or {} for lesson, values in profile.items()}
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Split `NAME=VALUE`; the value is read as YAML, as papermill does.
+
+    Raises:
+        argparse.ArgumentTypeError: There is no `=` or no name before it.
+
+    Example:
+        >>> parse_override("ROWS=1_000")
+        ('ROWS', 1000)
+        >>> parse_override("DATA=../data")
+        ('DATA', '../data')
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, yaml.safe_load(value)
+
+
+def lesson_parameters(path: Path) -> dict[str, dict[str, str]]:
+    """Return the parameters a notebook declares: name -> `default` (its source) and `help`.
+
+    Raises:
+        UsageError: The notebook does not say which kernel and language it is for.
+    """
+    try:
+        return papermill.inspect_notebook(path)
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: {error} Save it once in JupyterLab with a Python kernel."
+        ) from None
+
+
+def plan_parameters(
+    lessons: Sequence[Path],
+    known_lessons: Sequence[Path],
+    profile: Mapping[str, Mapping[str, Any]],
+    overrides: Mapping[str, Any],
+) -> dict[Path, dict[str, Any]]:
+    """Decide every lesson's parameters, and refuse all wrong ones before anything runs.
+
+    Args:
+        lessons: The lessons that will run.
+        known_lessons: All lessons there are; a profile may name these only.
+        profile: Lesson name -> `{NAME: value}`.
+        overrides: `{NAME: value}`, given to each lesson to run that declares NAME.
+
+    Returns:
+        Lesson -> `{NAME: value}`, overrides winning over the profile.
+
+    Raises:
+        UsageError: A name that no lesson declares, or a value of another type than its default.
+    """
+    declared = {path: lesson_parameters(path) for path in known_lessons}
+    stems = {path.stem: path for path in known_lessons}
+    problems = []
+    for lesson, values in profile.items():
+        if lesson not in stems:
+            problems.append(f"the profile names lesson {lesson!r}, which does not exist")
+            continue
+        problems += _wrong_values(lesson, values, declared[stems[lesson]])
+    here = {name for path in lessons for name in declared[path]}
+    for name in overrides:
+        if name not in here:
+            where = ", ".join(path.stem for path in lessons)
+            problems.append(f"-p {name}: no such parameter in {where}; {_suggest(name, here)}")
+    plan = {}
+    for path in lessons:
+        mine = {name: value for name, value in overrides.items() if name in declared[path]}
+        problems += _wrong_values(path.stem, mine, declared[path])
+        plan[path] = {**profile.get(path.stem, {}), **mine}
+    if problems:
+        raise UsageError("nothing was run:\n  " + "\n  ".join(problems))
+    return plan
+
+
+def _wrong_values(
+    lesson: str, values: Mapping[str, Any], declared: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    problems = []
+    for name, value in values.items():
+        if name not in declared:
+            problems.append(f"{lesson}: no parameter {name!r}; {_suggest(name, declared)}")
+        elif not _fits(value, declared[name]["default"]):
+            default = declared[name]["default"]
+            problems.append(f"{lesson}: {name} = {value!r} is not of the type of {default}")
+    return problems
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(name.upper(), names, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{hint}there are: {', '.join(names) or 'none'}"
+
+
+def _fits(value: Any, default_source: str) -> bool:
+    """Tell whether a value may replace a default; a default that is no literal takes any."""
+    try:
+        default = ast.literal_eval(default_source)
+    except (ValueError, SyntaxError):
+        return True
+    if default is None or value is None:
+        return True
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, int | float)
+    if isinstance(default, list | tuple):
+        return isinstance(value, list | tuple)
+    return isinstance(value, type(default))
+
+
+# --- Running one lesson -------------------------------------------------------------------------
+
+
+class Progress:
+    """Shows which section a lesson is in: a bar on a terminal, else one line per section."""
+
+    def __init__(self, lesson: str, cells: int, stream):
+        self._cells = cells
+        self._stream = stream
+        self._start = time.monotonic()
+        self._section = ""
+        self._shown = None
+        self.cell_index = -1  # of the cell that started last, 0-based
+        interactive = stream.isatty()
+        self._bar = (
+            tqdm(total=cells, desc=lesson, unit="cell", file=stream, leave=False)
+            if interactive
+            else None
+        )
+
+    def cell_start(self, cell, cell_index: int) -> None:
+        """Note that a cell starts; papermill calls this for text cells too."""
+        self.cell_index = cell_index
+        self._section = _heading(cell) or self._section
+        if self._bar is not None:
+            self._bar.n = cell_index
+            self._bar.set_postfix_str(self._section)
+        elif cell.cell_type == "code" and self._section != self._shown:
+            self._shown = self._section
+            elapsed = time.monotonic() - self._start
+            place = f"[cell {cell_index + 1:>{len(str(self._cells))}}/{self._cells}]"
+            print(f"  {place} {elapsed:6.1f} s  {self._section}", file=self._stream, flush=True)
+
+    def close(self) -> float:
+        """Remove the bar; return the seconds since the start."""
+        if self._bar is not None:
+            self._bar.close()
+        return time.monotonic() - self._start
+
+    @property
+    def section(self) -> str:
+        """The heading above the current cell."""
+        return self._section
+
+
+def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream=None) -> Result:
+    """Execute one lesson; save the executed notebook and its HTML, also when a cell fails.
+
+    Args:
+        path: The notebook. It runs in its own folder.
+        parameters: `{NAME: value}`, checked by `plan_parameters`.
+        output: Folder for `<lesson>.ipynb` and `<lesson>.html`; made if missing.
+        stream: Where progress and the report of a failure go; standard output by default.
+
+    Returns:
+        The lesson's headline, or the failing cell, and the seconds it took.
+    """
+    stream = stream or sys.stdout
+    output.mkdir(parents=True, exist_ok=True)
+    executed = output.resolve() / path.name
+    # papermill adds a cell where parameters are given
+    cells = len(nbformat.read(path, as_version=4).cells) + bool(parameters)
+    progress = Progress(path.stem, cells, stream)
+    failure = None
+    try:
+        papermill.execute_notebook(
+            path.resolve(),
+            executed,
+            parameters=dict(parameters),
+            kernel_name=KERNEL,
+            cwd=path.resolve().parent,
+            progress_bar=False,
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # else it warns of local TCP
+            on_cell_start=progress.cell_start,
+        )
+        failure = _early_end(executed)
+    except PapermillExecutionError as error:
+        failure = _report(error.cell_index, error.exec_count, error.source, error)
+    except DeadKernelError:
+        source = nbformat.read(executed, as_version=4).cells[progress.cell_index].source
+        failure = _report(progress.cell_index, "*", source, None)
+    finally:
+        seconds = progress.close()
+    _write_html(executed)
+    if failure is None:
+        return Result(path.stem, True, seconds, find_headline(executed) or "-")
+    print(f"{path.stem}, section {progress.section!r}: {failure}", file=stream)
+    print(f"The notebook up to there: {_shown(executed)}", file=stream, flush=True)
+    return Result(path.stem, False, seconds, f"FAILED: {failure.splitlines()[0].rstrip(':')}")
+
+
+def _early_end(executed: Path) -> str | None:
+    """Report a lesson that left by sys.exit(): papermill takes exit status 0 for success."""
+    for index, cell in enumerate(nbformat.read(executed, as_version=4).cells):
+        if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
+            return f"cell {index + 1} was never reached: an earlier cell ended the lesson"
+    return None
+
+
+def _report(index: int, count, source: str, error: PapermillExecutionError | None) -> str:
+    """Describe a failing cell: number, source, message, the end of its traceback."""
+    lines = [f"cell {index + 1}, In [{count}]:"]
+    lines += [f"    {line}" for line in source.splitlines()]
+    if error is None:
+        lines.append("The kernel died in this cell, most often because memory ran out.")
+        return "\n".join(lines)
+    frames = strip_color("\n".join(error.traceback)).splitlines()
+    if len(frames) > TRACEBACK_LINES:
+        frames = ["...", *frames[-TRACEBACK_LINES:]]
+    message = f"{error.ename}: {error.evalue}"
+    if message.splitlines()[0] not in "\n".join(frames):
+        frames.append(message)
+    return "\n".join(lines + frames)
+
+
+def _write_html(executed: Path) -> None:
+    page, _ = HTMLExporter().from_filename(str(executed))
+    executed.with_suffix(".html").write_text(page, encoding="utf-8")
+
+
+def find_headline(executed: Path) -> str | None:
+    """Return the last line of text that the cell tagged `headline` gave out, if there is one."""
+    for cell in nbformat.read(executed, as_version=4).cells:
+        if "headline" in cell.metadata.get("tags", []):
+            lines = [line for text in map(_text, cell.outputs) for line in text.splitlines()]
+            lines = [line.strip() for line in lines if line.strip()]
+            return lines[-1] if lines else None
+    return None
+
+
+def _text(output) -> str:
+    if output.output_type == "stream":
+        return output.text if output.name == "stdout" else ""
+    return output.get("data", {}).get("text/plain", "")
+
+
+def _heading(cell) -> str:
+    """Return the last heading of a text cell, without its hashes; empty if it has none."""
+    found = ""
+    if cell.cell_type == "markdown":
+        for line in cell.source.splitlines():
+            if line.startswith("#") and line.lstrip("#").startswith(" "):
+                found = line.lstrip("#").strip()
+    return found
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+# --- The command --------------------------------------------------------------------------------
+
+
+def format_table(results: Sequence[Result]) -> str:
+    """Lay results out as lesson, seconds, headline.
+
+    Example:
+        >>> print(format_table([Result("01_etl", True, 12.34, "9 M rows/s")]))
+        lesson  seconds  measured
+        01_etl     12.3  9 M rows/s
+    """
+    width = max([len("lesson"), *(len(result.lesson) for result in results)])
+    lines = [f"{'lesson':{width}}  seconds  measured"]
+    for result in results:
+        seconds = "-" if result.seconds is None else f"{result.seconds:.1f}"
+        lines.append(f"{result.lesson:{width}}  {seconds:>7}  {result.outcome}")
+    return "\n".join(lines)
+
+
+def run_lessons(plan: Mapping[Path, Mapping[str, Any]], output: Path, stream=None) -> list[Result]:
+    """Run lessons in order up to the first that fails; the ones after it are `not run`."""
+    stream = stream or sys.stdout
+    results: list[Result] = []
+    try:
+        for number, (path, parameters) in enumerate(plan.items(), start=1):
+            if results and not results[-1].passed:
+                results.append(Result(path.stem, False, None, "not run"))
+                continue
+            given = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+            print(f"[{number}/{len(plan)}] {path.stem}  {given}".rstrip(), file=stream, flush=True)
+            results.append(run_lesson(path, parameters, output, stream))
+    finally:  # also after Ctrl-C
+        if results:
+            print(f"\n{format_table(results)}", file=stream, flush=True)
+    return results
+
+
+def list_lessons(lessons: Sequence[Path], stream) -> None:
+    """Print each lesson with its title and parameters."""
+    for path in lessons:
+        print(f"{path.stem}: {lesson_title(path)}", file=stream)
+        for name, parameter in lesson_parameters(path).items():
+            print(f"    {name} = {parameter['default']}  # {parameter['help']}", file=stream)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    parser = argparse.ArgumentParser(
+        prog="run.py",
+        description="Run lessons by papermill; end with a table of results.",
+    )
+    parser.add_argument("lessons", nargs="*", metavar="lesson", help="number or name [all]")
+    parser.add_argument("--profile", default="small", help="params/<profile>.yaml [small]")
+    parser.add_argument(
+        "-p",
+        "--parameter",
+        action="append",
+        default=[],
+        type=parse_override,
+        metavar="NAME=VALUE",
+        help="set NAME in each lesson to run that has it; wins over the profile; may be repeated",
+    )
+    parser.add_argument("--list", action="store_true", help="show lessons and parameters")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where the notebooks are")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=HERE.parent / "build" / "notebooks",
+        help="where executed notebooks and HTML go [build/notebooks]",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0 if every lesson passed, 1 if one failed, 130 after Ctrl-C."""
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    try:
+        known = find_lessons(options.folder)
+        lessons = select_lessons(known, options.lessons)
+        if options.list:
+            list_lessons(lessons, sys.stdout)
+            return 0
+        profile = load_profile(options.folder / "params" / f"{options.profile}.yaml")
+        plan = plan_parameters(lessons, known, profile, dict(options.parameter))
+    except UsageError as error:
+        parser.error(str(error))
+    prepare_environment()
+    try:
+        results = run_lessons(plan, options.output)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    if not results:
+        parser.error(f"no lessons (NN_name.ipynb) in {options.folder}")
+    print(f"\nExecuted notebooks and HTML: {_shown(options.output.resolve())}")
+    return 0 if all(result.passed for result in results) else 1
+
+
+def prepare_environment() -> None:
+    """Let kernels find this Python's programs (tensorboard), and keep TensorFlow's log short."""
+    programs = str(Path(sys.executable).parent)
+    if programs not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", "")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

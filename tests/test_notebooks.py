@@ -1,0 +1,96 @@
+"""Every lesson: runs from top to bottom with the small profile, and is built as lessons are."""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+import pytest
+
+MAX_CODE_LINES = 30  # LESSONS.md aims at about 15
+
+# What the text of a lesson has, in this order.
+OPENING = [r"you will learn", r"prerequisite", r"device", r"run time|runtime", r"\bdata\b"]
+HEADINGS = [r"\bchecks?\b", r"\bexercises?\b", r"\bsummary\b", r"\bnext\b"]
+
+
+def tags(cell) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def code_cells(notebook) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+@pytest.fixture
+def page(lesson):
+    """The lesson as it stands in git."""
+    return nbformat.read(lesson, as_version=4)
+
+
+@pytest.fixture
+def texts(page):
+    return [cell.source for cell in page.cells if cell.cell_type == "markdown"]
+
+
+def test_a_page_opens_with_title_goals_needs_and_data(page):
+    first_code = next(i for i, cell in enumerate(page.cells) if cell.cell_type == "code")
+    opening = "\n".join(cell.source for cell in page.cells[:first_code])
+    assert opening.startswith("# "), "the first line is the title"
+    missing = [word for word in OPENING if not re.search(word, opening, re.IGNORECASE)]
+    assert not missing, f"the opening says nothing of {missing}"
+
+
+def test_a_page_ends_with_checks_exercises_summary_and_next(texts):
+    headings = re.findall(r"^#+ (.*)$", "\n".join(texts), re.MULTILINE)
+    places = []
+    for word in HEADINGS:
+        found = [i for i, text in enumerate(headings) if re.search(word, text, re.IGNORECASE)]
+        assert found, f"no heading with {word!r} in {headings}"
+        places.append(found[-1])
+    assert places == sorted(places), f"headings are not in the order {HEADINGS}: {headings}"
+
+
+def test_a_page_has_one_parameters_cell_of_documented_names(page, lesson, runner):
+    cells = [cell for cell in page.cells if "parameters" in tags(cell)]
+    assert len(cells) == 1
+    lines = [line for line in cells[0].source.splitlines() if line.strip()]
+    assert [line for line in lines if not re.match(r"[A-Z][A-Z0-9_]* = .+  # .+", line)] == []
+    assert len(runner.lesson_parameters(lesson)) == len(lines)
+
+
+def test_a_page_has_small_cells_and_one_headline(page):
+    longest = max(code_cells(page), key=lambda cell: len(cell.source.splitlines()))
+    assert len(longest.source.splitlines()) <= MAX_CODE_LINES, longest.source
+    assert sum("headline" in tags(cell) for cell in page.cells) == 1
+
+
+def test_git_holds_outputs_of_cells_tagged_keep_output_only(page):
+    for cell in code_cells(page):
+        if "keep_output" in tags(cell):
+            assert cell.outputs, f"tagged keep_output, and has none:\n{cell.source}"
+            assert cell.execution_count is not None, "nbval does not compare a cell without count"
+        else:
+            assert not cell.outputs, f"outputs without keep_output:\n{cell.source}"
+        kinds = {output.output_type for output in cell.outputs}
+        assert "error" not in kinds, cell.source
+
+
+def test_every_profile_names_lessons_and_parameters_that_exist(runner, root):
+    lessons = runner.find_lessons(root / "notebooks")
+    for path in (root / "notebooks" / "params").glob("*.yaml"):
+        runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
+
+
+def test_the_table_of_lessons_links_each_lesson(runner, root):
+    table = (root / "notebooks" / "README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\((\d\d_\w+\.ipynb)\)", table)
+    assert linked == [lesson.name for lesson in runner.find_lessons(root / "notebooks")]
+
+
+@pytest.mark.notebook
+def test_a_lesson_runs_with_the_small_profile(lesson, executed):
+    result, notebook, log = executed(lesson)
+    assert result.passed, log
+    assert result.outcome != "-", "the cell tagged headline printed nothing"
+    assert all(cell.execution_count for cell in code_cells(notebook))

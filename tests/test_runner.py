@@ -1,0 +1,179 @@
+"""The runner's promises, on small real notebooks: notebooks/run.py."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+PARAMETERS = "ROWS = 10  # rows to make\nRATE = 0.5  # learning rate\nNAME = 'a'  # a label"
+
+
+def write_lesson(folder, name, *cells):
+    """Write a notebook; a string starting with # is text, (source, tag) is a tagged cell."""
+    made = []
+    for cell in cells:
+        source, *tags = (cell,) if isinstance(cell, str) else cell
+        if source.startswith("# "):
+            made.append(new_markdown_cell(source))
+        else:
+            made.append(new_code_cell(source, metadata={"tags": tags}))
+    path = folder / f"{name}.ipynb"
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(new_notebook(cells=made, metadata={"kernelspec": kernel}), path)
+    return path
+
+
+@pytest.fixture
+def good(tmp_path):
+    return write_lesson(
+        tmp_path,
+        "01_good",
+        "# A good lesson",
+        (PARAMETERS, "parameters"),
+        "# Count",
+        "import os\nrows = ROWS * 2",
+        (
+            "print('a first line')\nprint(f'{rows} rows in', os.path.basename(os.getcwd()))",
+            "headline",
+        ),
+    )
+
+
+@pytest.fixture
+def bad(tmp_path):
+    return write_lesson(
+        tmp_path,
+        "02_bad",
+        "# A lesson that fails",
+        (PARAMETERS, "parameters"),
+        "# Divide",
+        "first = 1",
+        "quotient = ROWS / 0",
+        "print('never reached')",
+    )
+
+
+@pytest.fixture
+def params(tmp_path):
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "small.yaml").write_text("01_good: {ROWS: 3}\n")
+    return tmp_path / "params"
+
+
+def arguments_for(folder, *arguments):
+    return ["--folder", str(folder), "--output", str(folder / "out"), *arguments]
+
+
+def test_a_lesson_runs_in_its_folder_with_its_parameters_and_gives_its_headline(runner, good):
+    result = runner.run_lesson(good, {"ROWS": 21}, good.parent / "out", io.StringIO())
+    assert result.passed
+    assert result.outcome == f"42 rows in {good.parent.name}"
+    assert (good.parent / "out" / "01_good.html").stat().st_size > 1000
+
+
+def test_progress_without_a_terminal_is_one_plain_line_per_section(runner, good):
+    stream = io.StringIO()
+    runner.run_lesson(good, {}, good.parent / "out", stream)
+    lines = stream.getvalue().splitlines()
+    assert [line.split(" s  ")[1] for line in lines] == ["A good lesson", "Count"]
+    assert lines[0].strip().startswith("[cell 2/5]")
+
+
+def test_the_first_failing_cell_ends_the_run_and_is_shown(runner, bad, good, params):
+    late = write_lesson(bad.parent, "03_late", "# Late", "1")
+    command = [sys.executable, runner.__file__, *arguments_for(bad.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "02_bad, section 'Divide': cell 5, In [3]:" in done.stdout
+    assert "    quotient = ROWS / 0" in done.stdout
+    assert "ZeroDivisionError: division by zero" in done.stdout
+    table = done.stdout[done.stdout.index("lesson   seconds") :].splitlines()
+    assert table[1].endswith(f"6 rows in {good.parent.name}")
+    assert "FAILED: cell" in table[2]
+    assert table[3].split() == [late.stem, "-", "not", "run"]
+
+
+def test_a_failed_lesson_leaves_its_notebook_and_html(runner, bad):
+    runner.run_lesson(bad, {}, bad.parent / "out", io.StringIO())
+    saved = nbformat.read(bad.parent / "out" / "02_bad.ipynb", as_version=4)
+    errors = [o for c in saved.cells for o in c.get("outputs", []) if o.output_type == "error"]
+    assert [error.ename for error in errors] == ["ZeroDivisionError"]
+    assert (bad.parent / "out" / "02_bad.html").exists()
+
+
+def test_a_dead_kernel_is_a_failure_with_its_cell(runner, tmp_path):
+    lesson = write_lesson(tmp_path, "01_dies", "# Dies", "x = 1", "import os\nos._exit(9)")
+    stream = io.StringIO()
+    result = runner.run_lesson(lesson, {}, tmp_path / "out", stream)
+    assert not result.passed
+    assert "os._exit(9)" in stream.getvalue()
+    assert "kernel died" in stream.getvalue()
+
+
+def test_leaving_by_sys_exit_is_no_success(runner, tmp_path):
+    lesson = write_lesson(
+        tmp_path, "01_exits", "# Exits", "import sys\nsys.exit()", "print('rest')"
+    )
+    result = runner.run_lesson(lesson, {}, tmp_path / "out", io.StringIO())
+    assert not result.passed
+    assert "never reached" in result.outcome
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-p", "ROW=3"], "no such parameter in 01_good, 02_bad; did you mean ROWS?"),
+        (["-p", "ROWS=many"], "01_good: ROWS = 'many' is not of the type of 10"),
+        (["-p", "ROWS"], "expected NAME=VALUE, got 'ROWS'"),
+        (["--profile", "tiny"], "no profile 'tiny'"),
+        (["7"], "no lesson '7'. Give a number or a name; there are: 01_good, 02_bad."),
+    ],
+)
+def test_wrong_requests_are_refused_before_anything_runs(
+    runner, good, bad, params, capsys, arguments, message
+):
+    with pytest.raises(SystemExit) as left:
+        runner.main(arguments_for(good.parent, *arguments))
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (good.parent / "out").exists()
+
+
+def test_a_profile_may_name_only_what_exists(runner, good):
+    with pytest.raises(runner.UsageError, match="lesson '09_none', which does not exist"):
+        runner.plan_parameters([good], [good], {"09_none": {}}, {})
+    with pytest.raises(runner.UsageError, match="01_good: no parameter 'EPOCHS'; there are: NAME"):
+        runner.plan_parameters([good], [good], {"01_good": {"EPOCHS": 1}}, {})
+
+
+def test_overrides_win_and_reach_only_lessons_that_declare_them(runner, good, tmp_path):
+    other = write_lesson(tmp_path, "02_other", "# Other", ("BATCH = 4  # rows", "parameters"))
+    profile = {"01_good": {"ROWS": 1, "RATE": 1}}
+    lessons = [good, other]
+    plan = runner.plan_parameters(lessons, lessons, profile, {"ROWS": 2, "BATCH": 8})
+    assert plan == {good: {"ROWS": 2, "RATE": 1}, other: {"BATCH": 8}}
+
+
+def test_a_notebook_without_a_kernel_is_refused(runner, tmp_path):
+    cell = new_code_cell("ROWS = 1", metadata={"tags": ["parameters"]})
+    nbformat.write(new_notebook(cells=[cell]), tmp_path / "01_bare.ipynb")
+    with pytest.raises(runner.UsageError, match=r"01_bare\.ipynb: No kernel name found"):
+        runner.lesson_parameters(tmp_path / "01_bare.ipynb")
+
+
+@pytest.mark.parametrize("name", ["4", "04", "04_gpu_accelerated", "gpu_accelerated.ipynb"])
+def test_a_lesson_goes_by_number_or_name(runner, tmp_path, name):
+    lessons = [tmp_path / "01_etl.ipynb", tmp_path / "04_gpu_accelerated.ipynb"]
+    assert runner.select_lessons(lessons, [name]) == lessons[1:]
+    assert runner.select_lessons(lessons, []) == lessons
+
+
+def test_list_shows_titles_and_parameters_and_runs_nothing(runner, good, params, capsys):
+    assert runner.main(arguments_for(good.parent, "--list")) == 0
+    assert "01_good: A good lesson\n    ROWS = 10  # rows to make" in capsys.readouterr().out
+    assert not (good.parent / "out").exists()

@@ -1,0 +1,281 @@
+"""The tree: imports point one way, nothing heavy at import, tutorlib works copied out."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+TUTORLIB = ROOT / "tutorlib"
+
+# Which modules of tutorlib each one may import; a new module needs a line here.
+BASE = {"schema", "device", "chunk"}
+MAY_IMPORT = {
+    "__init__": set(),
+    "schema": set(),
+    "device": set(),
+    "chunk": set(),
+    "hashing": {"chunk"},
+    "parquet": BASE,
+    "ops": BASE | {"hashing"},
+    "plan": BASE,
+    "batching": BASE | {"plan"},
+    "pipeline": BASE | {"plan", "batching"},
+    "workflow": BASE | {"parquet", "ops", "plan"},
+    "fit_bridge": BASE | {"parquet", "ops", "plan"},
+    "loader": BASE | {"parquet", "ops", "plan", "batching", "pipeline", "workflow", "fit_bridge"},
+    "layers": {"schema"},
+    "models": {"schema", "layers"},
+    "callbacks": {"schema"},
+    "profiling": {"schema"},
+    "optimizers": {"schema"},
+    "tfrecords": {"schema", "chunk", "parquet"},
+}
+NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
+# Imported inside the functions that need them, if at all.
+OPTIONAL = {"cudf", "cupy", "rmm", "dask", "distributed", "fsspec", "pandas", "matplotlib", "tqdm"}
+OPTIONAL |= {"tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch"}
+WITHOUT_TENSORFLOW = ["schema", "device", "chunk", "parquet", "ops", "plan", "workflow"]
+
+MODULES = sorted(TUTORLIB.glob("*.py"))
+
+
+def imported(path: Path, *, only_at_start: bool) -> set[str]:
+    """Return the dotted names that a module imports, `from x import y` as x and x.y."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = set()
+
+    def visit(node):
+        if only_at_start and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:  # relative: inside the flat package
+                module = f"tutorlib.{module}".rstrip(".")
+            names.add(module)
+            names.update(f"{module}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(tree)
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_imports_inside_tutorlib_point_one_way(path):
+    assert path.stem in MAY_IMPORT, f"say in MAY_IMPORT what {path.name} may import"
+    modules = {module.stem for module in MODULES}
+    ours = {name.split(".")[1] for name in imported(path, only_at_start=False) if "." in name
+            and name.startswith("tutorlib.")} & modules  # fmt: skip
+    assert ours <= MAY_IMPORT[path.stem], f"{path.name} imports {ours - MAY_IMPORT[path.stem]}"
+
+
+def test_what_may_be_imported_has_no_circle():
+    left = {name: set(may) for name, may in MAY_IMPORT.items()}
+    while left:
+        free = [name for name, may in left.items() if not may & left.keys()]
+        assert free, f"these may import each other: {sorted(left)}"
+        left = {name: may for name, may in left.items() if name not in free}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_tutorlib_needs_four_packages_only(path):
+    allowed = NEEDED | set(sys.stdlib_module_names)
+    at_start = {name.split(".")[0] for name in imported(path, only_at_start=True)}
+    anywhere = {name.split(".")[0] for name in imported(path, only_at_start=False)}
+    assert at_start <= allowed
+    assert anywhere <= allowed | OPTIONAL  # so never data_prep, benchmarks or notebooks
+
+
+def run_python(code: str, *, python: Path | str = sys.executable, **options):
+    command = [str(python), "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+@pytest.mark.parametrize("module", ["", *WITHOUT_TENSORFLOW])
+def test_importing_it_does_not_start_tensorflow(module):
+    name = f"tutorlib.{module}".rstrip(".")
+    code = (
+        f"import sys, {name}\n"
+        "heavy = {'tensorflow', 'keras', 'jax', 'torch', 'cudf', 'dask'} & sys.modules.keys()\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    done = run_python(code, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+# --- Copying tutorlib out -----------------------------------------------------------------------
+
+
+def with_dependencies(*names: str) -> set[str]:
+    """Return the installed distributions that these need, themselves included; no extras."""
+    closure, queue = set(), [canonicalize_name(name) for name in names]
+    while queue:
+        name = queue.pop()
+        if name in closure:
+            continue
+        closure.add(name)
+        for line in importlib.metadata.requires(name) or []:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                queue.append(canonicalize_name(requirement.name))
+    return closure
+
+
+def link_distributions(names: set[str], target: Path) -> None:
+    """Make `target` a site-packages with links to these installed distributions and no others.
+
+    A top-level folder that other distributions share, a namespace package, is linked file by file.
+    """
+    owners: dict[str, set[str]] = {}
+    files = []
+    for distribution in importlib.metadata.distributions():
+        owner = canonicalize_name(distribution.metadata["Name"])
+        for file in distribution.files or []:
+            if file.parts[0] in ("..", "__pycache__"):
+                continue
+            owners.setdefault(file.parts[0], set()).add(owner)
+            if owner in names:
+                files.append(file)
+    for file in files:
+        top = file.parts[0]
+        part = Path(top) if owners[top] <= names else Path(*file.parts)
+        link = target / part
+        if not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            depth = len(file.parts) - len(part.parts)
+            place = Path(file.locate())
+            link.symlink_to(place.parents[depth - 1] if depth else place)
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory):
+    """A Python that sees TensorFlow, Keras, NumPy, PyArrow, what they need, and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    names = with_dependencies("tensorflow", "keras", "numpy", "pyarrow")
+    link_distributions(names, folder / "lib" / version / "site-packages")
+    return folder / "bin" / "python"
+
+
+TRAINING_SCRIPT = """
+import importlib.util
+from pathlib import Path
+
+import keras
+import numpy as np
+
+import tutorlib
+from tutorlib.chunk import Chunk
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.models import DLRM
+from tutorlib.ops import Categorify, FillMissing, Normalize
+from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.schema import Column
+from tutorlib.workflow import Workflow
+
+assert Path(tutorlib.__file__).parent.parent == Path.cwd(), tutorlib.__file__
+for other in ("pandas", "tf_keras", "dask", "matplotlib", "tqdm", "data_prep", "benchmarks"):
+    assert importlib.util.find_spec(other) is None, f"{other} is not hidden"
+
+rng = np.random.default_rng(0)
+user = rng.integers(1000, 1040, 8192)
+age = np.where(rng.random(8192) < 0.1, np.nan, rng.normal(40, 10, 8192)).astype("float32")
+label = ((user % 2 == 1) ^ (rng.random(8192) < 0.1)).astype("float32")
+with ParquetSink("raw.parquet", row_group_rows=1024) as sink:
+    sink.write(Chunk({"user": user, "age": age, "label": label}))
+
+workflow = Workflow(["user"] >> Categorify(), ["age"] >> FillMissing(0) >> Normalize(), ["label"])
+raw = ParquetSource("raw.parquet")
+workflow.fit(raw).transform_to_parquet(raw, "train")
+
+cardinality, width = workflow.embedding_sizes()["user"]
+columns = [Column("user", "categorical", cardinality=cardinality), Column("age", "continuous")]
+model = DLRM(columns, embedding_dim=8, bottom_hidden_units=[8], top_hidden_units=[16])
+model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy")
+with KerasSequenceLoader(
+    "train", 256, label_names=["label"], cat_names=["user"], cont_names=["age"]
+) as loader:
+    losses = model.fit(loader, epochs=3, verbose=0).history["loss"]
+print("losses", *losses)
+# The best possible is the entropy of a label that is flipped in one of ten rows: 0.325.
+assert 0.30 < losses[-1] < 0.40 < losses[0], losses
+"""
+
+
+def test_a_copy_of_tutorlib_trains_beside_tensorflow_numpy_and_pyarrow_alone(bare_python, tmp_path):
+    shutil.copytree(TUTORLIB, tmp_path / "tutorlib", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = run_python(TRAINING_SCRIPT, python=bare_python, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("losses ")
+
+
+README_DATA = """
+import numpy as np
+from tutorlib.chunk import Chunk
+from tutorlib.parquet import ParquetSink
+
+rng = np.random.default_rng(0)
+for folder in ("train", "valid"):
+    with ParquetSink(folder + "/part.parquet") as sink:
+        columns = {name: rng.random(5000, dtype="float32") for name in ("x1", "x2", "label")}
+        sink.write(Chunk(columns))
+"""
+
+
+def test_the_example_in_the_readme_runs_as_it_stands(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    for folder in ("train", "valid"):
+        (tmp_path / folder).mkdir()
+    done = run_python(README_DATA + example, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "val_loss" in done.stdout
+
+
+def test_make_help_lists_the_targets_the_readme_names():
+    help_text = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=ROOT).stdout
+    listed = set(re.findall(r"make (\w+)", help_text))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:^|`)make (\w+)", readme, flags=re.MULTILINE))
+    assert {"tutorial", "test"} <= named <= listed
+
+
+# --- Versions -----------------------------------------------------------------------------------
+
+
+def test_pre_commit_uses_the_versions_of_constraints_txt():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    versions = dict(re.findall(r"^([\w.-]+)==([\w.]+)", "\n".join(lines), flags=re.MULTILINE))
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    revisions = {repo["repo"].rsplit("/", 1)[1]: repo["rev"] for repo in hooks["repos"]}
+    for repo, tool in {"ruff-pre-commit": "ruff", "nbstripout": "nbstripout"}.items():
+        assert revisions[repo].lstrip("v") == versions[tool], repo
+    assert revisions["codespell"].lstrip("v") == versions["codespell"]
+
+
+@pytest.mark.parametrize("name", ["environment.yml", "environment-gpu.yml"])
+def test_conda_environments_take_everything_but_python_from_pyproject(name):
+    environment = yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+    python, pip_list = environment["dependencies"][0], environment["dependencies"][-1]["pip"]
+    assert python in ("python=3.11", "python=3.12", "python=3.13")
+    assert pip_list[0] == "-c constraints.txt"
+    extras = re.fullmatch(r"-e \.\[([a-z,]+)\]", pip_list[1]).group(1).split(",")
+    assert set(extras) - {"gpu"} == {"notebooks", "scale", "dev"}
+    assert ("gpu" in extras) == (name == "environment-gpu.yml")
