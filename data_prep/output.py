@@ -14,10 +14,11 @@ import dataclasses
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from tutorlib.files import remove, replace
 
 SETTINGS_FILE = "_settings.json"  # readers of data folders pass over names with "_"
 
@@ -114,12 +115,7 @@ def new_folder(folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> I
         staging = Staging(path)
         yield staging
         _write_settings(staging, settings, sorted(entry.name for entry in path.iterdir()))
-        old = target.with_name(target.name + ".old")
-        _remove(old)
-        if target.exists():
-            target.rename(old)
-        path.rename(target)
-        _remove(old)
+        replace(target, path)
 
 
 @contextlib.contextmanager
@@ -149,7 +145,7 @@ def new_parts(
         marker.touch()
         (target / SETTINGS_FILE).unlink(missing_ok=True)
         for name in names:
-            _remove(target / name)
+            remove(target / name)
             (path / name).rename(target / name)
         (path / SETTINGS_FILE).rename(target / SETTINGS_FILE)
         marker.unlink()
@@ -169,10 +165,10 @@ def _locked(path: Path) -> Iterator[Path]:
             ) from error
         try:
             for leftover in path.iterdir():
-                _remove(leftover)
+                remove(leftover)
             yield path
         finally:
-            _remove(path)
+            remove(path)
     finally:
         os.close(handle)
 
@@ -200,13 +196,6 @@ def _foreign(path: Path) -> DataPrepError:
         f"{path} is there and was not made by data_prep (no {SETTINGS_FILE} says so). "
         "Move it away, or choose another --output."
     )
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def fingerprint(paths: list[Path]) -> dict[str, list[int]]:

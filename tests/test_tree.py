@@ -21,11 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TUTORLIB = ROOT / "tutorlib"
 
 # Which modules of tutorlib each one may import; a new module needs a line here.
-BASE = {"schema", "device", "chunk"}
+BASE = {"schema", "device", "chunk", "files"}
 MAY_IMPORT = {
     "__init__": set(),
     "schema": set(),
     "device": set(),
+    "files": set(),
     "chunk": set(),
     "hashing": {"chunk"},
     "parquet": BASE,
@@ -41,13 +42,13 @@ MAY_IMPORT = {
     "callbacks": {"schema"},
     "profiling": {"schema"},
     "optimizers": {"schema"},
-    "tfrecords": {"schema", "chunk", "parquet"},
+    "tfrecords": {"schema", "chunk", "files", "parquet"},
 }
 NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
 # Imported inside the functions that need them, if at all.
 OPTIONAL = {"cudf", "cupy", "rmm", "dask", "distributed", "fsspec", "pandas", "matplotlib", "tqdm"}
 OPTIONAL |= {"tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch"}
-WITHOUT_TENSORFLOW = ["schema", "device", "chunk", "parquet", "ops", "plan", "workflow"]
+WITHOUT_TENSORFLOW = ["files", "schema", "device", "chunk", "parquet", "ops", "plan", "workflow"]
 
 MODULES = sorted(TUTORLIB.glob("*.py"))
 

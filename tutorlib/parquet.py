@@ -8,10 +8,10 @@ the values (`ops.py`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk
+from tutorlib.files import refuse_existing, written_whole
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 
@@ -315,17 +316,14 @@ class ParquetSink:
         if encoding not in ("fast", "default"):
             raise ValueError(f"encoding must be 'fast' or 'default', got {encoding!r}")
         self.path = Path(path)
-        if self.path.exists() and not overwrite:
-            raise FileExistsError(
-                f"{self.path} is there already; pass overwrite=True to replace it"
-            )
+        refuse_existing(self.path, overwrite)
         self.single_file = self.path.suffix in PARQUET_ENDINGS
         self.row_group_rows = row_group_rows
         self.rows_per_file = rows_per_file - rows_per_file % row_group_rows
         self.encoding = encoding
         self.num_rows = 0
         self._schema = schema
-        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._place = contextlib.ExitStack()
         self._held: list[pa.Table] = []
         self._held_rows = 0
         self._writer: pq.ParquetWriter | None = None
@@ -333,9 +331,10 @@ class ParquetSink:
         self._files = 0
 
     def __enter__(self) -> ParquetSink:
-        _remove(self._partial)
-        folder = self.path.parent if self.single_file else self._partial
-        folder.mkdir(parents=True, exist_ok=True)
+        self._partial = self._place.enter_context(written_whole(self.path))
+        self._place.push(self._end)
+        if not self.single_file:
+            self._partial.mkdir()
         return self
 
     def write(self, chunk: Chunk | pa.Table) -> None:
@@ -371,19 +370,19 @@ class ParquetSink:
         self._files += 1
         self._rows_in_file = 0
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, *error: Any) -> None:
+        self._place.__exit__(*error)
+
+    def _end(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """Write what is held and close the file; called before it is renamed or removed."""
         try:
-            if error is None:
-                if self._schema is None:
-                    raise ValueError(f"nothing was written to {self.path}; give at least one chunk")
-                if self._held_rows or self._writer is None:
-                    self._write_row_group(self._held_rows)
+            if kind is None and self._schema is None:
+                raise ValueError(f"nothing was written to {self.path}; give at least one chunk")
+            if kind is None and (self._held_rows or self._writer is None):
+                self._write_row_group(self._held_rows)
+        finally:
             if self._writer is not None:
                 self._writer.close()
-            if error is None:
-                _replace(self._partial, self.path)
-        finally:
-            _remove(self._partial)
 
 
 def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
@@ -405,22 +404,3 @@ def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
         "use_byte_stream_split": split or False,
         "write_statistics": True,
     }
-
-
-def _replace(partial: Path, target: Path) -> None:
-    """Put `partial` where `target` is, which may be there already."""
-    if target.is_dir():
-        old = target.with_name(target.name + ".replaced")
-        _remove(old)
-        target.rename(old)
-        partial.rename(target)
-        _remove(old)
-    else:
-        partial.replace(target)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

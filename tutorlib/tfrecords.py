@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
-from tutorlib.parquet import ParquetError, ParquetSource, _remove, _replace
+from tutorlib.files import remove, replace
+from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
 
 FACTS_FILE = "tfrecords.json"
@@ -218,7 +219,7 @@ class _Writer:
             )
 
     def __enter__(self) -> _Writer:
-        _remove(self._partial)
+        remove(self._partial)
         self._partial.mkdir(parents=True)
         self._started = time.perf_counter()
         return self
@@ -265,14 +266,14 @@ class _Writer:
             if error is None:
                 self._finish()
         finally:
-            _remove(self._partial)
+            remove(self._partial)
 
     def _finish(self) -> None:
         nbytes = sum(path.stat().st_size for path in self._partial.iterdir())
         self._facts.update(rows=self._done, files=self._files, nbytes=nbytes)
         text = json.dumps(self._facts, indent=1)
         (self._partial / FACTS_FILE).write_text(text, encoding="utf-8")
-        _replace(self._partial, self.folder)
+        replace(self.folder, self._partial)
         elapsed_s = time.perf_counter() - self._started
         self.written = Written(self._files, self._done, nbytes, elapsed_s)
 

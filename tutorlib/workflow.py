@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.files import refuse_existing, written_whole
 from tutorlib.ops import ColumnGroup, LearningOp, Op, as_group, column_type, role_of
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema
@@ -239,7 +239,7 @@ class Workflow:
 
         The folder gets `part_*.parquet`, `_schema.json` (`Schema.load`) and `_workflow/`
         (`Workflow.load`). It appears whole, at the end: until then everything is in
-        `{folder}.building` beside it, which a rerun starts anew.
+        `{folder}.partial` beside it, which a rerun starts anew.
 
         Args:
             source: as for `fit`.
@@ -262,7 +262,9 @@ class Workflow:
         reader = _Reader(source)
         schema = self.output_schema if self._inputs else None
         options = {"rows_per_file": rows_per_file, "row_group_rows": row_group_rows}
-        with _building(folder, overwrite) as building:
+        refuse_existing(folder, overwrite)
+        with written_whole(folder) as building:
+            building.mkdir()
             parts = building / "parts"
             with (
                 contextlib.closing(
@@ -362,7 +364,8 @@ class Workflow:
         """
         self._check_saveable()
         self._describe()
-        with _building(folder, overwrite) as building:
+        refuse_existing(folder, overwrite)
+        with written_whole(folder) as building:
             self._write(building)
         return Path(folder)
 
@@ -555,23 +558,3 @@ def _shuffled(chunks: Iterable[Chunk], rows: int, seed: int) -> Iterator[Chunk]:
     if held:
         whole = Chunk.concat(held)
         yield whole.take(generator.permutation(whole.num_rows))
-
-
-@contextlib.contextmanager
-def _building(target: str | os.PathLike[str], overwrite: bool) -> Iterator[Path]:
-    """Yield a folder beside the target, which takes the target's place if the block ends well."""
-    target = Path(target)
-    if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} is there already; pass overwrite=True to replace it")
-    folder, old = (target.with_name(target.name + end) for end in (".building", ".replaced"))
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-        shutil.rmtree(old, ignore_errors=True)
-        if target.exists():
-            target.rename(old)
-        folder.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
