@@ -40,6 +40,13 @@ _ROOMS = {
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
     "plan": ["EpochPlan"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
+    "tfrecords": [
+        "native_dataset",
+        "parsed_batches",
+        "prebatched_dataset",
+        "write_examples",
+        "write_prebatched",
+    ],
     "workflow": ["Workflow"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
