@@ -50,6 +50,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(PY) || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); echo "On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; }
 	@echo "Installing [$(EXTRAS)] at the versions of constraints.txt: a few minutes the first time"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@$(PY) -m pip install --disable-pip-version-check --progress-bar off \
 	  -c constraints.txt -e '.[$(EXTRAS)]' | { grep --line-buffered -oE \
 	  '(Downloading|Using cached) [^ ]+ \([0-9]{2,}(\.[0-9]+)? MB\)|Installing collected packages' \
