@@ -253,6 +253,16 @@ def test_map_replaces_the_columns(folder):
         loader.map(double)
 
 
+def test_batches_are_cut_a_few_at_a_time(folder):
+    """Ten of a thousand batches are taken: not all of them may have been made."""
+    loader = loader_of(folder, 1, buffer_size=1000)
+    batches = iter(loader)
+    rows = [check_batch(*next(batches)) for _ in range(10)]
+    loader.close()
+    assert len(np.unique(rows)) == 10
+    assert loader.stats()["batches"] <= 3 * 64
+
+
 def test_describe_and_stats_say_what_is_planned_and_done(folder):
     loader = loader_of(folder)
     plan = loader.describe()

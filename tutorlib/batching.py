@@ -172,7 +172,7 @@ class HostBatch:
 
 
 class Group:
-    """The rows of some successive batches, being filled by several threads, then cut up by one.
+    """The rows of some successive batches: filled by several threads, closed, then cut up.
 
     Args:
         layout: how the columns lie.
@@ -183,52 +183,49 @@ class Group:
         self.layout, self.num_rows = layout, num_rows
         self.matrices = _matrices(layout, num_rows)
         self._lists: dict[str, dict[int, Ragged]] = {c.name: {} for c in layout.ragged}
+        self.lists: dict[str, Ragged] = {}
 
     def add_lists(self, name: str, first: int, lists: Ragged) -> None:
         """Keep the lists of rows [first, first + len(lists)) of a multi-hot column."""
         self._lists[name][first] = lists
 
-    def batches(self, sizes: Sequence[int], order: np.ndarray | None) -> list[HostBatch]:
-        """Return the batches; call it once, when all rows are there.
+    def close(self) -> None:
+        """Join what the pieces left apart; call it once, when all rows are there."""
+        for name, parts in self._lists.items():
+            self.lists[name] = concat_columns([parts[first] for first in sorted(parts)])
+            parts.clear()
+
+    def batches(self, picks: Sequence[slice | np.ndarray]) -> list[HostBatch]:
+        """Return batches of some of the rows each.
 
         Their arrays are new, each column starts at a multiple of 64 bytes, and nothing else refers
-        to them, so that a framework may keep them.
+        to them, so that a framework may keep them. Only a batch of all rows as they are has the
+        arrays of the group itself; a group gives that once.
 
         Args:
-            sizes: rows of each batch.
-            order: int64 [num_rows], the order in which the rows make them up; None for as it is.
+            picks: the rows of each batch, in its order: int64 [rows], or a slice.
         """
-        lists = {
-            name: concat_columns([parts[first] for first in sorted(parts)])
-            for name, parts in self._lists.items()
-        }
-        if len(sizes) == 1:
-            return [self._batch(self.num_rows, self.matrices, lists, None)]
-        stops = np.cumsum(sizes).tolist()
-        picks = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
-        if order is not None:
-            picks = [order[pick] for pick in picks]
+        if isinstance(picks[0], slice) and picks[0] == slice(0, self.num_rows):
+            return [self._batch(self.num_rows, self.matrices, picks[0])]
+        sizes = [p.stop - p.start if isinstance(p, slice) else len(p) for p in picks]
         cut = [_matrices(self.layout, size) for size in sizes]
         for number, matrix in enumerate(self.matrices):
             for index, values in enumerate(matrix):
                 for target, pick, size in zip(cut, picks, sizes, strict=True):
                     _copy(values, pick, target[number][index, :size])
-        return [
-            self._batch(size, matrices, lists, pick)
-            for size, matrices, pick in zip(sizes, cut, picks, strict=True)
-        ]
+        batches = zip(sizes, cut, picks, strict=True)
+        return [self._batch(size, matrices, pick) for size, matrices, pick in batches]
 
     def _batch(
         self,
         num_rows: int,
         matrices: Sequence[np.ndarray],
-        lists: dict[str, Ragged],
-        pick: slice | np.ndarray | None,
+        pick: slice | np.ndarray,
     ) -> HostBatch:
         scalars: dict[str, np.ndarray] = {}
         for block, matrix in zip(self.layout.blocks, matrices, strict=True):
             scalars.update(_named(self.layout, block, matrix, num_rows))
-        own = {name: _own_lists(column, pick) for name, column in lists.items()}
+        own = {name: _own_lists(column, pick) for name, column in self.lists.items()}
         return HostBatch(num_rows, scalars, own)
 
 
@@ -267,10 +264,8 @@ def _named(
     return named
 
 
-def _own_lists(lists: Ragged, pick: slice | np.ndarray | None) -> Ragged:
+def _own_lists(lists: Ragged, pick: slice | np.ndarray) -> Ragged:
     """Return some lists in memory of their own, which starts aligned."""
-    if pick is None:
-        return Ragged(aligned(lists.values), lists.offsets)
     if isinstance(pick, slice):
         part = lists.slice(pick.start, pick.stop)
         return Ragged(aligned(part.values), part.offsets)

@@ -1,10 +1,11 @@
 """Pipeline: threads that read pieces and deal their rows out to batches, a bounded way ahead.
 
-One pipeline serves one pass over an epoch. Its only kind of task is *one piece*: read it, transform
-it, copy its rows into the groups of batches they belong to. A task never waits for another, so any
-number of threads, even one, gets through; when its last row has arrived, a group is cut into its
-batches. At any time there are the batches of the chunk that the consumer is in and of the next
-chunk, which is being filled. Does not belong here: what a task does to a piece.
+One pipeline serves one pass over an epoch. It has two kinds of task. *Deal*: read one piece,
+transform it, copy its rows into the groups of batches they belong to. *Cut*: make some batches of a
+group whose last row has arrived. A task is queued only when it can run to its end without waiting,
+so any number of threads, even one, gets through. At any time there are the groups of the chunk that
+the consumer is in and of the next chunk, which is being filled, and up to `CUT_BATCHES` batches
+that are cut but not yet taken. Does not belong here: what a task does to a piece.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from tutorlib.batching import Delivery, Group, HostBatch, Layout
 from tutorlib.plan import EpochPlan, Piece, Share
+
+CUT_BATCHES = 64  # cut at a time, at most: the first of them has to wait for the last
 
 
 class Stopwatch:
@@ -65,13 +70,15 @@ class Pipeline:
         self._stopwatch = stopwatch
         self._changed = threading.Condition()
         self._dealing = threading.Lock()
-        self._tasks: deque[Callable[[], None]] = deque()
+        self._deals: deque[Callable[[], None]] = deque()
+        self._cuts: deque[Callable[[], None]] = deque()  # these go first
         self._shares: dict[int, list[list[Share]]] = {}  # of chunks that are being read
         self._pieces_left: Counter[int] = Counter()
         self._groups: dict[int, Group] = {}  # that are being filled
         self._rows_left: Counter[int] = Counter()
+        self._whole: dict[int, tuple[Group, np.ndarray | None]] = {}  # and their orders
         self._done: dict[int, Any] = {}  # batches
-        self._first_batch = self._next_out = first_batch
+        self._next_out = self._next_cut = first_batch
         self._first_group = first_batch // plan.group_batches
         self._next_chunk = plan.chunks_of(self._first_group)[0] if first_batch < len(plan) else 0
         self._error: BaseException | None = None
@@ -101,6 +108,7 @@ class Pipeline:
             if self._error is None and not self._closed:
                 batch = self._done.pop(self._next_out)
                 self._next_out += 1
+                self._queue_cuts()
                 self._stopwatch.add(wait=time.perf_counter() - started)
                 return batch
             error = self._error
@@ -113,13 +121,15 @@ class Pipeline:
         """Stop the threads, wait for them and let go of all memory. May be called again."""
         with self._changed:
             self._closed = True
-            self._tasks.clear()
+            self._deals.clear()
+            self._cuts.clear()
             self._changed.notify_all()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
         with self._changed:
             self._groups.clear()
+            self._whole.clear()
             self._done.clear()
 
     def _read_ahead(self) -> None:
@@ -134,7 +144,7 @@ class Pipeline:
     def _queue_chunk(self, index: int) -> None:
         block = 0
         for piece in self._plan.chunks[index].pieces:
-            self._tasks.append(lambda p=piece, b=block: self._deal_piece(index, p, b))
+            self._deals.append(lambda p=piece, b=block: self._deal_piece(index, p, b))
             self._pieces_left[index] += 1
             block += len(piece.blocks())
 
@@ -176,43 +186,64 @@ class Pipeline:
             self._pieces_left[chunk] -= 1
             if not self._pieces_left[chunk]:
                 del self._shares[chunk]
-        for number in sorted(groups):
-            self._cut(number, groups.pop(number))
+        for number, group in groups.items():
+            group.close()
+            order = self._plan.group_order(number)
+            with self._changed:
+                self._whole[number] = group, order
+                self._queue_cuts()
 
-    def _cut(self, number: int, group: Group) -> None:
+    def _queue_cuts(self) -> None:
+        """Queue the next batches that can be cut, not too far ahead; called under the lock."""
+        while self._next_cut <= self._next_out + CUT_BATCHES:
+            number = self._next_cut // self._plan.group_batches
+            if number not in self._whole:
+                break
+            group, order = self._whole[number]
+            first = self._next_cut - number * self._plan.group_batches
+            picks = _picks(self._plan.group_sizes(number), order)[first : first + CUT_BATCHES]
+            start, self._next_cut = self._next_cut, self._next_cut + len(picks)
+            if first + len(picks) == len(self._plan.group_sizes(number)):
+                del self._whole[number]
+            self._cuts.append(lambda g=group, p=picks, s=start: self._cut(g, p, s))
+        self._changed.notify_all()
+
+    def _cut(self, group: Group, picks: list[slice | np.ndarray], first: int) -> None:
         started = time.perf_counter()
-        order = self._plan.group_order(number)
-        batches = group.batches(self._plan.group_sizes(number), order)
+        batches = group.batches(picks)
         cut = time.perf_counter()
-        first = number * self._plan.group_batches
-        wanted = {
-            first + i: self._finish(batch)
-            for i, batch in enumerate(batches)
-            if first + i >= self._first_batch
-        }
+        results = {first + i: self._finish(batch) for i, batch in enumerate(batches)}
         self._stopwatch.add(
             shuffle=cut - started,
             convert=time.perf_counter() - cut,
-            rows=group.num_rows,
+            rows=sum(batch.num_rows for batch in batches),
             batches=len(batches),
         )
         with self._changed:
             if not self._closed:
-                self._done.update(wanted)
+                self._done.update(results)
             self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._tasks and not self._closed and self._error is None:
+                while not (self._cuts or self._deals or self._closed or self._error):
                     self._changed.wait()
                 if self._closed or self._error is not None:
                     return
-                task = self._tasks.popleft()
+                task = (self._cuts or self._deals).popleft()
             try:
                 task()
+                del task  # it may hold a group
             except BaseException as error:  # handed to the consumer's thread, whatever it is
                 with self._changed:
                     self._error = self._error or error
                     self._changed.notify_all()
                 return
+
+
+def _picks(sizes: list[int], order: np.ndarray | None) -> list[slice | np.ndarray]:
+    """Return the rows of a group that make up each of its batches."""
+    stops = np.cumsum(sizes).tolist()
+    picks = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+    return picks if order is None else [order[pick] for pick in picks]
