@@ -26,6 +26,7 @@ from tutorlib.schema import Column, Schema
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 CHUNK_ROWS = 1_048_576  # of an automatic chunk: half a second of reading before the first batch
+CHUNK_PARTS = 8  # of an automatic chunk
 BUDGET_SHARE = 0.25  # of the memory, when no budget is given
 
 
@@ -51,9 +52,10 @@ class KerasSequenceLoader(LoaderAdapter):
         shuffle: whether rows come in random order.
         seed_fn: called at the start of each epoch for its seed, instead of `seed`.
         buffer_size: rows of a partition: from 1 on a number of rows, below 1 a share of the
-            memory. None chooses: chunks of about a million rows, fewer if the budget says so.
+            memory. None chooses: a million rows a chunk, fewer if the budget says so.
         device: where batches are made: "cpu".
-        parts_per_chunk: partitions, from distant places, that are mixed in a shuffled chunk.
+        parts_per_chunk: partitions, from distant places, that are mixed in a shuffled chunk; None
+            for 8, or 1 if `buffer_size` is given.
         reader_kwargs: {"threads": number of reader threads}; by default one a processor.
         global_size: ranks in all, for training in several processes.
         global_rank: number of this rank, from 0.
@@ -101,7 +103,7 @@ class KerasSequenceLoader(LoaderAdapter):
         seed_fn: Callable[[], int] | None = None,
         buffer_size: float | None = None,
         device: str | None = None,
-        parts_per_chunk: int = 1,
+        parts_per_chunk: int | None = None,
         reader_kwargs: Mapping[str, Any] | None = None,
         global_size: int | None = None,
         global_rank: int | None = None,
@@ -124,6 +126,8 @@ class KerasSequenceLoader(LoaderAdapter):
                 "give both of global_size and global_rank, or neither; got "
                 f"global_size={global_size}, global_rank={global_rank}"
             )
+        if parts_per_chunk is not None and parts_per_chunk < 1:
+            raise ValueError(f"parts_per_chunk must be at least 1, got {parts_per_chunk}")
         if buffer_size is not None and not buffer_size > 0:
             raise ValueError(f"buffer_size must be above 0, got {buffer_size}")
         self.device = resolve_device(device)
@@ -140,7 +144,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._settings = {
             "batch_size": batch_size,
             "shuffle": shuffle,
-            "parts_per_chunk": parts_per_chunk,
+            "parts_per_chunk": parts_per_chunk or (CHUNK_PARTS if buffer_size is None else 1),
             "rank": global_rank or 0,
             "world_size": global_size or 1,
             "drop_last": drop_last,

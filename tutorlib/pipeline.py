@@ -10,18 +10,17 @@ that are cut but not yet taken. Does not belong here: what a task does to a piec
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from tutorlib.batching import Delivery, Group, HostBatch, Layout
 from tutorlib.plan import EpochPlan, Piece, Share
 
-CUT_BATCHES = 64  # cut at a time, at most: the first of them has to wait for the last
+CUT_BATCHES = 64  # made at a time, at most: the first of them has to wait for the last
 
 
 class Stopwatch:
@@ -76,7 +75,7 @@ class Pipeline:
         self._pieces_left: Counter[int] = Counter()
         self._groups: dict[int, Group] = {}  # that are being filled
         self._rows_left: Counter[int] = Counter()
-        self._whole: dict[int, tuple[Group, np.ndarray | None]] = {}  # and their orders
+        self._whole: dict[int, Group] = {}  # closed, not yet cut up
         self._done: dict[int, Any] = {}  # batches
         self._next_out = self._next_cut = first_batch
         self._first_group = first_batch // plan.group_batches
@@ -144,7 +143,7 @@ class Pipeline:
     def _queue_chunk(self, index: int) -> None:
         block = 0
         for piece in self._plan.chunks[index].pieces:
-            self._deals.append(lambda p=piece, b=block: self._deal_piece(index, p, b))
+            self._deals.append(functools.partial(self._deal_piece, index, piece, block))
             self._pieces_left[index] += 1
             block += len(piece.blocks())
 
@@ -186,39 +185,39 @@ class Pipeline:
             self._pieces_left[chunk] -= 1
             if not self._pieces_left[chunk]:
                 del self._shares[chunk]
-        for number, group in groups.items():
-            group.close()
-            order = self._plan.group_order(number)
-            with self._changed:
-                self._whole[number] = group, order
-                self._queue_cuts()
+        for number in sorted(groups):
+            self._close(number, groups.pop(number))
+
+    def _close(self, number: int, group: Group) -> None:
+        started = time.perf_counter()
+        group.close(self._plan.group_sizes(number), self._plan.group_order(number))
+        self._stopwatch.add(shuffle=time.perf_counter() - started)
+        with self._changed:
+            self._whole[number] = group
+            self._queue_cuts()
 
     def _queue_cuts(self) -> None:
-        """Queue the next batches that can be cut, not too far ahead; called under the lock."""
+        """Queue the next batches that can be made, not too far ahead; called under the lock."""
         while self._next_cut <= self._next_out + CUT_BATCHES:
-            number = self._next_cut // self._plan.group_batches
+            number, first = divmod(self._next_cut, self._plan.group_batches)
             if number not in self._whole:
                 break
-            group, order = self._whole[number]
-            first = self._next_cut - number * self._plan.group_batches
-            picks = _picks(self._plan.group_sizes(number), order)[first : first + CUT_BATCHES]
-            start, self._next_cut = self._next_cut, self._next_cut + len(picks)
-            if first + len(picks) == len(self._plan.group_sizes(number)):
-                del self._whole[number]
-            self._cuts.append(lambda g=group, p=picks, s=start: self._cut(g, p, s))
+            last = len(self._plan.group_sizes(number))
+            stop = min(first + CUT_BATCHES, last)
+            group = self._whole.pop(number) if stop == last else self._whole[number]
+            task = functools.partial(self._cut, group, range(first, stop), self._next_cut)
+            self._cuts.append(task)
+            self._next_cut += stop - first
         self._changed.notify_all()
 
-    def _cut(self, group: Group, picks: list[slice | np.ndarray], first: int) -> None:
+    def _cut(self, group: Group, which: range, first: int) -> None:
         started = time.perf_counter()
-        batches = group.batches(picks)
-        cut = time.perf_counter()
-        results = {first + i: self._finish(batch) for i, batch in enumerate(batches)}
-        self._stopwatch.add(
-            shuffle=cut - started,
-            convert=time.perf_counter() - cut,
-            rows=sum(batch.num_rows for batch in batches),
-            batches=len(batches),
-        )
+        rows, results = 0, {}
+        for number, index in enumerate(which, start=first):
+            batch = group.batch(index)
+            results[number] = self._finish(batch)
+            rows += batch.num_rows
+        self._stopwatch.add(convert=time.perf_counter() - started, rows=rows, batches=len(which))
         with self._changed:
             if not self._closed:
                 self._done.update(results)
@@ -240,10 +239,3 @@ class Pipeline:
                     self._error = self._error or error
                     self._changed.notify_all()
                 return
-
-
-def _picks(sizes: list[int], order: np.ndarray | None) -> list[slice | np.ndarray]:
-    """Return the rows of a group that make up each of its batches."""
-    stops = np.cumsum(sizes).tolist()
-    picks = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
-    return picks if order is None else [order[pick] for pick in picks]

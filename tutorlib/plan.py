@@ -170,7 +170,7 @@ class EpochPlan:
         )
         self.chunks = _chunks(_cut(partitions, cuts[rank], cuts[rank + 1]), parts_per_chunk)
         chunk_rows = min(GROUP_ROWS, partition_rows * parts_per_chunk)
-        self.group_batches = max(1, chunk_rows // batch_size)
+        self.group_batches = max(1, chunk_rows // max(batch_size, 16))
         self._firsts = [chunk.first for chunk in self.chunks]
         starts = np.concatenate([[0], np.cumsum(self.batch_sizes)]).tolist()
         self._group_starts = [*starts[:: self.group_batches], starts[-1]]
@@ -250,13 +250,16 @@ class EpochPlan:
 def _permutation(random: np.random.Generator, rows: int) -> np.ndarray:
     """Return a random order of up to 2**32 rows, int64 [rows].
 
-    Random 64-bit keys with the row number in their low bits are sorted: faster than drawing a
-    permutation, and the same on every device.
+    Random 32-bit keys, with the row number behind them, are sorted: faster than drawing a
+    permutation, and the same on every device. Two rows in 2**32 share a key and keep their order.
     """
+    keys = random.bit_generator.random_raw(-(-rows // 2)).view(np.uint32)[:rows].astype(np.uint64)
     bits = np.uint64(max(1, rows - 1).bit_length())
-    keys = (random.bit_generator.random_raw(rows) << bits) | np.arange(rows, dtype=np.uint64)
+    keys <<= bits
+    keys |= np.arange(rows, dtype=np.uint64)
     keys.sort()
-    return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+    keys &= (np.uint64(1) << bits) - np.uint64(1)
+    return keys.view(np.int64)
 
 
 def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[Piece]:
