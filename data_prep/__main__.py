@@ -60,7 +60,7 @@ def _synthetic_criteo(commands: argparse._SubParsersAction) -> None:
         "data/criteo/raw",
         "synthetic",
     )
-    command.add_argument("--rows", type=int, default=1_000_000, help="rows over all days")
+    command.add_argument("--rows", type=int, default=1_200_000, help="rows over all days")
     command.add_argument("--days", type=int, default=7, help="files, one a day")
     command.add_argument("--seed", type=int, default=0, help="0 to 2**63 - 1")
     command.add_argument(

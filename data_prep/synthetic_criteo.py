@@ -232,7 +232,7 @@ def block_to_arrow(block: Block) -> pa.Table:
 def write_criteo(
     folder: str | Path,
     *,
-    rows: int = 1_000_000,
+    rows: int = 1_200_000,
     days: int = 7,
     seed: int = 0,
     scale: float = 0.01,

@@ -33,7 +33,7 @@ def rows_of(plan, row_counts):
         ]
         assert chunk.block_rows == [len(block) for block in blocks]
         for number, (block, shares) in enumerate(zip(blocks, plan.deal(chunk.index), strict=True)):
-            order = plan.order(chunk.index, number)
+            order = plan.order(chunk.index, number, shares)
             rows = block if order is None else block[order]
             for share in shares:
                 first, last = plan.chunks_of(share.group)

@@ -204,7 +204,7 @@ class Group:
         self._sizes = list(sizes)
         self._first_rows = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         self._width = _padded(max(sizes))  # cells from one batch to the next in each column
-        if len(sizes) == 1 and order is None:
+        if len(sizes) == 1:
             return
         rows = np.arange(self.num_rows)
         batch = np.repeat(np.arange(len(sizes)), sizes)
@@ -213,10 +213,8 @@ class Group:
         picks[places] = rows if order is None else order
         ordered = _matrices(self.layout, len(picks))
         for target, source in zip(ordered, self.matrices, strict=True):
-            cached = np.empty(source.shape[1], source.dtype)
             for column, values in zip(target, source, strict=True):
-                cached[:] = values  # in sequence: 40 ns a row less than a cache miss at each pick
-                np.take(cached, picks, out=column, mode="clip")
+                np.take(values, picks, out=column, mode="clip")
         self.matrices = ordered
 
     def batch(self, number: int) -> HostBatch:

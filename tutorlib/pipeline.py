@@ -171,7 +171,8 @@ class Pipeline:
             shares = [s for s in shares_of_blocks[block] if s.group >= self._first_group]
             if shares:
                 targets = [(self._group(share.group), share) for share in shares]
-                deliveries.append(Delivery(start, self._plan.order(chunk, block), targets))
+                order = self._plan.order(chunk, block, shares_of_blocks[block])
+                deliveries.append(Delivery(start, order, targets))
             for share in shares:
                 arrived[share.group] += share.stop - share.start
         self._stopwatch.add(shuffle=time.perf_counter() - started)

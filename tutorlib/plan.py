@@ -230,21 +230,40 @@ class EpochPlan:
             position += rows
         return shares
 
-    def order(self, chunk: int, block: int) -> np.ndarray | None:
-        """Return the order of the rows of a block, int64 [rows]; None if they are not shuffled."""
+    def order(self, chunk: int, block: int, shares: Sequence[Share]) -> np.ndarray | None:
+        """Return the order in which the rows of a block are dealt out, int64 [rows].
+
+        The rows of each share keep their order in the block, so that picking them goes through
+        memory in one direction. None if the rows are not shuffled.
+
+        Args:
+            chunk: number of the chunk.
+            block: number of the block in it.
+            shares: what `deal(chunk)` says of the block.
+        """
         if not self.shuffle:
             return None
         random = self._random(1 + self.rank, chunk, 1 + block)
-        return _permutation(random, self.chunks[chunk].block_rows[block])
+        order = _permutation(random, self.chunks[chunk].block_rows[block])
+        for share in shares:
+            order[share.start : share.stop].sort()
+        return order
 
     def group_order(self, group: int) -> np.ndarray | None:
         """Return the order in which the rows of a group make up its batches, int64 [rows].
 
-        None if they do so as they are: they are not shuffled, or the group has one batch.
+        The rows of each batch keep their order in the group. None if the rows make up the batches
+        as they are: they are not shuffled, or the group has one batch.
         """
-        if not self.shuffle or self.group_batches == 1:
+        sizes = self.group_sizes(group)
+        if not self.shuffle or len(sizes) == 1:
             return None
-        return _permutation(self._random(-1 - self.rank, group), self.group_rows(group))
+        order = _permutation(self._random(-1 - self.rank, group), self.group_rows(group))
+        stop = 0
+        for size in sizes:
+            start, stop = stop, stop + size
+            order[start:stop].sort()
+        return order
 
 
 def _permutation(random: np.random.Generator, rows: int) -> np.ndarray:
