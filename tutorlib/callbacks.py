@@ -153,7 +153,8 @@ class ThroughputLogger(keras.callbacks.Callback):
             return
         import tensorflow as tf
 
-        with self._writer.as_default():
+        # Keras' TensorBoard callback switches recording off for all, between its own steps.
+        with self._writer.as_default(), tf.summary.record_if(True):
             tf.summary.scalar(name, throughput.samples_per_s, step=throughput.step)
 
 

@@ -322,7 +322,8 @@ def encode_examples(chunk: Chunk) -> Iterator[bytes]:
 
     All rows have the same features, so a row is a template in which only numbers and a few lengths
     differ: it is filled for all rows at once as a matrix of bytes with a mask of those that count.
-    The bytes equal those of `Example.SerializeToString(deterministic=True)`.
+    Parsed, it equals what `Example.SerializeToString` would have written; the order of the features
+    in the bytes, which has no meaning, may differ.
 
     Args:
         chunk: rows; no nulls. A column is an array, `Strings`, or `Ragged` of these.
