@@ -52,9 +52,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing [$(EXTRAS)] at the versions of constraints.txt: a few minutes the first time"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@$(PY) -m pip install --disable-pip-version-check --progress-bar off \
-	  -c constraints.txt -e '.[$(EXTRAS)]' | { grep --line-buffered -oE \
+	  -c constraints.txt -e '.[$(EXTRAS)]' 2>&1 | tee $(VENV)/install.log | { grep --line-buffered -oE \
 	  '(Downloading|Using cached) [^ ]+ \([0-9]{2,}(\.[0-9]+)? MB\)|Installing collected packages' \
-	  || true; }
+	  || true; } || { tail -n 20 $(VENV)/install.log >&2; exit 1; }
 	@rm -f $(VENV)/.installed-*; touch $@; echo "Installed into $(VENV)"
 
 data: $(CRITEO_MADE) $(MOVIELENS_MADE) ## make data/ (ROWS=, CRITEO=folder, MOVIELENS=archive)
