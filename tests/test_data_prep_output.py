@@ -1,5 +1,6 @@
 """Outputs of data_prep are there whole or not at all, and are made once."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -95,11 +96,14 @@ def test_two_processes_do_not_build_the_same_output(tmp_path):
 
 
 def run(*arguments, **keywords):
+    # A shell starts its background jobs with Ctrl-C ignored, and so would this child inherit it.
+    listening = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         [sys.executable, "-m", "data_prep", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=listening,
         **keywords,
     )
 

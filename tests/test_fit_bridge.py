@@ -160,3 +160,9 @@ def test_to_tf_dataset_gives_the_same_batches(folder):
     for (a, label_a), (b, label_b) in zip(dataset, loader, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, a, b)
         np.testing.assert_array_equal(label_a, label_b)
+
+
+def test_offsets_that_would_falsify_the_loss_are_refused(folder):
+    loader = loader_of(folder, cat_names=["a"], multi_hot="offsets")
+    with pytest.raises(ValueError, match="first input, 'a__offsets'"):
+        model_of().evaluate(loader, verbose=0)

@@ -395,3 +395,108 @@ def test_masked_columns_concatenate_with_plain_ones():
         [Chunk({"a": np.arange(2)}), Chunk({"a": Masked(np.arange(2), np.array([True, False]))})]
     )
     assert whole["a"].tolist() == [0, 1, 0, None]
+
+
+def test_rows_that_are_not_used_need_not_be_good(tmp_path):
+    """A null behind `limit_rows`, in the same row group, is nobody's business."""
+    path = write(tmp_path, a=pa.array([*range(99), None]))
+    rows = [inputs["a"].numpy() for inputs, _ in KerasSequenceLoader(path, 4, limit_rows=50)]
+    assert sorted(np.concatenate(rows)[:, 0].tolist()) == list(range(50))
+
+
+def test_a_restart_keeps_the_seed_that_seed_fn_gave(folder):
+    seeds = itertools.count()
+    loader = loader_of(folder, seed_fn=lambda: next(seeds))
+    first = loader.peek()[0]["row"].numpy()
+    np.testing.assert_array_equal(next(iter(loader))[0]["row"], first)
+    assert next(seeds) == 1
+
+
+def test_a_null_label_or_weight_is_refused(tmp_path):
+    path = write(tmp_path, C=[1, 2, 3], y=[0.0, 1, 0], w=[1.0, None, 1])
+    message = error_of(path, cat_names=["C"], weight_name="w")
+    assert "column 'w': null or NaN at row 1" in message
+    path = write(tmp_path, C=[1, 2, 3], y=[0.0, None, 0])
+    assert "column 'y': null or NaN at row 1, but a label" in error_of(path)
+
+
+def test_an_id_in_a_list_is_found_in_its_row(tmp_path):
+    path = write(tmp_path, g=[[1, 2], [], [99]], y=[0.0, 1, 0])
+    schema = Schema([Column("g", "categorical", multi_hot=True, cardinality=5)])
+    assert "id 99 is outside [0, 5) at row 2" in error_of(path, schema=schema)
+
+
+def test_integers_are_never_cut_to_a_narrower_type(tmp_path):
+    path = write(tmp_path, C=pa.array([1, 2**64 - 1], pa.uint64()), y=[0.0, 1])
+    assert "values from 1 to 18446744073709551615 do not fit int64" in error_of(path)
+
+
+def test_a_label_that_the_schema_has_as_a_feature_is_refused(folder):
+    schema = Schema([Column("row", "categorical"), Column("x", "continuous", "float32")])
+    with pytest.raises(ValueError, match="column 'x' is continuous in the schema, but named as"):
+        KerasSequenceLoader(folder, 8, schema=schema, label_names=["x"])
+
+
+def test_the_budget_bounds_chunks_of_large_row_groups(tmp_path):
+    with ParquetSink(tmp_path / "x.parquet", row_group_rows=1000) as sink:
+        sink.write(Chunk({"C": np.arange(16_000, dtype=np.int32)}))
+    small = KerasSequenceLoader(tmp_path / "x.parquet", 10, memory_budget=30_000)
+    assert small.describe()["chunk_rows"] <= 2500
+    default = KerasSequenceLoader(tmp_path / "x.parquet", 10).describe()
+    assert default["chunk_rows"] == 16_000
+
+
+def test_no_batch_at_all_is_said(folder):
+    loader = loader_of(folder, 2000, drop_last=True)
+    assert len(loader) == 0
+    assert list(loader) == []
+    with pytest.raises(ValueError, match="there is no batch: 1000 rows, batch_size=2000"):
+        loader.peek()
+
+
+def test_a_late_pass_does_not_turn_the_epoch_back(folder):
+    loader = loader_of(folder)
+    late = iter(loader)
+    next(late)
+    loader.set_epoch(7)
+    list(late)
+    assert loader.epoch == 7
+
+
+def test_an_error_in_a_mapped_function_says_where(folder):
+    def divide(chunk):
+        return chunk.with_columns({"x": chunk["x"] / len(chunk["nothing"])})
+
+    with pytest.raises(KeyError) as caught:
+        loader_of(folder).map(divide).peek()
+    assert "row group" in caught.value.__notes__[0]
+    with pytest.raises(ParquetError, match=r"map\(\): gave a dict, but a Chunk is needed"):
+        loader_of(folder).map(lambda chunk: dict(chunk)).peek()
+
+
+def test_a_pass_that_is_closed_on_its_own_thread_does_not_wait_for_itself(folder):
+    """The garbage collector may end a pass on one of its reader threads."""
+
+    def end(chunk):
+        pipeline.close()
+        return chunk
+
+    loader = loader_of(folder).map(end)
+    batches = iter(loader)
+    batches._pipeline = pipeline = loader._pipeline()
+    batches._epoch, batches._left = 0, len(loader)
+    with pytest.raises(StopIteration):
+        pipeline.next_batch()
+    deadline = time.monotonic() + 20
+    while reader_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not reader_threads()
+
+
+def test_padded_lists_make_a_dataset_of_any_width(tmp_path):
+    path = write(tmp_path, g=[[1], [2], [3, 4, 5], []], y=[0.0, 1, 0, 1])
+    loader = KerasSequenceLoader(path, 2, ["y"], multi_hot="padded", shuffle=False)
+    widths = [inputs["g"].shape[1] for inputs, _ in loader.to_tf_dataset()]
+    assert widths == [1, 3]
+    with pytest.raises(ValueError, match="needs label_names"):
+        KerasSequenceLoader(path, 2, cat_names=["g"]).to_tf_dataset()

@@ -123,3 +123,22 @@ def test_a_missing_column_is_named(tmp_path):
         sink.write(Chunk({"i": np.arange(2)}))
     with pytest.raises(ParquetError, match=r"x\.parquet: no columns \['j'\]; it has \['i'\]"):
         ParquetSource(tmp_path / "x.parquet").read(0, ["i", "j"])
+
+
+def test_times_of_different_units_are_not_mixed(tmp_path):
+    for name, unit in (("a", "us"), ("b", "ms")):
+        table = pa.table({"t": pa.array([0], pa.timestamp(unit))})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    with pytest.raises(ParquetError, match=r"b\.parquet: column 't' is timestamp\[ms\]"):
+        ParquetSource(tmp_path)
+
+
+def test_rows_with_other_columns_are_refused(tmp_path):
+    def write():
+        with ParquetSink(tmp_path / "x.parquet") as sink:
+            sink.write(Chunk({"a": np.arange(2)}))
+            sink.write(Chunk({"a": np.arange(2), "b": np.arange(2)}))
+
+    with pytest.raises(ValueError, match=r"columns \['a', 'b'\] do not fit the file's \['a'\]"):
+        write()
+    assert not (tmp_path / "x.parquet").exists()

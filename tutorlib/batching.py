@@ -49,14 +49,20 @@ def batch_dtype(column: Column) -> np.dtype:
     Raises:
         ValueError: for text, which a Workflow must turn into ids first.
     """
-    if column.role in ("continuous", "weight"):
-        return np.dtype(np.float32)
     if column.dtype == "string":
         raise ValueError(
             f"column {column.name!r} is text; turn it into ids with a Workflow (Categorify or "
             "HashBucket) and loader.map(workflow)"
         )
-    dtype = np.dtype(column.dtype)
+    try:
+        dtype = np.dtype(column.dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"column {column.name!r}: values of type {column.dtype} cannot be in a batch. Cast it, "
+            "or leave it out by naming the columns (cat_names, cont_names)."
+        ) from error
+    if column.role in ("continuous", "weight"):
+        return np.dtype(np.float32)
     if dtype.kind == "f":
         if column.role == "label":
             return np.dtype(np.float32)
@@ -94,6 +100,10 @@ class Layout:
         self.stacked, self.check_ids = stacked, check_ids
         self.dtypes = {column.name: batch_dtype(column) for column in columns}
         self.ragged = [column for column in columns if column.multi_hot]
+        made = [f"{c.name}__{part}" for c in self.ragged for part in ("values", "nnzs", "offsets")]
+        for column in columns:
+            if column.name in made:
+                raise ValueError(f"column {column.name!r} has a name that a list column makes")
         for column in self.ragged:
             if column.role != "categorical":
                 raise ValueError(
@@ -115,7 +125,7 @@ class Layout:
                 self.blocks.append(_Block(np.dtype(f"u{size}"), tuple(chosen)))
         self.row_bytes = sum(block.cell.itemsize * len(block.columns) for block in self.blocks)
 
-    def cells(self, column: Column, values: Any) -> np.ndarray:
+    def cells(self, column: Column, values: Any, offsets: np.ndarray | None = None) -> np.ndarray:
         """Return the values of one column as a batch holds them, checked.
 
         Raises:
@@ -123,8 +133,10 @@ class Layout:
                 message names the column, the rule, the value and the row within `values`.
         """
         dtype = self.dtypes[column.name]
+        if isinstance(values, Masked) and values.valid.all():
+            values = values.values
         if isinstance(values, Masked):
-            row = int(np.argmin(values.valid))
+            row = _row(np.argmin(values.valid), offsets)
             raise ValueError(
                 f"column {column.name!r}: null at row {row}. Fill it in a Workflow (FillMissing; "
                 "Categorify gives nulls an id of their own) or in the data."
@@ -140,19 +152,43 @@ class Layout:
             raise ValueError(
                 f"column {column.name!r}: holds {values.dtype}, but the schema says {column.dtype}"
             )
+        if column.role in ("label", "weight") and values.dtype.kind == "f":
+            missing = np.isnan(values)
+            if missing.any():
+                raise ValueError(
+                    f"column {column.name!r}: null or NaN at row {int(np.argmax(missing))}, but a "
+                    f"{column.role} must have a value. Fill it, or leave the row out of the data."
+                )
         if column.cardinality is not None and self.check_ids and len(values):
-            _check_ids(column, values)
+            _check_ids(column, values, offsets)
+        elif dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
+            _check_fits(column, values, dtype)
         return values.astype(dtype, copy=False)
 
 
-def _check_ids(column: Column, values: np.ndarray) -> None:
+def _row(place: int, offsets: np.ndarray | None) -> int:
+    """Return the row of a value: its place, or that of the list which it stands in."""
+    return int(place if offsets is None else np.searchsorted(offsets, place, side="right") - 1)
+
+
+def _check_fits(column: Column, values: np.ndarray, dtype: np.dtype) -> None:
+    limits = np.iinfo(dtype)
+    least, most = int(values.min()), int(values.max())
+    if least < limits.min or most > limits.max:
+        raise ValueError(
+            f"column {column.name!r}: values from {least} to {most} do not fit {dtype}. Give its "
+            "cardinality, or hash it in a Workflow."
+        )
+
+
+def _check_ids(column: Column, values: np.ndarray, offsets: np.ndarray | None) -> None:
     unsigned = values.view(f"u{values.dtype.itemsize}")  # a negative id becomes a huge one
     if int(unsigned.max()) < column.cardinality:
         return
-    row = int(np.argmax(unsigned >= column.cardinality))
+    place = int(np.argmax(unsigned >= column.cardinality))
     raise ValueError(
-        f"column {column.name!r}: id {values[row]} is outside [0, {column.cardinality}) at row "
-        f"{row}. Refit the Workflow, or give the right cardinality."
+        f"column {column.name!r}: id {values[place]} is outside [0, {column.cardinality}) at row "
+        f"{_row(place, offsets)}. Refit the Workflow, or give the right cardinality."
     )
 
 
@@ -308,7 +344,7 @@ def deal_out(layout: Layout, chunk: Chunk, deliveries: Sequence[Delivery]) -> No
             raise ValueError(
                 f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
             )
-        lists = Ragged(layout.cells(column, lists.values), lists.offsets)
+        lists = Ragged(layout.cells(column, lists.values, lists.offsets), lists.offsets)
         for delivery in deliveries:
             for group, share in delivery.shares:
                 group.add_lists(column.name, share.first, _pick_lists(lists, delivery, share))

@@ -49,7 +49,7 @@ def written_whole(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 def replace(target: Path, new: Path) -> None:
     """Rename `new`, a file or a folder, to `target`, which may be there already."""
-    if target.is_dir():
+    if target.is_dir() or (target.exists() and new.is_dir()):
         old = target.with_name(target.name + ".replaced")
         remove(old)
         target.rename(old)

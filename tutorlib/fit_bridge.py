@@ -66,11 +66,15 @@ class _Epochs(Iterable[Any]):
 class LoaderAdapter(DataAdapter):
     """The side of a loader that Keras sees; `KerasSequenceLoader` is one.
 
-    A subclass has `__iter__`, `__len__`, `batch_size` and `partial_batch_size`.
+    A subclass has `__iter__`, `__len__`, `batch_size`, `partial_batch_size` and `check_for_fit`.
+    Keras does not hand on what `fit` is given beside an adapter: `class_weight`, `sample_weight`,
+    `batch_size` and `shuffle` of `fit` have no effect. They belong to the loader (`weight_name`,
+    `batch_size`, `shuffle`).
     """
 
     def get_tf_dataset(self) -> Iterable[Any]:
-        """Return the batches for the TensorFlow backend: an iterable of tensors already made."""
+        """Return the batches: an iterable of tensors that are already made."""
+        self.check_for_fit()  # type: ignore[attr-defined]
         return _Epochs(self)
 
     get_jax_iterator = get_tf_dataset

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.batching import Delivery, HostBatch, Layout, aligned, deal_out
+from tutorlib.batching import Delivery, HostBatch, Layout, aligned, batch_dtype, deal_out
 from tutorlib.chunk import Chunk
 from tutorlib.device import host_memory_bytes, resolve_device
 from tutorlib.fit_bridge import LoaderAdapter, tensor_maker
@@ -140,13 +140,15 @@ class KerasSequenceLoader(LoaderAdapter):
         self._batch_layout, self._multi_hot, self._check_ids = batch_layout, multi_hot, check_ids
         self._seed, self._seed_fn = seed, seed_fn
         self._buffer_size = buffer_size
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget must be at least 1 byte, got {memory_budget}")
         self._budget = memory_budget or int(BUDGET_SHARE * host_memory_bytes())
         self._settings = {
             "batch_size": batch_size,
             "shuffle": shuffle,
             "parts_per_chunk": parts_per_chunk or (CHUNK_PARTS if buffer_size is None else 1),
             "rank": global_rank or 0,
-            "world_size": global_size or 1,
+            "world_size": 1 if global_size is None else global_size,
             "drop_last": drop_last,
             "limit_rows": limit_rows,
         }
@@ -154,22 +156,25 @@ class KerasSequenceLoader(LoaderAdapter):
         self._file_schema = resolve_schema(
             self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name
         )
-        self._columns = self._file_schema.names
-        self._set_schema(self._file_schema)
+        if not self.source.num_rows:
+            raise ValueError(f"there are no rows in {self.source.files}")
+        self._plans: dict[tuple[int, int], EpochPlan] = {}
+        self._set_schema(self._file_schema, self._file_schema.names)
+        self._drawn: tuple[int, int] | None = None  # (epoch, seed that seed_fn gave for it)
         self._epoch = 0
-        self._batch = 0
         self._stopwatch = Stopwatch()
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
-        self._plans: dict[tuple[int, int], EpochPlan] = {}
         self._plan(0, seed)
 
-    def _set_schema(self, schema: Schema) -> None:
-        self.schema = schema
+    def _set_schema(self, schema: Schema, columns: Iterable[str]) -> None:
+        """Take the schema of the batches, and the columns to read for it."""
         if not schema.features.columns:
             raise ValueError(
                 f"there are no feature columns; the files have {list(self.source.column_types)}"
             )
+        self.schema, self._columns = schema, list(columns)
         self._layout: Layout | None = None
+        self._plans.clear()  # the size of a row has changed
 
     @property
     def layout(self) -> Layout:
@@ -184,9 +189,9 @@ class KerasSequenceLoader(LoaderAdapter):
         """Transform every chunk as it is read, on the reader threads; returns the loader.
 
         Args:
-            workflow_or_function: a fitted `Workflow`, whose output schema becomes the loader's; or
-                a function of a `Chunk` that returns a `Chunk` of as many rows with the columns of
-                the loader's schema.
+            workflow_or_function: a fitted `Workflow`, whose features become the loader's, in place
+                of those chosen before; or a function of a `Chunk` that returns a `Chunk` of as many
+                rows, with the columns of the loader's schema in the same types.
 
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.
@@ -195,7 +200,7 @@ class KerasSequenceLoader(LoaderAdapter):
         Example:
             >>> loader.map(Workflow.load("data/criteo/workflow"))  # doctest: +SKIP
         """
-        if self._transform is not None or self._epoch or self._batch:
+        if self._transform is not None or self._stopwatch.sums():
             raise RuntimeError(
                 "map() once, before the first batch is taken; chain the "
                 "transformations in one Workflow"
@@ -215,8 +220,8 @@ class KerasSequenceLoader(LoaderAdapter):
         kept_names = [column.name for column in kept]
         features = [column for column in made.features if column.name not in kept_names]
         passed = [name for name in kept_names if name not in made]
-        self._columns = list(dict.fromkeys([*workflow.input_names, *passed]))
-        self._set_schema(Schema([*features, *(_relabelled(c, made) for c in kept)]))
+        schema = Schema([*features, *(_relabelled(c, made) for c in kept)])
+        self._set_schema(schema, dict.fromkeys([*workflow.input_names, *passed]))
 
         def transform(chunk: Chunk) -> Chunk:
             result = workflow.transform(chunk.select(workflow.input_names))
@@ -244,20 +249,18 @@ class KerasSequenceLoader(LoaderAdapter):
     def _row_bytes(self) -> float:
         """Bytes of a row in a batch; of lists, what they have in the files."""
         lists = [n for n in self._columns if self.source.column_types[n][1]]
-        scalars = 4 * (len(self.schema) - len(lists))
+        scalars = sum(_row_bytes(column) for column in self.schema if not column.multi_hot)
         return scalars + (self.source.nbytes_per_row(lists) + 8 * len(lists) if lists else 0)
 
     def _plan(self, epoch: int, seed: int) -> EpochPlan:
         key = (epoch, seed)
         if key not in self._plans:
             self._plans.clear()
-            self._plans[key] = EpochPlan(
-                [group.num_rows for group in self.source.row_groups],
-                seed=seed,
-                epoch=epoch,
-                partition_rows=self._partition_rows(),
-                **self._settings,
-            )
+            counts = [group.num_rows for group in self.source.row_groups]
+            rows, parts = self._partition_rows(), self._settings["parts_per_chunk"]
+            parts = max(1, rows * parts // max(rows, *counts))  # row groups are not split
+            settings = {**self._settings, "parts_per_chunk": parts, "partition_rows": rows}
+            self._plans[key] = EpochPlan(counts, seed=seed, epoch=epoch, **settings)
         return self._plans[key]
 
     def __len__(self) -> int:
@@ -296,9 +299,26 @@ class KerasSequenceLoader(LoaderAdapter):
         """Make the next `iter()` give the given epoch, from 0."""
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch}")
-        self._epoch, self._batch = epoch, 0
+        self._epoch, self._drawn = epoch, None
 
     # ---- batches ----------------------------------------------------------------------------
+
+    def _check_batches(self) -> None:
+        if not len(self):
+            raise ValueError(
+                f"there is no batch: {self._any_plan().num_rows} rows, batch_size="
+                f"{self.batch_size}, drop_last={self._settings['drop_last']}"
+            )
+
+    def check_for_fit(self) -> None:
+        """Raise ValueError where Keras would report a wrong loss, or fail without saying why."""
+        self._check_batches()
+        first = min(f"{c.name}__offsets" if c.multi_hot else c.name for c in self.schema.features)
+        if self._multi_hot == "offsets" and first.endswith("__offsets"):
+            raise ValueError(
+                f"Keras weighs the loss of a batch by the length of its first input, {first!r}, "
+                "which has one entry more than the batch has rows. Use multi_hot='nnzs'."
+            )
 
     def __iter__(self) -> Iterator[Any]:
         batches = Batches(self)
@@ -307,6 +327,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def peek(self) -> Any:
         """Return the first batch of the current epoch; the next `iter()` begins with it again."""
+        self._check_batches()
         batches = Batches(self, counts=False)
         try:
             return next(batches)
@@ -314,7 +335,11 @@ class KerasSequenceLoader(LoaderAdapter):
             batches.close()
 
     def close(self) -> None:
-        """Stop all threads of this loader and let go of their memory; it can be used again."""
+        """Stop all threads of this loader and let go of their memory; it can be used again.
+
+        A loop over its batches, also one that waits on another thread, ends as if there were none
+        left.
+        """
         for batches in list(self._open):
             batches.close()
 
@@ -325,10 +350,12 @@ class KerasSequenceLoader(LoaderAdapter):
         self.close()
 
     def _pipeline(self) -> Pipeline:
-        seed = self._seed if self._seed_fn is None else int(self._seed_fn())
+        if self._drawn is None or self._drawn[0] != self._epoch:
+            seed = self._seed if self._seed_fn is None else int(self._seed_fn())
+            self._drawn = self._epoch, seed
         finisher = BatchMaker(self.schema, self._multi_hot)
         return Pipeline(
-            self._plan(self._epoch, seed),
+            self._plan(*self._drawn),
             self.layout,
             self._dealer(),
             finisher,
@@ -356,6 +383,9 @@ class KerasSequenceLoader(LoaderAdapter):
                 start = f", whose rows begin at {piece.start}" if piece.start else ""
                 place = source.place(piece.row_group)
                 raise ParquetError(f"{error} (in {place}{start})") from error
+            except Exception as error:
+                error.add_note(f"in {source.place(piece.row_group)}")
+                raise
             stopwatch.add(
                 read=read - started,
                 transform=transformed - read,
@@ -371,12 +401,21 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         import tensorflow as tf
 
-        def spec(tensor: Any) -> Any:
+        if not self.schema.labels.columns:
+            raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
+
+        def spec(tensor: Any, name: str = "") -> Any:
             if isinstance(tensor, tf.RaggedTensor):
                 return tf.RaggedTensorSpec([None, None], tensor.dtype, ragged_rank=1)
-            return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+            padded = name in self.schema and self.schema[name].multi_hot
+            rest = [None] if padded else tensor.shape[1:]
+            return tf.TensorSpec([None, *rest], tensor.dtype)
 
-        signature = tf.nest.map_structure(spec, self.peek())
+        inputs, *targets = self.peek()
+        signature = (
+            {name: spec(tensor, name) for name, tensor in inputs.items()},
+            *(tf.nest.map_structure(spec, target) for target in targets),
+        )
         dataset = tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)
         return dataset.apply(tf.data.experimental.assert_cardinality(len(self)))
 
@@ -449,18 +488,14 @@ class Batches(Iterator[Any]):
             self._epoch = self._loader.epoch
             self._left = len(self._loader)
             self._end = weakref.finalize(self, self._pipeline.close)
-            if self._counts:
-                self._loader._batch = 0
         try:
             batch = self._pipeline.next_batch()
         except BaseException:
             self.close()
             raise
         self._left -= 1
-        if self._counts:
-            self._loader._batch += 1
         if self._left == 0:
-            if self._counts:
+            if self._counts and self._loader.epoch == self._epoch:
                 self._loader.set_epoch(self._epoch + 1)
             self.close()
         return batch
@@ -519,6 +554,8 @@ class BatchMaker:
 
 def _transformed(transform: Callable[[Chunk], Chunk], chunk: Chunk, names: list[str]) -> Chunk:
     result = transform(chunk)
+    if not isinstance(result, Chunk):
+        raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
     missing = [name for name in names if name not in result]
     if missing or result.num_rows != chunk.num_rows:
         raise ValueError(
@@ -545,6 +582,7 @@ def resolve_schema(
     weight_name: str | None,
 ) -> Schema:
     """Return the schema that the arguments of a loader mean, checked against the files."""
+    label_names = None if label_names is None else list(label_names)
     given = [
         schema is not None,
         feature_columns is not None,
@@ -569,6 +607,15 @@ def resolve_schema(
         raise ValueError(
             f"columns {missing} are not in the files, which have {list(source.column_types)}"
         )
+    asked = [(name, "label") for name in label_names or ()]
+    asked += [(weight_name, "weight")] if weight_name else []
+    for name, role in asked:
+        if name in schema and schema[name].role != role:
+            raise ValueError(
+                f"column {name!r} is {schema[name].role} in the schema, but named as {role}"
+            )
+    if len(schema.with_role("weight")) > 1:
+        raise ValueError(f"there is one weight at most, got {schema.with_role('weight').names}")
     more = [name for name in label_names or () if name not in schema]
     more += [weight_name] if weight_name and weight_name not in schema else []
     extra = Schema.from_parquet(
@@ -587,6 +634,14 @@ def resolve_schema(
         )
         for c in [*kept, *extra]
     )
+
+
+def _row_bytes(column: Column) -> int:
+    """Return the bytes of a value in a batch; 8 for one that a Workflow has to change first."""
+    try:
+        return batch_dtype(column).itemsize
+    except ValueError:
+        return 8
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -64,7 +64,11 @@ def expand_paths(paths: Any) -> list[str]:
         elif os.path.isfile(text):
             found = [text]
         else:
-            found = sorted(glob.glob(text, recursive=True))
+            found = sorted(
+                name
+                for name in glob.glob(text, recursive=True)
+                if not os.path.basename(name).startswith((".", "_")) and os.path.isfile(name)
+            )
         if not found:
             raise FileNotFoundError(
                 f"no Parquet file at {text!r} (looked for a file, a folder of "
@@ -91,6 +95,8 @@ def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
     if pa.types.is_boolean(arrow_type):
         return "bool", False
     if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
+        return "string", False
+    if str(arrow_type) == "string_view":
         return "string", False
     return str(arrow_type), False
 
@@ -155,9 +161,9 @@ class ParquetSource:
 
     def _check_schemas(self) -> pa.Schema:
         first = self._footers[0].schema.to_arrow_schema()
-        want = {field.name: column_type(field.type) for field in first}
+        want = {field.name: _stored_type(field.type) for field in first}
         for path, footer in zip(self.files[1:], self._footers[1:], strict=True):
-            have = {f.name: column_type(f.type) for f in footer.schema.to_arrow_schema()}
+            have = {f.name: _stored_type(f.type) for f in footer.schema.to_arrow_schema()}
             missing, extra = [sorted(a.keys() - b.keys()) for a, b in ((want, have), (have, want))]
             if missing or extra:
                 raise ParquetError(
@@ -173,14 +179,15 @@ class ParquetSource:
 
     def nbytes_per_row(self, columns: Sequence[str] | None = None) -> float:
         """Return the mean uncompressed bytes of a row over the given columns, from the footers."""
-        wanted = set(self.column_types if columns is None else columns)
+        wanted = tuple(self.column_types if columns is None else columns)
         total = 0
         for footer in self._footers:
             for index in range(footer.num_row_groups):
                 group = footer.row_group(index)
                 for position in range(group.num_columns):
                     column = group.column(position)
-                    if column.path_in_schema.split(".")[0] in wanted:
+                    path = column.path_in_schema
+                    if path in wanted or path.startswith(tuple(f"{name}." for name in wanted)):
                         total += column.total_uncompressed_size
         return total / max(1, self.num_rows)
 
@@ -266,6 +273,11 @@ class ParquetSource:
             yield Chunk.concat(held)
 
 
+def _stored_type(kind: pa.DataType) -> tuple[str, bool]:
+    """Return the column type, and for a time also its unit, which must not be mixed."""
+    return (str(kind), False) if pa.types.is_temporal(kind) else column_type(kind)
+
+
 def _say(kind: tuple[str, bool]) -> str:
     return f"a list of {kind[0]}" if kind[1] else kind[0]
 
@@ -343,6 +355,11 @@ class ParquetSink:
         table = chunk.to_arrow() if isinstance(chunk, Chunk) else chunk
         if self._schema is None:
             self._schema = table.schema
+        if set(table.schema.names) != set(self._schema.names):
+            raise ValueError(
+                f"{self.path}: rows with columns {table.schema.names} do not fit the file's "
+                f"{self._schema.names}"
+            )
         self._held.append(table.select(self._schema.names).cast(self._schema))
         self._held_rows += table.num_rows
         while self._held_rows >= self.row_group_rows:

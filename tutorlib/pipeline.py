@@ -92,7 +92,8 @@ class Pipeline:
 
         Raises:
             StopIteration: after the last batch, or once closed.
-            Exception: what a task raised, as soon as it did, on the caller's thread.
+            Exception: what a task raised, on the caller's thread, as soon as the tasks that were
+                running then have ended.
         """
         started = time.perf_counter()
         with self._changed:
@@ -123,8 +124,10 @@ class Pipeline:
             self._deals.clear()
             self._cuts.clear()
             self._changed.notify_all()
+        if threading.current_thread() in self._threads:
+            return  # the garbage collector, maybe with the lock held: to wait would be for ever
         for thread in self._threads:
-            if thread.ident is not None and thread is not threading.current_thread():
+            if thread.ident is not None:
                 thread.join()
         with self._changed:
             self._groups.clear()

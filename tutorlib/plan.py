@@ -149,6 +149,8 @@ class EpochPlan:
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if seed >= 2**64:
+            raise ValueError(f"seed must be below 2**64, got {seed}")
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, world_size={world_size}), got {rank}")
         self.batch_size, self.shuffle = batch_size, shuffle

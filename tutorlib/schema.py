@@ -222,6 +222,7 @@ class Schema:
         """
         types = source.column_types
         labels = list(label_names)
+        cont_names = None if cont_names is None else list(cont_names)
         taken = {*labels, weight_name}
         if cat_names is None:
             cat_names = [
