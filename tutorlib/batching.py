@@ -47,7 +47,8 @@ def batch_dtype(column: Column) -> np.dtype:
     int64); continuous columns and weights are float32; labels are int32, int64 or float32.
 
     Raises:
-        ValueError: for text, which a Workflow must turn into ids first.
+        ValueError: for text, which a Workflow must turn into ids first, for ids that are floating
+            point, and for types that no batch can hold (decimals, binary, ...).
     """
     if column.dtype == "string":
         raise ValueError(
@@ -279,10 +280,8 @@ def _padded(rows: int) -> int:
 
 def _matrices(layout: Layout, num_rows: int) -> list[np.ndarray]:
     """Return memory for the columns of each block, all of them aligned."""
-    shapes = [(len(block.columns), _padded(num_rows)) for block in layout.blocks]
-    return [
-        aligned_empty(shape, block.cell) for shape, block in zip(shapes, layout.blocks, strict=True)
-    ]
+    cells = _padded(num_rows)
+    return [aligned_empty((len(block.columns), cells), block.cell) for block in layout.blocks]
 
 
 def _named(layout: Layout, block: _Block, matrix: np.ndarray) -> dict[str, np.ndarray]:

@@ -16,9 +16,9 @@ Dealing out works in *blocks* of neighbouring rows and *groups* of successive ba
 enough that a column of one stays in the processor's second-level cache: first it is drawn how many
 rows of each block each group gets (a multivariate hypergeometric draw), then which (a permutation
 of the block), then which batch of the group they go to (a permutation of the group). Together this
-is an exactly uniform choice of the rows of every batch, at a third of the cost of permuting the
-chunk as a whole. Where a batch is a group by itself, the last step is left out, as it would only
-change the order within the batch: there, the rows of one block stand together.
+is a uniform choice of the rows of every batch, at a third of the cost of permuting the chunk as a
+whole. A batch is a random set of rows: which rows it has is drawn, while within the batch they keep
+the order of the chunk, so that all copying goes through memory in one direction.
 
 Random numbers come from a counter-based generator (Philox) keyed by (seed, epoch) and the chunk.
 """
@@ -175,9 +175,7 @@ class EpochPlan:
         self.group_batches = max(1, chunk_rows // max(batch_size, 16))
         self._firsts = [chunk.first for chunk in self.chunks]
         starts = np.concatenate([[0], np.cumsum(self.batch_sizes)]).tolist()
-        self._group_starts = [*starts[:: self.group_batches], starts[-1]]
-        if (len(starts) - 1) % self.group_batches == 0:
-            self._group_starts.pop()
+        self._group_starts = [*starts[: -1 : self.group_batches], starts[-1]]
 
     def __len__(self) -> int:
         return len(self.batch_sizes)
@@ -203,9 +201,8 @@ class EpochPlan:
     def chunks_of(self, group: int) -> tuple[int, int]:
         """Return the first and the last chunk that rows of a group come from."""
         first, stop = self._group_starts[group], self._group_starts[group + 1]
-        return bisect.bisect_right(self._firsts, first) - 1, bisect.bisect_left(
-            self._firsts, stop
-        ) - 1
+        first_chunk = bisect.bisect_right(self._firsts, first) - 1
+        return first_chunk, bisect.bisect_left(self._firsts, stop) - 1
 
     def deal(self, chunk: int) -> list[list[Share]]:
         """Return for each block of a chunk what it gives to which groups."""
@@ -272,7 +269,8 @@ def _permutation(random: np.random.Generator, rows: int) -> np.ndarray:
     """Return a random order of up to 2**32 rows, int64 [rows].
 
     Random 32-bit keys, with the row number behind them, are sorted: faster than drawing a
-    permutation, and the same on every device. Two rows in 2**32 share a key and keep their order.
+    permutation, and the same on every device. Rows that draw the same key, two or so pairs of
+    131,072, keep their order.
     """
     keys = random.bit_generator.random_raw(-(-rows // 2)).view(np.uint32)[:rows].astype(np.uint64)
     bits = np.uint64(max(1, rows - 1).bit_length())
