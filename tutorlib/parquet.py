@@ -1,122 +1,64 @@
 """Parquet in and out: `ParquetSource` reads row groups as `Chunk`, `ParquetSink` writes them.
 
 A source knows from the footers alone how many rows each row group has and what every column is; it
-reads a row group, or some columns of it, when asked, from any thread. A sink writes files that a
-loader reads fast. Does not belong here: which row group is read when (`plan.py`), what is done to
-the values (`ops.py`).
+reads a row group, a slice of it, or some columns, when asked, from any thread. Does not belong
+here: how a file is read (`parquet_files.py`), which rows pass a filter (`row_filter.py`), which row
+group is read when (`plan.py`), what is done to the values (`ops.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import glob
-import os
+import hashlib
+import itertools
+import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tutorlib.chunk import Chunk
-from tutorlib.files import refuse_existing, written_whole
+from tutorlib.chunk import Chunk, column_from_arrow
+from tutorlib.parquet_files import ParquetError, ParquetFiles, RowGroup, column_type, on_threads
+from tutorlib.parquet_sink import ParquetSink, fast_encoding
+from tutorlib.paths import DataFile, find_files
 
-PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
+if TYPE_CHECKING:
+    from tutorlib.row_filter import RowFilter
+    from tutorlib.streams import Streams
 
-
-@dataclasses.dataclass(frozen=True)
-class RowGroup:
-    """Where some rows stand: `num_rows` rows in row group `index` of file number `file`."""
-
-    file: int
-    index: int
-    num_rows: int
-
-
-class ParquetError(ValueError):
-    """A Parquet file that does not fit: the message names file, row group and column."""
-
-
-def expand_paths(paths: Any) -> list[str]:
-    """Return the Parquet files that `paths` means, in a stable order.
-
-    Args:
-        paths: a file, a folder (searched through all its levels), a glob pattern, or a list of
-            these. A list keeps its order; a folder or a pattern is sorted by name.
-
-    Raises:
-        FileNotFoundError: if nothing is there, saying what was looked for.
-    """
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
-    files: list[str] = []
-    for item in paths:
-        text = os.fspath(item)
-        if os.path.isdir(text):
-            found = sorted(
-                str(path)
-                for path in Path(text).rglob("*")
-                if path.suffix in PARQUET_ENDINGS
-                and not any(part.startswith((".", "_")) for part in path.relative_to(text).parts)
-            )
-        elif os.path.isfile(text):
-            found = [text]
-        else:
-            found = sorted(
-                name
-                for name in glob.glob(text, recursive=True)
-                if not os.path.basename(name).startswith((".", "_")) and os.path.isfile(name)
-            )
-        if not found:
-            raise FileNotFoundError(
-                f"no Parquet file at {text!r} (looked for a file, a folder of "
-                f"{'/'.join(PARQUET_ENDINGS)} files, and a glob pattern)"
-            )
-        files += found
-    if not files:
-        raise FileNotFoundError("the list of Parquet files is empty")
-    return files
-
-
-def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
-    """Return (NumPy name of one value or "string", whether a row holds a list)."""
-    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
-        return column_type(arrow_type.value_type)[0], True
-    if pa.types.is_fixed_size_list(arrow_type):
-        return column_type(arrow_type.value_type)[0], True
-    if pa.types.is_dictionary(arrow_type):
-        return column_type(arrow_type.value_type)
-    if pa.types.is_temporal(arrow_type):
-        return f"int{arrow_type.bit_width}", False
-    if pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type):
-        return np.dtype(arrow_type.to_pandas_dtype()).name, False
-    if pa.types.is_boolean(arrow_type):
-        return "bool", False
-    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
-        return "string", False
-    if str(arrow_type) == "string_view":
-        return "string", False
-    return str(arrow_type), False
+__all__ = ["ParquetError", "ParquetSink", "ParquetSource", "RowGroup", "fast_encoding"]
 
 
 class ParquetSource:
     """Parquet files as one sequence of row groups; opening it reads the footers only.
 
+    Folders named `key=value`, as Hive and Spark write them, make a column `key` that is the same in
+    all rows below; only those below a folder that is given, or all in the path of a file or pattern
+    that is. With `filters`, rows that do not pass do not exist for anything that is asked of the
+    source. Row groups for which neither keys nor statistics answer are counted on opening, by
+    reading the columns that are asked about.
+
     Args:
-        paths: file, folder, glob pattern or a list of these (`expand_paths`).
+        paths: file, folder, glob pattern or a list of these, also as URLs (`find_files`).
+        filters: rows to keep, as a `pyarrow.compute.Expression` or a list of conditions such as
+            `[("day", "<", 6), ("C1", "in", [1, 2])]` (`RowFilter`); None for all.
+        filesystem: of `pyarrow.fs` or fsspec, in which `paths` are, in place of URLs.
 
     Attributes:
-        files: the files, in order.
+        files: the files, in order, as paths or URLs.
         row_groups: `RowGroup` of every row group over all files, in order. Empty ones are left out.
         num_rows: rows in all.
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)}.
+        streams: `Streams`, row groups that are being read in slices.
 
     Raises:
         FileNotFoundError: if no file is there.
-        ParquetError: if a file is not Parquet, is cut short, or has other columns or types than the
-            first one.
+        ParquetError: if a file is not Parquet, is cut short, or has other columns, keys or types
+            than the first one.
+        ValueError: if a filter cannot be understood or does not fit the columns.
 
     Example:
         >>> import tempfile
@@ -126,20 +68,27 @@ class ParquetSource:
         >>> source = ParquetSource(folder)
         >>> len(source), source.num_rows, source.read(1)["x"].tolist()
         (3, 5, [2, 3])
+        >>> some = ParquetSource(folder, filters=[("x", ">", 2)])
+        >>> len(some), some.num_rows, some.read(0)["x"].tolist()
+        (2, 2, [3])
     """
 
-    def __init__(self, paths: Any) -> None:
-        self.files = expand_paths(paths)
-        self._footers = [self._footer(path) for path in self.files]
-        self.arrow_schema = self._check_schemas()
-        self.row_groups = [
-            RowGroup(number, index, footer.row_group(index).num_rows)
-            for number, footer in enumerate(self._footers)
-            for index in range(footer.num_row_groups)
-            if footer.row_group(index).num_rows
-        ]
-        self.num_rows = sum(group.num_rows for group in self.row_groups)
+    def __init__(self, paths: Any, filters: Any = None, *, filesystem: Any = None) -> None:
+        self._stored = ParquetFiles(find_files(paths, filesystem))
+        self.files, self._footers = self._stored.paths, self._stored.footers
+        self._keys = _typed_keys(self._stored.files, self._stored.schema.names)
+        keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
+        self.arrow_schema = pa.schema([*self._stored.schema, *keys])
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
+        self.row_groups = self._stored.row_groups()
+        self._filter: RowFilter | None = None
+        self._filtered: dict[int, Any] = {}  # position: row group of which only some rows pass
+        if filters is not None:
+            from tutorlib.row_filter import RowFilter
+
+            self._filter = RowFilter(filters, self.arrow_schema)
+            self._keep_what_passes(self._filter)
+        self.num_rows = sum(group.num_rows for group in self.row_groups)
 
     def __len__(self) -> int:
         return len(self.row_groups)
@@ -150,100 +99,205 @@ class ParquetSource:
             f"rows, {len(self.column_types)} columns)"
         )
 
-    @staticmethod
-    def _footer(path: str) -> pq.FileMetaData:
-        try:
-            return pq.read_metadata(path)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ParquetError(
-                f"{path}: not a whole Parquet file ({error}). Write it again, or take it out."
-            ) from error
+    @property
+    def streams(self) -> Streams:
+        """The row groups that are being read in slices; its `limit` says how many stay open."""
+        return self._stored.streams
 
-    def _check_schemas(self) -> pa.Schema:
-        first = self._footers[0].schema.to_arrow_schema()
-        want = {field.name: _stored_type(field.type) for field in first}
-        for path, footer in zip(self.files[1:], self._footers[1:], strict=True):
-            have = {f.name: _stored_type(f.type) for f in footer.schema.to_arrow_schema()}
-            missing, extra = [sorted(a.keys() - b.keys()) for a, b in ((want, have), (have, want))]
-            if missing or extra:
-                raise ParquetError(
-                    f"{path}: columns differ from {self.files[0]}: missing {missing}, extra {extra}"
-                )
-            for name, kind in want.items():
-                if have[name] != kind:
-                    raise ParquetError(
-                        f"{path}: column {name!r} is {_say(have[name])}, but {_say(kind)} in "
-                        f"{self.files[0]}. Write both with one type."
-                    )
-        return first
+    def _keep_what_passes(self, row_filter: RowFilter) -> None:
+        """Leave out row groups and rows that do not pass the filter."""
+
+        def possible(group: RowGroup) -> dict[int, Any]:
+            with self._stored.errors_at(group):
+                return row_filter.row_groups(self._stored.files[group.file], self._keys[group.file])
+
+        def count(group: RowGroup) -> int:
+            with self._stored.errors_at(group):
+                return row_filter.count(parts[group.file][group.index])
+
+        first_of_file = {group.file: group for group in reversed(self.row_groups)}
+        parts = dict(zip(first_of_file, on_threads(possible, first_of_file.values()), strict=True))
+        groups = [group for group in self.row_groups if group.index in parts[group.file]]
+        self.row_groups = []
+        for group, passing in zip(groups, on_threads(count, groups), strict=True):
+            if 0 < passing < group.num_rows:
+                self._filtered[len(self.row_groups)] = parts[group.file][group.index]
+            if passing:
+                self.row_groups.append(dataclasses.replace(group, num_rows=passing))
+
+    # ---- what can be said without reading ---------------------------------------------------
 
     def nbytes_per_row(self, columns: Sequence[str] | None = None) -> float:
-        """Return the mean uncompressed bytes of a row over the given columns, from the footers."""
-        wanted = tuple(self.column_types if columns is None else columns)
-        total = 0
-        for footer in self._footers:
-            for index in range(footer.num_row_groups):
-                group = footer.row_group(index)
-                for position in range(group.num_columns):
-                    column = group.column(position)
-                    path = column.path_in_schema
-                    if path in wanted or path.startswith(tuple(f"{name}." for name in wanted)):
-                        total += column.total_uncompressed_size
-        return total / max(1, self.num_rows)
+        """Return the mean bytes of a row of the given columns when decoded, from the footers.
+
+        Numbers count with their width, texts with their uncompressed bytes in the file (fewer than
+        in memory where a dictionary is used). The offsets of lists and texts are left out.
+        """
+        nbytes, rest = 0.0, set()
+        for name in self.column_types if columns is None else columns:
+            kind, is_list = self.column_types[name]
+            if not is_list and _width(kind):
+                nbytes += _width(kind)
+            elif name in self._keys[0]:
+                nbytes += max(len(str(keys[name])) for keys in self._keys)
+            else:
+                rest.add(name)
+        if not rest:
+            return nbytes
+        rows = stored = 0
+        for group in self.row_groups:
+            rows += self._stored.num_rows(group)
+            for name, leaf in self._stored.leaves(group, rest):
+                width = _width(self.column_types[name][0])
+                stored += leaf.num_values * width or leaf.total_uncompressed_size
+        return nbytes + stored / max(1, rows)
+
+    def stream_nbytes(self, columns: Sequence[str] | None = None) -> int:
+        """Return about how many bytes a row group holds that is kept open between two slices.
+
+        It is a page and what is read ahead of it for each column: 1.4 MB a column with the usual
+        pages of 1 MiB, and never more than the row group.
+        """
+        names = self.column_types if columns is None else columns
+        largest = max(self.row_groups, key=self._stored.num_rows, default=None)
+        return 0 if largest is None else self._stored.stream_nbytes(largest, names)
 
     def place(self, position: int) -> str:
         """Return words for where row group number `position` stands, for an error message."""
-        group = self.row_groups[position]
-        return f"row group {group.index} of {self.files[group.file]}"
+        return self._stored.place(self.row_groups[position])
 
-    def read_table(self, position: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return row group number `position` (over all files) as an Arrow table, on this thread.
+    def fingerprint(self) -> dict[str, Any]:
+        """Return a few facts that are equal for the same data set, also when it has been moved.
 
-        Raises:
-            ParquetError: if a column is not there or the data cannot be decoded.
+        A later process compares them one by one, and can say what is different. Times of change
+        are not among them, and paths only as far as they differ from file to file.
+
+        Example:
+            >>> import tempfile
+            >>> path = tempfile.mkdtemp() + "/a.parquet"
+            >>> with ParquetSink(path) as sink:
+            ...     sink.write(Chunk({"x": np.arange(5)}))
+            >>> facts = ParquetSource(path).fingerprint()
+            >>> facts["files"], facts["rows"], facts["filters"]
+            (1, 5, None)
         """
-        group = self.row_groups[position]
-        columns = list(self.column_types) if columns is None else list(columns)
-        missing = [name for name in columns if name not in self.column_types]
-        if missing:
-            raise ParquetError(
-                f"{self.files[group.file]}: no columns {missing}; it has {list(self.column_types)}"
-            )
-        try:
-            with pq.ParquetFile(
-                self.files[group.file],
-                metadata=self._footers[group.file],
-                memory_map=True,
-                pre_buffer=False,
-            ) as file:
-                table = file.read_row_group(group.index, columns=columns, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise ParquetError(
-                f"{self.place(position)}: cannot be read ({type(error).__name__}: {error})"
-            ) from error
-        if table.num_rows != group.num_rows:
-            raise ParquetError(
-                f"{self.place(position)}: {table.num_rows} rows, but the footer read before said "
-                f"{group.num_rows}. The file has changed; open the source again."
-            )
-        return table.select(columns)
+        parts = [PurePath(path).parts for path in self.files]
+        levels = zip(*(folders[:-1] for folders in parts), strict=False)
+        common = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
+        names = ["/".join(folders[common:]) for folders in parts]
+        keys = [sorted(file.keys.items()) for file in self._stored.files]
+        groups = [(group.file, group.index, group.num_rows) for group in self.row_groups]
+        return {
+            "files": len(self.files),
+            "row_groups": len(self.row_groups),
+            "rows": self.num_rows,
+            "column_types": _hash(sorted(self.column_types.items())),
+            "row_counts": _hash(groups),
+            "file_names": _hash([names, keys]),
+            "file_sizes": _hash([file.size for file in self._stored.files]),
+            "filters": None if self._filter is None else str(self._filter),
+        }
 
-    def read(self, position: int, columns: Sequence[str] | None = None) -> Chunk:
-        """Return row group number `position` (over all files) as a `Chunk`.
+    # ---- reading ----------------------------------------------------------------------------
+
+    def columns(
+        self, position: int, names: Sequence[str], start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield (name, column) one by one, each decoded when it is asked for.
+
+        A caller who is done with a column before asking for the next needs the memory of one only,
+        and decoding is faster by a tenth, for memory used a moment ago is in the cache.
+
+        A slice is decoded for all columns at once, and the row group stays open for the slice that
+        follows: slices read in order decode it once in all. So are the columns of a file that is
+        not on this machine, which has to be asked for them once only.
 
         Args:
-            position: 0 to len(self) - 1.
-            columns: names, None for all.
+            position: number of the row group over all files, 0 to len(self) - 1.
+            names: columns, in the order in which they are wanted.
+            start: first row.
+            stop: row behind the last, None for all that follow.
 
         Raises:
-            ParquetError: if a column is not there, has a type that has no place in a chunk, or
-                cannot be decoded.
+            ParquetError: if a column is not there, cannot be decoded, or has a type that has no
+                place in a chunk, or if the file has changed. It names file, row group and column.
+            IndexError: if the row group has no such rows.
+
+        Example:
+            >>> import tempfile
+            >>> path = tempfile.mkdtemp() + "/a.parquet"
+            >>> with ParquetSink(path) as sink:
+            ...     sink.write(Chunk({"x": np.arange(5), "y": np.ones(5)}))
+            >>> [(n, c.tolist()) for n, c in ParquetSource(path).columns(0, ["y", "x"], 1, 3)]
+            [('y', [1.0, 1.0]), ('x', [1, 2])]
         """
-        table = self.read_table(position, columns)
-        try:
-            return Chunk.from_arrow(table)
-        except TypeError as error:
-            raise ParquetError(f"{self.place(position)}: {error}") from error
+        names = self._known(position, names)
+        start, stop = self._bounds(position, start, stop)
+        group = self.row_groups[position]
+        keys = self._keys[group.file]
+        if start == stop:
+            empty = self._schema_of(names).empty_table()
+            yield from ((name, self._column(position, name, empty[name])) for name in names)
+            return
+        first, last, taken = self._stored_slice(position, start, stop)
+        stored = [name for name in names if name not in keys]
+        with contextlib.closing(self._stored.columns(group, stored, first, last)) as arrays:
+            for name in names:
+                if name in keys:
+                    array = pa.repeat(keys[name], stop - start)
+                else:
+                    _, array = next(arrays)
+                    array = array if taken is None else array.take(taken)
+                yield name, self._column(position, name, array)
+
+    def read(
+        self, position: int, columns: Sequence[str] | None = None, start: int = 0,
+        stop: int | None = None,
+    ) -> Chunk:  # fmt: skip
+        """Return rows [start, stop) of a row group as a `Chunk`.
+
+        Args:
+            position: number of the row group over all files, 0 to len(self) - 1.
+            columns: names, None for all.
+            start: first row.
+            stop: row behind the last, None for all that follow.
+
+        Raises:
+            ParquetError: as `columns` does.
+            IndexError: if the row group has no such rows.
+        """
+        names = list(self.column_types) if columns is None else list(columns)
+        return Chunk(dict(self.columns(position, names, start, stop)))
+
+    def read_table(
+        self, position: int, columns: Sequence[str] | None = None, start: int = 0,
+        stop: int | None = None,
+    ) -> pa.Table:  # fmt: skip
+        """Return rows [start, stop) of a row group as an Arrow table, decoded on this thread.
+
+        Args:
+            position: number of the row group over all files, 0 to len(self) - 1.
+            columns: names, None for all.
+            start: first row.
+            stop: row behind the last, None for all that follow.
+
+        Raises:
+            ParquetError: as `columns` does.
+            IndexError: if the row group has no such rows.
+        """
+        names = self._known(position, columns)
+        start, stop = self._bounds(position, start, stop)
+        if start == stop:
+            return self._schema_of(names).empty_table()
+        group = self.row_groups[position]
+        keys = self._keys[group.file]
+        first, last, taken = self._stored_slice(position, start, stop)
+        stored = [name for name in names if name not in keys]
+        table = self._stored.table(group, stored, first, last)
+        table = table if taken is None else table.take(taken)
+        return pa.table(
+            {n: pa.repeat(keys[n], stop - start) if n in keys else table[n] for n in names}
+        )
 
     def chunks(
         self, columns: Sequence[str] | None = None, *, rows: int | None = None
@@ -272,153 +326,87 @@ class ParquetSource:
         if count:
             yield Chunk.concat(held)
 
+    def close(self) -> None:
+        """Close the row groups that are kept open between slices; reading on opens them again."""
+        self.streams.close()
 
-def _stored_type(kind: pa.DataType) -> tuple[str, bool]:
-    """Return the column type, and for a time also its unit, which must not be mixed."""
-    return (str(kind), False) if pa.types.is_temporal(kind) else column_type(kind)
+    def _known(self, position: int, columns: Sequence[str] | None) -> list[str]:
+        names = list(self.column_types) if columns is None else list(columns)
+        missing = [name for name in names if name not in self.column_types]
+        if missing:
+            path = self.files[self.row_groups[position].file]
+            raise ParquetError(f"{path}: no columns {missing}; it has {list(self.column_types)}")
+        return names
 
-
-def _say(kind: tuple[str, bool]) -> str:
-    return f"a list of {kind[0]}" if kind[1] else kind[0]
-
-
-class ParquetSink:
-    """Writes chunks to a Parquet file, or to a folder of part files, whole or not at all.
-
-    Everything goes to a name with the ending `.partial` beside the target, which is renamed when
-    the `with` block ends well and removed when it ends by an error.
-
-    Args:
-        path: target. A name that ends in `.parquet` is one file; anything else is a folder of
-            `part_00000.parquet` and so on.
-        row_group_rows: rows of a row group; the unit in which a loader reads.
-        rows_per_file: rows of a part file, for a folder; rounded down to whole row groups.
-        encoding: "fast" stores numbers without a dictionary, byte-stream split, LZ4: about 1.5
-            times as fast to read as "default" (dictionary, snappy); smaller for columns with many
-            different values, larger (up to 1.7 times) for those with few.
-        overwrite: whether a target that is there may be replaced.
-        schema: `pyarrow.Schema` to cast to; by default that of the first chunk.
-
-    Raises:
-        FileExistsError: if the target is there and `overwrite` is False.
-
-    Example:
-        >>> import tempfile
-        >>> path = tempfile.mkdtemp() + "/train"
-        >>> with ParquetSink(path, row_group_rows=2, rows_per_file=4) as sink:
-        ...     sink.write(Chunk({"x": np.arange(6)}))
-        >>> ParquetSource(path)
-        ParquetSource(2 files, 3 row groups, 6 rows, 1 columns)
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        row_group_rows: int = 131_072,
-        rows_per_file: int = 4_194_304,
-        encoding: str = "fast",
-        overwrite: bool = False,
-        schema: pa.Schema | None = None,
-    ) -> None:
-        if row_group_rows < 1 or rows_per_file < row_group_rows:
-            raise ValueError(
-                "need 1 <= row_group_rows <= rows_per_file, got "
-                f"row_group_rows={row_group_rows}, rows_per_file={rows_per_file}"
+    def _bounds(self, position: int, start: int, stop: int | None) -> tuple[int, int]:
+        rows = self.row_groups[position].num_rows
+        stop = rows if stop is None else stop
+        if not 0 <= start <= stop <= rows:
+            raise IndexError(
+                f"rows [{start}, {stop}) of the {rows} rows in {self.place(position)}: need "
+                "0 <= start <= stop <= rows"
             )
-        if encoding not in ("fast", "default"):
-            raise ValueError(f"encoding must be 'fast' or 'default', got {encoding!r}")
-        self.path = Path(path)
-        refuse_existing(self.path, overwrite)
-        self.single_file = self.path.suffix in PARQUET_ENDINGS
-        self.row_group_rows = row_group_rows
-        self.rows_per_file = rows_per_file - rows_per_file % row_group_rows
-        self.encoding = encoding
-        self.num_rows = 0
-        self._schema = schema
-        self._place = contextlib.ExitStack()
-        self._held: list[pa.Table] = []
-        self._held_rows = 0
-        self._writer: pq.ParquetWriter | None = None
-        self._rows_in_file = 0
-        self._files = 0
+        return start, stop
 
-    def __enter__(self) -> ParquetSink:
-        self._partial = self._place.enter_context(written_whole(self.path))
-        self._place.push(self._end)
-        if not self.single_file:
-            self._partial.mkdir()
-        return self
+    def _schema_of(self, names: Sequence[str]) -> pa.Schema:
+        return pa.schema([self.arrow_schema.field(name) for name in names])
 
-    def write(self, chunk: Chunk | pa.Table) -> None:
-        """Add rows; memory: at most one row group more than what is given."""
-        table = chunk.to_arrow() if isinstance(chunk, Chunk) else chunk
-        if self._schema is None:
-            self._schema = table.schema
-        if set(table.schema.names) != set(self._schema.names):
-            raise ValueError(
-                f"{self.path}: rows with columns {table.schema.names} do not fit the file's "
-                f"{self._schema.names}"
-            )
-        self._held.append(table.select(self._schema.names).cast(self._schema))
-        self._held_rows += table.num_rows
-        while self._held_rows >= self.row_group_rows:
-            self._write_row_group(self.row_group_rows)
+    def _stored_slice(self, position: int, start: int, stop: int) -> tuple[int, int, Any]:
+        """Return the stored rows [first, last) of a slice, and which of these to take; None: all.
 
-    def _write_row_group(self, rows: int) -> None:
-        whole = pa.concat_tables(self._held)
-        if self._writer is None or (
-            self._rows_in_file >= self.rows_per_file and not self.single_file
-        ):
-            self._open()
-        self._writer.write_table(whole.slice(0, rows), row_group_size=max(1, rows))
-        self._rows_in_file += rows
-        self.num_rows += rows
-        rest = whole.slice(rows)
-        self._held, self._held_rows = ([rest] if rest.num_rows else []), rest.num_rows
+        A whole row group is read whole, for that is faster than to leave out its first rows.
+        """
+        if position not in self._filtered:
+            return start, stop, None
+        group = self.row_groups[position]
+        self._stored.refuse_change(group)
+        with self._stored.errors_at(group):
+            rows = self._filter.passing(self._filtered[position])
+        if stop - start == group.num_rows:
+            return 0, self._stored.num_rows(group), pa.array(rows)
+        first, last = int(rows[start]), int(rows[stop - 1]) + 1
+        return first, last, pa.array(rows[start:stop] - first)
 
-    def _open(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        path = self._partial
-        if not self.single_file:
-            path = self._partial / f"part_{self._files:05d}.parquet"
-        options = fast_encoding(self._schema) if self.encoding == "fast" else {}
-        self._writer = pq.ParquetWriter(path, self._schema, **options)
-        self._files += 1
-        self._rows_in_file = 0
-
-    def __exit__(self, *error: Any) -> None:
-        self._place.__exit__(*error)
-
-    def _end(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Write what is held and close the file; called before it is renamed or removed."""
+    def _column(self, position: int, name: str, array: Any) -> Any:
         try:
-            if kind is None and self._schema is None:
-                raise ValueError(f"nothing was written to {self.path}; give at least one chunk")
-            if kind is None and (self._held_rows or self._writer is None):
-                self._write_row_group(self._held_rows)
-        finally:
-            if self._writer is not None:
-                self._writer.close()
+            return column_from_arrow(array)
+        except TypeError as error:
+            raise ParquetError(f"{self.place(position)}, column {name!r}: {error}") from error
 
 
-def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options of `pyarrow.parquet.ParquetWriter` that make files fast to read.
+def _typed_keys(files: Sequence[DataFile], stored: Sequence[str]) -> list[dict[str, pa.Scalar]]:
+    """Return {name: value} of the keys in each file's path."""
+    names = list(files[0].keys)
+    for file in files:
+        if set(file.keys) != set(names):
+            raise ParquetError(
+                f"{file.path}: keys {list(file.keys)} in its path, but {names} in that of "
+                f"{files[0].path}"
+            )
+    twice = [name for name in names if name in stored]
+    if twice:
+        raise ParquetError(
+            f"{files[0].path}: {twice} are keys in the path and also columns in the file. Give a "
+            "folder below those keys, or write the files without these columns."
+        )
+    values = {name: _typed([file.keys[name] for file in files]) for name in names}
+    return [{name: values[name][number] for name in names} for number in range(len(files))]
 
-    Numbers of 4 or 8 bytes: no dictionary, byte-stream split (the first bytes of all values, then
-    the second bytes, ..., which LZ4 compresses well). Other columns keep the dictionary.
-    """
-    split, dictionary = [], []
-    for field in schema:
-        kind, path = field.type, field.name
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            kind, path = kind.value_type, f"{field.name}.list.element"
-        number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-        (split if number and kind.bit_width in (32, 64) else dictionary).append(path)
-    return {
-        "compression": "lz4",
-        "use_dictionary": dictionary or False,
-        "use_byte_stream_split": split or False,
-        "write_statistics": True,
-    }
+
+def _typed(texts: Sequence[str | None]) -> pa.Array:
+    """Return the values of a key: int64 if all are integers (of up to 18 digits), or text."""
+    if all(re.fullmatch("-?[0-9]{1,18}", text) for text in texts if text is not None):
+        return pa.array([None if text is None else int(text) for text in texts], pa.int64())
+    return pa.array(texts, pa.string())
+
+
+def _width(kind: str) -> int:
+    """Return the bytes of a number of this type, 0 for anything else."""
+    try:
+        return np.dtype(kind).itemsize
+    except TypeError:
+        return 0
+
+
+def _hash(facts: Any) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

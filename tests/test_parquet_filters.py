@@ -1,0 +1,278 @@
+"""Filters and keys in names of folders: rows that do not pass do not exist."""
+
+import datetime
+import itertools
+import pickle
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tutorlib.chunk import Chunk, Masked, Strings
+from tutorlib.parquet import ParquetError, ParquetSource
+
+ROWS = 1000
+DAY = pc.field("day")
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=ROWS)
+    x[::7] = np.nan
+    return pa.table(
+        {
+            "day": np.arange(ROWS) // 100,  # sorted: the statistics of a row group tell
+            "C1": rng.integers(0, 5, ROWS).astype("int32"),
+            "x": pa.array(x, mask=np.arange(ROWS) % 11 == 0),
+            "n": pa.array([None if k % 3 == 0 else k % 10 for k in range(ROWS)]),
+            "s": [f"s{k % 4}" for k in range(ROWS)],
+            "t": pa.array([datetime.datetime(2024, 1, 1 + k // 100) for k in range(ROWS)]),
+            "g": [list(range(k % 4)) for k in range(ROWS)],
+            "row": np.arange(ROWS),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(table, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("filters")
+    for k in range(2):
+        half = table.slice(k * ROWS // 2, ROWS // 2)
+        pq.write_table(half, folder / f"{k}.parquet", row_group_size=80)
+    return folder
+
+
+FILTERS = [
+    [("day", "<", 6)],
+    [("day", "<", 6), ("C1", "in", [1, 2])],
+    [[("day", "==", 3)], [("C1", "==", 0), ("s", "!=", "s1")]],
+    [("C1", "not in", [0, 3])],
+    [("n", ">", 4)],
+    [("n", "!=", 4)],
+    [("x", "<", 100.0)],  # all but NaN and null
+    [("x", "!=", 0.5)],
+    [("x", ">=", 0), ("day", ">", 2)],
+    [("t", "<", datetime.datetime(2024, 1, 4))],
+    pc.field("n").is_null(),
+    ~(pc.field("x") < 0),
+    pc.field("x").is_nan(),
+    (pc.field("s") == "s2") | (DAY == 0),
+    pc.field("day").isin([9]),
+    pc.starts_with(pc.field("s"), "s3"),
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_the_rows_that_pass_are_those_that_arrow_lets_pass(folder, table, filters):
+    """Arrow filters a table in memory, where no statistics can mislead it about NaN."""
+    expression = pq.filters_to_expression(filters)
+    want = table.filter(expression)
+    source = ParquetSource(folder, filters=filters)
+    assert source.num_rows == want.num_rows == sum(g.num_rows for g in source.row_groups)
+    assert all(group.num_rows for group in source.row_groups)
+    assert len(list(source.chunks())) == len(source)
+    for columns in (None, ["row"], ["g", "row", "s"]):
+        got = Chunk.concat(list(source.chunks(columns)))
+        wanted = want if columns is None else want.select(columns)
+        pd.testing.assert_frame_equal(
+            got.to_pandas(), Chunk.from_arrow(wanted).to_pandas(), check_dtype=False
+        )
+    tables = [source.read_table(k, ["row", "day"]) for k in range(len(source))]
+    assert pa.concat_tables(tables).equals(want.select(["row", "day"]))
+
+
+def test_an_operator_on_nulls_lets_none_pass(folder):
+    for operator in ("<", ">=", "==", "!="):
+        source = ParquetSource(folder, filters=[("n", operator, 4)])
+        assert all(k % 3 for chunk in source.chunks(["row"]) for k in chunk["row"].tolist())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    filters=st.sampled_from(FILTERS),
+    cuts=st.lists(st.floats(0, 1), max_size=4),
+)
+def test_slices_count_rows_that_pass(folder, filters, cuts):
+    source = ParquetSource(folder, filters=filters)
+    for position, group in enumerate(source.row_groups):
+        whole = source.read(position, ["row", "g"])
+        ends = sorted({0, group.num_rows, *(int(cut * group.num_rows) for cut in cuts)})
+        for start, stop in itertools.pairwise(ends):
+            part = source.read(position, ["row", "g"], start, stop)
+            assert part.to_arrow().equals(whole.slice(start, stop).to_arrow())
+
+
+def only_pages_of(table, path, *names, **options):
+    """Write a file in which nothing but the pages of these columns can be read."""
+    pq.write_table(table, path, **options)
+    data, footer = bytearray(path.read_bytes()), pq.read_metadata(path)
+    for index in range(footer.num_row_groups):
+        group = footer.row_group(index)
+        for k in range(group.num_columns):
+            leaf = group.column(k)
+            if leaf.path_in_schema.split(".")[0] not in names:
+                start = leaf.dictionary_page_offset or leaf.data_page_offset
+                end = start + leaf.total_compressed_size
+                data[start:end] = b"\xff" * (end - start)
+    path.write_bytes(data)
+
+
+def test_what_the_statistics_decide_is_not_read(table, tmp_path):
+    only_pages_of(table, tmp_path / "x.parquet", row_group_size=100)
+    source = ParquetSource(tmp_path, filters=(DAY >= 2) & (DAY != 5))
+    assert source.num_rows == 700
+    assert [group.index for group in source.row_groups] == [2, 3, 4, 6, 7, 8, 9]
+
+
+def test_counting_reads_the_columns_of_the_filter_only(table, tmp_path):
+    only_pages_of(table, tmp_path / "x.parquet", "C1", row_group_size=100)
+    source = ParquetSource(tmp_path, filters=[("C1", "==", 3)])
+    assert source.num_rows == int((table["C1"].to_numpy() == 3).sum())
+    with pytest.raises(ParquetError, match=r"row group 0 of .*x\.parquet: cannot be read"):
+        ParquetSource(tmp_path, filters=[("n", "==", 3)])
+
+
+def test_statistics_are_not_believed_about_nan(tmp_path):
+    """Min and max leave NaN out: by them all rows are 1, so all pass ==, and none passes !=."""
+    pq.write_table(pa.table({"x": [1.0, float("nan"), 1.0]}), tmp_path / "x.parquet")
+    assert ParquetSource(tmp_path, filters=[("x", "==", 1.0)]).num_rows == 2
+    assert ParquetSource(tmp_path, filters=[("x", "!=", 1.0)]).num_rows == 1
+    assert ParquetSource(tmp_path, filters=[("x", "<", 5.0)]).num_rows == 2
+
+
+def test_row_groups_that_pass_wholly_are_read_without_the_column_of_the_filter(table, tmp_path):
+    only_pages_of(table, tmp_path / "x.parquet", "row", row_group_size=100)
+    source = ParquetSource(tmp_path, filters=DAY < 3)
+    assert Chunk.concat(list(source.chunks(["row"])))["row"].tolist() == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ([("hour", "<", 6)], r"filters \(hour < 6\): No match for FieldRef.Name\(hour\). There "),
+        ([("s", "<", 6)], r"filters \(s < 6\): Function 'less' has no kernel matching"),
+        (DAY + 1, "Filter expression must evaluate to bool"),
+        ([("day", "~", 6)], r"filters must be a pyarrow.compute.Expression or a list of"),
+        ("day < 6", "filters must be a pyarrow.compute.Expression or a list of"),
+        (7, "filters must be a pyarrow.compute.Expression or a list of"),
+        ([], "filters must be a pyarrow.compute.Expression or a list of"),
+    ],
+)
+def test_a_filter_that_does_not_fit_is_refused(folder, filters, message):
+    with pytest.raises(ValueError, match=message):
+        ParquetSource(folder, filters=filters)
+
+
+def test_a_filter_that_no_row_passes_leaves_no_rows(folder):
+    source = ParquetSource(folder, filters=[("day", ">", 100)])
+    assert (source.num_rows, len(source), list(source.chunks())) == (0, 0, [])
+    assert source.nbytes_per_row() > 0
+    assert source.stream_nbytes() == 0
+
+
+def test_bytes_of_a_row_do_not_depend_on_how_many_pass(folder):
+    whole, some = ParquetSource(folder), ParquetSource(folder, filters=[("C1", "==", 1)])
+    assert some.nbytes_per_row(["C1", "x"]) == whole.nbytes_per_row(["C1", "x"]) == 12
+    assert 0.5 < some.nbytes_per_row(["g", "s"]) / whole.nbytes_per_row(["g", "s"]) < 2
+
+
+def test_a_filtered_source_can_be_pickled(folder):
+    source = ParquetSource(folder, filters=[("C1", "in", [1, 2]), ("day", "<", 6)])
+    copy = pickle.loads(pickle.dumps(source))
+    rows = [Chunk.concat(list(s.chunks(["row"])))["row"].tolist() for s in (source, copy)]
+    assert rows[0] == rows[1]
+    assert copy.fingerprint() == source.fingerprint()
+
+
+# --- Keys in names of folders -----------------------------------------------------------------
+
+
+def write_days(root, days, table, name="day"):
+    for day in days:
+        (root / f"{name}={day}").mkdir(parents=True)
+        pq.write_table(table, root / f"{name}={day}" / "part_0.parquet", row_group_size=3)
+
+
+@pytest.fixture
+def small():
+    return pa.table({"x": np.arange(5)})
+
+
+def test_keys_are_columns(tmp_path, small):
+    write_days(tmp_path / "d", [3, 10], small)
+    source = ParquetSource(tmp_path / "d")
+    assert source.column_types == {"x": ("int64", False), "day": ("int64", False)}
+    assert source.nbytes_per_row() == 16
+    chunk = Chunk.concat(list(source.chunks(["day", "x"])))
+    assert chunk.names == ["day", "x"]
+    assert chunk["day"].tolist() == [10] * 5 + [3] * 5  # files are sorted by name
+    assert chunk["x"].tolist() == [*range(5)] * 2
+    assert source.read(0, ["day"], 1, 2)["day"].tolist() == [10]
+    assert source.read(0, ["x", "day"], 1, 2)["day"].tolist() == [10]
+    assert source.read(0, ["day"], 2, 2).num_rows == 0
+    assert source.read_table(0, ["day"]).to_pydict() == {"day": [10] * 3}
+    assert source.read_table(0, ["day", "x"], 1, 3).to_pydict() == {"day": [10] * 2, "x": [1, 2]}
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.read(0)["day"].tolist() == [10] * 3
+
+
+def test_keys_that_are_not_all_integers_are_texts_and_may_be_null(tmp_path, small):
+    write_days(tmp_path / "a", ["3", "x%2Fy"], small)
+    source = ParquetSource(tmp_path / "a")
+    assert source.column_types["day"] == ("string", False)
+    assert isinstance(source.read(0)["day"], Strings)
+    assert [source.read(k)["day"].tolist()[0] for k in (0, 2)] == ["3", "x/y"]
+    assert source.nbytes_per_row(["day"]) == 3
+    write_days(tmp_path / "b", ["3", "__HIVE_DEFAULT_PARTITION__"], small)
+    source = ParquetSource(tmp_path / "b")
+    assert source.column_types["day"] == ("int64", False)
+    column = Chunk.concat(list(source.chunks()))["day"]
+    assert isinstance(column, Masked)
+    assert column.tolist() == [3] * 5 + [None] * 5
+
+
+def test_several_keys(tmp_path, small):
+    for hour in (1, 2):
+        write_days(tmp_path / "d" / f"hour={hour}", ["mon", "tue"], small)
+    source = ParquetSource(tmp_path / "d", filters=[("hour", "==", 2), ("day", "==", "tue")])
+    assert (source.num_rows, len(source.files)) == (5, 4)
+    assert source.read(0).to_pandas().iloc[0].to_dict() == {"x": 0, "hour": 2, "day": "tue"}
+
+
+def test_filters_on_keys_leave_whole_files_unread(tmp_path, small):
+    small = small.append_column("f", pa.array(np.zeros(5)))
+    write_days(tmp_path / "d", [1, 2, 3], small)
+    for day in (1, 3):
+        path = tmp_path / "d" / f"day={day}" / "part_0.parquet"
+        only_pages_of(small, path, write_statistics=False, row_group_size=3)
+    even = pc.bit_wise_and(pc.field("x"), 1) == 0  # nothing that statistics could answer
+    for condition in (even, even & (pc.field("f") > -1)):
+        source = ParquetSource(tmp_path / "d", filters=(DAY == 2) & condition)
+        assert Chunk.concat(list(source.chunks()))["x"].tolist() == [0, 2, 4]
+    assert ParquetSource(tmp_path / "d", filters=[("day", ">", 1)]).num_rows == 10
+    with pytest.raises(ParquetError, match=r"row group 0 of .*day=3.*cannot be read"):
+        ParquetSource(tmp_path / "d", filters=(DAY == 3) & even)
+
+
+def test_keys_above_a_given_folder_do_not_count_those_of_a_pattern_do(tmp_path, small):
+    write_days(tmp_path / "d", [3], small)
+    assert list(ParquetSource(tmp_path / "d" / "day=3").column_types) == ["x"]
+    file = tmp_path / "d" / "day=3" / "part_0.parquet"
+    for paths in (file, [file], str(tmp_path / "d" / "*" / "*.parquet")):
+        assert list(ParquetSource(paths).column_types) == ["x", "day"]
+
+
+def test_keys_that_differ_or_are_stored_too_are_refused(tmp_path, small):
+    write_days(tmp_path / "d", [3], small)
+    write_days(tmp_path / "d", [3], small, name="hour")
+    with pytest.raises(ParquetError, match=r"hour=3.*: keys \['hour'\] in its path, but \['day'\]"):
+        ParquetSource(tmp_path / "d")
+    write_days(tmp_path / "e", [3], small, name="x")
+    with pytest.raises(ParquetError, match=r"\['x'\] are keys in the path and also columns"):
+        ParquetSource(tmp_path / "e")

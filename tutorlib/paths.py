@@ -1,0 +1,258 @@
+"""Where the files of a data set are: folders, patterns, URLs, and the keys in names of folders.
+
+Files of this machine are looked for with the standard library, all others through `pyarrow.fs`, to
+which the filesystems of fsspec are fitted. Does not belong here: what is in the files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Any
+from urllib.parse import unquote
+
+from pyarrow import fs
+
+PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
+NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
+ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # pyarrow reads these by itself
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFile:
+    """A file as it was when it was found.
+
+    Args:
+        path: path or URL, for people.
+        filesystem: where it is.
+        inner: path in the filesystem.
+        keys: {name: text} of the folders `name=text` above it; None for Hive's name of a null.
+        size: bytes.
+        version: what changes when the file is written again: the time of the last change in ns,
+            or what else the filesystem has; None if it has nothing.
+    """
+
+    path: str
+    filesystem: fs.FileSystem
+    inner: str
+    keys: dict[str, str | None]
+    size: int | None
+    version: int | str | None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the file is on this machine."""
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+    def change(self) -> str:
+        """Return what has happened to the file since it was found, "" if nothing.
+
+        Raises:
+            OSError: if the filesystem cannot say.
+        """
+        try:
+            size, version = _stamp(self.filesystem, self.inner)
+        except FileNotFoundError:
+            return "it is gone"
+        if size != self.size:
+            return f"it has {size} bytes, and had {self.size}"
+        return "it was written again" if version != self.version else ""
+
+
+def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
+    """Return the Parquet files that `paths` means, in a stable order.
+
+    Args:
+        paths: a file, a folder (searched through all its levels), a glob pattern, or a list of
+            these. A list keeps its order; a folder or a pattern is sorted by name, without names
+            that begin with "." or "_". Each may be a URL: `s3://bucket/folder`,
+            `memory://x/*.parquet`, `file:///data`.
+        filesystem: a `pyarrow.fs` or fsspec filesystem in which the paths are, in place of URLs.
+
+    Raises:
+        FileNotFoundError: if nothing is there, saying what was looked for.
+        PermissionError: if a folder may not be searched.
+        ImportError: if a URL needs fsspec or one of its drivers, and it is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "day=3").mkdir()
+        >>> (folder / "day=3" / "a.parquet").touch()
+        >>> [file.keys for file in find_files(folder)]
+        [{'day': '3'}]
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    given = None if filesystem is None else as_arrow_filesystem(filesystem)
+    files: list[DataFile] = []
+    for item in paths:
+        text = os.fspath(item)
+        where, inner, prefix = _resolve(text) if given is None else (given, text, "")
+        find = _find_local if isinstance(where, fs.LocalFileSystem) else _find_remote
+        found = [
+            DataFile(prefix + path, where, path, _keys(folders), *_stamp(where, path))
+            for path, folders in find(where, inner)
+        ]
+        if not found:
+            raise FileNotFoundError(
+                f"no Parquet file at {text!r} (looked for a file, a folder of "
+                f"{'/'.join(PARQUET_ENDINGS)} files, and a glob pattern)"
+            )
+        files += found
+    if not files:
+        raise FileNotFoundError("the list of Parquet files is empty")
+    return files
+
+
+def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
+    """Return a filesystem of pyarrow or fsspec as one of pyarrow.
+
+    Raises:
+        TypeError: if it is neither.
+    """
+    if isinstance(filesystem, fs.FileSystem):
+        return filesystem
+    try:
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+    except ImportError:
+        fsspec = None
+    if fsspec is None or not isinstance(filesystem, fsspec.AbstractFileSystem):
+        raise TypeError(
+            "filesystem must be one of pyarrow.fs or fsspec, got "
+            f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
+        )
+    if isinstance(filesystem, LocalFileSystem):
+        return fs.LocalFileSystem()
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+
+
+def _resolve(text: str) -> tuple[fs.FileSystem, str, str]:
+    """Return (filesystem, path in it, what a URL has before the path) of a path or URL."""
+    scheme, is_url, rest = text.partition("://")
+    if not is_url or "/" in scheme:
+        return fs.LocalFileSystem(), text, ""
+    if scheme == "file":
+        return fs.LocalFileSystem(), unquote(rest), ""
+    if scheme in ARROW_SCHEMES:
+        path, _, options = rest.partition("?")
+        head = _before_pattern(path)
+        where, inner = fs.FileSystem.from_uri(f"{scheme}://{head}?{options}".rstrip("?"))
+        return where, inner + path[len(head) :], f"{scheme}://"
+    try:
+        import fsspec
+
+        filesystem, inner = fsspec.core.url_to_fs(text)
+    except (ImportError, ValueError) as error:
+        raise ImportError(
+            f"{text}: reading {scheme}:// needs fsspec and its driver for it ({error}). Install "
+            "them, or pass filesystem="
+        ) from error
+    url = filesystem.unstrip_protocol(inner)
+    return as_arrow_filesystem(filesystem), inner, url[: url.rfind(inner)]
+
+
+def _stamp(filesystem: fs.FileSystem, path: str) -> tuple[int | None, int | str | None]:
+    """Return (bytes, version) of a file; raise FileNotFoundError if it is not there."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        facts = os.stat(path)
+        return facts.st_size, facts.st_mtime_ns
+    info = filesystem.get_file_info(path)
+    if info.type == fs.FileType.NotFound:
+        raise FileNotFoundError(path)
+    handler = getattr(filesystem, "handler", None)
+    if isinstance(handler, fs.FSSpecHandler):  # fsspec's own mark of a version, for its caches
+        return info.size, handler.fs.ukey(path)
+    return info.size, info.mtime_ns
+
+
+Found = Iterator[tuple[str, Sequence[str]]]  # (path, folders whose names may be keys)
+
+
+def _find_local(_: fs.FileSystem, text: str) -> Found:
+    try:
+        mode = os.stat(text).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
+    if stat.S_ISDIR(mode):
+        for path in sorted(_walk(text)):
+            yield path, PurePath(path).relative_to(text).parts[:-1]
+        return
+    if mode:
+        yield text, PurePath(text).parts[:-1]
+        return
+    root = len(PurePath(_before_pattern(text)).parts)
+    for path in sorted(glob.glob(text, recursive=True)):
+        parts = PurePath(path).parts
+        if not any(map(_hidden, parts[root:])) and os.path.isfile(path):
+            yield path, parts[:-1]
+
+
+def _walk(folder: str) -> Iterator[str]:
+    """Yield the Parquet files below a folder; one that may not be searched is an error."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not _hidden(name)]
+        for name in names:
+            if name.endswith(PARQUET_ENDINGS) and not _hidden(name):
+                yield str(PurePath(place, name))
+
+
+def _find_remote(filesystem: fs.FileSystem, text: str) -> Found:
+    kind = filesystem.get_file_info(text).type
+    if kind == fs.FileType.File:
+        yield text, text.split("/")[:-1]
+        return
+    pattern = None if kind == fs.FileType.Directory else text.split("/")
+    root = _before_pattern(text) if pattern else text.rstrip("/")
+    if pattern and root == text:
+        return
+    selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
+    infos = filesystem.get_file_info(selector)
+    for path in sorted(info.path for info in infos if info.type == fs.FileType.File):
+        below = path.removeprefix(root).strip("/").split("/")
+        if any(map(_hidden, below)):
+            continue
+        if pattern and _fits(path.split("/"), pattern):
+            yield path, path.split("/")[:-1]
+        elif not pattern and path.endswith(PARQUET_ENDINGS):
+            yield path, below[:-1]
+
+
+def _before_pattern(path: str) -> str:
+    """Return the folder in front of the first part of a path that is a pattern; else the path."""
+    head = re.split(r"[*?\[]", path, maxsplit=1)[0]
+    return path if head == path else head.rpartition("/")[0]
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path fits a pattern, both split at "/"; "**" stands for any number of folders."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**" and _fits(parts, pattern[1:]):
+        return True
+    if not parts or not (pattern[0] == "**" or fnmatch.fnmatchcase(parts[0], pattern[0])):
+        return False
+    return _fits(parts[1:], pattern if pattern[0] == "**" else pattern[1:])
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _keys(folders: Sequence[str]) -> dict[str, str | None]:
+    """Return the keys in names of folders; Hive writes special letters as in a URL."""
+    pairs = [folder.partition("=") for folder in folders]
+    texts = {unquote(name): unquote(text) for name, mark, text in pairs if name and mark}
+    return {name: None if text == NULL_KEY else text for name, text in texts.items()}
