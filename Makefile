@@ -86,7 +86,7 @@ pages: setup data ## run LESSONS= in place and keep the outputs of cells tagged 
 	@cd notebooks && export PATH="$(abspath $(VENV))/bin:$$PATH" && \
 	for page in $(or $(LESSONS:=_*.ipynb),[0-9][0-9]_*.ipynb); do \
 	  jupyter execute --inplace $$page; \
-	  nbstripout --keep-count --extra-keys=metadata.language_info.version $$page; done
+	  nbstripout --keep-count --keep-id --extra-keys=metadata.language_info.version $$page; done
 
 bench: setup data ## measure on this machine, into benchmarks/results/
 	@$(PY) -m benchmarks $(ARGS)

@@ -10,10 +10,13 @@ import shutil
 import sys
 from pathlib import Path
 
+import hypothesis
 import nbformat
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+hypothesis.settings.register_profile("untimed", deadline=None)  # speed is no matter of a test
+hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
 

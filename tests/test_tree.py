@@ -29,19 +29,32 @@ MAY_IMPORT = {
     "files": set(),
     "chunk": set(),
     "hashing": {"chunk"},
-    "parquet": BASE,
+    "streams": set(),
+    "paths": set(),
+    "parquet_sink": {"chunk", "files", "paths"},
+    "row_filter": {"paths"},
+    "parquet_files": {"paths", "streams"},
+    "parquet": BASE | {"streams", "paths", "parquet_files", "parquet_sink", "row_filter"},
     "ops": BASE | {"hashing"},
     "plan": BASE,
     "batching": BASE | {"plan"},
     "pipeline": BASE | {"plan", "batching"},
     "workflow": BASE | {"parquet", "ops", "plan"},
-    "fit_bridge": BASE | {"parquet", "ops", "plan"},
-    "loader": BASE | {"parquet", "ops", "plan", "batching", "pipeline", "workflow", "fit_bridge"},
+    "fit_arguments": set(),
+    "fit_bridge": BASE | {"parquet", "ops", "plan", "fit_arguments"},
+    "sizing": {"plan"},
+    "resume": set(),
+    "tensors": BASE | {"batching", "fit_bridge"},
+    "loader": BASE
+    | {"parquet", "plan", "batching", "pipeline", "workflow", "fit_bridge"}
+    | {"sizing", "resume", "tensors"},
     "layers": {"schema"},
     "models": {"schema", "layers"},
-    "callbacks": {"schema"},
+    "checkpoints": {"files"},
+    "callbacks": {"schema", "checkpoints"},
     "profiling": {"schema"},
     "optimizers": {"schema"},
+    "shuffling": set(),
     "tfrecords": {"schema", "chunk", "files", "parquet"},
 }
 NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
@@ -49,6 +62,7 @@ NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
 OPTIONAL = {"cudf", "cupy", "rmm", "dask", "distributed", "fsspec", "pandas", "matplotlib", "tqdm"}
 OPTIONAL |= {"tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch"}
 WITHOUT_TENSORFLOW = ["files", "schema", "device", "chunk", "parquet", "ops", "plan", "workflow"]
+WITHOUT_TENSORFLOW += ["batching", "pipeline", "sizing", "resume", "shuffling"]
 
 MODULES = sorted(TUTORLIB.glob("*.py"))
 

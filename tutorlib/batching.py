@@ -11,17 +11,17 @@ not belong here: which row goes where (`plan.py`), threads, files, tensors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings, concat_columns, gather_rows
+from tutorlib.chunk import Masked, Ragged, Strings, concat_columns, gather_rows
 from tutorlib.plan import Share
 from tutorlib.schema import Column, Schema
 
 ALIGNMENT = 64  # bytes; DLPack consumers want it, and it is one cache line
-TRANSPOSE_ROWS = 256  # rows that become records at a time: they stay in the first-level cache
+TRANSPOSE_ROWS = 4096  # rows that become records at a time: they stay in the second-level cache
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -88,24 +88,39 @@ class Layout:
         schema: columns as they leave the workflow.
         stacked: whether a batch holds "categorical" and "continuous" as one matrix each.
         check_ids: whether ids outside [0, cardinality) are refused.
+        nulls: "error" refuses nulls, and NaN in continuous columns; "fill" puts 0 in their place;
+            {name: value} puts the value there and refuses them in other columns. Labels and weights
+            must have values in any case.
+        max_list_length: longest list of a multi-hot column that is allowed; None for any.
 
     Attributes:
         dtypes: {name: dtype in a batch}.
-        ragged: multi-hot columns.
+        places: {name: (column, number of its block, index in the block)} of scalar columns.
+        ragged: {name: multi-hot column}.
         row_bytes: bytes of a row in a batch, without multi-hot columns.
     """
 
-    def __init__(self, schema: Schema, *, stacked: bool, check_ids: bool) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        *,
+        stacked: bool = False,
+        check_ids: bool = True,
+        nulls: str | Mapping[str, float] = "error",
+        max_list_length: int | None = None,
+    ) -> None:
         order = ("categorical", "continuous", "label", "weight")
         columns = [column for role in order for column in schema.with_role(role)]
         self.stacked, self.check_ids = stacked, check_ids
+        self.max_list_length = max_list_length
         self.dtypes = {column.name: batch_dtype(column) for column in columns}
-        self.ragged = [column for column in columns if column.multi_hot]
-        made = [f"{c.name}__{part}" for c in self.ragged for part in ("values", "nnzs", "offsets")]
+        self._fills = _fills(schema, self.dtypes, nulls)
+        self.ragged = {column.name: column for column in columns if column.multi_hot}
+        made = [f"{name}__{part}" for name in self.ragged for part in ("values", "nnzs", "offsets")]
         for column in columns:
             if column.name in made:
                 raise ValueError(f"column {column.name!r} has a name that a list column makes")
-        for column in self.ragged:
+        for column in self.ragged.values():
             if column.role != "categorical":
                 raise ValueError(
                     f"column {column.name!r}: a list must be categorical, not {column.role}"
@@ -120,28 +135,38 @@ class Layout:
             )
             self.dtypes.update(dict.fromkeys(ids, widest))
         self.blocks = []
+        self.places: dict[str, tuple[Column, int, int]] = {}
         for size in (4, 8):
             chosen = [c for c in self.scalars if self.dtypes[c.name].itemsize == size]
             if chosen:
+                for index, column in enumerate(chosen):
+                    self.places[column.name] = column, len(self.blocks), index
                 self.blocks.append(_Block(np.dtype(f"u{size}"), tuple(chosen)))
         self.row_bytes = sum(block.cell.itemsize * len(block.columns) for block in self.blocks)
 
-    def cells(self, column: Column, values: Any, offsets: np.ndarray | None = None) -> np.ndarray:
+    def cells(
+        self,
+        column: Column,
+        values: Any,
+        *,
+        first_row: int = 0,
+        offsets: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Return the values of one column as a batch holds them, checked.
+
+        Args:
+            column: of the schema.
+            values: its values.
+            first_row: number of the row of `values[0]`, for messages.
+            offsets: int64 [n + 1] if the values stand in lists.
 
         Raises:
             ValueError: for nulls, ids out of range or a kind that does not fit the schema; the
-                message names the column, the rule, the value and the row within `values`.
+                message names the column, the rule, the value and the row.
         """
         dtype = self.dtypes[column.name]
-        if isinstance(values, Masked) and values.valid.all():
-            values = values.values
         if isinstance(values, Masked):
-            row = _row(np.argmin(values.valid), offsets)
-            raise ValueError(
-                f"column {column.name!r}: null at row {row}. Fill it in a Workflow (FillMissing; "
-                "Categorify gives nulls an id of their own) or in the data."
-            )
+            values = self._without_nulls(column, values, first_row, offsets)
         if isinstance(values, (Ragged, Strings)):
             kind = "lists" if isinstance(values, Ragged) else "text"
             raise ValueError(
@@ -153,18 +178,84 @@ class Layout:
             raise ValueError(
                 f"column {column.name!r}: holds {values.dtype}, but the schema says {column.dtype}"
             )
-        if column.role in ("label", "weight") and values.dtype.kind == "f":
-            missing = np.isnan(values)
-            if missing.any():
-                raise ValueError(
-                    f"column {column.name!r}: null or NaN at row {int(np.argmax(missing))}, but a "
-                    f"{column.role} must have a value. Fill it, or leave the row out of the data."
-                )
+        if values.dtype.kind == "f" and len(values) and np.isnan(values.min()):
+            values = self._without_nulls(
+                column, Masked(values, ~np.isnan(values)), first_row, offsets
+            )
         if column.cardinality is not None and self.check_ids and len(values):
-            _check_ids(column, values, offsets)
+            _check_ids(column, values, first_row, offsets)
         elif dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
             _check_fits(column, values, dtype)
         return values.astype(dtype, copy=False)
+
+    def _without_nulls(
+        self, column: Column, values: Masked, first_row: int, offsets: np.ndarray | None
+    ) -> Any:
+        if values.valid.all():
+            return values.values
+        fill = self._fills.get(column.name)
+        if fill is not None and isinstance(values.values, np.ndarray):
+            # The fill may be a number that only the batch's dtype can hold: 0.5 among integers.
+            made, dtype = values.values, self.dtypes[column.name]
+            if dtype.kind == "f" or np.can_cast(made.dtype, dtype):
+                made = made.astype(dtype)
+            return np.where(values.valid, made, made.dtype.type(fill))
+        row = first_row + _row(np.argmin(values.valid), offsets)
+        if column.role in ("label", "weight"):
+            advice = f"a {column.role} must have a value: fill it, or leave the row out of the data"
+        else:
+            advice = (
+                "pass nulls='fill', or fill it in a Workflow (FillMissing; Categorify gives nulls "
+                "an id of their own) or in the data"
+            )
+        raise ValueError(f"column {column.name!r}: null or NaN at row {row}; {advice}")
+
+    def list_cells(self, column: Column, lists: Any, *, first_row: int = 0) -> Ragged:
+        """Return the lists of a multi-hot column as a batch holds them, checked.
+
+        Raises:
+            ValueError: as `cells`, and for a column that holds no lists, or a list that is longer
+                than `max_list_length`.
+        """
+        if not isinstance(lists, Ragged):
+            raise ValueError(
+                f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
+            )
+        if self.max_list_length is not None and len(lists):
+            lengths = np.diff(lists.offsets)
+            if lengths.max() > self.max_list_length:
+                row = int(np.argmax(lengths > self.max_list_length))
+                raise ValueError(
+                    f"column {column.name!r}: a list of {lengths[row]} values at row "
+                    f"{first_row + row}, but max_list_length={self.max_list_length}. Cut the lists "
+                    "in the data, or allow longer ones."
+                )
+        values = self.cells(column, lists.values, first_row=first_row, offsets=lists.offsets)
+        return Ragged(values, lists.offsets)
+
+
+def _fills(
+    schema: Schema, dtypes: Mapping[str, np.dtype], nulls: str | Mapping[str, float]
+) -> dict[str, float]:
+    """Return {name: value to put in the place of a null} of the columns that have one."""
+    if isinstance(nulls, str):
+        if nulls not in ("error", "fill"):
+            raise ValueError(f"nulls must be 'error', 'fill' or {{column: value}}, got {nulls!r}")
+        return dict.fromkeys(schema.features.names, 0) if nulls == "fill" else {}
+    for name, value in nulls.items():
+        if name not in schema.features:
+            raise ValueError(
+                f"nulls: {name!r} is not a feature; the features are {schema.features.names}"
+            )
+        if schema[name].role != "categorical":
+            continue
+        end = schema[name].cardinality or np.iinfo(dtypes[name]).max + 1
+        if not 0 <= value < end or value != int(value):
+            raise ValueError(
+                f"nulls: {value!r} is no id of column {name!r}, whose ids are integers in "
+                f"[0, {end})"
+            )
+    return dict(nulls)
 
 
 def _row(place: int, offsets: np.ndarray | None) -> int:
@@ -182,14 +273,16 @@ def _check_fits(column: Column, values: np.ndarray, dtype: np.dtype) -> None:
         )
 
 
-def _check_ids(column: Column, values: np.ndarray, offsets: np.ndarray | None) -> None:
+def _check_ids(
+    column: Column, values: np.ndarray, first_row: int, offsets: np.ndarray | None
+) -> None:
     unsigned = values.view(f"u{values.dtype.itemsize}")  # a negative id becomes a huge one
     if int(unsigned.max()) < column.cardinality:
         return
     place = int(np.argmax(unsigned >= column.cardinality))
     raise ValueError(
         f"column {column.name!r}: id {values[place]} is outside [0, {column.cardinality}) at row "
-        f"{_row(place, offsets)}. Refit the Workflow, or give the right cardinality."
+        f"{first_row + _row(place, offsets)}. Refit the Workflow, or give the right cardinality."
     )
 
 
@@ -219,7 +312,7 @@ class Group:
     def __init__(self, layout: Layout, num_rows: int) -> None:
         self.layout, self.num_rows = layout, num_rows
         self.matrices = _matrices(layout, num_rows)
-        self._lists: dict[str, dict[int, Ragged]] = {c.name: {} for c in layout.ragged}
+        self._lists: dict[str, dict[int, Ragged]] = {name: {} for name in layout.ragged}
         self.lists: dict[str, Ragged] = {}
 
     def add_lists(self, name: str, first: int, lists: Ragged) -> None:
@@ -305,8 +398,9 @@ def _as_records(columns: np.ndarray, dtype: np.dtype) -> np.ndarray:
     num_rows = columns.shape[1]
     records = aligned_empty((num_rows, len(columns)), columns.dtype)
     for start in range(0, num_rows, TRANSPOSE_ROWS):
-        stop = min(start + TRANSPOSE_ROWS, num_rows)
-        records[start:stop] = columns[:, start:stop].T
+        rows = slice(start, start + TRANSPOSE_ROWS)
+        for index, column in enumerate(columns):
+            records[rows, index] = column[rows]
     return records.view(dtype)
 
 
@@ -325,28 +419,39 @@ class Delivery:
     shares: Sequence[tuple[Group, Share]]
 
 
-def deal_out(layout: Layout, chunk: Chunk, deliveries: Sequence[Delivery]) -> None:
-    """Copy the rows of `chunk` to the groups of batches that they go to, column by column.
+def deal_out(
+    layout: Layout,
+    columns: Iterable[tuple[str, Any]],
+    deliveries: Sequence[Delivery],
+    *,
+    first_row: int = 0,
+) -> None:
+    """Copy some rows to the groups of batches that they go to, column by column.
+
+    Args:
+        layout: how the columns lie.
+        columns: (name, column) of each column of the layout, in any order; one is let go before
+            the next is asked for, so that columns that are decoded only then can use the same
+            memory, still in the cache, one after the other.
+        deliveries: where the rows go.
+        first_row: number of the first of the rows, for messages.
 
     Raises:
-        ValueError: if a value does not fit (see `Layout.cells`); the message names the row within
-            `chunk`.
+        ValueError: if a value does not fit (see `Layout.cells`).
     """
-    for number, block in enumerate(layout.blocks):
-        for index, column in enumerate(block.columns):
-            values = layout.cells(column, chunk[column.name]).view(block.cell)
+    for name, values in columns:
+        if name in layout.places:
+            column, number, index = layout.places[name]
+            cells = layout.cells(column, values, first_row=first_row)
+            cells = cells.view(layout.blocks[number].cell)
             for delivery in deliveries:
-                _deal_column(values, number, index, delivery)
-    for column in layout.ragged:
-        lists = chunk[column.name]
-        if not isinstance(lists, Ragged):
-            raise ValueError(
-                f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
-            )
-        lists = Ragged(layout.cells(column, lists.values, lists.offsets), lists.offsets)
-        for delivery in deliveries:
-            for group, share in delivery.shares:
-                group.add_lists(column.name, share.first, _pick_lists(lists, delivery, share))
+                _deal_column(cells, number, index, delivery)
+        elif name in layout.ragged:
+            lists = layout.list_cells(layout.ragged[name], values, first_row=first_row)
+            for delivery in deliveries:
+                for group, share in delivery.shares:
+                    group.add_lists(name, share.first, _pick_lists(lists, delivery, share))
+        del values
 
 
 def _deal_column(values: np.ndarray, number: int, index: int, delivery: Delivery) -> None:

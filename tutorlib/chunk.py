@@ -62,13 +62,20 @@ def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
         ([2, 3, 4, 0, 1], [0, 3, 5])
     """
     xp = array_namespace(offsets)
-    starts = offsets[rows]
-    lengths = offsets[rows + 1] - starts
+    starts = xp.take(offsets, rows)
+    lengths = xp.take(offsets, rows + 1) - starts
     result = xp.zeros(len(rows) + 1, dtype=np.int64)
     xp.cumsum(lengths, out=result[1:])
-    positions = xp.repeat(starts - result[:-1], lengths)
-    positions += xp.arange(len(positions))
-    return positions, result
+    filled = lengths > 0
+    if not filled.all():
+        starts, lengths = starts[filled], lengths[filled]
+    # From one position to the next it is one step, but from the end of a row to the next row.
+    steps = xp.ones(int(result[-1]), dtype=np.int64)
+    if len(starts):
+        jumps = starts.copy()
+        jumps[1:] -= starts[:-1] + lengths[:-1] - 1
+        steps[xp.cumsum(lengths) - lengths] = jumps
+    return xp.cumsum(steps, out=steps), result
 
 
 class _Offsets:

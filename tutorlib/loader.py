@@ -9,25 +9,25 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from tutorlib.batching import Delivery, HostBatch, Layout, aligned, batch_dtype, deal_out
+from tutorlib.batching import Delivery, Layout, batch_dtype, deal_out
 from tutorlib.chunk import Chunk
 from tutorlib.device import host_memory_bytes, resolve_device
-from tutorlib.fit_bridge import LoaderAdapter, tensor_maker
+from tutorlib.fit_bridge import LoaderAdapter
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.pipeline import Pipeline, Stopwatch
 from tutorlib.plan import EpochPlan, Piece
-from tutorlib.schema import Column, Schema
+from tutorlib.resume import differences, matching
+from tutorlib.schema import Column, Schema, resolve_schema
+from tutorlib.sizing import ChunkSize, RowBytes, chunk_size
+from tutorlib.tensors import BatchMaker
 
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
-CHUNK_ROWS = 1_048_576  # of an automatic chunk: half a second of reading before the first batch
-CHUNK_PARTS = 8  # of an automatic chunk
-BUDGET_SHARE = 0.25  # of the memory, when no budget is given
+READING_COPIES = 3  # of what is decoded at a time: compressed, decompressed, decoded
 
 
 class KerasSequenceLoader(LoaderAdapter):
@@ -52,10 +52,11 @@ class KerasSequenceLoader(LoaderAdapter):
         shuffle: whether rows come in random order.
         seed_fn: called at the start of each epoch for its seed, instead of `seed`.
         buffer_size: rows of a partition: from 1 on a number of rows, below 1 a share of the
-            memory. None chooses: a million rows a chunk, fewer if the budget says so.
+            memory. None chooses: a million rows a chunk, fewer if the budget says so or rows are
+            wide.
         device: where batches are made: "cpu".
         parts_per_chunk: partitions, from distant places, that are mixed in a shuffled chunk; None
-            for 8, or 1 if `buffer_size` is given.
+            for one each row group, but at least 8, or 1 if `buffer_size` is given.
         reader_kwargs: {"threads": number of reader threads}; by default one a processor.
         global_size: ranks in all, for training in several processes.
         global_rank: number of this rank, from 0.
@@ -68,8 +69,14 @@ class KerasSequenceLoader(LoaderAdapter):
             "offsets": `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged": a tf.RaggedTensor
             g; "padded": g [batch, longest], filled with 0.
         check_ids: refuse ids outside [0, cardinality), where the cardinality is known.
-        memory_budget: bytes that the loader may hold; by default a quarter of the memory.
+        filters: rows to take: a `pyarrow.compute` expression, or `[("day", "<", 6), ...]`. Row
+            groups that statistics exclude are not read.
+        memory_budget: bytes that the loader may hold. It bounds `buffer_size`, the automatic one
+            too; None sets no bound.
         limit_rows: use only the first so many rows.
+        nulls: "error" refuses nulls, and NaN in continuous columns; "fill" puts 0 in their place;
+            {name: value} puts the value there in these columns.
+        max_list_length: refuse longer lists; with `multi_hot="padded"`, what all are padded to.
 
     Raises:
         FileNotFoundError: if no file is there.
@@ -115,8 +122,11 @@ class KerasSequenceLoader(LoaderAdapter):
         batch_layout: str = "columns",
         multi_hot: str = "nnzs",
         check_ids: bool = True,
+        filters: Any = None,
         memory_budget: int | None = None,
         limit_rows: int | None = None,
+        nulls: str | Mapping[str, float] = "error",
+        max_list_length: int | None = None,
     ) -> None:
         _one_of("engine", engine, ("parquet",))
         _one_of("batch_layout", batch_layout, BATCH_LAYOUTS)
@@ -134,19 +144,28 @@ class KerasSequenceLoader(LoaderAdapter):
         self.source = (
             paths_or_source
             if isinstance(paths_or_source, ParquetSource)
-            else ParquetSource(paths_or_source)
+            else ParquetSource(paths_or_source, filters=filters)
         )
+        if filters is not None and self.source is paths_or_source:
+            raise ValueError("give the filters to the ParquetSource, or paths in its place")
         self._threads = _thread_count(reader_kwargs)
-        self._batch_layout, self._multi_hot, self._check_ids = batch_layout, multi_hot, check_ids
+        if max_list_length is not None and max_list_length < 1:
+            raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
+        self._multi_hot, self._max_list_length = multi_hot, max_list_length
+        self._layout_settings = {
+            "stacked": batch_layout == "stacked",
+            "check_ids": check_ids,
+            "nulls": nulls,
+            "max_list_length": max_list_length,
+        }
         self._seed, self._seed_fn = seed, seed_fn
         self._buffer_size = buffer_size
         if memory_budget is not None and memory_budget < 1:
             raise ValueError(f"memory_budget must be at least 1 byte, got {memory_budget}")
-        self._budget = memory_budget or int(BUDGET_SHARE * host_memory_bytes())
+        self._budget, self._parts = memory_budget, parts_per_chunk
         self._settings = {
             "batch_size": batch_size,
             "shuffle": shuffle,
-            "parts_per_chunk": parts_per_chunk or (CHUNK_PARTS if buffer_size is None else 1),
             "rank": global_rank or 0,
             "world_size": 1 if global_size is None else global_size,
             "drop_last": drop_last,
@@ -157,11 +176,14 @@ class KerasSequenceLoader(LoaderAdapter):
             self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name
         )
         if not self.source.num_rows:
-            raise ValueError(f"there are no rows in {self.source.files}")
+            passing = "" if filters is None else f" that pass filters={filters}"
+            raise ValueError(f"there are no rows{passing} in {self.source.files}")
         self._plans: dict[tuple[int, int], EpochPlan] = {}
         self._set_schema(self._file_schema, self._file_schema.names)
         self._drawn: tuple[int, int] | None = None  # (epoch, seed that seed_fn gave for it)
         self._epoch = 0
+        self._first_batch = 0  # of the epoch, where it goes on from a saved state
+        self._position = 0  # batch of the epoch that comes next
         self._stopwatch = Stopwatch()
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
         self._plan(0, seed)
@@ -180,9 +202,7 @@ class KerasSequenceLoader(LoaderAdapter):
     def layout(self) -> Layout:
         """How columns lie in batches; raises ValueError where one cannot."""
         if self._layout is None:
-            self._layout = Layout(
-                self.schema, stacked=self._batch_layout == "stacked", check_ids=self._check_ids
-            )
+            self._layout = Layout(self.schema, **self._layout_settings)
         return self._layout
 
     def map(self, workflow_or_function: Any) -> KerasSequenceLoader:
@@ -232,36 +252,49 @@ class KerasSequenceLoader(LoaderAdapter):
 
     # ---- the plan ---------------------------------------------------------------------------
 
-    def _partition_rows(self) -> int:
-        """Rows of a partition: what `buffer_size` says, within the memory budget."""
-        settings = self._settings
-        parts = settings["parts_per_chunk"]
+    def _size(self) -> ChunkSize:
+        """Rows of partitions and chunks: what `buffer_size` says, within the memory budget."""
         row_bytes = self._row_bytes()
-        most = max(1, int(self._budget / (3 * row_bytes * parts)))  # two chunks and their reading
-        if self._buffer_size is None:
-            wanted = max(CHUNK_ROWS, 4 * settings["batch_size"]) // parts
-        elif self._buffer_size < 1:
-            wanted = int(self._buffer_size * host_memory_bytes() / row_bytes)
-        else:
-            wanted = int(self._buffer_size)
-        return max(1, min(wanted, most))
+        buffer_rows = None if self._buffer_size is None else int(self._buffer_size)
+        if self._buffer_size is not None and self._buffer_size < 1:
+            buffer_rows = max(1, int(self._buffer_size * host_memory_bytes() / row_bytes.batch))
+        return chunk_size(
+            [group.num_rows for group in self.source.row_groups],
+            row_bytes,
+            batch_size=self._settings["batch_size"],
+            threads=self._threads,
+            shuffle=self._settings["shuffle"],
+            buffer_rows=buffer_rows,
+            parts_per_chunk=self._parts,
+            budget_bytes=self._budget,
+        )
 
-    def _row_bytes(self) -> float:
-        """Bytes of a row in a batch; of lists, what they have in the files."""
-        lists = [n for n in self._columns if self.source.column_types[n][1]]
+    def _row_bytes(self) -> RowBytes:
+        """Bytes of a row in a batch, of lists what they have in the files, and while read."""
+        stored = {name: self.source.nbytes_per_row([name]) for name in self._columns}
+        lists = [name for name in self._columns if self.source.column_types[name][1]]
         scalars = sum(_row_bytes(column) for column in self.schema if not column.multi_hot)
-        return scalars + (self.source.nbytes_per_row(lists) + 8 * len(lists) if lists else 0)
+        at_a_time = sum if self._transform else max  # columns are read one by one, or all
+        return RowBytes(
+            batch=scalars + sum(stored[name] + 8 for name in lists),
+            reading=READING_COPIES * at_a_time(stored.values()),
+            stream=self.source.stream_nbytes(self._columns),
+        )
 
     def _plan(self, epoch: int, seed: int) -> EpochPlan:
         key = (epoch, seed)
         if key not in self._plans:
             self._plans.clear()
             counts = [group.num_rows for group in self.source.row_groups]
-            rows, parts = self._partition_rows(), self._settings["parts_per_chunk"]
-            parts = max(1, rows * parts // max(rows, *counts))  # row groups are not split
-            settings = {**self._settings, "parts_per_chunk": parts, "partition_rows": rows}
-            self._plans[key] = EpochPlan(counts, seed=seed, epoch=epoch, **settings)
+            streams = self.source.streams  # one a part of a chunk, and of the chunk behind it
+            streams.limit = max(streams.limit, 2 * self._size().parts_per_chunk)
+            self._plans[key] = EpochPlan(counts, seed=seed, epoch=epoch, **self._plan_settings())
         return self._plans[key]
+
+    def _plan_settings(self) -> dict[str, Any]:
+        size = self._size()
+        parts = {"partition_rows": size.partition_rows, "parts_per_chunk": size.parts_per_chunk}
+        return {**self._settings, **parts}
 
     def __len__(self) -> int:
         return len(self._any_plan())
@@ -295,11 +328,76 @@ class KerasSequenceLoader(LoaderAdapter):
         """Number of the epoch that the next `iter()` gives, from 0."""
         return self._epoch
 
+    @property
+    def first_batch(self) -> int:
+        """Number of the batch that the next `iter()` begins with: 0, but for a restored state."""
+        return self._first_batch
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next `iter()` give the given epoch, from 0."""
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch}")
         self._epoch, self._drawn = epoch, None
+        self._first_batch = self._position = 0
+
+    # ---- going on later ---------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader is, between any two batches, as a small dict of JSON values.
+
+        It holds the epoch, its seed, how many of its batches were taken in the pass that took one
+        last, and by what data and settings the order came about.
+
+        Example:
+            >>> state = loader.state_dict()  # doctest: +SKIP
+            >>> again = KerasSequenceLoader("data/train", batch_size=1024)  # doctest: +SKIP
+            >>> again.load_state_dict(state)  # doctest: +SKIP
+        """
+        return {
+            "epoch": self._epoch,
+            "batch": self._position,
+            "seed": self._seed_of_epoch() if self._position else None,
+            **self._identity(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a loader of the same data and settings was: with the rest, in order.
+
+        The epoch in progress begins at the batch that was next, each time it is iterated over;
+        nothing before that batch's chunk is read. The epochs after it are whole.
+
+        Args:
+            state: what `state_dict()` returned, also in another process.
+
+        Raises:
+            ValueError: if the data or a setting that decides the order has changed, saying which.
+        """
+        changed = differences(matching(state, self._identity()), self._identity())
+        if changed:
+            raise ValueError(
+                "the state is of other data or settings, so the rest of its order is not known "
+                "here: " + "; ".join(changed)
+            )
+        epoch, batch = state["epoch"], state["batch"]
+        if not 0 <= batch < max(1, len(self)):
+            raise ValueError(f"the state is at batch {batch}, but an epoch has {len(self)}")
+        self.close()
+        self.set_epoch(epoch)
+        self._first_batch = self._position = batch
+        if state["seed"] is not None:
+            self._drawn = epoch, state["seed"]
+
+    def _identity(self) -> dict[str, Any]:
+        """Everything that decides which rows the batches of an epoch have, as JSON values."""
+        settings = self._plan_settings()
+        if self._seed_fn is None:
+            settings["seed"] = self._seed
+        return {
+            "version": 1,
+            "data": self.source.fingerprint(),
+            "settings": settings,
+            "columns": self.schema.names,
+        }
 
     # ---- batches ----------------------------------------------------------------------------
 
@@ -349,18 +447,21 @@ class KerasSequenceLoader(LoaderAdapter):
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def _pipeline(self) -> Pipeline:
+    def _seed_of_epoch(self) -> int:
         if self._drawn is None or self._drawn[0] != self._epoch:
             seed = self._seed if self._seed_fn is None else int(self._seed_fn())
             self._drawn = self._epoch, seed
-        finisher = BatchMaker(self.schema, self._multi_hot)
+        return self._drawn[1]
+
+    def _pipeline(self) -> Pipeline:
         return Pipeline(
-            self._plan(*self._drawn),
+            self._plan(self._epoch, self._seed_of_epoch()),
             self.layout,
             self._dealer(),
-            finisher,
+            BatchMaker(self.schema, self._multi_hot, self._max_list_length),
             threads=self._threads,
             stopwatch=self._stopwatch,
+            first_batch=self._first_batch,
         )
 
     def _dealer(self) -> Callable[[Piece, list[Delivery]], None]:
@@ -370,27 +471,26 @@ class KerasSequenceLoader(LoaderAdapter):
 
         def deal(piece: Piece, deliveries: list[Delivery]) -> None:
             started = time.perf_counter()
-            chunk = source.read(piece.row_group, columns)
-            if piece.num_rows != chunk.num_rows:
-                chunk = chunk.slice(piece.start, piece.stop)
-            read = transformed = time.perf_counter()
+            spent = Counter[str]()
+            read = _timed(
+                source.columns(piece.row_group, columns, piece.start, piece.stop), spent, "read"
+            )
             try:
                 if transform is not None:
-                    chunk = _transformed(transform, chunk, names)
-                    transformed = time.perf_counter()
-                deal_out(layout, chunk, deliveries)
+                    chunk = Chunk(dict(read))
+                    began = time.perf_counter()
+                    read = _transformed(transform, chunk, names).items()
+                    spent["transform"] = time.perf_counter() - began
+                deal_out(layout, read, deliveries, first_row=piece.start)
+            except ParquetError:
+                raise
             except ValueError as error:
-                start = f", whose rows begin at {piece.start}" if piece.start else ""
-                place = source.place(piece.row_group)
-                raise ParquetError(f"{error} (in {place}{start})") from error
+                raise ParquetError(f"{error} (in {source.place(piece.row_group)})") from error
             except Exception as error:
                 error.add_note(f"in {source.place(piece.row_group)}")
                 raise
-            stopwatch.add(
-                read=read - started,
-                transform=transformed - read,
-                shuffle=time.perf_counter() - transformed,
-            )
+            shuffle = time.perf_counter() - started - spent.total()
+            stopwatch.add(**spent, shuffle=shuffle)
 
         return deal
 
@@ -424,29 +524,24 @@ class KerasSequenceLoader(LoaderAdapter):
     def describe(self) -> dict[str, Any]:
         """Return the plan in numbers: rows, batches, chunks and the memory they need, in bytes.
 
-        Nothing is read for it. `peak_bytes` is planned, not measured: the batches of two
-        chunks, and the row groups that are being decoded.
+        Nothing is read for it. `peak_bytes` is planned, not measured: the batches of two chunks,
+        and what is being decoded. `budget_bytes` is None where no budget was given.
         """
-        plan = self._any_plan()
+        plan, size = self._any_plan(), self._size()
         rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
-        row_bytes = self._row_bytes()
-        groups = [group.num_rows for group in self.source.row_groups]
-        decoding = (
-            self._threads * max(groups, default=0) * self.source.nbytes_per_row(self._columns)
-        )
         return {
             "files": len(self.source.files),
-            "row_groups": len(groups),
+            "row_groups": len(self.source),
             "rows": self.num_rows,
             "batches": len(self),
             "batch_size": self.batch_size,
             "chunks": len(plan.chunks),
             "chunk_rows": rows,
-            "chunk_bytes": int(rows * row_bytes),
+            "chunk_bytes": int(rows * self._row_bytes().batch),
             "shuffle_window_rows": rows if self._settings["shuffle"] else 0,
             "threads": self._threads,
             "budget_bytes": self._budget,
-            "peak_bytes": int(2 * rows * row_bytes + decoding),
+            "peak_bytes": size.peak_bytes,
         }
 
     def stats(self) -> dict[str, float]:
@@ -477,7 +572,6 @@ class Batches(Iterator[Any]):
         self._loader = loader
         self._counts = counts
         self._pipeline: Pipeline | None = None
-        self._left = 1
         self._closed = False
 
     def __next__(self) -> Any:
@@ -486,15 +580,17 @@ class Batches(Iterator[Any]):
         if self._pipeline is None:
             self._pipeline = self._loader._pipeline()
             self._epoch = self._loader.epoch
-            self._left = len(self._loader)
+            self._next, self._stop = self._loader._first_batch, len(self._loader)
             self._end = weakref.finalize(self, self._pipeline.close)
         try:
             batch = self._pipeline.next_batch()
         except BaseException:
             self.close()
             raise
-        self._left -= 1
-        if self._left == 0:
+        self._next += 1
+        if self._counts and self._loader.epoch == self._epoch:
+            self._loader._position = self._next
+        if self._next == self._stop:
             if self._counts and self._loader.epoch == self._epoch:
                 self._loader.set_epoch(self._epoch + 1)
             self.close()
@@ -506,50 +602,22 @@ class Batches(Iterator[Any]):
         if self._pipeline is not None:
             self._end.detach()
             self._pipeline.close()
+            self._loader.source.close()  # row groups that were open for their next slice
 
 
-class BatchMaker:
-    """Turns a `HostBatch` into (inputs, labels) or (inputs, labels, weights) of tensors."""
-
-    def __init__(self, schema: Schema, multi_hot: str) -> None:
-        self._labels = schema.labels.names
-        self._weights = schema.with_role("weight").names
-        self._multi_hot = multi_hot
-        self._tensor = tensor_maker()
-
-    def __call__(self, host: HostBatch) -> Any:
-        """Return the batch; no array is copied but lists that are to be padded."""
-        inputs = {name: self._tensor(array) for name, array in host.scalars.items()}
-        labels = {name: inputs.pop(name) for name in self._labels}
-        weights = [inputs.pop(name) for name in self._weights]
-        for name, lists in host.lists.items():
-            inputs.update(self._list_inputs(name, lists))
-        target = labels[self._labels[0]] if len(labels) == 1 else labels or None
-        return (inputs, target, weights[0][:, 0]) if weights else (inputs, target)
-
-    def _list_inputs(self, name: str, lists: Any) -> dict[str, Any]:
-        offsets = lists.offsets
-        if self._multi_hot == "nnzs":
-            nnzs = aligned(np.diff(offsets).astype(np.int32))
-            return {
-                f"{name}__nnzs": self._tensor(nnzs[:, None]),
-                f"{name}__values": self._tensor(lists.values[:, None]),
-            }
-        if self._multi_hot == "offsets":
-            return {
-                f"{name}__offsets": self._tensor(aligned(offsets)),
-                f"{name}__values": self._tensor(lists.values),
-            }
-        if self._multi_hot == "ragged":
-            import tensorflow as tf
-
-            values = self._tensor(lists.values)
-            splits = self._tensor(aligned(offsets))
-            return {name: tf.RaggedTensor.from_row_splits(values, splits, validate=False)}
-        lengths = np.diff(offsets)
-        padded = np.zeros((len(lists), max(1, lengths.max(initial=0))), lists.values.dtype)
-        padded[np.arange(padded.shape[1]) < lengths[:, None]] = lists.values
-        return {name: self._tensor(aligned(padded))}
+def _timed(items: Iterable[Any], spent: Counter[str], name: str) -> Iterator[Any]:
+    """Yield the items, adding the seconds that each took to come to `spent[name]`."""
+    items = iter(items)
+    while True:
+        started = time.perf_counter()
+        try:
+            item = next(items)
+        except StopIteration:
+            return
+        finally:
+            spent[name] += time.perf_counter() - started
+        yield item
+        del item
 
 
 def _transformed(transform: Callable[[Chunk], Chunk], chunk: Chunk, names: list[str]) -> Chunk:
@@ -570,70 +638,6 @@ def _relabelled(column: Column, made: Schema) -> Column:
     if column.name not in made:
         return column
     return Column(column.name, column.role, made[column.name].dtype)
-
-
-def resolve_schema(
-    source: ParquetSource,
-    schema: Schema | None,
-    feature_columns: Iterable[Any] | None,
-    cat_names: Iterable[str] | None,
-    cont_names: Iterable[str] | None,
-    label_names: Iterable[str] | None,
-    weight_name: str | None,
-) -> Schema:
-    """Return the schema that the arguments of a loader mean, checked against the files."""
-    label_names = None if label_names is None else list(label_names)
-    given = [
-        schema is not None,
-        feature_columns is not None,
-        cat_names is not None or cont_names is not None,
-    ]
-    if sum(given) > 1:
-        raise ValueError(
-            "name the features in one way: schema, or feature_columns, or cat_names and cont_names"
-        )
-    if schema is None and feature_columns is None:
-        return Schema.from_parquet(
-            source,
-            label_names=label_names or (),
-            cat_names=cat_names,
-            cont_names=cont_names,
-            weight_name=weight_name,
-        )
-    if feature_columns is not None:
-        schema = Schema.from_feature_columns(feature_columns)
-    missing = [name for name in schema.names if name not in source.column_types]
-    if missing:
-        raise ValueError(
-            f"columns {missing} are not in the files, which have {list(source.column_types)}"
-        )
-    asked = [(name, "label") for name in label_names or ()]
-    asked += [(weight_name, "weight")] if weight_name else []
-    for name, role in asked:
-        if name in schema and schema[name].role != role:
-            raise ValueError(
-                f"column {name!r} is {schema[name].role} in the schema, but named as {role}"
-            )
-    if len(schema.with_role("weight")) > 1:
-        raise ValueError(f"there is one weight at most, got {schema.with_role('weight').names}")
-    more = [name for name in label_names or () if name not in schema]
-    more += [weight_name] if weight_name and weight_name not in schema else []
-    extra = Schema.from_parquet(
-        source,
-        label_names=[n for n in more if n != weight_name],
-        cat_names=(),
-        cont_names=(),
-        weight_name=weight_name if weight_name in more else None,
-    )
-    wanted = set(label_names) if label_names is not None else set(schema.labels.names)
-    kept = [c for c in schema if c.role != "label" or c.name in wanted]
-    types = source.column_types
-    return Schema(
-        Column(
-            c.name, c.role, *types[c.name], cardinality=c.cardinality, embedding_dim=c.embedding_dim
-        )
-        for c in [*kept, *extra]
-    )
 
 
 def _row_bytes(column: Column) -> int:

@@ -11,6 +11,7 @@ that are cut but not yet taken. Does not belong here: what a task does to a piec
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -27,16 +28,22 @@ class Stopwatch:
     """Seconds and counts by name, added up from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._sums: Counter[str] = Counter()
+        self._new_lock()
+
+    def _new_lock(self) -> None:
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     def add(self, **amounts: float) -> None:
         """Add to the named sums."""
+        if self._process != os.getpid():
+            self._new_lock()  # a thread that is not in this fork may have held the old one
         with self._lock:
             self._sums.update(amounts)
 
     def sums(self) -> dict[str, float]:
         """Return the sums so far."""
+        self.add()
         with self._lock:
             return dict(self._sums)
 
@@ -82,6 +89,7 @@ class Pipeline:
         self._next_chunk = plan.chunks_of(self._first_group)[0] if first_batch < len(plan) else 0
         self._error: BaseException | None = None
         self._closed = False
+        self._process = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, name=f"tutorlib-reader-{i}", daemon=True)
             for i in range(threads)
@@ -94,7 +102,13 @@ class Pipeline:
             StopIteration: after the last batch, or once closed.
             Exception: what a task raised, on the caller's thread, as soon as the tasks that were
                 running then have ended.
+            RuntimeError: in a fork of the process, which has none of the threads.
         """
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "these batches were begun before the process was forked, and their threads are not "
+                "in the fork; iterate over the loader anew"
+            )
         started = time.perf_counter()
         with self._changed:
             if self._closed or self._next_out >= len(self._plan):
@@ -115,10 +129,15 @@ class Pipeline:
         self.close()
         if error is None:
             raise StopIteration
-        raise error
+        try:
+            raise error
+        finally:  # its traceback leads here: without a way back, all is let go of with the error
+            self._error = error = None
 
     def close(self) -> None:
         """Stop the threads, wait for them and let go of all memory. May be called again."""
+        if self._process != os.getpid():
+            return  # a fork has none of the threads, and one of them may have held the lock
         with self._changed:
             self._closed = True
             self._deals.clear()

@@ -4,9 +4,12 @@ The plan of an epoch is a pure function of the row counts of the row groups and 
 its length is known before anything is read, any batch can be found without those before it, and
 every rank can work out its own share without talking to the others. It has three steps:
 
-1. Neighbouring row groups form *partitions*. Shuffled, the partitions are put in random order.
+1. Neighbouring row groups form *partitions*; a row group that is larger than a partition forms
+   several, its *slices*. Shuffled, the row groups, or what is put together of them, are put in
+   random order.
 2. That sequence of rows is cut into one run of rows a rank, all of the same length, give or take
-   one row. Each `parts_per_chunk` partitions of a run, now from distant places, form a *chunk*.
+   one row. Each `parts_per_chunk` partitions of a run, from distant places, form a *chunk*. The
+   slices of a row group go to successive chunks, in order, so that it is read through once.
 3. The rows of a chunk are dealt out at random to the batches that lie in it. Batch i holds
    positions [i * batch_size, (i + 1) * batch_size) of all chunks laid end to end: what a chunk has
    left over begins the next batch, so every row is shuffled in its own chunk, and no order depends
@@ -14,11 +17,11 @@ every rank can work out its own share without talking to the others. It has thre
 
 Dealing out works in *blocks* of neighbouring rows and *groups* of successive batches, both small
 enough that a column of one stays in the processor's second-level cache: first it is drawn how many
-rows of each block each group gets (a multivariate hypergeometric draw), then which (a permutation
-of the block), then which batch of the group they go to (a permutation of the group). Together this
-is a uniform choice of the rows of every batch, at a third of the cost of permuting the chunk as a
-whole. A batch is a random set of rows: which rows it has is drawn, while within the batch they keep
-the order of the chunk, so that all copying goes through memory in one direction.
+rows of each block each group gets (a multivariate hypergeometric draw), then which, then which
+batch of the group they go to (each a random split of the rows, `_random_split`). Together this is a
+uniform choice of the rows of every batch, at a tenth of the cost of permuting the chunk as a whole.
+A batch is a random set of rows: which rows it has is drawn, while within the batch they keep the
+order of the chunk, so that all copying goes through memory in one direction.
 
 Random numbers come from a counter-based generator (Philox) keyed by (seed, epoch) and the chunk.
 """
@@ -28,7 +31,8 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -100,7 +104,7 @@ class EpochPlan:
         shuffle: False keeps the order of the source.
         seed: any integer from 0.
         epoch: number of the epoch, from 0.
-        partition_rows: rows of a partition to aim at; a partition is at least one row group.
+        partition_rows: most rows of a partition.
         parts_per_chunk: partitions that are mixed in one chunk.
         rank: number of this rank, from 0.
         world_size: ranks in all.
@@ -170,7 +174,9 @@ class EpochPlan:
         self.batch_sizes = _batch_sizes(
             self.num_rows, min(counts), max(counts), batch_size, drop_last
         )
-        self.chunks = _chunks(_cut(partitions, cuts[rank], cuts[rank + 1]), parts_per_chunk)
+        run = _cut(partitions, cuts[rank], cuts[rank + 1])
+        lanes = parts_per_chunk if shuffle else 1
+        self.chunks = _chunks(_slices(run, partition_rows, lanes), parts_per_chunk)
         chunk_rows = min(GROUP_ROWS, partition_rows * parts_per_chunk)
         self.group_batches = max(1, chunk_rows // max(batch_size, 16))
         self._firsts = [chunk.first for chunk in self.chunks]
@@ -243,10 +249,9 @@ class EpochPlan:
         if not self.shuffle:
             return None
         random = self._random(1 + self.rank, chunk, 1 + block)
-        order = _permutation(random, self.chunks[chunk].block_rows[block])
-        for share in shares:
-            order[share.start : share.stop].sort()
-        return order
+        counts = [share.stop - share.start for share in shares]
+        rest = self.chunks[chunk].block_rows[block] - sum(counts)  # beyond the last batch
+        return _random_split(random, [*counts, rest] if rest else counts)
 
     def group_order(self, group: int) -> np.ndarray | None:
         """Return the order in which the rows of a group make up its batches, int64 [rows].
@@ -257,28 +262,44 @@ class EpochPlan:
         sizes = self.group_sizes(group)
         if not self.shuffle or len(sizes) == 1:
             return None
-        order = _permutation(self._random(-1 - self.rank, group), self.group_rows(group))
-        stop = 0
-        for size in sizes:
-            start, stop = stop, stop + size
-            order[start:stop].sort()
-        return order
+        return _random_split(self._random(-1 - self.rank, group), sizes)
 
 
-def _permutation(random: np.random.Generator, rows: int) -> np.ndarray:
-    """Return a random order of up to 2**32 rows, int64 [rows].
+def _random_split(random: np.random.Generator, counts: Sequence[int]) -> np.ndarray:
+    """Return a random split of rows into parts of the given sizes, int64 [sum(counts)].
 
-    Random 32-bit keys, with the row number behind them, are sorted: faster than drawing a
-    permutation, and the same on every device. Rows that draw the same key, two or so pairs of
-    131,072, keep their order.
+    The rows of the first part come first, in rising order, then those of the second, and so on.
+    Every such split is equally likely. Each row draws its part on its own; what parts then have too
+    many is taken out of them at random and given to those that have too few. No step looks at a
+    row's number, so no row is treated otherwise than another. 11 ns a row for 16 parts of 131,072
+    rows, where sorting random keys takes 77.
+
+    Args:
+        random: where the random numbers come from.
+        counts: rows of each part, at most 65,536 parts.
     """
-    keys = random.bit_generator.random_raw(-(-rows // 2)).view(np.uint32)[:rows].astype(np.uint64)
-    bits = np.uint64(max(1, rows - 1).bit_length())
-    keys <<= bits
-    keys |= np.arange(rows, dtype=np.uint64)
-    keys.sort()
-    keys &= (np.uint64(1) << bits) - np.uint64(1)
-    return keys.view(np.int64)
+    counts = np.asarray(counts, dtype=np.int64)
+    rows = int(counts.sum())
+    ends = np.cumsum(counts) * 2**16 // rows
+    part_of_draw = np.repeat(np.arange(len(counts), dtype=np.uint16), np.diff(ends, prepend=0))
+    draws = random.bit_generator.random_raw(-(-rows // 4)).view(np.uint16)[:rows]
+    parts = part_of_draw[draws]
+    order = np.argsort(parts, kind="stable")
+    have = np.bincount(parts, minlength=len(counts))
+    if np.array_equal(have, counts):
+        return order
+    starts = np.cumsum(have) - have
+    excess = np.maximum(have - counts, 0)
+    moved = np.zeros(rows, dtype=bool)  # places in `order`
+    while excess.any():
+        part = np.repeat(np.arange(len(counts)), excess)
+        places = starts[part] + (random.random(len(part)) * have[part]).astype(np.int64)
+        places = np.unique(places[~moved[places]])
+        moved[places] = True
+        excess -= np.bincount(parts[order[places]], minlength=len(counts))
+    moving = random.permutation(order[moved])
+    parts[moving] = np.repeat(np.arange(len(counts)), np.maximum(counts - have, 0))
+    return np.argsort(parts, kind="stable")
 
 
 def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[Piece]:
@@ -318,11 +339,40 @@ def _cut(partitions: Sequence[list[Piece]], first: int, last: int) -> list[list[
     return run
 
 
-def _chunks(partitions: Sequence[list[Piece]], parts_per_chunk: int) -> list[ChunkPlan]:
+def _slices(
+    partitions: Sequence[list[Piece]], partition_rows: int, lanes: int
+) -> Iterator[list[Piece]]:
+    """Yield partitions of at most `partition_rows` rows: large row groups come in slices.
+
+    The slices of `lanes` partitions come in turn, those of one partition in their order.
+    """
+    waiting, open_lanes = iter(partitions), deque[deque[list[Piece]]]()
+    while True:
+        for partition in itertools.islice(waiting, lanes - len(open_lanes)):
+            open_lanes.append(deque(_sliced(partition, partition_rows)))
+        if not open_lanes:
+            return
+        lane = open_lanes.popleft()
+        yield lane.popleft()
+        if lane:
+            open_lanes.append(lane)
+
+
+def _sliced(partition: list[Piece], partition_rows: int) -> list[list[Piece]]:
+    rows = sum(piece.num_rows for piece in partition)
+    if rows <= partition_rows:
+        return [partition]
+    (piece,) = partition  # only a row group by itself can be larger
+    count = -(-rows // partition_rows)
+    cuts = [piece.start + rows * i // count for i in range(count + 1)]
+    return [[Piece(piece.row_group, a, b)] for a, b in itertools.pairwise(cuts)]
+
+
+def _chunks(partitions: Iterable[list[Piece]], parts_per_chunk: int) -> list[ChunkPlan]:
     chunks, position = [], 0
-    for index, start in enumerate(range(0, len(partitions), parts_per_chunk)):
-        group = partitions[start : start + parts_per_chunk]
-        chunk = ChunkPlan(index, position, tuple(itertools.chain.from_iterable(group)))
+    partitions = iter(partitions)
+    while group := list(itertools.islice(partitions, parts_per_chunk)):
+        chunk = ChunkPlan(len(chunks), position, tuple(itertools.chain.from_iterable(group)))
         chunks.append(chunk)
         position += chunk.num_rows
     return chunks

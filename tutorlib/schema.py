@@ -299,3 +299,81 @@ def as_schema(columns: Any) -> Schema:
     if columns and all(isinstance(column, Column) for column in columns):
         return Schema(columns)
     return Schema.from_feature_columns(columns)
+
+
+def resolve_schema(
+    source: Any,
+    schema: Schema | None,
+    feature_columns: Iterable[Any] | None,
+    cat_names: Iterable[str] | None,
+    cont_names: Iterable[str] | None,
+    label_names: Iterable[str] | None,
+    weight_name: str | None,
+) -> Schema:
+    """Return the schema that the arguments of a loader mean, checked against the files.
+
+    Args:
+        source: a `ParquetSource`, or anything with its `column_types`.
+        schema: names everything, or
+        feature_columns: `tf.feature_column` objects that name the features, or
+        cat_names: categorical columns, and
+        cont_names: continuous columns, or none of these, to infer the features from the types.
+        label_names: label columns; None for those of `schema`.
+        weight_name: column of sample weights.
+
+    Raises:
+        ValueError: if features are named in two ways, a column is not in the files, or one has two
+            roles.
+    """
+    label_names = None if label_names is None else list(label_names)
+    given = [
+        schema is not None,
+        feature_columns is not None,
+        cat_names is not None or cont_names is not None,
+    ]
+    if sum(given) > 1:
+        raise ValueError(
+            "name the features in one way: schema, or feature_columns, or cat_names and cont_names"
+        )
+    if schema is None and feature_columns is None:
+        return Schema.from_parquet(
+            source,
+            label_names=label_names or (),
+            cat_names=cat_names,
+            cont_names=cont_names,
+            weight_name=weight_name,
+        )
+    if feature_columns is not None:
+        schema = Schema.from_feature_columns(feature_columns)
+    missing = [name for name in schema.names if name not in source.column_types]
+    if missing:
+        raise ValueError(
+            f"columns {missing} are not in the files, which have {list(source.column_types)}"
+        )
+    asked = [(name, "label") for name in label_names or ()]
+    asked += [(weight_name, "weight")] if weight_name else []
+    for name, role in asked:
+        if name in schema and schema[name].role != role:
+            raise ValueError(
+                f"column {name!r} is {schema[name].role} in the schema, but named as {role}"
+            )
+    if len(schema.with_role("weight")) > 1:
+        raise ValueError(f"there is one weight at most, got {schema.with_role('weight').names}")
+    more = [name for name in label_names or () if name not in schema]
+    more += [weight_name] if weight_name and weight_name not in schema else []
+    extra = Schema.from_parquet(
+        source,
+        label_names=[n for n in more if n != weight_name],
+        cat_names=(),
+        cont_names=(),
+        weight_name=weight_name if weight_name in more else None,
+    )
+    wanted = set(label_names) if label_names is not None else set(schema.labels.names)
+    kept = [c for c in schema if c.role != "label" or c.name in wanted]
+    types = source.column_types
+    return Schema(
+        Column(
+            c.name, c.role, *types[c.name], cardinality=c.cardinality, embedding_dim=c.embedding_dim
+        )
+        for c in [*kept, *extra]
+    )
