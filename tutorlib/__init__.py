@@ -12,7 +12,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ROOMS = {
-    "callbacks": ["KerasSequenceValidater", "ThroughputLogger"],
+    "callbacks": ["KerasSequenceValidater", "LoaderCheckpoint", "ThroughputLogger"],
     "chunk": ["Chunk", "Masked", "Ragged", "Strings"],
     "device": ["limit_tensorflow_memory"],
     "layers": [
@@ -40,6 +40,7 @@ _ROOMS = {
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
     "plan": ["EpochPlan"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
+    "shuffling": ["ShuffleQuality", "shuffle_quality"],
     "tfrecords": [
         "native_dataset",
         "parsed_batches",
