@@ -1,17 +1,15 @@
 """KerasSequenceLoader: each row once, in a reproducible order, as the tensors promised."""
 
-import gc
 import itertools
-import threading
-import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
+from leftovers import reader_threads
 
 from tutorlib.chunk import Chunk, Masked, Ragged
 from tutorlib.loader import KerasSequenceLoader
@@ -25,8 +23,8 @@ def lists_of(rows):
     """A list column whose row i is [i, i + 1, ...] of length i % 4: some rows are empty."""
     lengths = rows % 4
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    values = np.concatenate([np.arange(i, i + n) for i, n in zip(rows, lengths, strict=True)])
-    return Ragged(values.astype(np.int64), offsets)
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    return Ragged(np.repeat(rows, lengths) + within, offsets)
 
 
 @pytest.fixture(scope="module")
@@ -73,29 +71,156 @@ def check_batch(inputs, label):
     return rows
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    batch_size=st.integers(1, 300),
-    buffer_size=st.integers(1, 1200),
-    parts_per_chunk=st.integers(1, 5),
-    shuffle=st.booleans(),
-    threads=st.integers(1, 3),
-)
-def test_each_row_comes_once_with_its_own_values(folder, **layout):
-    threads = layout.pop("threads")
-    loader = loader_of(folder, reader_kwargs={"threads": threads}, **layout)
-    rows = [check_batch(*batch) for batch in loader]
-    assert len(rows) == len(loader)
-    assert [len(r) for r in rows] == [loader.batch_rows(i) for i in range(len(loader))]
-    everything = np.concatenate(rows)
-    np.testing.assert_array_equal(np.sort(everything), np.arange(ROWS))
-    assert layout["shuffle"] or everything.tolist() == list(range(ROWS))
-
-
 def rows_in_order(loader):
     return np.concatenate([inputs["row"].numpy()[:, 0] for inputs, _ in loader]).tolist()
+
+
+# ---- every layout --------------------------------------------------------------------------------
+
+files = st.lists(
+    st.lists(st.one_of(st.integers(0, 9), st.integers(0, 90)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=3,
+)
+
+layouts = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, 70),
+        "buffer_size": st.one_of(st.integers(1, 20), st.integers(1, 200)),
+        "parts_per_chunk": st.integers(1, 4),
+        "shuffle": st.booleans(),
+        "drop_last": st.booleans(),
+        "limit_rows": st.one_of(st.none(), st.integers(1, 400)),
+        "filters": st.one_of(st.none(), st.integers(0, 20).map(lambda n: [("row", ">=", n)])),
+        "seed": st.integers(0, 2**64 - 1),
+    }
+)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 16 rows and groups of up to 64, so that small files have many."""
+    monkeypatch.setattr("tutorlib.plan.BLOCK_ROWS", 16)
+    monkeypatch.setattr("tutorlib.plan.GROUP_ROWS", 64)
+
+
+def write_layout(folder, files):
+    """Write files with row groups of the given numbers of rows; `row` counts through all."""
+    first = 0
+    folder.mkdir()
+    for number, group_rows in enumerate(files):
+        rows = np.arange(first, first + sum(group_rows))
+        table = pa.table(
+            {
+                "row": rows,
+                "x": rows / 8,
+                "tags": Chunk({"tags": lists_of(rows)}).to_arrow()["tags"],
+                "label": (rows % 2).astype("float32"),
+            }
+        )
+        with pq.ParquetWriter(folder / f"{number}.parquet", table.schema) as writer:
+            start = 0
+            for count in group_rows:
+                writer.write_table(table.slice(start, count))
+                start += count
+        first += sum(group_rows)
+    return first
+
+
+def rows_of_batches(loader):
+    """The `row` values of each batch that comes, whose other columns must fit them."""
+    batches = list(loader)
+    if not batches:
+        return []
+    rows = [inputs["row"].numpy()[:, 0] for inputs, _ in batches]
+    together = np.concatenate(rows)
+    for name, want in (("x", together / 8), ("tags__nnzs", together % 4)):
+        have = np.concatenate([inputs[name].numpy()[:, 0] for inputs, _ in batches])
+        np.testing.assert_array_equal(have, want.astype(have.dtype))
+    values = np.concatenate([inputs["tags__values"].numpy()[:, 0] for inputs, _ in batches])
+    np.testing.assert_array_equal(values, lists_of(together).values)
+    labels = np.concatenate([label.numpy()[:, 0] for _, label in batches])
+    np.testing.assert_array_equal(labels, together % 2)
+    return [batch.tolist() for batch in rows]
+
+
+@pytest.mark.usefixtures("small_blocks")
+@settings(
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    files=files,
+    layout=layouts,
+    world_size=st.integers(1, 3),
+    threads=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    resume=st.floats(0, 1, exclude_max=True),
+)
+def test_each_row_comes_once_with_its_own_values_whatever_the_layout(
+    tmp_path_factory, files, layout, world_size, threads, resume
+):
+    folder = tmp_path_factory.mktemp("layout") / "train"
+    total = write_layout(folder, files)
+    first = 0 if layout["filters"] is None else layout["filters"][0][2]
+    want = list(range(first, total))[: layout["limit_rows"]]
+    assume(len(want) >= world_size)
+    assume(layout["batch_size"] > 1 or layout["drop_last"] or len(want) % world_size == 0)
+
+    def loader_of_rank(rank, threads):
+        return KerasSequenceLoader(
+            folder,
+            label_names=["label"],
+            cat_names=["row", "tags"],
+            cont_names=["x"],
+            global_size=world_size,
+            global_rank=rank,
+            reader_kwargs={"threads": threads},
+            **layout,
+        )
+
+    loaders = [loader_of_rank(rank, threads[0]) for rank in range(world_size)]
+    batches = [rows_of_batches(loader) for loader in loaders]
+    have = [row for of_rank in batches for batch in of_rank for row in batch]
+    if layout["drop_last"]:
+        assert {len(batch) for of_rank in batches for batch in of_rank} <= {layout["batch_size"]}
+        assert len(have) == len(set(have)) > len(want) - world_size * (layout["batch_size"] + 1)
+        assert set(have) <= set(want)
+    else:
+        assert sorted(have) == want
+    if world_size == 1 and not layout["shuffle"]:
+        assert have == want[: len(have)]
+    assert len({len(of_rank) for of_rank in batches}) == 1
+    for loader, of_rank in zip(loaders, batches, strict=True):
+        assert len(loader) == len(of_rank)
+        assert [loader.batch_rows(k) for k in range(len(loader))] == list(map(len, of_rank))
+
+    largest = max(map(max, files))
+    event("slices of row groups" if largest > layout["buffer_size"] else "whole row groups")
+    rank = world_size - 1
+    again = loader_of_rank(rank, threads[1])
+    batch = int(resume * len(again))
+    again.load_state_dict({**again.state_dict(), "batch": batch, "seed": layout["seed"]})
+    assert rows_of_batches(again) == batches[rank][batch:]
+
+
+@pytest.mark.parametrize("buffer_size", [1000, 17_000, 30_000])
+def test_slices_of_a_large_row_group_hold_each_row_once(tmp_path, buffer_size):
+    """Row groups of several pages a column, that a stream decodes in several steps."""
+    total = write_layout(tmp_path / "train", [[40_000, 50_000], [70_000]])
+    loader = KerasSequenceLoader(
+        tmp_path / "train",
+        4096,
+        ["label"],
+        cat_names=["row", "tags"],
+        cont_names=["x"],
+        buffer_size=buffer_size,
+        parts_per_chunk=2,
+    )
+    assert loader.describe()["chunk_rows"] <= 2 * buffer_size
+    rows = np.concatenate(rows_of_batches(loader))
+    np.testing.assert_array_equal(np.sort(rows), np.arange(total))
+
+
+# ---- order ---------------------------------------------------------------------------------------
 
 
 def test_order_is_the_same_on_any_number_of_threads(folder):
@@ -203,8 +328,33 @@ def test_batches_stay_as_they_are_while_held(folder):
     np.testing.assert_array_equal(np.sort(np.concatenate(rows)), np.arange(ROWS))
 
 
-def reader_threads():
-    return [t for t in threading.enumerate() if t.name.startswith("tutorlib-reader")]
+@pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
+@pytest.mark.parametrize("multi_hot", ["nnzs", "offsets"])
+def test_large_batches_stay_as_they_are_while_any_part_of_them_is_held(
+    tmp_path, batch_layout, multi_hot
+):
+    """Large enough for memory that is used again: not before the last tensor or array is gone."""
+    write_layout(tmp_path / "train", [[60_000, 40_000], [80_000]])
+    settings = {"batch_layout": batch_layout, "multi_hot": multi_hot, "buffer_size": 25_000}
+    loader = KerasSequenceLoader(
+        tmp_path / "train",
+        20_000,
+        ["label"],
+        cat_names=["row", "tags"],
+        cont_names=["x"],
+        parts_per_chunk=2,
+        **settings,
+    )
+    held, copies = [], []
+    for epoch in range(4):
+        for number, (inputs, label) in enumerate(loader):
+            tensors = [*inputs.values(), label]
+            kept = tensors[(epoch + number) % len(tensors)]
+            held.append(kept if number % 2 else kept.numpy())  # an array may share its memory
+            copies.append(np.array(kept, copy=True))
+        del inputs, label, tensors, kept
+    for kept, copy in zip(held, copies, strict=True):
+        np.testing.assert_array_equal(kept, copy)
 
 
 def test_threads_start_with_the_first_batch_and_end_with_the_last(folder):
@@ -216,28 +366,6 @@ def test_threads_start_with_the_first_batch_and_end_with_the_last(folder):
     assert reader_threads()
     list(batches)
     assert not reader_threads()
-
-
-def test_an_epoch_left_early_leaves_no_thread(folder):
-    for _ in loader_of(folder):
-        break
-    gc.collect()
-    assert not reader_threads()
-    loader = loader_of(folder)
-    batches = iter(loader)
-    next(batches)
-    loader.close()
-    assert not reader_threads()
-    assert list(batches) == []
-    assert sorted(rows_in_order(loader)) == list(range(ROWS))
-
-
-def test_two_passes_at_once_do_not_disturb_each_other(folder):
-    one, two = loader_of(folder), loader_of(folder, seed=3)
-    pairs = list(zip(one, two, strict=True))
-    for k in (0, 1):
-        rows = np.concatenate([check_batch(*pair[k]) for pair in pairs])
-        np.testing.assert_array_equal(np.sort(rows), np.arange(ROWS))
 
 
 def test_map_replaces_the_columns(folder):
@@ -285,63 +413,6 @@ def write(folder, **columns):
     path = folder / "bad.parquet"
     pq.write_table(pa.table(columns), path)
     return path
-
-
-def error_of(path, **arguments):
-    started = time.monotonic()
-    with pytest.raises(ParquetError) as caught:
-        list(KerasSequenceLoader(path, 2, label_names=["y"], **arguments))
-    assert time.monotonic() - started < 30
-    assert not reader_threads()
-    return str(caught.value)
-
-
-def test_an_id_out_of_range_names_column_value_row_and_file(tmp_path):
-    path = write(tmp_path, C7=[1, 2, 7068], y=[0.0, 1, 0])
-    schema = Schema([Column("C7", "categorical", cardinality=7068)])
-    message = error_of(path, schema=schema)
-    assert "column 'C7': id 7068 is outside [0, 7068) at row 2" in message
-    assert "row group 0 of" in message
-    assert "bad.parquet" in message
-    negative = write(tmp_path, C7=[1, -2, 3], y=[0.0, 1, 0])
-    assert "id -2 is outside [0, 7068) at row 1" in error_of(negative, schema=schema)
-    unchecked = KerasSequenceLoader(negative, 3, label_names=["y"], schema=schema, check_ids=False)
-    assert len(list(unchecked)) == 1
-
-
-def test_a_null_in_an_integer_column_is_refused_with_its_place(tmp_path):
-    path = write(tmp_path, C=pa.array([1, None, 3]), y=[0.0, 1, 0])
-    message = error_of(path)
-    assert "column 'C': null at row 1" in message
-    assert "FillMissing" in message
-
-
-def test_a_truncated_file_is_refused_by_name(tmp_path):
-    path = write(tmp_path, C=[1, 2], y=[0.0, 1])
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ParquetError, match=r"bad\.parquet: not a whole Parquet file"):
-        KerasSequenceLoader(path, 2, label_names=["y"])
-
-
-def test_a_damaged_page_reaches_the_caller_with_its_place(tmp_path):
-    path = tmp_path / "bad.parquet"
-    rng = np.random.default_rng(0)
-    table = pa.table({"C": rng.integers(0, 9, 50_000), "y": rng.random(50_000)})
-    pq.write_table(table, path, compression="zstd")
-    data = bytearray(path.read_bytes())
-    data[2000:30_000] = bytes(28_000)
-    path.write_bytes(data)
-    assert "row group 0 of" in error_of(path)
-
-
-def test_files_with_different_columns_or_types_are_refused(tmp_path):
-    pq.write_table(pa.table({"a": [1], "y": [1.0]}), tmp_path / "1.parquet")
-    pq.write_table(pa.table({"a": ["x"], "y": [1.0]}), tmp_path / "2.parquet")
-    with pytest.raises(ParquetError, match=r"2\.parquet: column 'a' is string, but int64 in"):
-        KerasSequenceLoader(tmp_path, 1)
-    pq.write_table(pa.table({"y": [1.0]}), tmp_path / "2.parquet")
-    with pytest.raises(ParquetError, match=r"2\.parquet: .* missing \['a'\]"):
-        KerasSequenceLoader(tmp_path, 1)
 
 
 @pytest.mark.parametrize(
@@ -397,38 +468,12 @@ def test_masked_columns_concatenate_with_plain_ones():
     assert whole["a"].tolist() == [0, 1, 0, None]
 
 
-def test_rows_that_are_not_used_need_not_be_good(tmp_path):
-    """A null behind `limit_rows`, in the same row group, is nobody's business."""
-    path = write(tmp_path, a=pa.array([*range(99), None]))
-    rows = [inputs["a"].numpy() for inputs, _ in KerasSequenceLoader(path, 4, limit_rows=50)]
-    assert sorted(np.concatenate(rows)[:, 0].tolist()) == list(range(50))
-
-
 def test_a_restart_keeps_the_seed_that_seed_fn_gave(folder):
     seeds = itertools.count()
     loader = loader_of(folder, seed_fn=lambda: next(seeds))
     first = loader.peek()[0]["row"].numpy()
     np.testing.assert_array_equal(next(iter(loader))[0]["row"], first)
     assert next(seeds) == 1
-
-
-def test_a_null_label_or_weight_is_refused(tmp_path):
-    path = write(tmp_path, C=[1, 2, 3], y=[0.0, 1, 0], w=[1.0, None, 1])
-    message = error_of(path, cat_names=["C"], weight_name="w")
-    assert "column 'w': null or NaN at row 1" in message
-    path = write(tmp_path, C=[1, 2, 3], y=[0.0, None, 0])
-    assert "column 'y': null or NaN at row 1, but a label" in error_of(path)
-
-
-def test_an_id_in_a_list_is_found_in_its_row(tmp_path):
-    path = write(tmp_path, g=[[1, 2], [], [99]], y=[0.0, 1, 0])
-    schema = Schema([Column("g", "categorical", multi_hot=True, cardinality=5)])
-    assert "id 99 is outside [0, 5) at row 2" in error_of(path, schema=schema)
-
-
-def test_integers_are_never_cut_to_a_narrower_type(tmp_path):
-    path = write(tmp_path, C=pa.array([1, 2**64 - 1], pa.uint64()), y=[0.0, 1])
-    assert "values from 1 to 18446744073709551615 do not fit int64" in error_of(path)
 
 
 def test_a_label_that_the_schema_has_as_a_feature_is_refused(folder):
@@ -461,36 +506,6 @@ def test_a_late_pass_does_not_turn_the_epoch_back(folder):
     loader.set_epoch(7)
     list(late)
     assert loader.epoch == 7
-
-
-def test_an_error_in_a_mapped_function_says_where(folder):
-    def divide(chunk):
-        return chunk.with_columns({"x": chunk["x"] / len(chunk["nothing"])})
-
-    with pytest.raises(KeyError) as caught:
-        loader_of(folder).map(divide).peek()
-    assert "row group" in caught.value.__notes__[0]
-    with pytest.raises(ParquetError, match=r"map\(\): gave a dict, but a Chunk is needed"):
-        loader_of(folder).map(lambda chunk: dict(chunk)).peek()
-
-
-def test_a_pass_that_is_closed_on_its_own_thread_does_not_wait_for_itself(folder):
-    """The garbage collector may end a pass on one of its reader threads."""
-
-    def end(chunk):
-        pipeline.close()
-        return chunk
-
-    loader = loader_of(folder).map(end)
-    batches = iter(loader)
-    batches._pipeline = pipeline = loader._pipeline()
-    batches._epoch, batches._left = 0, len(loader)
-    with pytest.raises(StopIteration):
-        pipeline.next_batch()
-    deadline = time.monotonic() + 20
-    while reader_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not reader_threads()
 
 
 def test_padded_lists_make_a_dataset_of_any_width(tmp_path):

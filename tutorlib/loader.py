@@ -13,10 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tutorlib.batching import Delivery, Layout, batch_dtype, deal_out
+import keras
+
+from tutorlib.batching import Delivery, deal_out
+from tutorlib.buffers import BufferPool
 from tutorlib.chunk import Chunk
 from tutorlib.device import host_memory_bytes, resolve_device
 from tutorlib.fit_bridge import LoaderAdapter
+from tutorlib.layout import Layout, batch_dtype
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.pipeline import Pipeline, Stopwatch
 from tutorlib.plan import EpochPlan, Piece
@@ -28,6 +32,8 @@ from tutorlib.tensors import BatchMaker
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 READING_COPIES = 3  # of what is decoded at a time: compressed, decompressed, decoded
+SLICE_COPIES = 2  # of a slice, all columns at once: in parts as they are decoded, and joined
+LIST_COPIES = 2  # of lists in a chunk: as they come, and joined
 
 
 class KerasSequenceLoader(LoaderAdapter):
@@ -131,6 +137,12 @@ class KerasSequenceLoader(LoaderAdapter):
         _one_of("engine", engine, ("parquet",))
         _one_of("batch_layout", batch_layout, BATCH_LAYOUTS)
         _one_of("multi_hot", multi_hot, MULTI_HOT_FORMS)
+        backend = keras.backend.backend()
+        if multi_hot == "ragged" and backend != "tensorflow":
+            raise ValueError(
+                f"multi_hot='ragged' gives tensors of TensorFlow, but Keras runs on {backend!r}; "
+                "use 'nnzs' or 'padded'"
+            )
         if (global_size is None) != (global_rank is None):
             raise ValueError(
                 "give both of global_size and global_rank, or neither; got "
@@ -185,6 +197,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._first_batch = 0  # of the epoch, where it goes on from a saved state
         self._position = 0  # batch of the epoch that comes next
         self._stopwatch = Stopwatch()
+        self._pool = BufferPool(limit_bytes=0)
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
         self._plan(0, seed)
 
@@ -196,7 +209,12 @@ class KerasSequenceLoader(LoaderAdapter):
             )
         self.schema, self._columns = schema, list(columns)
         self._layout: Layout | None = None
-        self._plans.clear()  # the size of a row has changed
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        """Plan anew: the bytes of a row have changed, or what reading it takes."""
+        self._plans.clear()
+        self._chunk_size: ChunkSize | None = None
 
     @property
     def layout(self) -> Layout:
@@ -227,6 +245,7 @@ class KerasSequenceLoader(LoaderAdapter):
             )
         if not hasattr(workflow_or_function, "transform"):
             self._transform = workflow_or_function
+            self._forget_plans()
             return self
         workflow = workflow_or_function
         missing = [n for n in workflow.input_names if n not in self.source.column_types]
@@ -254,6 +273,11 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def _size(self) -> ChunkSize:
         """Rows of partitions and chunks: what `buffer_size` says, within the memory budget."""
+        if self._chunk_size is None:
+            self._chunk_size = self._chosen_size()
+        return self._chunk_size
+
+    def _chosen_size(self) -> ChunkSize:
         row_bytes = self._row_bytes()
         buffer_rows = None if self._buffer_size is None else int(self._buffer_size)
         if self._buffer_size is not None and self._buffer_size < 1:
@@ -275,9 +299,12 @@ class KerasSequenceLoader(LoaderAdapter):
         lists = [name for name in self._columns if self.source.column_types[name][1]]
         scalars = sum(_row_bytes(column) for column in self.schema if not column.multi_hot)
         at_a_time = sum if self._transform else max  # columns are read one by one, or all
+        records = scalars if self._layout_settings["stacked"] else 0
+        reading = READING_COPIES * at_a_time(stored.values()) + records
         return RowBytes(
-            batch=scalars + sum(stored[name] + 8 for name in lists),
-            reading=READING_COPIES * at_a_time(stored.values()),
+            batch=scalars + sum(LIST_COPIES * (stored[name] + 8) for name in lists),
+            reading=reading,
+            slicing=max(reading, SLICE_COPIES * sum(stored.values()) + records),
             stream=self.source.stream_nbytes(self._columns),
         )
 
@@ -287,7 +314,10 @@ class KerasSequenceLoader(LoaderAdapter):
             self._plans.clear()
             counts = [group.num_rows for group in self.source.row_groups]
             streams = self.source.streams  # one a part of a chunk, and of the chunk behind it
-            streams.limit = max(streams.limit, 2 * self._size().parts_per_chunk)
+            size = self._size()
+            streams.limit = max(streams.limit, 2 * size.parts_per_chunk)
+            chunk_rows = size.partition_rows * size.parts_per_chunk
+            self._pool.limit_bytes = int(chunk_rows * self._row_bytes().batch)
             self._plans[key] = EpochPlan(counts, seed=seed, epoch=epoch, **self._plan_settings())
         return self._plans[key]
 
@@ -411,7 +441,10 @@ class KerasSequenceLoader(LoaderAdapter):
     def check_for_fit(self) -> None:
         """Raise ValueError where Keras would report a wrong loss, or fail without saying why."""
         self._check_batches()
-        first = min(f"{c.name}__offsets" if c.multi_hot else c.name for c in self.schema.features)
+        stacked = self._layout_settings["stacked"]
+        scalars = [c.role if stacked else c.name for c in self.schema.features if not c.multi_hot]
+        lists = [f"{c.name}__offsets" for c in self.schema.features if c.multi_hot]
+        first = min(scalars + lists)
         if self._multi_hot == "offsets" and first.endswith("__offsets"):
             raise ValueError(
                 f"Keras weighs the loss of a batch by the length of its first input, {first!r}, "
@@ -440,6 +473,7 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         for batches in list(self._open):
             batches.close()
+        self._pool.clear()
 
     def __enter__(self) -> KerasSequenceLoader:
         return self
@@ -461,13 +495,15 @@ class KerasSequenceLoader(LoaderAdapter):
             BatchMaker(self.schema, self._multi_hot, self._max_list_length),
             threads=self._threads,
             stopwatch=self._stopwatch,
+            pool=self._pool,
             first_batch=self._first_batch,
         )
 
     def _dealer(self) -> Callable[[Piece, list[Delivery]], None]:
         """Return what a thread does with a piece; it must not refer to the loader itself."""
         source, columns, transform = self.source, self._columns, self._transform
-        names, layout, stopwatch = self.schema.names, self.layout, self._stopwatch
+        names, layout = self.schema.names, self.layout
+        stopwatch, pool = self._stopwatch, self._pool
 
         def deal(piece: Piece, deliveries: list[Delivery]) -> None:
             started = time.perf_counter()
@@ -481,7 +517,7 @@ class KerasSequenceLoader(LoaderAdapter):
                     began = time.perf_counter()
                     read = _transformed(transform, chunk, names).items()
                     spent["transform"] = time.perf_counter() - began
-                deal_out(layout, read, deliveries, first_row=piece.start)
+                deal_out(layout, read, deliveries, pool, first_row=piece.start)
             except ParquetError:
                 raise
             except ValueError as error:
@@ -517,6 +553,8 @@ class KerasSequenceLoader(LoaderAdapter):
             *(tf.nest.map_structure(spec, target) for target in targets),
         )
         dataset = tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)
+        if self._first_batch:
+            return dataset  # its first pass is shorter than the others
         return dataset.apply(tf.data.experimental.assert_cardinality(len(self)))
 
     # ---- what it is and does ------------------------------------------------------------------

@@ -18,7 +18,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from tutorlib.batching import Delivery, Group, HostBatch, Layout
+from tutorlib.batching import Delivery, Group, HostBatch
+from tutorlib.buffers import BufferPool
+from tutorlib.layout import Layout
 from tutorlib.plan import EpochPlan, Piece, Share
 
 CUT_BATCHES = 64  # made at a time, at most: the first of them has to wait for the last
@@ -58,6 +60,7 @@ class Pipeline:
         finish: turns a `HostBatch` into what the consumer gets; called from several threads.
         threads: worker threads; they start with the first `next_batch`.
         stopwatch: where seconds are added: shuffle, convert (sums over the threads) and wait.
+        pool: where the memory of batches comes from.
         first_batch: number of the first batch; nothing before its group is read.
     """
 
@@ -70,10 +73,11 @@ class Pipeline:
         *,
         threads: int,
         stopwatch: Stopwatch,
+        pool: BufferPool,
         first_batch: int = 0,
     ) -> None:
         self._plan, self._layout, self._deal, self._finish = plan, layout, deal, finish
-        self._stopwatch = stopwatch
+        self._stopwatch, self._pool = stopwatch, pool
         self._changed = threading.Condition()
         self._dealing = threading.Lock()
         self._deals: deque[Callable[[], None]] = deque()
@@ -181,7 +185,7 @@ class Pipeline:
         with self._changed:
             if number not in self._groups:
                 self._rows_left[number] = self._plan.group_rows(number)
-                self._groups[number] = Group(self._layout, self._rows_left[number])
+                self._groups[number] = Group(self._layout, self._rows_left[number], self._pool)
             return self._groups[number]
 
     def _deal_piece(self, chunk: int, piece: Piece, first_block: int) -> None:

@@ -176,7 +176,7 @@ class EpochPlan:
         )
         run = _cut(partitions, cuts[rank], cuts[rank + 1])
         lanes = parts_per_chunk if shuffle else 1
-        self.chunks = _chunks(_slices(run, partition_rows, lanes), parts_per_chunk)
+        self.chunks = _chunks(_slices(run, partition_rows, lanes), parts_per_chunk, lanes > 1)
         chunk_rows = min(GROUP_ROWS, partition_rows * parts_per_chunk)
         self.group_batches = max(1, chunk_rows // max(batch_size, 16))
         self._firsts = [chunk.first for chunk in self.chunks]
@@ -363,16 +363,32 @@ def _sliced(partition: list[Piece], partition_rows: int) -> list[list[Piece]]:
     if rows <= partition_rows:
         return [partition]
     (piece,) = partition  # only a row group by itself can be larger
-    count = -(-rows // partition_rows)
-    cuts = [piece.start + rows * i // count for i in range(count + 1)]
-    return [[Piece(piece.row_group, a, b)] for a, b in itertools.pairwise(cuts)]
+    return [_cut_evenly(part, BLOCK_ROWS) for part in _cut_evenly(piece, partition_rows)]
 
 
-def _chunks(partitions: Iterable[list[Piece]], parts_per_chunk: int) -> list[ChunkPlan]:
+def _cut_evenly(piece: Piece, most_rows: int) -> list[Piece]:
+    count = -(-piece.num_rows // most_rows)
+    cuts = [piece.start + piece.num_rows * i // count for i in range(count + 1)]
+    return [Piece(piece.row_group, a, b) for a, b in itertools.pairwise(cuts)]
+
+
+def _chunks(
+    partitions: Iterable[list[Piece]], parts_per_chunk: int, in_turn: bool
+) -> list[ChunkPlan]:
+    """Put partitions together; in turn, the first pieces of all of them come first.
+
+    Successive pieces of a row group that is read in slices have to wait for each other, and must
+    not come out of order: where a chunk has several slices of it, they count as one.
+    """
     chunks, position = [], 0
     partitions = iter(partitions)
     while group := list(itertools.islice(partitions, parts_per_chunk)):
-        chunk = ChunkPlan(len(chunks), position, tuple(itertools.chain.from_iterable(group)))
+        lanes: dict[int, list[Piece]] = {}
+        for partition in group:
+            lanes.setdefault(partition[0].row_group, []).extend(partition)
+        turns = itertools.zip_longest(*lanes.values()) if in_turn else lanes.values()
+        pieces = [piece for turn in turns for piece in turn if piece is not None]
+        chunk = ChunkPlan(len(chunks), position, tuple(pieces))
         chunks.append(chunk)
         position += chunk.num_rows
     return chunks

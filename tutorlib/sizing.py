@@ -29,12 +29,13 @@ class RowBytes:
     Args:
         batch: in a batch.
         reading: while a thread decodes and transforms it, beside the batch it goes to.
-        stream: of a row group that is read in slices: what is held from one slice to the next, in
-            bytes of the row group as a whole.
+        slicing: the same, where the row group is read in slices.
+        stream: held from one slice of a row group to the next, in bytes of the row group.
     """
 
     batch: float
     reading: float
+    slicing: float = 0
     stream: float = 0
 
 
@@ -104,12 +105,13 @@ def chunk_size(
     least_whole = largest * (lanes if parts_per_chunk else -(-lanes // 2))
 
     def peak_bytes(chunk_rows: int) -> int:
-        piece_rows = min(largest, chunk_rows)
+        sliced = chunk_rows < least_whole
+        piece_rows = min(largest, chunk_rows, BLOCK_ROWS if sliced else total)
         held = 2 * min(total, max(chunk_rows, batch_size))
         held += threads * min(GROUP_ROWS, total, chunk_rows)  # a group is put in order by copying
-        reading = threads * piece_rows * row_bytes.reading
+        reading = threads * piece_rows * (row_bytes.slicing if sliced else row_bytes.reading)
         order = threads * min(BLOCK_ROWS, piece_rows) * ORDER_BYTES
-        streams = lanes * row_bytes.stream if chunk_rows < least_whole else 0
+        streams = (lanes + 1) * row_bytes.stream if sliced else 0  # one may be opened twice
         return int(held * row_bytes.batch + reading + order + streams)
 
     def most_rows(candidates: range) -> int:

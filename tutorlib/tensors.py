@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.batching import HostBatch, aligned
+from tutorlib.batching import HostBatch
+from tutorlib.buffers import aligned
 from tutorlib.fit_bridge import tensor_maker
 from tutorlib.schema import Schema
 

@@ -1,0 +1,111 @@
+"""Buffers: aligned memory for batches, which is used again once nobody holds any of it.
+
+Fresh memory costs a page fault for every 4 KiB, and what a thread frees stays with that thread's
+part of the C library's heap, where other threads cannot have it: a loader that allocates each batch
+anew holds half as much again as it needs. Does not belong here: what is in a batch.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64  # bytes; DLPack consumers want it, and it is one cache line
+SMALL_BYTES = 65_536  # below, the C library's heap serves well
+HUGE_PAGE_BYTES = 2**21
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return an uninitialised array whose memory starts at a multiple of 64 bytes."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    buffer = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """Return a copy of an array that starts at a multiple of 64 bytes and has its memory alone."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+class BufferPool:
+    """Memory that comes back by itself when the last array that shows some of it is gone.
+
+    Safe with several threads. It never takes a lock, for memory comes back whenever the garbage
+    collector finds an array, also while this very pool is being asked.
+
+    Args:
+        limit_bytes: memory to keep for the next request; what comes back beyond that is freed.
+
+    Example:
+        >>> pool = BufferPool(limit_bytes=2**24)
+        >>> first = pool.empty((1000, 100), np.float32)
+        >>> place, part = first.ctypes.data, first[10:20]
+        >>> del first
+        >>> pool.empty((1000, 100), np.float32).ctypes.data == place  # `part` is still there
+        False
+        >>> del part
+        >>> pool.empty((1000, 100), np.float32).ctypes.data == place
+        True
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._free: dict[int, deque[np.ndarray]] = {}
+        self._free_bytes = 0
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Return an uninitialised array whose memory starts at a multiple of 64 bytes."""
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        if nbytes < SMALL_BYTES:
+            return aligned_empty(shape, dtype)
+        size = _size_class(nbytes)
+        try:
+            memory = self._free[size].pop()
+            self._free_bytes -= size
+        except (KeyError, IndexError):
+            memory = _mapped(size)
+        buffer = np.asarray(_Lease(self, memory))
+        return buffer[:nbytes].view(dtype).reshape(shape)
+
+    def give_back(self, memory: np.ndarray) -> None:
+        """Take memory that nobody shows any more."""
+        if self._free_bytes + memory.nbytes <= self.limit_bytes:
+            self._free.setdefault(memory.nbytes, deque()).append(memory)
+            self._free_bytes += memory.nbytes
+
+    def clear(self) -> None:
+        """Free all memory that is not in use."""
+        self._free, self._free_bytes = {}, 0
+
+
+class _Lease:
+    """What the arrays over one piece of memory hold on to; gives it back when they are all gone."""
+
+    def __init__(self, pool: BufferPool, memory: np.ndarray) -> None:
+        self._pool, self._memory = pool, memory
+        self.__array_interface__ = memory.__array_interface__
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._memory)
+
+
+def _size_class(nbytes: int) -> int:
+    """Return `nbytes` rounded up by an eighth at most, so that few sizes occur, whole pages."""
+    step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
+
+
+def _mapped(nbytes: int) -> np.ndarray:
+    """Return memory that goes back to the system the moment it is freed, uint8 [nbytes]."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
