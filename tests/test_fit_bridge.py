@@ -1,14 +1,17 @@
 """Keras takes the loader as it is, and what fit, evaluate and predict say of it is right."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tutorlib.buffers import aligned_empty
 from tutorlib.chunk import Chunk, Ragged
+from tutorlib.fit_bridge import tensor_maker
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
 
@@ -153,16 +156,61 @@ def test_weights_change_the_loss_as_keras_says(folder, tmp_path):
     assert model.evaluate(loader, verbose=0) == pytest.approx(want, rel=1e-6)
 
 
-def test_to_tf_dataset_gives_the_same_batches(folder):
-    loader = loader_of(folder, shuffle=False, cat_names=["a"])
-    dataset = loader.to_tf_dataset()
-    assert int(dataset.cardinality()) == len(loader)
-    for (a, label_a), (b, label_b) in zip(dataset, loader, strict=True):
-        tf.nest.map_structure(np.testing.assert_array_equal, a, b)
-        np.testing.assert_array_equal(label_a, label_b)
-
-
 def test_offsets_that_would_falsify_the_loss_are_refused(folder):
     loader = loader_of(folder, cat_names=["a"], multi_hot="offsets")
     with pytest.raises(ValueError, match="first input, 'a__offsets'"):
         model_of().evaluate(loader, verbose=0)
+
+
+def test_the_tensor_of_an_array_is_the_array(folder):
+    array = aligned_empty((5, 1), np.float32)
+    tensor = tensor_maker()(array)
+    array[:] = 7  # before the tensor's first use
+    np.testing.assert_array_equal(tensor, np.full((5, 1), 7))
+    assert np.shares_memory(np.from_dlpack(tensor), array)
+
+
+MOVED = """
+import importlib.abc, sys
+import keras
+from keras.src.trainers.data_adapters import data_adapter
+
+class Moved(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == data_adapter.__name__:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+import keras.src.trainers.data_adapters as package
+del sys.modules[data_adapter.__name__]
+sys.meta_path.insert(0, Moved())
+
+from tutorlib.loader import KerasSequenceLoader
+
+names = {"cat_names": [], "cont_names": ["x"], "label_names": ["label"]}
+loader = KerasSequenceLoader(sys.argv[1], 64, **names)
+inputs = {"x": keras.Input((1,), name="x")}
+model = keras.Model(inputs, keras.layers.Dense(1)(inputs["x"]))
+model.compile("sgd", "mse")
+for method in (model.fit, model.evaluate, model.predict):
+    try:
+        method(loader, verbose=0)
+    except TypeError as error:
+        print(error)
+history = model.fit(loader.to_tf_dataset(), epochs=2, verbose=0).history
+print(len(history["loss"]), loader.epoch, len(list(loader)))
+"""
+
+
+def test_another_keras_gets_a_clear_error_and_to_tf_dataset(folder):
+    """As if Keras had moved its DataAdapter, which is not part of its public interface."""
+    result = subprocess.run(
+        [sys.executable, "-c", MOVED, folder], capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    *errors, trained = result.stdout.strip().splitlines()
+    assert len(errors) == 3
+    for error in errors:
+        assert "fit, evaluate and predict of Keras 3.15 take it as it is" in error
+        assert f"Keras {keras.__version__} does not" in error
+        assert "give it loader.to_tf_dataset()" in error
+    assert trained == "2 2 8"

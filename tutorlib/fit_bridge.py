@@ -8,27 +8,29 @@ the train step as they are. `DataAdapter` is not exported by Keras, so it is imp
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
+from tutorlib.fit_arguments import ClassWeights, given_beside, refuse_ignored
+
 TESTED_KERAS = "3.15"
 
 try:
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-except ImportError as error:  # pragma: no cover - needs another Keras
-    raise ImportError(
-        f"Keras {keras.__version__} has moved the DataAdapter that tutorlib was tested with (Keras "
-        f"{TESTED_KERAS}). Install that version, or feed fit with loader.to_tf_dataset()."
-    ) from error
+except ImportError:  # a loader is then none, and says so when Keras tries what else it may be
+    DataAdapter = object
 
 
 def tensor_maker() -> Callable[[np.ndarray], Any]:
     """Return the function that makes a tensor of Keras's backend from a NumPy array, uncopied.
 
-    The array must start at a multiple of 64 bytes (`batching.aligned_empty`): TensorFlow's DLPack
+    The array must start at a multiple of 64 bytes (`buffers.aligned_empty`): TensorFlow's DLPack
     import stops the process otherwise. The tensor keeps the array's memory alive.
 
     Raises:
@@ -47,7 +49,10 @@ def tensor_maker() -> Callable[[np.ndarray], Any]:
     if backend == "torch":
         import torch
 
-        return torch.from_numpy
+        def to_torch(array: np.ndarray) -> Any:
+            return keras.ops.convert_to_tensor(torch.from_numpy(array))  # on Keras's device
+
+        return to_torch
     if backend in ("jax", "numpy"):
         return lambda array: array
     raise ValueError(f"no way to make tensors for the Keras backend {backend!r}")
@@ -56,20 +61,59 @@ def tensor_maker() -> Callable[[np.ndarray], Any]:
 class _Epochs(Iterable[Any]):
     """What Keras iterates over: every `iter()` is a pass over the loader's current epoch."""
 
-    def __init__(self, loader: LoaderAdapter) -> None:
-        self._loader = loader
+    def __init__(self, loader: LoaderAdapter, weigh: ClassWeights | None = None) -> None:
+        self._loader, self._weigh = loader, weigh
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
+        return _Pass(self._loader, self._weigh)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do where TensorFlow takes this for a `tf.data.Dataset`: it asks for more."""
+        raise AttributeError(
+            f"a loader is no tf.data.Dataset, which a tf.distribute strategy needs (it asks for "
+            f"{name!r}): give fit, evaluate or predict loader.to_tf_dataset()"
+        )
+
+
+class _Pass(Iterator[Any]):
+    """A pass over an epoch; one that goes on within it has fewer batches than Keras expects.
+
+    On TensorFlow, Keras zips a range and this iterator for each call of its train function. `zip`
+    takes the iterator's end for its own, and Keras is left without a batch to return the outputs
+    of. But `zip` calls `iter()` before anything else and lets the StopIteration of that through,
+    which Keras understands as the end of the epoch. So `iter()` already takes the next batch.
+    """
+
+    def __init__(self, loader: LoaderAdapter, weigh: ClassWeights | None) -> None:
+        self._loader, self._batches, self._weigh = loader, iter(loader), weigh
+        self._left: int | None = None  # batches
+        self._held: list[Any] = []  # the batch that `iter()` took
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._held:
+            self._held.append(self._take())
+        return self
+
+    def __next__(self) -> Any:
+        return self._held.pop() if self._held else self._take()
+
+    def _take(self) -> Any:
+        if self._left is None:
+            self._left = len(self._loader) - self._loader.first_batch  # type: ignore
+            self._shorter = self._loader.first_batch > 0  # type: ignore
+        elif self._left == 0 and self._shorter:
+            self._loader.expect_early_end()
+        batch = next(self._batches)
+        self._left -= 1
+        return batch if self._weigh is None else self._weigh(batch)
 
 
 class LoaderAdapter(DataAdapter):
     """The side of a loader that Keras sees; `KerasSequenceLoader` is one.
 
-    A subclass has `__iter__`, `__len__`, `batch_size`, `partial_batch_size` and `check_for_fit`.
-    Keras does not hand on what `fit` is given beside an adapter: `class_weight`, `sample_weight`,
-    `batch_size` and `shuffle` of `fit` have no effect. They belong to the loader (`weight_name`,
-    `batch_size`, `shuffle`).
+    A subclass has `__iter__`, `__len__`, `batch_size`, `partial_batch_size`, `first_batch`,
+    `describe` and `check_for_fit`. What `fit` is given beside it is applied (`class_weight`) or
+    refused (see `fit_arguments`).
     """
 
     def get_tf_dataset(self) -> Iterable[Any]:
@@ -81,12 +125,73 @@ class LoaderAdapter(DataAdapter):
     get_torch_dataloader = get_tf_dataset
     get_numpy_iterator = get_tf_dataset
 
+    _silence: contextlib.ExitStack | None = None
+
+    def expect_early_end(self) -> None:
+        """Keep Keras from warning, until the epoch's end, that the data ran out: it did not."""
+        if self._silence is None:
+            self._silence = contextlib.ExitStack()
+            self._silence.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+
+    def on_epoch_end(self) -> None:
+        """Let warnings through again; Keras calls this at the end of each epoch."""
+        if self._silence is not None:
+            self._silence.close()
+            self._silence = None
+
     @property
     def num_batches(self) -> int:
-        """Batches of an epoch, exact."""
+        """Batches of an epoch, exact.
+
+        Keras asks for it while it takes the loader in, which is when arguments are checked.
+        """
+        given = given_beside(self, sys._getframe(1))
+        if given:
+            shuffled = self.describe()["shuffle_window_rows"] > 0  # type: ignore[attr-defined]
+            refuse_ignored(given, batch_size=self.batch_size, shuffled=shuffled)
+            if "class_weight" in given:
+                weigh = ClassWeights(given["class_weight"])
+                given["epoch_iterator"].data_adapter = _Weighted(self, weigh)
         return len(self)  # type: ignore[arg-type]
 
     @property
     def has_partial_batch(self) -> bool:
         """Whether the last batch is smaller than the others."""
         return bool(self.partial_batch_size)
+
+    @property
+    def __array__(self) -> Any:
+        """Refuse to become an array: what Keras tries with an object that it does not know.
+
+        Raises:
+            TypeError: always; the message names the versions of Keras.
+        """
+        raise TypeError(
+            f"a {type(self).__name__} gives batches and cannot become an array. fit, evaluate and "
+            f"predict of Keras {TESTED_KERAS} take it as it is; if this is one of them, Keras "
+            f"{keras.__version__} does not: install the former, or give it loader.to_tf_dataset(). "
+            "For validation_split, which is for arrays, give validation_data another loader."
+        )
+
+
+class _Weighted(DataAdapter):
+    """A loader, weighed by class: what one call of `fit` with `class_weight` trains on."""
+
+    def __init__(self, loader: LoaderAdapter, weigh: ClassWeights) -> None:
+        self._loader, self._weigh = loader, weigh
+
+    def get_tf_dataset(self) -> Iterable[Any]:
+        self._loader.check_for_fit()  # type: ignore[attr-defined]
+        return _Epochs(self._loader, self._weigh)
+
+    get_jax_iterator = get_tf_dataset
+    get_torch_dataloader = get_tf_dataset
+    get_numpy_iterator = get_tf_dataset
+
+    @property
+    def num_batches(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def on_epoch_end(self) -> None:
+        self._loader.on_epoch_end()

@@ -247,7 +247,7 @@ class EmbeddingBag(EmbeddingTable):
             total = ops.sum(rows * present[..., None], axis=1)
         if self.combiner != "sum":
             size = ops.maximum(ops.cast(counts, self.variable_dtype), 1)  # 0 / 1 for an empty row
-            total /= (size if self.combiner == "mean" else ops.sqrt(size))[:, None]
+            total = total / (size if self.combiner == "mean" else ops.sqrt(size))[:, None]
         return ops.cast(total, self.compute_dtype)
 
     def _segment_sums(self, values: Any, counts: Any) -> Any:

@@ -1,0 +1,224 @@
+"""The loader and the layers on Keras's other backends, JAX and PyTorch.
+
+Each test is a process of its own, for Keras chooses its backend when it is imported. TensorFlow
+must not be needed there.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tutorlib.chunk import Chunk, Ragged
+from tutorlib.parquet import ParquetSink
+
+ROWS = 500
+
+COMMON = """
+import json, sys
+sys.modules["tensorflow"] = None  # as where it is not installed
+import keras
+import numpy as np
+from tutorlib.layers import DenseFeatures, keras_inputs
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.models import DLRM
+from tutorlib.schema import Column, Schema
+
+folder, numpy = sys.argv[1], keras.ops.convert_to_numpy
+ids = [Column(n, "categorical", cardinality=9, embedding_dim=4) for n in ("c", "d")]
+rest = [Column("x", "continuous"), Column("click", "label"), Column("w", "weight")]
+scalars = Schema([*ids, *rest])
+a = Column("a", "categorical", cardinality=9, embedding_dim=4, multi_hot=True)
+lists = Schema([a, *ids, *rest])
+
+def compiled(model, **arguments):
+    arguments = {"loss": "binary_crossentropy", "weighted_metrics": ["mae"], **arguments}
+    model.compile(keras.optimizers.SGD(0.05), **arguments)
+    return model
+
+def plain_model():
+    keras.utils.set_random_seed(0)
+    inputs = {"x": keras.Input((1,), name="x")}
+    return compiled(keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs["x"])))
+"""
+
+
+def run(backend, folder, code):
+    """Run the code on a backend; returns what it printed last, as JSON."""
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed: pip install {backend}")
+    environment = {**os.environ, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(
+        [sys.executable, "-c", COMMON + code, folder],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def columns():
+    rng = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 5, ROWS))])
+    x = rng.standard_normal(ROWS).astype("float32")
+    return {
+        "a": Ragged(rng.integers(0, 9, offsets[-1]), offsets),
+        "c": rng.integers(0, 9, ROWS),
+        "d": rng.integers(0, 9, ROWS),
+        "x": x,
+        "click": (x > 0).astype("float32"),
+        "w": rng.random(ROWS).astype("float32"),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(columns, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "train"
+    with ParquetSink(folder, row_group_rows=90) as sink:
+        sink.write(Chunk(columns))
+    return folder
+
+
+both = pytest.mark.parametrize("backend", ["jax", "torch"])
+
+TRAINS = """
+model = plain_model()
+arguments = {"cat_names": [], "cont_names": ["x"], "label_names": ["click"], "weight_name": "w"}
+loader = KerasSequenceLoader(folder, 64, **arguments)
+order = []
+for epoch in range(3):
+    loader.set_epoch(epoch)
+    order += [numpy(inputs["x"]) for inputs, *_ in loader]
+loader.set_epoch(0)
+valid = KerasSequenceLoader(folder, 64, shuffle=False, **arguments)
+history = model.fit(loader, epochs=3, validation_data=valid, class_weight={1: 3.0}, verbose=0)
+
+again = plain_model()
+x, y, w = (np.concatenate(parts) for parts in zip(
+    *((numpy(inputs["x"]), numpy(y), numpy(w)) for inputs, y, w in valid)
+))
+place = {float(v): k for k, v in enumerate(x[:, 0])}
+losses = []
+for epoch in range(3):
+    values = np.concatenate(order[8 * epoch : 8 * epoch + 8])[:, 0]
+    rows = np.array([place[float(value)] for value in values])
+    weights = w[rows] * np.where(y[rows, 0] == 1, 3.0, 1.0)
+    log = again.fit({"x": x[rows]}, y[rows], sample_weight=weights, batch_size=64, shuffle=False,
+                    verbose=0)
+    losses += log.history["loss"]
+print(json.dumps({
+    "loss": history.history["loss"],
+    "loss_of_arrays": losses,
+    "val_loss": history.history["val_loss"][-1],
+    "val_loss_of_arrays": again.evaluate({"x": x}, y, sample_weight=w, verbose=0)[0],
+    "predicted": model.predict(valid, verbose=0).tolist(),
+    "predicted_of_arrays": again.predict({"x": x}, verbose=0).tolist(),
+    "epoch": loader.epoch,
+}))
+"""
+
+
+@both
+def test_fit_evaluate_and_predict_as_with_arrays_in_the_same_order(backend, folder):
+    """Weights of rows and classes too; JAX draws a batch to build the model and begins anew."""
+    got = run(backend, folder, TRAINS)
+    for name in ("loss", "val_loss", "predicted"):
+        np.testing.assert_allclose(got[name], got[f"{name}_of_arrays"], rtol=1e-4)
+    assert got["epoch"] == 3
+
+
+LAYERS = """
+losses = {}
+for form in ("nnzs", "padded", "offsets"):
+    keras.utils.set_random_seed(0)
+    inputs = keras_inputs(lists, multi_hot=form)
+    output = keras.layers.Dense(1, "sigmoid")(DenseFeatures(lists)(inputs))
+    model = compiled(keras.Model(inputs, output))
+    # two batches of the same lengths each epoch: JAX compiles anew for every other length
+    loader = KerasSequenceLoader(folder, 250, schema=lists, multi_hot=form, shuffle=False)
+    if form == "offsets":
+        try:
+            model.fit(loader, verbose=0)
+        except ValueError as error:
+            losses[form] = str(error)
+        continue
+    losses[form] = model.fit(loader, epochs=3, verbose=0).history["loss"]
+for layout in ("columns", "stacked"):
+    keras.utils.set_random_seed(0)
+    model = compiled(DLRM(scalars, 4, [8, 4], [8], batch_layout=layout))
+    loader = KerasSequenceLoader(folder, 64, schema=scalars, batch_layout=layout)
+    losses[layout] = model.fit(loader, epochs=3, verbose=0).history["loss"]
+print(json.dumps(losses))
+"""
+
+
+@both
+def test_the_layers_learn_from_every_form_of_batches(backend, folder):
+    got = run(backend, folder, LAYERS)
+    for form in ("nnzs", "padded", "columns", "stacked"):
+        assert got[form][-1] < got[form][0], form
+    assert "first input, 'a__offsets'" in got["offsets"]
+
+
+MEMORY = """
+from tutorlib.buffers import aligned_empty
+from tutorlib.fit_bridge import tensor_maker
+array = aligned_empty((6, 1), np.float32)
+tensor = tensor_maker()(array)
+array[:] = 7
+kind = type(next(iter(KerasSequenceLoader(folder, 64, schema=scalars)))[0]["x"])
+print(json.dumps([numpy(tensor).tolist(), kind.__module__.split(".")[0]]))
+"""
+
+
+@both
+def test_a_batch_is_the_loaders_own_memory(backend, folder):
+    values, kind = run(backend, folder, MEMORY)
+    assert values == [[7.0]] * 6
+    assert kind == {"jax": "numpy", "torch": "torch"}[backend]  # JAX likes NumPy best
+
+
+EARLY = """
+import gc, threading
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = True
+arguments = {"cat_names": [], "cont_names": ["x"], "label_names": ["click"], "weight_name": "w"}
+loader = KerasSequenceLoader(folder, 16, buffer_size=50, **arguments)
+plain_model().fit(loader, callbacks=[Stop()], verbose=0)
+gc.collect()
+threads = [t.name for t in threading.enumerate() if t.name.startswith("tutorlib-reader")]
+model = plain_model()
+model.fit(loader, epochs=2, steps_per_epoch=4, verbose=0)
+steps = int(model.optimizer.iterations)
+refused = {}
+for name, value in {"batch_size": 32, "shuffle": False, "sample_weight": np.ones(500)}.items():
+    try:
+        plain_model().fit(loader, verbose=0, **{name: value})
+    except ValueError as error:
+        refused[name] = str(error)
+try:
+    KerasSequenceLoader(folder, 64, schema=lists, multi_hot="ragged").peek()
+except ValueError as error:
+    refused["ragged"] = str(error)
+print(json.dumps({"threads": threads, "steps": steps, "refused": refused}))
+"""
+
+
+@both
+def test_early_stopping_steps_and_refusals(backend, folder):
+    got = run(backend, folder, EARLY)
+    assert got["threads"] == []
+    assert got["steps"] == 8
+    for name in ("batch_size", "shuffle", "sample_weight"):
+        assert f"{name}" in got["refused"][name]
+        assert "Give it to the loader" in got["refused"][name]
+    assert "multi_hot='ragged'" in got["refused"]["ragged"]
+    assert "TensorFlow" in got["refused"]["ragged"]
