@@ -58,7 +58,11 @@ class BufferPool:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._free: dict[int, deque[np.ndarray]] = {}
-        self._free_bytes = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is kept for the next request."""
+        return sum(size * len(buffers) for size, buffers in list(self._free.items()))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised array whose memory starts at a multiple of 64 bytes."""
@@ -69,7 +73,6 @@ class BufferPool:
         size = _size_class(nbytes)
         try:
             memory = self._free[size].pop()
-            self._free_bytes -= size
         except (KeyError, IndexError):
             memory = _mapped(size)
         buffer = np.asarray(_Lease(self, memory))
@@ -77,13 +80,12 @@ class BufferPool:
 
     def give_back(self, memory: np.ndarray) -> None:
         """Take memory that nobody shows any more."""
-        if self._free_bytes + memory.nbytes <= self.limit_bytes:
+        if self.free_bytes + memory.nbytes <= self.limit_bytes:
             self._free.setdefault(memory.nbytes, deque()).append(memory)
-            self._free_bytes += memory.nbytes
 
     def clear(self) -> None:
         """Free all memory that is not in use."""
-        self._free, self._free_bytes = {}, 0
+        self._free = {}
 
 
 class _Lease:
