@@ -1,11 +1,15 @@
 """EpochPlan: each row once, equal steps, order a function of (seed, epoch)."""
 
+import itertools
+import math
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tutorlib.plan import EpochPlan
+from tutorlib.plan import EpochPlan, _random_split
 
 layouts = st.fixed_dictionaries(
     {
@@ -109,6 +113,50 @@ def test_limit_rows_takes_the_first_rows(limit, batch_size):
     np.testing.assert_array_equal(rows, np.arange(min(limit, 150)))
 
 
+@settings(max_examples=300, **QUIET)
+@given(layouts)
+def test_slices_of_a_row_group_come_in_order_and_make_it_up(layout):
+    row_counts = layout.pop("row_counts")
+    world_size, partition_rows = layout["world_size"], layout["partition_rows"]
+    if sum(row_counts) < world_size:
+        return
+    plans = [EpochPlan(row_counts, rank=r, drop_last=True, **layout) for r in range(world_size)]
+    pieces = [piece for plan in plans for chunk in plan.chunks for piece in chunk.pieces]
+    for group, rows in enumerate(row_counts):
+        slices = [piece for piece in pieces if piece.row_group == group]
+        assert sum(piece.num_rows for piece in slices) == rows
+        for before, after in itertools.pairwise(slices):
+            assert before.stop == after.start
+        assert not rows or (slices[0].start, slices[-1].stop) == (0, rows)
+        assert max((piece.num_rows for piece in slices), default=0) <= partition_rows
+        # No more than it takes: one a partition, and a block of 8 rows, and where a rank begins.
+        assert len(slices) <= math.ceil(rows / partition_rows) + rows / 8 + world_size - 1
+    for plan in plans:
+        most = partition_rows * layout["parts_per_chunk"]
+        assert all(0 < chunk.num_rows <= most for chunk in plan.chunks)
+        firsts = np.cumsum([0, *(chunk.num_rows for chunk in plan.chunks)])
+        assert [chunk.first for chunk in plan.chunks] == firsts[:-1].tolist()
+
+
+def test_slices_of_different_row_groups_are_read_in_turn():
+    """Each chunk has a slice of each of four row groups: threads need not wait for each other."""
+    plan = EpochPlan([100] * 4, batch_size=10, partition_rows=20, parts_per_chunk=4)
+    assert len(plan.chunks) == 5
+    for chunk in plan.chunks:
+        groups = [piece.row_group for piece in chunk.pieces]
+        assert all(sorted(turn) == [0, 1, 2, 3] for turn in zip(*[iter(groups)] * 4, strict=True))
+        for group in range(4):
+            pieces = [piece for piece in chunk.pieces if piece.row_group == group]
+            start = 20 * chunk.index
+            assert (pieces[0].start, pieces[-1].stop) == (start, start + 20)
+
+
+def test_slices_without_shuffling_are_the_source_in_order():
+    plan = EpochPlan([90, 10], batch_size=7, shuffle=False, partition_rows=20, parts_per_chunk=4)
+    assert [chunk.num_rows for chunk in plan.chunks] == [72, 28]
+    np.testing.assert_array_equal(np.concatenate(rows_of(plan, [90, 10])), np.arange(100))
+
+
 def test_order_depends_on_seed_and_epoch_alone():
     def order(**changes):
         settings = {"seed": 1, "epoch": 0, "partition_rows": 10, "parts_per_chunk": 3}
@@ -158,3 +206,73 @@ def test_the_leftover_of_a_chunk_is_shuffled_too():
 def test_a_setting_out_of_range_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
         EpochPlan([10], **{"batch_size": 4, **change})
+
+
+# ---- random splits -------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    counts=st.one_of(
+        st.lists(st.integers(1, 50), min_size=1, max_size=20),
+        st.lists(st.integers(1, 3), min_size=300, max_size=300),
+        st.lists(st.just(1), min_size=1, max_size=400),
+        st.tuples(st.integers(1, 3), st.integers(1000, 5000)),
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_a_split_has_each_row_once_in_parts_of_the_right_sizes_in_rising_order(counts, seed):
+    order = _random_split(np.random.Generator(np.random.Philox(seed)), counts)
+    assert order.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(order), np.arange(sum(counts)))
+    for part in np.split(order, np.cumsum(counts)[:-1]):
+        assert (np.diff(part) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "counts", [(1, 1, 1), (2, 1, 2), (1, 4), (3, 3), (1, 1, 1, 1, 1), (4, 1, 1)], ids=str
+)
+def test_every_split_is_equally_likely(counts):
+    splits = math.factorial(sum(counts)) // math.prod(math.factorial(count) for count in counts)
+    expected = 150
+    random = np.random.Generator(np.random.Philox(7))
+    seen = Counter(tuple(_random_split(random, counts)) for _ in range(splits * expected))
+    assert len(seen) == splits
+    chi_square = sum((times - expected) ** 2 for times in seen.values()) / expected
+    degrees = splits - 1  # of freedom: chi-square has this mean, and twice that as its variance
+    assert abs(chi_square - degrees) < 4.5 * math.sqrt(2 * degrees)
+
+
+def test_rows_of_a_large_split_go_to_each_part_alike():
+    """Neither end of a block is favoured, and neighbours are not kept together or apart."""
+    rows, parts, draws = 256, 16, 400
+    part_of = np.empty((draws, rows), int)
+    random = np.random.Generator(np.random.Philox(7))
+    for draw in range(draws):
+        order = _random_split(random, [rows // parts] * parts)
+        part_of[draw, order] = np.repeat(np.arange(parts), rows // parts)
+    times = np.stack([np.bincount(column, minlength=parts) for column in part_of.T])
+    expected = draws / parts
+    assert ((times - expected) ** 2).sum() / expected / (rows * (parts - 1)) == pytest.approx(
+        1, abs=0.1
+    )
+    together = np.mean(part_of[:, :-1] == part_of[:, 1:])
+    assert together == pytest.approx((rows / parts - 1) / (rows - 1), abs=0.004)
+
+
+def test_every_chunk_block_group_rank_epoch_and_seed_has_an_order_of_its_own(monkeypatch):
+    monkeypatch.setattr("tutorlib.plan.BLOCK_ROWS", 64)
+
+    def orders(**changes):
+        settings = {"seed": 1, "epoch": 0, "world_size": 2, "rank": 0, "partition_rows": 128}
+        plan = EpochPlan([128] * 8, batch_size=16, **{**settings, **changes})
+        for chunk in plan.chunks:
+            for block, shares in enumerate(plan.deal(chunk.index)):
+                yield tuple(plan.order(chunk.index, block, shares))
+        for group in range(plan.num_groups):
+            yield tuple(plan.group_order(group))
+
+    changes = [{}, {"seed": 2}, {"seed": 2**64 - 1}, {"epoch": 1}, {"rank": 1}]
+    found = [order for change in changes for order in orders(**change)]
+    assert {len(order) for order in found} == {64, 32}  # of blocks, of groups of two batches
+    assert len(found) == len(set(found)) == len(changes) * (8 + 16)

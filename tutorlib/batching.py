@@ -22,6 +22,7 @@ from tutorlib.chunk import Ragged, gather_rows
 from tutorlib.layout import Field, Layout
 from tutorlib.plan import Share
 
+RUN_FIELDS = 8  # columns that are dealt out together
 RECORD_ROWS = 4096  # rows that become records at a time: they stay in the second-level cache
 
 
@@ -55,9 +56,17 @@ class Group:
     def __init__(self, layout: Layout, num_rows: int, pool: BufferPool) -> None:
         self.layout, self.num_rows = layout, num_rows
         self._pool = pool
-        self.fields = _fields(layout, num_rows, pool)
+        self._memory = pool.empty((_padded(num_rows) * layout.row_bytes,), np.uint8)
+        self.fields = _fields(layout, num_rows, self._memory)
         self._parts: dict[str, dict[int, Ragged]] = {name: {} for name in layout.ragged}
         self._lists: dict[str, Ragged] = {}
+
+    def run(self, number: int, count: int) -> np.ndarray:
+        """Return `count` fields of equal width from field number `number` on, [count, num_rows]."""
+        cell, stride = self.layout.fields[number].cell, _padded(self.num_rows)
+        start = stride * sum(field.nbytes for field in self.layout.fields[:number])
+        memory = self._memory[start : start + count * stride * cell.itemsize]
+        return memory.view(cell).reshape(count, stride)[:, : self.num_rows]
 
     def add_lists(self, name: str, first: int, lists: Ragged) -> None:
         """Keep the lists of rows [first, first + len(lists)) of a multi-hot column."""
@@ -84,10 +93,11 @@ class Group:
         places = rows + batch * self._stride - np.repeat(self._first_rows[:-1], sizes)
         picks = np.zeros(len(sizes) * self._stride, dtype=np.int64)
         picks[places] = rows if order is None else order
-        ordered = _fields(self.layout, len(picks), self._pool)
+        memory = self._pool.empty((_padded(len(picks)) * self.layout.row_bytes,), np.uint8)
+        ordered = _fields(self.layout, len(picks), memory)
         for target, source in zip(ordered, self.fields, strict=True):
             np.take(source, picks, out=target, mode="clip")
-        self.fields = ordered
+        self.fields, self._memory = ordered, memory
 
     def batch(self, number: int) -> HostBatch:
         """Return one of the batches, counted from 0.
@@ -116,10 +126,9 @@ def _padded(rows: int) -> int:
     return -(-rows // cells) * cells
 
 
-def _fields(layout: Layout, num_rows: int, pool: BufferPool) -> list[np.ndarray]:
-    """Return memory for each field, aligned, a cell a row."""
+def _fields(layout: Layout, num_rows: int, memory: np.ndarray) -> list[np.ndarray]:
+    """Return the memory of each field, aligned, a cell a row."""
     stride = _padded(num_rows)
-    memory = pool.empty((stride * layout.row_bytes,), np.uint8)
     fields, start = [], 0
     for field in layout.fields:
         fields.append(memory[start : start + num_rows * field.nbytes].view(field.cell))
@@ -178,44 +187,102 @@ def deal_out(
         ValueError: if a value does not fit (see `Layout.cells`).
     """
     records: dict[int, _Records] = {}
+    run = _Run(layout, deliveries, pool)
     for name, values in columns:
         if name in layout.places:
             column, number, index = layout.places[name]
             field = layout.fields[number]
             cells: np.ndarray | None = layout.cells(column, values, first_row=first_row)
             if len(field.columns) == 1:
-                cells = cells.view(field.cell)
-            else:
-                made = records.setdefault(number, _Records(field, len(values), pool))
-                cells = made.add(index, cells)
-            if cells is not None:
+                run.add(number, cells.view(field.cell))
+            elif (
+                made := records.setdefault(number, _Records(field, pool)).add(index, cells)
+            ) is not None:
                 for delivery in deliveries:
-                    _deal_field(cells, number, delivery)
+                    _deal_records(made, number, delivery)
         elif name in layout.ragged:
             lists = layout.list_cells(layout.ragged[name], values, first_row=first_row)
             for delivery in deliveries:
                 for group, share in delivery.shares:
                     group.add_lists(name, share.first, _pick_lists(lists, delivery, share))
         del values
+    run.deal()
+
+
+class _Run:
+    """Columns whose places in a group lie one behind the other, dealt out together.
+
+    The rows of a share are few, and copying them takes some microseconds: too short for a thread to
+    let others run meanwhile. So a whole block of each column is put in order at once, and shares
+    are copied for `RUN_FIELDS` columns at once. With two threads this takes three quarters of the
+    time.
+    """
+
+    def __init__(self, layout: Layout, deliveries: Sequence[Delivery], pool: BufferPool) -> None:
+        self._layout, self._deliveries, self._pool = layout, deliveries, pool
+        self._first = 0
+        self._columns: list[np.ndarray] = []
+
+    def add(self, number: int, cells: np.ndarray) -> None:
+        """Take the cells of field number `number`; deals out what was there if it does not fit."""
+        if self._columns and (
+            len(self._columns) == RUN_FIELDS
+            or number != self._first + len(self._columns)
+            or cells.dtype != self._columns[0].dtype
+        ):
+            self.deal()
+        if not self._columns:
+            self._first = number
+        self._columns.append(cells)
+
+    def deal(self) -> None:
+        """Copy the rows of these columns to where they go."""
+        columns, self._columns = self._columns, []
+        for delivery in self._deliveries if columns else ():
+            if delivery.order is None:
+                blocks = [cells[delivery.start :] for cells in columns]
+            else:
+                shape = (len(columns), len(delivery.order))
+                blocks = self._pool.empty(shape, columns[0].dtype)
+                for cells, ordered in zip(columns, blocks, strict=True):
+                    source = cells[delivery.start :]
+                    np.take(source, delivery.order, out=ordered, mode="clip")
+            for group, share in delivery.shares:
+                stop = share.first + share.stop - share.start
+                target = group.run(self._first, len(columns))[:, share.first : stop]
+                if delivery.order is None:
+                    for place, block in zip(target, blocks, strict=True):
+                        place[:] = block[share.start : share.stop]
+                else:
+                    target[:] = blocks[:, share.start : share.stop]
 
 
 class _Records:
-    """The records of a field of several columns, whole once each column was added."""
+    """The records of a field of several columns, made once all of these are there.
 
-    def __init__(self, field: Field, num_rows: int, pool: BufferPool) -> None:
-        self._field, self._missing = field, len(field.columns)
-        self._values = pool.empty((num_rows, self._missing), field.dtype)
+    Some thousand rows at a time: to put each whole column in its place as it comes would go through
+    all records, and so through main memory, once a column.
+    """
+
+    def __init__(self, field: Field, pool: BufferPool) -> None:
+        self._field, self._pool = field, pool
+        self._columns: dict[int, np.ndarray] = {}
 
     def add(self, index: int, column: np.ndarray) -> np.ndarray | None:
-        """Put a column in its place; returns the records, a cell a row, once they are whole."""
+        """Take a column; returns the records, a cell a row, with the last of them."""
+        self._columns[index] = column
+        if len(self._columns) < len(self._field.columns):
+            return None
+        values = self._pool.empty((len(column), len(self._columns)), self._field.dtype)
         for start in range(0, len(column), RECORD_ROWS):
             rows = slice(start, start + RECORD_ROWS)
-            self._values[rows, index] = column[rows]
-        self._missing -= 1
-        return None if self._missing else self._values.reshape(-1).view(self._field.cell)
+            for place, cells in self._columns.items():
+                values[rows, place] = cells[rows]
+        self._columns.clear()
+        return values.reshape(-1).view(self._field.cell)
 
 
-def _deal_field(cells: np.ndarray, number: int, delivery: Delivery) -> None:
+def _deal_records(cells: np.ndarray, number: int, delivery: Delivery) -> None:
     block = cells[delivery.start :]
     for group, share in delivery.shares:
         target = group.fields[number][share.first : share.first + share.stop - share.start]

@@ -123,6 +123,13 @@ class Layout:
         self.places: dict[str, tuple[Column, int, int]] = {}
         together = {column.name: [column] for column in self.scalars}
         if stacked:
+            for column in columns:
+                features = ("categorical", "continuous")
+                if column.name in features and (column.multi_hot or column.role not in features):
+                    raise ValueError(
+                        f"column {column.name!r} has the name of a stacked matrix; rename it, or "
+                        "use batch_layout='columns'"
+                    )
             for role in ("categorical", "continuous"):
                 chosen = [together.pop(c.name)[0] for c in self.scalars if c.role == role]
                 if chosen:
@@ -162,6 +169,11 @@ class Layout:
             kind = "lists" if isinstance(values, Ragged) else "text"
             raise ValueError(
                 f"column {column.name!r}: holds {kind}, but the schema says {column.dtype}"
+            )
+        if not isinstance(values, np.ndarray) or values.ndim != 1:
+            raise ValueError(
+                f"column {column.name!r}: an array of one value a row is needed, got a "
+                f"{type(values).__name__} of shape {np.shape(values)}"
             )
         if values.dtype.kind == "b":
             values = values.astype(np.int32)
@@ -267,10 +279,16 @@ def _check_fits(column: Column, values: np.ndarray, dtype: np.dtype) -> None:
 def _check_ids(
     column: Column, values: np.ndarray, first_row: int, offsets: np.ndarray | None
 ) -> None:
-    unsigned = values.view(f"u{values.dtype.itemsize}")  # a negative id becomes a huge one
-    if int(unsigned.max()) < column.cardinality:
-        return
-    place = int(np.argmax(unsigned >= column.cardinality))
+    if values.dtype.kind == "i" and column.cardinality > np.iinfo(values.dtype).max:
+        wrong = values < 0
+        if not wrong.any():
+            return
+    else:
+        unsigned = values.view(f"u{values.dtype.itemsize}")  # a negative id becomes a huge one
+        if int(unsigned.max()) < column.cardinality:
+            return
+        wrong = unsigned >= column.cardinality
+    place = int(np.argmax(wrong))
     raise ValueError(
         f"column {column.name!r}: id {values[place]} is outside [0, {column.cardinality}) at row "
         f"{first_row + _row(place, offsets)}. Refit the Workflow, or give the right cardinality."

@@ -6,6 +6,7 @@ where, `batching` copies it there, `pipeline` runs this on threads, `fit_bridge`
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 import weakref
@@ -31,6 +32,7 @@ from tutorlib.tensors import BatchMaker
 
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
+PLANNED_THREADS = 4  # for which a memory budget is divided
 READING_COPIES = 3  # of what is decoded at a time: compressed, decompressed, decoded
 SLICE_COPIES = 2  # of a slice, all columns at once: in parts as they are decoded, and joined
 LIST_COPIES = 2  # of lists in a chunk: as they come, and joined
@@ -58,8 +60,8 @@ class KerasSequenceLoader(LoaderAdapter):
         shuffle: whether rows come in random order.
         seed_fn: called at the start of each epoch for its seed, instead of `seed`.
         buffer_size: rows of a partition: from 1 on a number of rows, below 1 a share of the
-            memory. None chooses: a million rows a chunk, fewer if the budget says so or rows are
-            wide.
+            memory (where ranks run on machines of different memory, give rows). None chooses: a
+            million rows a chunk, fewer if the budget says so or rows are wide.
         device: where batches are made: "cpu".
         parts_per_chunk: partitions, from distant places, that are mixed in a shuffled chunk; None
             for one each row group, but at least 8, or 1 if `buffer_size` is given.
@@ -150,6 +152,13 @@ class KerasSequenceLoader(LoaderAdapter):
             )
         if parts_per_chunk is not None and parts_per_chunk < 1:
             raise ValueError(f"parts_per_chunk must be at least 1, got {parts_per_chunk}")
+        for name, names in (
+            ("label_names", label_names), ("cat_names", cat_names), ("cont_names", cont_names)
+        ):  # fmt: skip
+            if isinstance(names, str):
+                raise ValueError(f"{name} must be a list of names: [{names!r}], not {names!r}")
+        if nulls is None or (isinstance(nulls, str) and nulls not in ("error", "fill")):
+            raise ValueError(f"nulls must be 'error', 'fill' or {{column: value}}, got {nulls!r}")
         if buffer_size is not None and not buffer_size > 0:
             raise ValueError(f"buffer_size must be above 0, got {buffer_size}")
         self.device = resolve_device(device)
@@ -170,18 +179,18 @@ class KerasSequenceLoader(LoaderAdapter):
             "nulls": nulls,
             "max_list_length": max_list_length,
         }
-        self._seed, self._seed_fn = seed, seed_fn
+        self._seed, self._seed_fn = operator.index(seed), seed_fn
         self._buffer_size = buffer_size
         if memory_budget is not None and memory_budget < 1:
             raise ValueError(f"memory_budget must be at least 1 byte, got {memory_budget}")
-        self._budget, self._parts = memory_budget, parts_per_chunk
+        self._budget, self._parts = memory_budget, _index(parts_per_chunk)
         self._settings = {
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "rank": global_rank or 0,
-            "world_size": 1 if global_size is None else global_size,
-            "drop_last": drop_last,
-            "limit_rows": limit_rows,
+            "batch_size": operator.index(batch_size),
+            "shuffle": bool(shuffle),
+            "rank": _index(global_rank) or 0,
+            "world_size": 1 if global_size is None else operator.index(global_size),
+            "drop_last": bool(drop_last),
+            "limit_rows": _index(limit_rows),
         }
         self._transform: Callable[[Chunk], Chunk] | None = None
         self._file_schema = resolve_schema(
@@ -199,7 +208,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._stopwatch = Stopwatch()
         self._pool = BufferPool(limit_bytes=0)
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
-        self._plan(0, seed)
+        self._plan(0, self._seed)
 
     def _set_schema(self, schema: Schema, columns: Iterable[str]) -> None:
         """Take the schema of the batches, and the columns to read for it."""
@@ -207,7 +216,9 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(
                 f"there are no feature columns; the files have {list(self.source.column_types)}"
             )
-        self.schema, self._columns = schema, list(columns)
+        roles = ("categorical", "continuous", "label", "weight")
+        order = {c.name: roles.index(c.role) for c in schema}  # as they lie in a batch
+        self.schema, self._columns = schema, sorted(columns, key=lambda name: order.get(name, 0))
         self._layout: Layout | None = None
         self._forget_plans()
 
@@ -248,6 +259,17 @@ class KerasSequenceLoader(LoaderAdapter):
             self._forget_plans()
             return self
         workflow = workflow_or_function
+        if workflow.row_ops:
+            raise ValueError(
+                f"the workflow drops rows by {workflow.row_ops}, but batches are planned before "
+                "rows are read. Give the loader the condition as filters=, and "
+                "map(workflow.keeping_rows())."
+            )
+        if workflow.rows_before:
+            raise ValueError(
+                "the workflow looks back at other rows, which a shuffled chunk does not have. "
+                "Write its results by transform_to_parquet first."
+            )
         missing = [n for n in workflow.input_names if n not in self.source.column_types]
         if missing:
             raise ValueError(
@@ -286,12 +308,16 @@ class KerasSequenceLoader(LoaderAdapter):
             [group.num_rows for group in self.source.row_groups],
             row_bytes,
             batch_size=self._settings["batch_size"],
-            threads=self._threads,
+            threads=PLANNED_THREADS,  # not those there are: the order must not depend on them
             shuffle=self._settings["shuffle"],
             buffer_rows=buffer_rows,
             parts_per_chunk=self._parts,
             budget_bytes=self._budget,
         )
+
+    def _most_threads(self) -> int:
+        """Threads that run: with a budget, no more than it was divided for."""
+        return min(self._threads, PLANNED_THREADS)
 
     def _row_bytes(self) -> RowBytes:
         """Bytes of a row in a batch, of lists what they have in the files, and while read."""
@@ -299,7 +325,7 @@ class KerasSequenceLoader(LoaderAdapter):
         lists = [name for name in self._columns if self.source.column_types[name][1]]
         scalars = sum(_row_bytes(column) for column in self.schema if not column.multi_hot)
         at_a_time = sum if self._transform else max  # columns are read one by one, or all
-        records = scalars if self._layout_settings["stacked"] else 0
+        records = 2 * scalars if self._layout_settings["stacked"] else 0  # and their columns
         reading = READING_COPIES * at_a_time(stored.values()) + records
         return RowBytes(
             batch=scalars + sum(LIST_COPIES * (stored[name] + 8) for name in lists),
@@ -313,9 +339,7 @@ class KerasSequenceLoader(LoaderAdapter):
         if key not in self._plans:
             self._plans.clear()
             counts = [group.num_rows for group in self.source.row_groups]
-            streams = self.source.streams  # one a part of a chunk, and of the chunk behind it
             size = self._size()
-            streams.limit = max(streams.limit, 2 * size.parts_per_chunk)
             chunk_rows = size.partition_rows * size.parts_per_chunk
             self._pool.limit_bytes = int(chunk_rows * self._row_bytes().batch)
             self._plans[key] = EpochPlan(counts, seed=seed, epoch=epoch, **self._plan_settings())
@@ -365,6 +389,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next `iter()` give the given epoch, from 0."""
+        epoch = operator.index(epoch)
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch}")
         self._epoch, self._drawn = epoch, None
@@ -386,7 +411,7 @@ class KerasSequenceLoader(LoaderAdapter):
         return {
             "epoch": self._epoch,
             "batch": self._position,
-            "seed": self._seed_of_epoch() if self._position else None,
+            "seed": self._drawn[1] if self._drawn and self._drawn[0] == self._epoch else None,
             **self._identity(),
         }
 
@@ -473,7 +498,9 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         for batches in list(self._open):
             batches.close()
-        self._pool.clear()
+        old, self._pool = self._pool, BufferPool(self._pool.limit_bytes)
+        old.limit_bytes = 0  # what is still held is not kept when it comes back
+        old.clear()
 
     def __enter__(self) -> KerasSequenceLoader:
         return self
@@ -488,20 +515,22 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._drawn[1]
 
     def _pipeline(self) -> Pipeline:
+        source = self.source.for_a_pass(2 * self._size().parts_per_chunk)  # two chunks
         return Pipeline(
             self._plan(self._epoch, self._seed_of_epoch()),
             self.layout,
-            self._dealer(),
+            self._dealer(source),
             BatchMaker(self.schema, self._multi_hot, self._max_list_length),
-            threads=self._threads,
+            threads=self._threads if self._budget is None else self._most_threads(),
             stopwatch=self._stopwatch,
             pool=self._pool,
+            at_end=source.close,
             first_batch=self._first_batch,
         )
 
-    def _dealer(self) -> Callable[[Piece, list[Delivery]], None]:
+    def _dealer(self, source: ParquetSource) -> Callable[[Piece, list[Delivery]], None]:
         """Return what a thread does with a piece; it must not refer to the loader itself."""
-        source, columns, transform = self.source, self._columns, self._transform
+        columns, transform = self._columns, self._transform
         names, layout = self.schema.names, self.layout
         stopwatch, pool = self._stopwatch, self._pool
 
@@ -640,7 +669,6 @@ class Batches(Iterator[Any]):
         if self._pipeline is not None:
             self._end.detach()
             self._pipeline.close()
-            self._loader.source.close()  # row groups that were open for their next slice
 
 
 def _timed(items: Iterable[Any], spent: Counter[str], name: str) -> Iterator[Any]:
@@ -686,6 +714,11 @@ def _row_bytes(column: Column) -> int:
         return 8
 
 
+def _index(number: Any) -> int | None:
+    """Return a whole number as Python's, which JSON can hold; None for None."""
+    return None if number is None else operator.index(number)
+
+
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
@@ -696,6 +729,10 @@ def _thread_count(reader_kwargs: Mapping[str, Any] | None) -> int:
     threads = given.pop("threads", len(os.sched_getaffinity(0)))
     if given:
         raise ValueError(f"reader_kwargs understands only 'threads', got also {sorted(given)}")
-    if not isinstance(threads, int) or threads < 1:
+    try:
+        threads = operator.index(threads)
+    except TypeError:
+        threads = 0
+    if threads < 1:
         raise ValueError(f"reader_kwargs['threads'] must be an integer from 1 on, got {threads!r}")
     return threads

@@ -9,7 +9,9 @@ group is read when (`plan.py`), what is done to the values (`ops.py`).
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import re
@@ -195,8 +197,19 @@ class ParquetSource:
             "row_counts": _hash(groups),
             "file_names": _hash([names, keys]),
             "file_sizes": _hash([file.size for file in self._stored.files]),
+            "footers": self._hash_of_footers,
             "filters": None if self._filter is None else str(self._filter),
         }
+
+    @functools.cached_property
+    def _hash_of_footers(self) -> str:
+        """Hash of all that the footers say: places, sizes and statistics of every column chunk."""
+        digest = hashlib.sha256()
+        for footer in self._footers:
+            written = pa.BufferOutputStream()
+            footer.write_metadata_file(written)
+            digest.update(written.getvalue())
+        return digest.hexdigest()[:16]
 
     # ---- reading ----------------------------------------------------------------------------
 
@@ -325,6 +338,17 @@ class ParquetSource:
                 held, count = [whole.slice(full, count)], count - full
         if count:
             yield Chunk.concat(held)
+
+    def for_a_pass(self, open_row_groups: int) -> ParquetSource:
+        """Return the same source with slices of its own: closing it disturbs no other reader.
+
+        Args:
+            open_row_groups: row groups that are read in slices at a time.
+        """
+        own = copy.copy(self)
+        own._stored = copy.copy(self._stored)
+        own.streams.limit = max(own.streams.limit, open_row_groups)
+        return own
 
     def close(self) -> None:
         """Close the row groups that are kept open between slices; reading on opens them again."""

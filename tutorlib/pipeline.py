@@ -61,6 +61,7 @@ class Pipeline:
         threads: worker threads; they start with the first `next_batch`.
         stopwatch: where seconds are added: shuffle, convert (sums over the threads) and wait.
         pool: where the memory of batches comes from.
+        at_end: called when the threads have ended.
         first_batch: number of the first batch; nothing before its group is read.
     """
 
@@ -74,10 +75,11 @@ class Pipeline:
         threads: int,
         stopwatch: Stopwatch,
         pool: BufferPool,
+        at_end: Callable[[], None] = lambda: None,
         first_batch: int = 0,
     ) -> None:
         self._plan, self._layout, self._deal, self._finish = plan, layout, deal, finish
-        self._stopwatch, self._pool = stopwatch, pool
+        self._stopwatch, self._pool, self._at_end = stopwatch, pool, at_end
         self._changed = threading.Condition()
         self._dealing = threading.Lock()
         self._deals: deque[Callable[[], None]] = deque()
@@ -156,6 +158,7 @@ class Pipeline:
             self._groups.clear()
             self._whole.clear()
             self._done.clear()
+        self._at_end()
 
     def _read_ahead(self) -> None:
         """Queue chunks up to the one behind those that the next batch needs; under the lock."""

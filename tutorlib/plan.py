@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,12 +68,12 @@ class ChunkPlan:
     first: int
     pieces: tuple[Piece, ...]
 
-    @property
+    @functools.cached_property
     def num_rows(self) -> int:
         """Rows of the chunk."""
         return sum(piece.num_rows for piece in self.pieces)
 
-    @property
+    @functools.cached_property
     def block_rows(self) -> list[int]:
         """Rows of each block, over all pieces in order."""
         return [stop - start for piece in self.pieces for start, stop in piece.blocks()]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from tutorlib.plan import BLOCK_ROWS, GROUP_ROWS
 
 CHUNK_ROWS = 1_048_576  # of an automatic chunk: a fifth of a second of reading before it is mixed
+MOST_ROWS = 10**9 - 1  # of a chunk: NumPy's multivariate hypergeometric draw takes no more
 CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, where rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
@@ -99,39 +100,39 @@ def chunk_size(
         parts = parts_per_chunk or wanted_rows // part_rows
     else:
         parts = parts_per_chunk or 1
-        wanted_rows = buffer_rows * parts
+        wanted_rows = min(buffer_rows * parts, MOST_ROWS)
     allowed = STREAM_BYTES if budget_bytes is None else STREAM_SHARE * budget_bytes
     lanes = max(1, min(parts, int(allowed / max(1, row_bytes.stream)))) if shuffle else 1
     least_whole = largest * (lanes if parts_per_chunk else -(-lanes // 2))
 
-    def peak_bytes(chunk_rows: int) -> int:
-        sliced = chunk_rows < least_whole
-        piece_rows = min(largest, chunk_rows, BLOCK_ROWS if sliced else total)
+    def peak_bytes(chunk_rows: int, opened: int) -> int:
+        """Bytes held at most where `opened` row groups are read in slices at a time; 0: whole."""
+        piece_rows = min(largest, chunk_rows, BLOCK_ROWS if opened else total)
         held = 2 * min(total, max(chunk_rows, batch_size))
         held += threads * min(GROUP_ROWS, total, chunk_rows)  # a group is put in order by copying
-        reading = threads * piece_rows * (row_bytes.slicing if sliced else row_bytes.reading)
+        reading = threads * piece_rows * (row_bytes.slicing if opened else row_bytes.reading)
         order = threads * min(BLOCK_ROWS, piece_rows) * ORDER_BYTES
-        streams = (lanes + 1) * row_bytes.stream if sliced else 0  # one may be opened twice
+        streams = (opened + 1) * row_bytes.stream if opened else 0  # one may be opened twice
         return int(held * row_bytes.batch + reading + order + streams)
 
-    def most_rows(candidates: range) -> int:
+    def most_rows(candidates: range, opened: int) -> int:
         """The last of the candidates that is within the budget, 0 if none is."""
         if budget_bytes is None:
             return candidates[-1] if candidates else 0
         fitting = bisect.bisect_right(
-            candidates, budget_bytes, key=lambda rows: peak_bytes(min(rows, total))
+            candidates, budget_bytes, key=lambda rows: peak_bytes(min(rows, total), opened)
         )
         return candidates[fitting - 1] if fitting else 0
 
-    chunk_rows = most_rows(range(least_whole, wanted_rows + 1))
-    sliced = not chunk_rows
-    if sliced:
-        chunk_rows = most_rows(range(1, min(wanted_rows, least_whole - 1) + 1))
-    if not chunk_rows:
-        raise ValueError(
-            f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} rows "
-            f"of {row_bytes.batch:,.0f} bytes and what reading them needs; give at least "
-            f"{peak_bytes(1):,} bytes, or a smaller batch_size"
-        )
-    parts = lanes if sliced else min(parts, chunk_rows // largest)
-    return ChunkSize(max(1, chunk_rows // parts), parts, peak_bytes(min(chunk_rows, total)))
+    slices = range(1, min(wanted_rows, least_whole - 1) + 1)
+    for opened in (0, lanes, 1):  # rather one row group after the other than none
+        candidates = slices if opened else range(least_whole, wanted_rows + 1)
+        if chunk_rows := most_rows(candidates, opened):
+            parts = min(opened or parts, chunk_rows if opened else chunk_rows // largest)
+            peak = peak_bytes(min(chunk_rows, total), opened)
+            return ChunkSize(chunk_rows // parts, parts, peak)
+    raise ValueError(
+        f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} rows "
+        f"of {row_bytes.batch:,.0f} bytes and what reading them needs; give at least "
+        f"{peak_bytes(1, 1 if slices else 0):,} bytes, or a smaller batch_size"
+    )

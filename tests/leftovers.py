@@ -1,0 +1,25 @@
+"""What a loader must not leave behind: its threads, and what holds the memory of its batches."""
+
+import gc
+import os
+import threading
+
+from tutorlib.batching import Group
+from tutorlib.loader import Batches
+from tutorlib.pipeline import Pipeline
+
+
+def reader_threads():
+    """Names of the loaders' threads that run."""
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("tutorlib-reader")]
+
+
+def passes_in_memory():
+    """Passes, and groups of their batches, that something still holds."""
+    return [held for held in gc.get_objects() if type(held) in (Batches, Pipeline, Group)]
+
+
+def open_files():
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
