@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-MEASURING = ("loader",)
+MEASURING = ("loader", "memory")
 COMMANDS = (*MEASURING, "figures")
 
 

@@ -7,9 +7,10 @@ page; the same JSON gives the same bytes, so that drawing anew changes nothing i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.measure import RESULTS, describe_hardware
 SUMMARY = "draw imgs/ from benchmarks/results/"
 IMAGES = RESULTS.parent.parent / "imgs"
 TEXT = "#808a94"  # contrast about 3.5 on white and 5 on GitHub's dark page
+SHOWN = ("loader", "tfdata", "raw", "python", "peers")  # sections with the same rows
 OURS, THEIRS, LIMIT = "#2f9e75", "#7a8fa6", "#b08d57"
 
 
@@ -31,15 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Draw every figure; exit with a message where its measurement is missing."""
-    try:
-        result = newest("loader", arguments.results)
-    except FileNotFoundError as error:
-        raise SystemExit(f"benchmarks: {error}") from error
-    arguments.images.mkdir(parents=True, exist_ok=True)
-    path = arguments.images / f"loader_throughput.{arguments.format}"
-    draw_loader_throughput(result, path)
-    print(f"drawn: {path}")
+    """Draw every figure whose measurement is there; exit with a message if one is missing."""
+    missing = []
+    for name, (benchmark, draw) in DRAWN.items():
+        try:
+            result = newest(benchmark, arguments.results)
+        except FileNotFoundError as error:
+            missing.append(str(error))
+            continue
+        arguments.images.mkdir(parents=True, exist_ok=True)
+        path = arguments.images / f"{name}.{arguments.format}"
+        draw(result, path)
+        print(f"drawn: {path}")
+    if missing:
+        raise SystemExit("\n".join(f"benchmarks: {message}" for message in missing))
 
 
 def newest(benchmark: str, results: Path = RESULTS) -> dict[str, Any]:
@@ -58,38 +65,100 @@ def newest(benchmark: str, results: Path = RESULTS) -> dict[str, Any]:
 
 def draw_loader_throughput(result: Mapping[str, Any], path: Path) -> None:
     """Draw the rows per second of each candidate as bars, the range of the turns as a line."""
+    shown = {name for section in SHOWN for name in result["sections"].get(section, ())}
+    entries = [entry for entry in result["candidates"] if entry["name"] in shown]
+    entries.sort(key=lambda entry: entry["rows_per_s"])
+    with _figure(path, 0.4 * len(entries) + 1.5) as figure:
+        axes = figure.subplots()
+        _bars(axes, entries, [_colour(entry) for entry in entries], "rows_per_s", _rate)
+        axes.set_title("Rows per second into the training step", loc="left", weight="bold")
+        columns = result["data"]["criteo-shape"]["columns"]
+        _caption(
+            figure,
+            result,
+            f"{columns['continuous']} float32 + {columns['categorical']} ids + label, batches of "
+            f"{result['batch_size']:,}, files in the page cache. Median and range of "
+            f"{len(entries[0]['elapsed_s'])} turns.\nFactors are to {result['baseline']}.",
+        )
+
+
+def draw_loader_memory(result: Mapping[str, Any], path: Path) -> None:
+    """Draw peak memory as a share of the budget, and rows per second, for data of each size."""
+    budget = result["budget_bytes"]
+    entries = []
+    for entry in reversed(result["candidates"]):
+        shares = [process["peak_bytes"] / budget for process in entry["processes"]]
+        extremes = {"share": max(shares), "min_share": min(shares), "max_share": max(shares)}
+        entries.append({**entry, **extremes})
+    colours = [OURS if entry["in_series"] else THEIRS for entry in entries]
+    with _figure(path, 0.4 * len(entries) + 1.6) as figure:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(5, 4))
+        _bars(left, entries, colours, "share", lambda entry: f"{entry['share']:.0%}")
+        left.axvline(1, color=TEXT, linewidth=1, linestyle=(0, (4, 3)))
+        left.set_title("Peak memory (line: the budget)", loc="left", weight="bold")
+        _bars(right, entries, colours, "rows_per_s", lambda entry: in_words(entry["rows_per_s"]))
+        right.set_title("Rows per second", loc="left", weight="bold")
+        _caption(
+            figure,
+            result,
+            f"Criteo-shaped data of so many times memory_budget = {budget / 2**20:,.0f} MiB, and "
+            f"two special cases; batches of {result['batch_size']:,}.\nMemory: the most of "
+            f"{len(entries[0]['processes'])} fresh processes; rows per second: median and range.",
+        )
+
+
+DRAWN = {
+    "loader_throughput": ("loader", draw_loader_throughput),
+    "loader_memory": ("memory", draw_loader_memory),
+}
+
+
+@contextlib.contextmanager
+def _figure(path: Path, height: float) -> Iterator[Any]:
+    """Yield an empty figure that is written to `path` afterwards."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    entries = sorted(result["candidates"], key=lambda entry: entry["rows_per_s"])
-    style = {"svg.hashsalt": "tutorlib", "font.size": 11, "text.color": TEXT}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(9, 0.46 * len(entries) + 1.5), layout="constrained")
-        axes = figure.subplots()
-        _bars(axes, entries, result["baseline"])
-        axes.set_title("Rows per second into the training step", loc="left", weight="bold")
-        figure.supxlabel(caption(result), fontsize=8.5, x=0.01, ha="left", linespacing=1.5)
+    with matplotlib.rc_context({"svg.hashsalt": "tutorlib", "font.size": 11, "text.color": TEXT}):
+        figure = Figure(figsize=(9, height), layout="constrained")
+        yield figure
         dateless = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         figure.savefig(path, transparent=True, metadata=dateless, dpi=160)
 
 
-def _bars(axes: Any, entries: list[dict[str, Any]], baseline: str) -> None:
-    for position, entry in enumerate(entries):
-        rate, ours = entry["rows_per_s"], entry["name"].startswith("loader")
-        colour = OURS if ours else LIMIT if entry["name"].startswith("Arrow") else THEIRS
-        axes.barh(position, rate, color=colour, height=0.62)
-        least, most = entry["min_rows_per_s"], entry["max_rows_per_s"]
+def _bars(
+    axes: Any,
+    entries: list[dict[str, Any]],
+    colours: list[str],
+    key: str,
+    label: Callable[[dict[str, Any]], str],
+) -> None:
+    """Draw `entry[key]` as bars from below, with a line from the least to the most."""
+    for position, (entry, colour) in enumerate(zip(entries, colours, strict=True)):
+        axes.barh(position, entry[key], color=colour, height=0.62)
+        least, most = entry[f"min_{key}"], entry[f"max_{key}"]
         axes.plot([least, most], [position, position], color=TEXT, linewidth=1.2)
-        label = f"{in_words(rate)}  ({entry['ratio']:,.{1 if entry['ratio'] < 10 else 0}f}x)"
         axes.annotate(
-            label, (most, position), (5, 0), textcoords="offset points", va="center",
-            weight="bold" if ours or entry["name"] == baseline else "normal",
+            label(entry), (most, position), (5, 0), textcoords="offset points", va="center",
+            weight="bold" if colour == OURS else "normal",
         )  # fmt: skip
     axes.set_yticks(range(len(entries)), [entry["name"] for entry in entries], color=TEXT)
-    axes.set_xlim(0, 1.45 * max(entry["max_rows_per_s"] for entry in entries))
+    axes.set_ylim(-0.6, len(entries) - 0.4)
+    axes.set_xlim(0, 1.5 * max(entry[f"max_{key}"] for entry in entries))
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+
+
+def _colour(entry: Mapping[str, Any]) -> str:
+    if entry["name"].startswith("loader"):
+        return OURS
+    return LIMIT if entry["name"].startswith("Arrow") else THEIRS
+
+
+def _rate(entry: Mapping[str, Any]) -> str:
+    digits = 2 if entry["ratio"] < 1 else 1 if entry["ratio"] < 10 else 0
+    return f"{in_words(entry['rows_per_s'])}  ({entry['ratio']:,.{digits}f}x)"
 
 
 def in_words(rate: float) -> str:
@@ -104,15 +173,12 @@ def in_words(rate: float) -> str:
     return f"{rate / 1e6:.{1 if rate < 1e7 else 0}f} million"
 
 
-def caption(result: Mapping[str, Any]) -> str:
-    """Return what was measured, on what and when, in two lines."""
+def _caption(figure: Any, result: Mapping[str, Any], what: str) -> None:
+    """Write below a figure what was measured, on what, with what and when."""
     date = datetime.datetime.fromisoformat(result["date"]).date()
-    columns = result["columns"]
     versions = result["versions"]
-    return (
-        f"{columns['continuous']} float32 + {columns['categorical']} ids + label, batches of "
-        f"{result['batch_size']:,}, files in the page cache. Median of "
-        f"{len(result['candidates'][0]['elapsed_s'])} turns; factors are to "
-        f"make_batched_features_dataset.\n{describe_hardware(result['hardware'])}. "
-        f"TensorFlow {versions['tensorflow']}, PyArrow {versions['pyarrow']}. {date}"
+    text = (
+        f"{what}\n{describe_hardware(result['hardware'])}. TensorFlow {versions['tensorflow']}, "
+        f"PyArrow {versions['pyarrow']}. {date}"
     )
+    figure.supxlabel(text, fontsize=8.5, x=0.01, ha="left", linespacing=1.5)

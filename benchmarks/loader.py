@@ -1,48 +1,81 @@
-"""How many rows per second reach the training step: the loader, tf.data, and bare Arrow.
+"""How many rows per second reach the training step: the loader, and everything one could use.
 
-Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format, files in the page
-cache. Every candidate delivers whole batches of tensors that are looked at, but bare Arrow, which
-only decodes and so is what the disk format allows. The slow candidates go through fewer rows; how
-many stands in the table.
+Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format, and for the
+multi-hot form MovieLens-shaped ones, all in the page cache. Every candidate delivers whole batches
+of tensors that are looked at, but for those that say so: bare Arrow only decodes, which is what
+the disk format allows. Slow candidates go through fewer rows; how many stands in the table.
+
+Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
+python, PyDataset and generator; plain, Parquet as most people have it; movielens; fit, in training;
+first, the wait for the first batch; peers, other libraries where they are installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import functools
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from benchmarks import measure, peers
+from benchmarks.data import FOLDER, Dataset, criteo_shape, movielens_shape
+from benchmarks.measure import Claim
 
-from benchmarks import measure
-from tutorlib.chunk import Chunk
-from tutorlib.parquet import ParquetSink, ParquetSource
-from tutorlib.schema import Column, Schema
+SUMMARY = "rows/s of the loader against tf.data, other libraries and bare Arrow (about 3 minutes)"
 
-SUMMARY = "rows/s of the loader against tf.data and bare Arrow (about 2 minutes)"
+COLUMNS = "loader, columns, shuffled"
+STACKED = "loader, stacked, shuffled"
 BASELINE = "make_batched_features_dataset, shuffled"
-SCALE = 0.01  # of the real cardinalities, as in the lessons
-ROW_GROUP_ROWS = 131_072
-ROOT = Path(__file__).resolve().parent.parent
+PARSE_BATCHES = "batch then parse_example, shuffled"
+PREBATCHED = "prebatched TFRecord, not shuffled"
+PLAIN_LOADER = "plain files: loader, columns, shuffled"
+PLAIN_ARROW = "plain files: Arrow read_row_group, no batches"
+MOVIELENS_LOADER = "MovieLens: loader, nnzs, shuffled"
+MOVIELENS_ARROW = "MovieLens: Arrow read_row_group, no batches"
+FIT = "fit, one weight, columns"
+FIRST_BATCH = "loader, first batch of an epoch"
+ONE_CHUNK = "read and shuffle the rows of one chunk"
+
+CLAIMS = (
+    Claim(COLUMNS, 6e6),
+    Claim(STACKED, 9e6),
+    Claim(COLUMNS, 100, other=BASELINE),
+    Claim(COLUMNS, 20, other=PARSE_BATCHES),
+    Claim(COLUMNS, 5, other="merlin-dataloader, shuffled"),
+    Claim(COLUMNS, 1, other=PREBATCHED),
+    Claim(PLAIN_LOADER, 0.75, other=PLAIN_ARROW),
+    Claim(MOVIELENS_LOADER, 0.6, other=MOVIELENS_ARROW),
+    Claim(FIT, 0.85, other=COLUMNS),
+    Claim(FIRST_BATCH, 1.5, other=ONE_CHUNK, of="elapsed_s"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark to a parser."""
-    parser.add_argument("--rows", type=int, default=1_048_576, help="rows (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=2_097_152, help="rows (default: %(default)s)")
     parser.add_argument(
-        "--slow-rows", type=int, default=524_288,
-        help="rows for the candidates that read one example a row (default: %(default)s)",
+        "--slow-rows", type=int, default=262_144,
+        help="rows for the readers of one example a row; the slowest get a quarter of it "
+        "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=int, default=65_536, help="rows of a batch (default: %(default)s)"
     )
     parser.add_argument("--repeat", type=int, default=5, help="turns (default: %(default)s)")
     parser.add_argument(
-        "--data", type=Path, default=ROOT / "build" / "benchmarks",
+        "--only", nargs="+", choices=tuple(SECTIONS), default=list(SECTIONS), metavar="SECTION",
+        help=f"measure only these: {', '.join(SECTIONS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--peer-python", action="append", default=[], metavar="LIBRARY=PATH", type=_peer_python,
+        help=f"Python that has one of {', '.join(peers.TITLES)}; may be given for each "
+        "(default: this one, if it has it)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", type=Path, default=FOLDER,
         help="folder where the rows are kept for the next run (default: build/benchmarks)",
     )  # fmt: skip
     parser.add_argument(
@@ -50,161 +83,290 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _peer_python(text: str) -> tuple[str, str]:
+    library, _, path = text.partition("=")
+    if library not in peers.TITLES or not Path(path).is_file():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be LIBRARY=PATH, a library of {', '.join(peers.TITLES)} and the path "
+            "of a Python interpreter that is there"
+        )
+    return library, path
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print the table and write the JSON file."""
     import tensorflow as tf
 
-    slow_rows = min(arguments.slow_rows, arguments.rows)
-    data = Data(arguments.data, arguments.rows, slow_rows, arguments.batch_size)
-    timings = measure.turns(
-        candidates(data), repeat=arguments.repeat, synchronise=tf.test.experimental.sync_devices
+    inputs = Inputs(
+        criteo_shape(arguments.data, arguments.rows),
+        movielens_shape(arguments.data, arguments.rows),
+        min(arguments.slow_rows, arguments.rows),
+        arguments.batch_size,
+        dict(arguments.peer_python),
     )
-    command = (
-        f"python -m benchmarks loader --rows {arguments.rows} --slow-rows {slow_rows} "
-        f"--batch-size {arguments.batch_size} --repeat {arguments.repeat}"
-    )
+    with contextlib.ExitStack() as open_peers:
+        found: dict[str, Candidate] = {}
+        sections, skipped, peer_versions = {}, [], {}
+        for section in arguments.only:
+            if section == "peers":
+                made, skipped, peer_versions = start_peers(inputs, open_peers)
+            else:
+                made = SECTIONS[section](inputs)
+            sections[section] = list(made)
+            found |= made
+        if not found:
+            raise SystemExit("benchmarks: nothing to measure.\n" + "\n".join(skipped))
+        timings = measure.turns(
+            {name: candidate.work for name, candidate in found.items()},
+            repeat=arguments.repeat,
+            synchronise=tf.test.experimental.sync_devices,
+            afterwards={name: c.afterwards for name, c in found.items() if c.afterwards},
+        )
     result = measure.report(
-        "loader", timings, command=command, baseline=BASELINE, facts=data.facts()
+        "loader",
+        timings,
+        command=f"python -m benchmarks loader --rows {arguments.rows} --slow-rows "
+        f"{inputs.slow_rows} --batch-size {arguments.batch_size} --repeat {arguments.repeat} "
+        f"--only {' '.join(arguments.only)}",
+        baseline=BASELINE if BASELINE in found else None,
+        claims=CLAIMS,
+        facts={
+            "batch_size": arguments.batch_size,
+            "data": inputs.facts(),
+            "sections": sections,
+            "peer_versions": peer_versions,
+            "not_measured": skipped,
+        },
     )
     print(measure.table(result))
+    print("\n".join(skipped))
     print(f"written to {measure.save(result, arguments.out)}")
 
 
-class Data:
-    """The same rows as Parquet and in both forms of TFRecord, made once and kept.
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What is read, and how.
 
     Args:
-        folder: where they are kept.
-        rows: rows in all.
-        slow_rows: how many of them, from the first on, are also written one example a row.
-        batch_size: rows of a batch, also of a prebatched record.
+        criteo: many columns.
+        movielens: few columns, one multi-hot.
+        slow_rows: rows for the readers of one example a row.
+        batch_size: rows of a batch.
+        peer_pythons: {library: its interpreter} for those that this one does not have.
     """
 
-    def __init__(self, folder: Path, rows: int, slow_rows: int, batch_size: int) -> None:
-        from tutorlib import tfrecords
-
-        self.batch_size = batch_size
-        self.schema = criteo_schema()
-        base = folder / f"criteo-shape-{rows}-rows"
-        parquet = base / "parquet"
-        if not parquet.exists():
-            write_criteo_shape(parquet, rows)
-        self.source = ParquetSource(parquet)
-        self.examples = base / f"examples-{slow_rows}"
-        if not self.examples.exists():
-            tfrecords.write_examples(self.source, self.examples, limit_rows=slow_rows)
-        self.prebatched = base / f"prebatched-{batch_size}"
-        if not self.prebatched.exists():
-            tfrecords.write_prebatched(self.source, self.prebatched, batch_size=batch_size)
+    criteo: Dataset
+    movielens: Dataset
+    slow_rows: int
+    batch_size: int
+    peer_pythons: Mapping[str, str]
 
     def facts(self) -> dict[str, Any]:
-        """Return rows, batch size, and for each format its rows and bytes on disk."""
-        from tutorlib.tfrecords import read_facts
+        """Return rows, columns and bytes of what has been made."""
+        made = (data for data in (self.criteo, self.movielens) if data.folder.exists())
+        return {data.name: data.facts() for data in made}
 
-        formats = {
-            "parquet": {
-                "rows": self.source.num_rows,
-                "nbytes": sum(os.path.getsize(path) for path in self.source.files),
-            }
-        }
-        for name, folder in (("examples", self.examples), ("prebatched", self.prebatched)):
-            facts = read_facts(folder)
-            formats[name] = {"rows": facts["rows"], "nbytes": facts["nbytes"]}
-        return {
-            "rows": self.source.num_rows,
-            "batch_size": self.batch_size,
-            "columns": {role: len(self.schema.with_role(role)) for role in COLUMN_ROLES},
-            "formats": formats,
-        }
+    def loader(self, source: Any = None, **settings: Any) -> Any:
+        """Return a loader of the Criteo-shaped rows."""
+        from tutorlib.loader import KerasSequenceLoader
+
+        source = self.criteo.source if source is None else source
+        settings = {"schema": self.criteo.schema, **settings}
+        return KerasSequenceLoader(source, self.batch_size, **settings)
 
 
-COLUMN_ROLES = ("continuous", "categorical", "label")
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Something to measure.
 
-
-def criteo_schema() -> Schema:
-    """Return 13 continuous columns, 26 categorical ones with scaled cardinalities, and the label.
-
-    Example:
-        >>> schema = criteo_schema()
-        >>> len(schema.continuous), len(schema.categorical), schema["C1"].cardinality
-        (13, 26, 75995)
+    Args:
+        work: goes through an epoch and returns its rows.
+        batches: what it goes through, if these are batches.
+        afterwards: ends what the work leaves running; not measured.
     """
-    from data_prep.synthetic_criteo import CATEGORICAL_NAMES, INTEGER_NAMES, column_sizes
 
-    return Schema(
-        [
-            Column("label", "label", "int32"),
-            *(Column(name, "continuous", "float32") for name in INTEGER_NAMES),
-            *(
-                Column(name, "categorical", "int32", cardinality=size)
-                for name, size in zip(CATEGORICAL_NAMES, column_sizes(SCALE), strict=True)
-            ),
-        ]
-    )
+    work: Callable[[], int]
+    batches: Iterable[Any] | None = None
+    afterwards: Callable[[], Any] | None = None
 
 
-def write_criteo_shape(folder: Path, rows: int, seed: int = 0) -> None:
-    """Write random rows as the ETL would: log counts as float32, frequent ids first as int32."""
-    schema, rng = criteo_schema(), np.random.default_rng(seed)
-    with ParquetSink(folder, row_group_rows=ROW_GROUP_ROWS, rows_per_file=524_288) as sink:
-        for start in range(0, rows, ROW_GROUP_ROWS):
-            count = min(ROW_GROUP_ROWS, rows - start)
-            columns = {column.name: _values(column, count, rng) for column in schema}
-            sink.write(Chunk(columns))
-
-
-def _values(column: Column, rows: int, rng: np.random.Generator) -> np.ndarray:
-    if column.role == "label":
-        return rng.integers(0, 2, rows, dtype=np.int32)
-    if column.role == "continuous":
-        return np.log1p(np.floor(rng.lognormal(2.0, 1.5, rows))).astype(np.float32)
-    return (column.cardinality * rng.random(rows) ** 4).astype(np.int32)
-
-
-def candidates(data: Data) -> dict[str, Callable[[], int]]:
-    """Return {name: function that goes through one epoch and returns its rows}.
-
-    Every pipeline is built here, once, so that a turn measures an epoch and not the building.
-    """
-    from tutorlib import tfrecords
-    from tutorlib.loader import KerasSequenceLoader
-
-    size, schema = data.batch_size, data.schema
-
-    def loader(**settings: Any) -> KerasSequenceLoader:
-        return KerasSequenceLoader(data.source, size, schema=schema, **settings)
-
-    pipelines = {
-        "loader, columns, shuffled": loader(),
-        "loader, columns, not shuffled": loader(shuffle=False),
-        "loader, stacked, shuffled": loader(batch_layout="stacked"),
-        BASELINE: tfrecords.native_dataset(data.examples, size, schema),
-        "batch then parse_example, shuffled": tfrecords.parsed_batches(data.examples, size, schema),
-        "prebatched TFRecord, not shuffled": tfrecords.prebatched_dataset(data.prebatched, schema),
-    }
-    return {
-        **{name: functools.partial(consume, pipeline) for name, pipeline in pipelines.items()},
-        "Arrow read_row_group, no batches": functools.partial(read_row_groups, data.source),
-    }
+def delivering(batches: Iterable[Any]) -> Candidate:
+    """Return a candidate that delivers batches."""
+    return Candidate(functools.partial(consume, batches), batches)
 
 
 def consume(batches: Iterable[Any]) -> int:
     """Go through batches, look at the shape of each tensor, return the rows.
 
     Raises:
-        ValueError: if a tensor of a batch has not as many rows as its label.
+        ValueError: if a tensor of a batch, other than the values of lists, has not as many rows as
+            its label.
     """
     rows = 0
     for inputs, label in batches:
         batch_rows = label.shape[0]
         for name, tensor in inputs.items():
-            if tensor.shape[0] != batch_rows:
+            if tensor.shape[0] != batch_rows and not name.endswith("__values"):
                 raise ValueError(f"{name!r} has {tensor.shape[0]} rows, the label {batch_rows}")
         rows += batch_rows
     return rows
 
 
-def read_row_groups(source: ParquetSource) -> int:
-    """Decode all row groups on as many threads as the loader has; nothing else is done."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return sum(table.num_rows for table in pool.map(source.read_table, range(len(source))))
+# ---- the sections: every pipeline is built here, once, so that a turn measures an epoch ----------
+
+
+def of_loader(inputs: Inputs) -> dict[str, Candidate]:
+    """Return the loader in its layouts, and bare Arrow on the same files."""
+    from benchmarks import readers
+
+    return {
+        COLUMNS: delivering(inputs.loader()),
+        "loader, columns, not shuffled": delivering(inputs.loader(shuffle=False)),
+        STACKED: delivering(inputs.loader(batch_layout="stacked")),
+        "loader, stacked, not shuffled": delivering(
+            inputs.loader(batch_layout="stacked", shuffle=False)
+        ),
+        "Arrow read_row_group, no batches": Candidate(
+            functools.partial(readers.read_row_groups, inputs.criteo.source)
+        ),
+    }
+
+
+def of_tfdata(inputs: Inputs) -> dict[str, Candidate]:
+    """Return tf.data over TFRecord, from what most people have to what they could have."""
+    from benchmarks import readers
+    from tutorlib import tfrecords
+
+    data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
+    examples = data.examples(inputs.slow_rows)
+    few_examples = data.examples(max(1, inputs.slow_rows // 4))
+    pipelines = {
+        "parse_single_example, shuffled": readers.parsed_examples(few_examples, size, schema),
+        BASELINE: tfrecords.native_dataset(examples, size, schema),
+        PARSE_BATCHES: tfrecords.parsed_batches(examples, size, schema),
+        PREBATCHED: tfrecords.prebatched_dataset(data.prebatched(size), schema),
+    }
+    return {name: delivering(pipeline) for name, pipeline in pipelines.items()}
+
+
+def of_raw(inputs: Inputs) -> dict[str, Candidate]:
+    """Return tf.data over raw binary of fixed-size records."""
+    from benchmarks import readers
+
+    size, schema = inputs.batch_size, inputs.criteo.schema
+    pipelines = {
+        "raw binary, columns, not shuffled": ("columns", readers.raw_columns),
+        "raw binary, columns, shuffled in a window": ("rows", readers.raw_rows),
+        "raw binary, stacked, not shuffled": ("stacked", readers.raw_stacked),
+    }
+    return {
+        name: delivering(pipeline(inputs.criteo.raw(form, size), size, schema))
+        for name, (form, pipeline) in pipelines.items()
+    }
+
+
+def of_python(inputs: Inputs) -> dict[str, Candidate]:
+    """Return the ways to feed Keras from Python, with our reader behind them."""
+    from benchmarks import readers
+
+    settings = (inputs.criteo.source, inputs.batch_size, inputs.criteo.schema)
+    return {
+        "PyDataset, same reader, shuffled": delivering(
+            readers.AsFitDoes(readers.RowGroups(*settings))
+        ),
+        "generator, same reader, shuffled": delivering(readers.generator(*settings)),
+    }
+
+
+def of_plain(inputs: Inputs) -> dict[str, Candidate]:
+    """Return the loader and bare Arrow on files of int64 with dictionary and snappy."""
+    from benchmarks import readers
+
+    source = inputs.criteo.plain
+    return {
+        PLAIN_LOADER: delivering(inputs.loader(source)),
+        PLAIN_ARROW: Candidate(functools.partial(readers.read_row_groups, source)),
+    }
+
+
+def of_movielens(inputs: Inputs) -> dict[str, Candidate]:
+    """Return the loader and bare Arrow on rows with a multi-hot column."""
+    from benchmarks import readers
+
+    data = inputs.movielens
+    return {
+        MOVIELENS_LOADER: delivering(inputs.loader(data.source, schema=data.schema)),
+        MOVIELENS_ARROW: Candidate(functools.partial(readers.read_row_groups, data.source)),
+    }
+
+
+def of_fit(inputs: Inputs) -> dict[str, Candidate]:
+    """Return epochs of `fit` with a trivial model, and the loaders alone."""
+    from benchmarks.trivial_model import compiled
+
+    def fitting(name: str, **settings: Any) -> Candidate:
+        model, loader = compiled(name), inputs.loader(**settings)
+
+        def epoch() -> int:
+            model.fit(loader, verbose=0)
+            return loader.num_rows
+
+        return Candidate(epoch)
+
+    return {
+        COLUMNS: delivering(inputs.loader()),
+        FIT: fitting("I1"),
+        STACKED: delivering(inputs.loader(batch_layout="stacked")),
+        "fit, one weight, stacked": fitting("continuous", batch_layout="stacked"),
+    }
+
+
+def of_first(inputs: Inputs) -> dict[str, Candidate]:
+    """Return the wait for the first batch, and how long its chunk takes; rows/s mean nothing."""
+    from benchmarks import readers
+
+    loader = inputs.loader()
+    chunk_rows = loader.describe()["chunk_rows"]
+
+    def first_batch() -> int:
+        next(iter(loader))
+        return chunk_rows
+
+    return {
+        FIRST_BATCH: Candidate(first_batch, afterwards=loader.close),
+        ONE_CHUNK: Candidate(
+            functools.partial(readers.read_and_shuffle, inputs.criteo.source, chunk_rows)
+        ),
+    }
+
+
+def start_peers(
+    inputs: Inputs, open_peers: contextlib.ExitStack
+) -> tuple[dict[str, Candidate], list[str], dict[str, str]]:
+    """Return other libraries' readers, a line for each library that is not here, and versions."""
+    made, skipped, versions = {}, [], {}
+    for library, title in peers.TITLES.items():
+        python = inputs.peer_pythons.get(library)
+        if python is None and not peers.is_here(library):
+            skipped.append(f"not measured: {peers.how_to_have(library)}")
+            continue
+        peer, epochs = peers.start(
+            library, python, inputs.criteo, inputs.slow_rows // 4, inputs.batch_size
+        )
+        open_peers.callback(peer.close)
+        versions[title] = peer.version
+        made |= {name: Candidate(epoch) for name, epoch in epochs.items()}
+    return made, skipped, versions
+
+
+SECTIONS: dict[str, Callable[[Inputs], dict[str, Candidate]] | None] = {
+    "loader": of_loader,
+    "tfdata": of_tfdata,
+    "raw": of_raw,
+    "python": of_python,
+    "plain": of_plain,
+    "movielens": of_movielens,
+    "fit": of_fit,
+    "first": of_first,
+    "peers": None,  # have to be started, and ended: `start_peers`
+}

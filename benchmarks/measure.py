@@ -54,7 +54,7 @@ class Timing:
         return statistics.median(self.rates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values: median, least, most, and all seconds."""
+        """Return everything as JSON values: median, least, most of the rates, and all seconds."""
         return {
             "name": self.name,
             "rows": self.rows,
@@ -65,12 +65,54 @@ class Timing:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a measurement is to show.
+
+    Args:
+        name: of the candidate.
+        bound: at least so many rows/s; beside another, at least so many times its rate.
+        other: candidate that it is compared with, turn by turn.
+        of: "rows_per_s", or "elapsed_s" where `bound` is a multiple of the other's time, at most.
+
+    Example:
+        >>> ours, theirs = Timing("ours", 9, (1.0, 1.0)), Timing("theirs", 9, (3.0, 2.0))
+        >>> Claim("ours", 2.0, other="theirs").check({"ours": ours, "theirs": theirs})["median"]
+        2.5
+    """
+
+    name: str
+    bound: float
+    other: str | None = None
+    of: str = "rows_per_s"
+
+    def check(self, timings: Mapping[str, Timing]) -> dict[str, Any] | None:
+        """Return the values of all turns, their median, and whether it holds; None if not measured.
+
+        With another candidate a value is the quotient of the two in one turn, so that what slows
+        the machine down for a while does not count.
+        """
+        if self.name not in timings or (self.other is not None and self.other not in timings):
+            return None
+        values = self._values(timings[self.name])
+        if self.other is not None:
+            others = self._values(timings[self.other])
+            values = [a / b for a, b in zip(values, others, strict=True)]
+        median = statistics.median(values)
+        holds = median >= self.bound if self.of == "rows_per_s" else median <= self.bound
+        return {**dataclasses.asdict(self), "median": median, "values": values, "holds": holds}
+
+    def _values(self, timing: Timing) -> list[float]:
+        return timing.rates if self.of == "rows_per_s" else list(timing.elapsed_s)
+
+
 def turns(
     candidates: Mapping[str, Callable[[], int]],
     *,
     repeat: int = 5,
     warmup: int = 1,
     synchronise: Callable[[], Any] | None = None,
+    afterwards: Mapping[str, Callable[[], Any]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
 ) -> list[Timing]:
@@ -81,6 +123,8 @@ def turns(
         repeat: turns that count, at least 1.
         warmup: turns before them that do not.
         synchronise: called before each reading of the clock; waits for the device to finish.
+        afterwards: {name: function called after its time has been taken}, to end what a candidate
+            has left running.
         clock: function that returns seconds and never goes back.
         progress: print a line on stderr for each turn.
 
@@ -109,6 +153,8 @@ def turns(
             if synchronise is not None:
                 synchronise()
             elapsed_s = clock() - started
+            if afterwards is not None and name in afterwards:
+                afterwards[name]()
             if done < 1 or rows.setdefault(name, done) != done:
                 raise ValueError(
                     f"candidate {name!r} went through {done} rows in turn {turn}, before through "
@@ -119,7 +165,7 @@ def turns(
             if progress:
                 label = f"turn {turn + 1}/{repeat}" if turn >= 0 else "warm-up"
                 rate = f"{done / elapsed_s:>14,.0f} rows/s"
-                print(f"{label:>10}  {name:<44}{rate}", file=sys.stderr, flush=True)
+                print(f"{label:>10}  {name:<50}{rate}", file=sys.stderr, flush=True)
     return [Timing(name, rows[name], tuple(values)) for name, values in seconds.items()]
 
 
@@ -129,6 +175,7 @@ def report(
     *,
     command: str,
     baseline: str | None = None,
+    claims: Sequence[Claim] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what was measured, on what, with what and when, as JSON values.
@@ -138,9 +185,10 @@ def report(
         timings: what `turns` returned.
         command: how to do it again.
         baseline: candidate that all others are divided by; None for the first.
+        claims: what is to be shown; those about candidates that were not measured are left out.
         facts: whatever else belongs to the figures: rows, bytes, batch size.
     """
-    by_name = {timing.name: timing.rows_per_s for timing in timings}
+    by_name = {timing.name: timing for timing in timings}
     baseline = timings[0].name if baseline is None else baseline
     return {
         "benchmark": benchmark,
@@ -152,9 +200,10 @@ def report(
         **(facts or {}),
         "baseline": baseline,
         "candidates": [
-            {**timing.to_dict(), "ratio": timing.rows_per_s / by_name[baseline]}
+            {**timing.to_dict(), "ratio": timing.rows_per_s / by_name[baseline].rows_per_s}
             for timing in timings
         ],
+        "claims": [found for claim in claims if (found := claim.check(by_name)) is not None],
     }
 
 
@@ -179,15 +228,36 @@ def save(result: Mapping[str, Any], path: str | os.PathLike[str] | None = None) 
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Return a report as a table of text: rows/s (median, least, most) and ratios."""
-    lines = [f"{'':<44}{'rows/s':>12}{'least':>12}{'most':>12}{'ratio':>9}{'rows':>12}"]
+    """Return a report as tables of text: rows/s (median, least, most) and ratios; the claims."""
+    lines = [f"{'':<50}{'rows/s':>12}{'least':>12}{'most':>12}{'ratio':>9}{'rows':>12}"]
     for entry in result["candidates"]:
         rates = (entry["rows_per_s"], entry["min_rows_per_s"], entry["max_rows_per_s"])
         cells = "".join(f"{rate:>12,.0f}" for rate in rates)
-        lines.append(f"{entry['name']:<44}{cells}{entry['ratio']:>9.3g}{entry['rows']:>12,}")
+        lines.append(f"{entry['name']:<50}{cells}{entry['ratio']:>9.3g}{entry['rows']:>12,}")
     lines.append(f"ratio: to {result['baseline']}")
-    lines.append(describe_hardware(result["hardware"]))
-    return "\n".join(lines)
+    if result["claims"]:
+        lines.append("")
+        lines += [claim_line(claim) for claim in result["claims"]]
+    return "\n".join([*lines, "", describe_hardware(result["hardware"])])
+
+
+def claim_line(claim: Mapping[str, Any]) -> str:
+    """Return a claim that was checked as one line.
+
+    Example:
+        >>> ours, theirs = Timing("ours", 90, (1.0,)), Timing("theirs", 10, (1.0,))
+        >>> claim_line(Claim("ours", 10, other="theirs").check({"ours": ours, "theirs": theirs}))
+        'not met  ours: 9 (9 to 9) times the rate of theirs; to be at least 10'
+    """
+    what = "rate" if claim["of"] == "rows_per_s" else "time"
+    least, most = min(claim["values"]), max(claim["values"])
+    if claim["other"] is None:
+        value = f"{claim['median']:,.0f} ({least:,.0f} to {most:,.0f}) rows/s"
+    else:
+        value = f"{claim['median']:,.3g} ({least:,.3g} to {most:,.3g})"
+        value += f" times the {what} of {claim['other']}"
+    bound = f"at {'least' if what == 'rate' else 'most'} {claim['bound']:,.12g}"
+    return f"{'met' if claim['holds'] else 'not met':<9}{claim['name']}: {value}; to be {bound}"
 
 
 # ---- where and with what ------------------------------------------------------------------------

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import mmap
 import subprocess
 import sys
+import time
+from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from benchmarks import figures, measure
+from benchmarks import figures, measure, peers
 from benchmarks.__main__ import MEASURING, main
-from benchmarks.loader import BASELINE, consume
+from benchmarks.data import column_sums, criteo_shape, movielens_shape
+from benchmarks.loader import BASELINE, FIT, SECTIONS, Inputs, consume
+from benchmarks.memory_epochs import MemoryWatch
 
 
 class Clock:
@@ -68,6 +74,40 @@ def test_the_device_is_waited_for_before_each_reading_of_the_clock():
     assert timing.elapsed_s == (3.0, 3.0)
 
 
+def test_what_ends_a_candidate_is_called_after_its_time_is_taken():
+    clock, ended = Clock(), []
+
+    def work():
+        clock.now_s += 2.0
+        return 1
+
+    def end():
+        clock.now_s += 9.0
+        ended.append(clock.now_s)
+
+    [timing] = measure.turns(
+        {"work": work}, repeat=2, warmup=0, afterwards={"work": end}, clock=clock, progress=False
+    )
+    assert timing.elapsed_s == (2.0, 2.0)
+    assert ended == [11.0, 22.0]
+
+
+def test_a_claim_compares_turn_by_turn_and_knows_which_way_is_better():
+    ours = measure.Timing("ours", 100, (1.0, 2.0, 4.0))
+    theirs = measure.Timing("theirs", 100, (3.0, 6.0, 4.0))
+    timings = {"ours": ours, "theirs": theirs}
+    faster = measure.Claim("ours", 2.9, other="theirs").check(timings)
+    assert faster["values"] == [3.0, 3.0, 1.0]
+    assert (faster["median"], faster["holds"]) == (3.0, True)
+    assert not measure.Claim("ours", 3.1, other="theirs").check(timings)["holds"]
+    shorter = measure.Claim("ours", 0.4, other="theirs", of="elapsed_s").check(timings)
+    assert (shorter["median"], shorter["holds"]) == (pytest.approx(1 / 3), True)
+    assert not measure.Claim("ours", 0.3, other="theirs", of="elapsed_s").check(timings)["holds"]
+    assert measure.Claim("ours", 50).check(timings)["holds"]
+    assert not measure.Claim("ours", 51).check(timings)["holds"]
+    assert measure.Claim("ours", 1, other="absent").check(timings) is None
+
+
 def test_a_candidate_that_does_other_work_each_turn_is_refused():
     rows = iter([5, 5, 4])
     with pytest.raises(ValueError, match="'moody' went through 4 rows in turn 1, before through 5"):
@@ -115,45 +155,319 @@ def test_a_batch_whose_tensors_differ_in_rows_is_refused():
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.fixture(scope="module")
+def inputs(folder):
+    """Few rows in every format; the last batch has 480 rows, the others 1000."""
+    return Inputs(criteo_shape(folder, 20_480), movielens_shape(folder, 20_480), 4000, 1000, {})
+
+
+@pytest.fixture(scope="module")
+def candidates(inputs):
+    """What delivers batches: {name: (candidate, data set)}."""
+    return {
+        name: (candidate, inputs.movielens if section == "movielens" else inputs.criteo)
+        for section, build in SECTIONS.items()
+        if build is not None
+        for name, candidate in build(inputs).items()
+        if candidate.batches is not None
+    }
+
+
+def delivered(batches, schema):
+    """Return (rows, {column: sum}) of an epoch in any layout; lists count as their values."""
+    rows, sums = 0, Counter()
+    for features, label in batches:
+        rows += label.shape[0]
+        for name, tensor in {**features, schema.labels.names[0]: label}.items():
+            totals = np.asarray(tensor).sum(axis=0, dtype=np.float64)
+            names = [name.removesuffix("__values")]
+            if name in ("categorical", "continuous"):
+                names = schema.with_role(name).names
+            sums.update(dict(zip(names, totals, strict=True)))
+    return rows, sums
+
+
+def test_every_candidate_delivers_exactly_the_rows_that_the_files_hold(candidates):
+    assert len(candidates) == 15
+    for name, (candidate, data) in candidates.items():
+        rows, sums = delivered(candidate.batches, data.schema)
+        assert rows in (20_480, 4000, 1000), name
+        if data.name == "movielens-shape":
+            lists = [len(chunk["genres"].values) for chunk in data.source.chunks()]
+            assert sums.pop("genres__nnzs") == sum(lists)
+        assert sums == pytest.approx(column_sums(data.source, rows), rel=1e-6), name
+
+
+def test_what_is_called_shuffled_is_and_what_is_not_keeps_the_order(candidates):
+    for name, (candidate, data) in candidates.items():
+        first = next(data.source.chunks(rows=1000))
+        features, _ = next(iter(candidate.batches))
+        column = "userId" if "userId" in features else "C1"
+        ids = features[column] if column in features else features["categorical"][:, 0]
+        same = np.array_equal(np.asarray(ids).ravel(), first[column])
+        assert same == ("not shuffled" in name), name
+
+
+def test_a_py_dataset_has_another_order_in_the_next_epoch(inputs):
+    from benchmarks.readers import RowGroups
+
+    dataset = RowGroups(inputs.criteo.source, 1000, inputs.criteo.schema)
+    first = dataset[0][0]["C1"]
+    assert np.array_equal(dataset[0][0]["C1"], first)
+    dataset.on_epoch_end()
+    assert not np.array_equal(dataset[0][0]["C1"], first)
+
+
+def test_bare_arrow_reads_all_rows_and_a_chunk_is_read_as_far_as_its_rows_reach(tmp_path):
+    from benchmarks.readers import read_and_shuffle, read_row_groups
+
+    source = criteo_shape(tmp_path, 1000, row_group_rows=300).source
+    assert read_row_groups(source) == 1000
+    assert [read_and_shuffle(source, rows) for rows in (1, 300, 301, 1000)] == [300, 300, 600, 1000]
+
+
+def test_fit_trains_the_trivial_model_on_every_row(inputs):
+    from benchmarks.trivial_model import compiled
+
+    model = compiled("I1")
+    history = model.fit(inputs.loader(), verbose=0).history
+    assert float(model.factor) != 0
+    assert history["loss"][0] > 0
+    assert SECTIONS["fit"](inputs)[FIT].work() == 20_480
+
+
+def test_a_format_is_made_once_and_anew_where_an_earlier_run_was_cut_off(tmp_path):
+    data = criteo_shape(tmp_path, 2048)
+    cut_off = data.folder / "raw-rows.partial"
+    cut_off.mkdir(parents=True)
+    (cut_off / "cells.bin").write_bytes(b"half")
+    file = data.raw("rows", 100) / "cells.bin"
+    assert file.stat().st_size == 2048 * 40 * 4
+    assert not cut_off.exists()
+    written_ns = file.stat().st_mtime_ns
+    again = criteo_shape(tmp_path, 2048)
+    assert (again.raw("rows", 100) / "cells.bin").stat().st_mtime_ns == written_ns
+    other = criteo_shape(tmp_path, 2048, row_group_rows=100)
+    assert other.folder != data.folder
+
+
+def test_plain_files_hold_the_same_rows_as_int64_with_dictionary_and_snappy(inputs):
+    import pyarrow.parquet as pq
+
+    for data in (inputs.criteo, inputs.movielens):
+        assert column_sums(data.plain) == column_sums(data.source)
+        kinds = {kind for kind, _ in data.plain.column_types.values()}
+        assert kinds == {"int64", "float32"}
+        column = pq.read_metadata(data.plain.files[0]).row_group(0).column(0)
+        assert (column.compression, column.has_dictionary_page) == ("SNAPPY", True)
+
+
+# ---- other libraries ----------------------------------------------------------------------------
+
+SERVER = """
+import json, sys
+settings = json.loads(sys.stdin.readline())
+print(json.dumps({"readers": ["in order"], "version": "1.0"}), flush=True)
+for line in sys.stdin:
+    if json.loads(line)["reader"] == "broken":
+        raise KeyError("no such reader, " + settings["label"])
+    print(json.dumps({"rows": 7, "sums": {"label": 3.0}}), flush=True)
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    peer = peers.Peer([sys.executable, str(script)], {"label": "label"})
+    yield peer
+    peer.close()
+
+
+def test_a_peer_is_a_process_that_does_an_epoch_when_asked(server):
+    assert (server.readers, server.version) == (["in order"], "1.0")
+    assert [server.epoch("in order") for _ in range(3)] == [7, 7, 7]
+    assert server.sums("in order") == (7, {"label": 3.0})
+
+
+def test_a_peer_that_fails_says_its_last_words(server, tmp_path):
+    with pytest.raises(peers.PeerError, match=r"status 1 .*\n(.*\n)*KeyError: 'no such reader"):
+        server.epoch("broken")
+    with pytest.raises(peers.PeerError, match="ended with status 2"):
+        peers.Peer([sys.executable, str(tmp_path / "absent.py")], {})
+
+
+def test_a_peer_that_reads_other_values_than_the_files_hold_is_refused(inputs):
+    source = inputs.criteo.source
+    sums = column_sums(source, 100)
+    peers.check_sums("honest", 100, sums, source)
+    with pytest.raises(peers.PeerError, match="'C3'"):
+        peers.check_sums("other", 100, {**sums, "C3": sums["C3"] + 1}, source)
+    del sums["I2"]
+    with pytest.raises(peers.PeerError, match="'I2': \\(None"):
+        peers.check_sums("less", 100, sums, source)
+
+
+@pytest.mark.parametrize("library", peers.TITLES)
+def test_an_installed_library_reads_the_same_rows(library, inputs):
+    if not peers.is_here(library):
+        pytest.skip(peers.how_to_have(library))
+    peer, epochs = peers.start(library, None, inputs.criteo, 4000, 1000)  # checks the sums
+    try:
+        assert {work() for work in epochs.values()} <= {20_480, 4000, 1000}
+    finally:
+        peer.close()
+
+
+def test_a_python_that_is_not_there_is_refused(tmp_path, capsys):
+    for wrong in (f"merlin={tmp_path / 'absent'}", f"pandas={sys.executable}"):
+        with pytest.raises(SystemExit):
+            main(["loader", "--peer-python", wrong])
+        assert "must be LIBRARY=PATH" in capsys.readouterr().err
+
+
+# ---- whole runs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured(folder):
     """The loader benchmark over few rows: it shows that it runs, its figures mean nothing."""
-    folder = tmp_path_factory.mktemp("benchmark")
     path = folder / "results" / "loader-here.json"
+    sections = [section for section in SECTIONS if section != "peers"]
     options = {
-        "--rows": 20_000, "--slow-rows": 4096, "--batch-size": 1024, "--repeat": 1,
-        "--data": folder / "data", "--out": path,
+        "--rows": 20_480, "--slow-rows": 4000, "--batch-size": 1000, "--repeat": 1,
+        "--data": folder, "--out": path,
     }  # fmt: skip
-    assert main(["loader", *(str(word) for option in options.items() for word in option)]) == 0
+    words = [str(word) for option in options.items() for word in option]
+    assert main(["loader", *words, "--only", *sections]) == 0
     return path
 
 
-def test_the_loader_benchmark_measures_all_candidates_over_the_rows_it_says(measured):
+def test_the_loader_benchmark_measures_all_candidates_over_the_rows_it_says(measured, folder):
     result = json.loads(measured.read_text())
     rows = {entry["name"]: entry["rows"] for entry in result["candidates"]}
-    assert len(rows) == 7
-    assert {rows.pop(name) for name in (BASELINE, "batch then parse_example, shuffled")} == {4096}
-    assert set(rows.values()) == {20_000}
+    assert len(rows) == 22
+    assert {rows.pop(name) for name in (BASELINE, "batch then parse_example, shuffled")} == {4000}
+    assert rows.pop("parse_single_example, shuffled") == 1000
+    assert set(rows.values()) == {20_480}
     assert result["baseline"] == BASELINE
-    assert result["formats"]["parquet"]["nbytes"] > 0
-    assert result["formats"]["examples"]["rows"] == 4096
-    assert result["columns"] == {"continuous": 13, "categorical": 26, "label": 1}
-    assert str(measured.parent.parent) not in measured.read_text()
+    assert {name for names in result["sections"].values() for name in names} == {
+        entry["name"] for entry in result["candidates"]
+    }
+    data = result["data"]["criteo-shape"]
+    assert data["columns"] == {"continuous": 13, "categorical": 26, "label": 1}
+    assert data["nbytes"]["raw-rows"] == 20_480 * 40 * 4
+    assert data["nbytes"]["parquet"] > 0
+    assert len(result["claims"]) == 9  # all but that about merlin-dataloader
+    assert str(folder) not in measured.read_text()
 
 
-def test_the_figure_is_drawn_from_the_newest_result_and_is_the_same_each_time(measured, tmp_path):
+def test_one_section_can_be_measured_alone(folder, capsys):
+    path = folder / "alone.json"
+    options = ["--rows", "20480", "--batch-size", "1000", "--repeat", "1", "--data", str(folder)]
+    assert main(["loader", *options, "--only", "movielens", "--out", str(path)]) == 0
+    result = json.loads(path.read_text())
+    assert [entry["name"].split(":")[0] for entry in result["candidates"]] == ["MovieLens"] * 2
+    assert [claim["bound"] for claim in result["claims"]] == [0.6]
+    assert "MovieLens: loader" in capsys.readouterr().out
+
+
+def test_a_library_that_is_not_here_is_named_with_the_way_to_have_it(folder, capsys):
+    absent = [library for library in peers.TITLES if not peers.is_here(library)]
+    if not absent:
+        pytest.skip("all libraries that the loader is compared with are installed here")
+    path = folder / "peers.json"
+    options = ["--rows", "20480", "--slow-rows", "4000", "--batch-size", "1000", "--repeat", "1"]
+    words = [*options, "--data", str(folder), "--out", str(path), "--only", "movielens", "peers"]
+    assert main(["loader", *words]) == 0
+    said = capsys.readouterr().out
+    for library in absent:
+        assert f"not measured: {peers.TITLES[library]}" in said
+        assert f"--peer-python {library}=" in said
+    assert len(json.loads(path.read_text())["not_measured"]) == len(absent)
+
+
+@pytest.fixture(scope="module")
+def watched(folder):
+    """The memory benchmark with a small budget, a process for each case."""
+    path = folder / "results" / "memory-here.json"
+    options = {
+        "--budget-mib": 128, "--sizes": 2, "--batch-size": 4096, "--row-group-rows": 16_384,
+        "--repeat": 1, "--data": folder, "--out": path,
+    }  # fmt: skip
+    assert main(["memory", *(str(word) for option in options.items() for word in option)]) == 0
+    return path
+
+
+def test_the_memory_benchmark_says_for_each_case_what_its_loader_took(watched):
+    result = json.loads(watched.read_text())
+    cases = {entry["name"]: entry for entry in result["candidates"]}
+    assert len(cases) == 3
+    assert [entry["in_series"] for entry in result["candidates"]] == [True, False, False]
+    for entry in cases.values():
+        [process] = entry["processes"]
+        assert 0 < process["peak_bytes"] == entry["peak_bytes"]
+        assert process["before_bytes"] > 2**26
+        assert entry["planned_bytes"] > 0
+    series = cases["2 x the budget"]
+    assert series["data_bytes"] == pytest.approx(2 * result["budget_bytes"], rel=0.1)
+    assert series["rows"] * 160 == series["data_bytes"]
+    assert result["over_budget"] == series["peak_bytes"] / result["budget_bytes"] - 1
+    assert len(series["processes"][0]["elapsed_s"]) == 5
+
+
+def test_memory_of_the_process_and_of_mapped_files_are_told_apart(tmp_path):
+    size = 2**26
+    path = tmp_path / "bytes"
+    path.write_bytes(b"x" * size)
+    with MemoryWatch() as watch:
+        ones = np.ones(size, np.uint8)
+        time.sleep(0.05)
+        del ones
+    anonymous, mapped = np.subtract(watch.peak, watch.before)
+    assert anonymous > 0.9 * size
+    assert mapped < 0.5 * size
+    with MemoryWatch() as watch, path.open("rb") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            assert view[:: mmap.PAGESIZE].count(b"x") == size // mmap.PAGESIZE
+            time.sleep(0.05)
+    anonymous, mapped = np.subtract(watch.peak, watch.before)
+    assert anonymous < 0.5 * size
+    assert mapped > 0.9 * size
+
+
+def test_figures_are_drawn_from_the_newest_results_and_are_the_same_each_time(
+    measured, watched, tmp_path
+):
     old = json.loads(measured.read_text())
     old |= {"date": "2020-01-01T00:00:00+00:00", "batch_size": 7}
     (measured.parent / "loader-old.json").write_text(json.dumps(old))
-    assert figures.newest("loader", measured.parent)["batch_size"] == 1024
+    assert figures.newest("loader", measured.parent)["batch_size"] == 1000
     command = ["figures", "--results", str(measured.parent), "--images", str(tmp_path)]
-    drawn = tmp_path / "loader_throughput.svg"
+    names = ("loader_throughput", "loader_memory")
     assert main(command) == 0
-    first = drawn.read_bytes()
+    first = [(tmp_path / f"{name}.svg").read_bytes() for name in names]
     assert main(command) == 0
-    assert drawn.read_bytes() == first
-    assert b"<svg" in first
+    assert [(tmp_path / f"{name}.svg").read_bytes() for name in names] == first
+    assert all(b"<svg" in drawn for drawn in first)
     assert main([*command, "--format", "png"]) == 0
-    assert (tmp_path / "loader_throughput.png").read_bytes().startswith(b"\x89PNG")
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_whose_measurement_is_missing_does_not_keep_the_others_from_being_drawn(
+    measured, tmp_path
+):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "loader-here.json").write_text(measured.read_text())
+    with pytest.raises(SystemExit, match="python -m benchmarks memory"):
+        main(["figures", "--results", str(results), "--images", str(tmp_path)])
+    assert (tmp_path / "loader_throughput.svg").is_file()
 
 
 def test_without_a_measurement_the_figure_command_says_what_to_run(tmp_path):
