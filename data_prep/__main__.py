@@ -7,9 +7,11 @@ line on stderr and exit code 1. Does not belong here: anything that makes data.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from data_prep import criteo, movielens, synthetic_criteo, synthetic_movielens
 from data_prep.output import DataPrepError
@@ -152,12 +154,45 @@ def _criteo(commands: argparse._SubParsersAction) -> None:
         "--freq-threshold", type=int, default=15,
         help="a categorical value seen fewer times in training counts as unknown",
     )  # fmt: skip
-    command.set_defaults(
-        run=lambda a: criteo.prepare(
-            a.source, a.output, on_bad_lines=a.on_bad_lines, overwrite=a.overwrite,
-            valid_days=a.valid_days, valid_share=a.valid_share, freq_threshold=a.freq_threshold,
-        )
+    where = command.add_mutually_exclusive_group()
+    where.add_argument(
+        "--workers", type=int, default=None, metavar="N",
+        help="threads, each with a day file or a few parts in memory; all cores if left out",
     )  # fmt: skip
+    where.add_argument(
+        "--dask", default=None, metavar="ADDRESS",
+        help="scheduler of a Dask cluster (tcp://host:8786) that sees the same folders",
+    )  # fmt: skip
+    command.set_defaults(run=_run_criteo)
+
+
+def _run_criteo(a: argparse.Namespace) -> None:
+    if a.workers is not None and a.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {a.workers}")
+    with _dask_client(a.dask) as client:
+        criteo.prepare(
+            a.source, a.output, on_bad_lines=a.on_bad_lines, overwrite=a.overwrite,
+            workers=a.workers, client=client, valid_days=a.valid_days,
+            valid_share=a.valid_share, freq_threshold=a.freq_threshold,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _dask_client(address: str | None) -> Iterator[Any]:
+    """Give the client of a running Dask cluster, or None."""
+    if address is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise DataPrepError("--dask needs Dask: pip install 'dask[distributed]'") from error
+    try:
+        client = Client(address, timeout=5)
+    except (OSError, ValueError) as error:
+        raise DataPrepError(f"--dask {address}: no scheduler answers there ({error})") from error
+    with client:
+        yield client
 
 
 def main(argv: Sequence[str] | None = None) -> int:

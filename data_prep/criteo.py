@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from data_prep.output import (
     read_settings,
 )
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
+from tutorlib.files import remove
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072
@@ -115,13 +118,15 @@ def raw_to_parquet(
     *,
     on_bad_lines: str = "error",
     overwrite: bool = False,
+    workers: int | None = None,
+    client: Any = None,
 ) -> dict[str, Any]:
     """Write each raw day file as `output/day_*.parquet`: the same values, typed and checked.
 
     A line is malformed if it has not 40 fields, its label is not 0 or 1, an integer is not one, or
     a categorical value is not 8 hex digits; an empty field is a missing value, except for the
-    label. Memory: about 300 MB (a few blocks of 8 MB of text and a row group
-    of 131,072 rows), whatever the files.
+    label. Memory: about 300 MB for each file that is being read (a few blocks of 8 MB of text and a
+    row group of 131,072 rows), whatever the files.
 
     Args:
         source: folder of day files, plain or gzip.
@@ -129,6 +134,8 @@ def raw_to_parquet(
         on_bad_lines: "error" refuses the data after having read the file to its end, so that the
             message has the total; "skip" keeps malformed lines out and reports them.
         overwrite: replace an output made with other settings.
+        workers: files read at a time; None for as many as there are cores.
+        client: `distributed.Client`, whose workers read the files instead.
 
     Returns:
         {"rows": {stem: rows}, "bad_lines": {stem: {"total": n, "first": [text, ...]}}}.
@@ -148,10 +155,10 @@ def raw_to_parquet(
         return read_settings(output)["facts"]
     facts: dict[str, Any] = {"rows": {}, "bad_lines": {}}
     with new_folder(output, settings) as staging:
-        for stem, path in files.items():
-            bad = BadLines(path.name)
-            target = staging.path / f"{stem}.parquet"
-            facts["rows"][stem] = _convert_day(path, target, bad)
+        targets = [staging.path / f"{stem}.parquet" for stem in files]
+        converted = _each(_convert_day, list(files.values()), targets, workers, client)
+        for stem, (rows, bad) in zip(files, converted, strict=True):
+            facts["rows"][stem] = rows
             if bad.total and on_bad_lines == "error":
                 raise DataPrepError(
                     f"{bad}. Nothing was kept. Correct them, or pass --on-bad-lines skip."
@@ -164,8 +171,24 @@ def raw_to_parquet(
     return facts
 
 
-def _convert_day(path: Path, target: Path, bad: BadLines) -> int:
-    rows = 0
+def _each(
+    function: Any, sources: list[Path], targets: list[Path], workers: int | None, client: Any
+) -> Iterator[Any]:
+    """Yield function(source, target) of each pair, in order, on threads or a Dask cluster."""
+    if client is not None:
+        futures = client.map(function, sources, targets, pure=False)
+        yield from (future.result() for future in futures)
+        return
+    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+        futures = [pool.submit(function, *pair) for pair in zip(sources, targets, strict=True)]
+        try:
+            yield from (future.result() for future in futures)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _convert_day(path: Path, target: Path) -> tuple[int, BadLines]:
+    rows, bad = 0, BadLines(path.name)
     with pq.ParquetWriter(target, RAW_SCHEMA, compression="zstd") as writer:
         held: list[pa.Table] = []
         for table in read_day(path, bad):
@@ -181,7 +204,7 @@ def _convert_day(path: Path, target: Path, bad: BadLines) -> int:
             writer.write_table(whole, row_group_size=RAW_ROW_GROUP_ROWS)
     if not rows and not bad.total:
         raise DataPrepError(f"{path} holds no line. Take it out, or fetch it again.")
-    return rows
+    return rows, bad
 
 
 def read_day(path: Path, bad: BadLines) -> Iterator[pa.Table]:
@@ -385,12 +408,16 @@ def etl(
     valid_share: float = 0.2,
     freq_threshold: int = 15,
     row_group_rows: int = 131_072,
+    rows_per_file: int = 1_048_576,
     overwrite: bool = False,
+    workers: int | None = None,
+    client: Any = None,
 ) -> dict[str, Any]:
     """Fit the Workflow on the training days and write `output/` train/, valid/ and workflow/.
 
     The split is by time: the last `valid_days` days validate. If there is one day only, its last
-    `valid_share` of rows do, since rows stand in time order.
+    `valid_share` of rows do, since rows stand in time order. A run that is killed while it writes
+    leaves `output/tables.partial`, with which the next one goes on.
 
     Args:
         parquet: folder that `raw_to_parquet` wrote.
@@ -399,7 +426,10 @@ def etl(
         valid_share: share of rows for validation if there is one day, in (0, 1).
         freq_threshold: `Categorify(freq_threshold=...)`.
         row_group_rows: rows of a row group of train/ and valid/.
+        rows_per_file: rows of a part file.
         overwrite: replace an output made with other settings.
+        workers: threads; None for as many as there are cores.
+        client: `distributed.Client`, whose workers do the work instead.
 
     Returns:
         {"train_rows", "valid_rows", "cardinalities": {C1: ...}}.
@@ -417,22 +447,34 @@ def etl(
     days = _days_of(parquet)
     settings = {"command": "criteo etl", "version": 1, "valid_days": valid_days,
                 "valid_share": valid_share, "freq_threshold": freq_threshold,
-                "row_group_rows": row_group_rows, "files": fingerprint(days)}  # fmt: skip
+                "row_group_rows": row_group_rows, "rows_per_file": rows_per_file,
+                "files": fingerprint(days)}  # fmt: skip
     output = Path(output)
     if is_finished(output, settings, overwrite=overwrite):
         return read_settings(output)["facts"]
     with new_parts(output, ("train", "valid", "workflow"), settings) as staging:
-        if len(days) == 1:
-            train, valid = split_by_time(days[0], staging.path / "split", valid_share)
-        elif len(days) > valid_days:
-            train, valid = days[:-valid_days], days[-valid_days:]
-        else:
-            raise DataPrepError(
-                f"{parquet} has {len(days)} days, and --valid-days {valid_days} leaves none to "
-                "train on. Give more days or a smaller --valid-days."
-            )
-        staging.facts.update(_fit_and_write(train, valid, staging.path, freq_threshold,
-                                            row_group_rows))  # fmt: skip
+        sources = split_by_time(days, valid_days, valid_share)
+        workflow = make_workflow(freq_threshold).fit(sources["train"], client, threads=workers)
+        tables = workflow.transform_to_parquet(
+            sources,
+            output / "tables",
+            row_group_rows=row_group_rows,
+            rows_per_file=rows_per_file,
+            client=client,
+            threads=workers,
+            overwrite=True,
+        )
+        for name, made in (("train", "train"), ("valid", "valid"), ("workflow", "_workflow")):
+            (tables / made).rename(staging.path / name)
+        remove(tables)
+        sizes = workflow.embedding_sizes()
+        staging.facts.update(
+            {
+                "train_rows": sources["train"].num_rows,
+                "valid_rows": sources["valid"].num_rows,
+                "cardinalities": {name: int(size) for name, (size, _) in sizes.items()},
+            }
+        )
     print(
         f"{output}: {staging.facts['train_rows']:,} rows in train/, "
         f"{staging.facts['valid_rows']:,} in valid/",
@@ -451,47 +493,28 @@ def _days_of(parquet: str | Path) -> list[Path]:
     return [Path(parquet) / f"{stem}.parquet" for stem in content["facts"]["rows"]]
 
 
-def split_by_time(day: Path, folder: Path, valid_share: float) -> tuple[list[Path], list[Path]]:
-    """Write the first and the last rows of one Parquet file as two files and return their paths.
+def split_by_time(days: list[Path], valid_days: int, valid_share: float) -> dict[str, Any]:
+    """Return {"train": source, "valid": source}: the last days, or the last rows of the only day.
 
     Raises:
-        DataPrepError: if there are too few rows to have at least one on each side.
+        DataPrepError: if there are too few days, or rows, to have some on each side.
     """
-    rows = pq.read_metadata(day).num_rows
-    train_rows = min(rows - 1, round(rows * (1 - valid_share)))
-    if train_rows < 1:
-        raise DataPrepError(f"{day} has {rows} rows, too few to split. Give more.")
-    paths = folder / "train.parquet", folder / "valid.parquet"
-    folder.mkdir(parents=True)
-    with (
-        pq.ParquetWriter(paths[0], RAW_SCHEMA) as train,
-        pq.ParquetWriter(paths[1], RAW_SCHEMA) as valid,
-    ):
-        start = 0
-        for batch in pq.ParquetFile(day).iter_batches(RAW_ROW_GROUP_ROWS):
-            cut = min(max(train_rows - start, 0), batch.num_rows)
-            for writer, part in ((train, batch.slice(0, cut)), (valid, batch.slice(cut))):
-                if part.num_rows:
-                    writer.write_batch(part)
-            start += batch.num_rows
-    return [paths[0]], [paths[1]]
-
-
-def _fit_and_write(
-    train: list[Path], valid: list[Path], folder: Path, freq_threshold: int, row_group_rows: int
-) -> dict[str, Any]:
     from tutorlib.parquet import ParquetSource
+    from tutorlib.row_split import split_rows
 
-    sources = {"train": ParquetSource(train), "valid": ParquetSource(valid)}
-    workflow = make_workflow(freq_threshold).fit(sources["train"])
-    for name, source in sources.items():
-        workflow.transform_to_parquet(source, folder / name, row_group_rows=row_group_rows)
-    workflow.save(folder / "workflow")
-    sizes = workflow.embedding_sizes()
+    if len(days) == 1:
+        try:
+            return split_rows(days[0], {"train": 1 - valid_share, "valid": valid_share})
+        except ValueError as error:
+            raise DataPrepError(f"{days[0]} has too few rows to split: {error}") from error
+    if len(days) <= valid_days:
+        raise DataPrepError(
+            f"{days[0].parent} has {len(days)} days, and --valid-days {valid_days} leaves none to "
+            "train on. Give more days or a smaller --valid-days."
+        )
     return {
-        "train_rows": sources["train"].num_rows,
-        "valid_rows": sources["valid"].num_rows,
-        "cardinalities": {name: int(cardinality) for name, (cardinality, _) in sizes.items()},
+        "train": ParquetSource(days[:-valid_days]),
+        "valid": ParquetSource(days[-valid_days:]),
     }
 
 
@@ -501,6 +524,8 @@ def prepare(
     *,
     on_bad_lines: str = "error",
     overwrite: bool = False,
+    workers: int | None = None,
+    client: Any = None,
     **etl_settings: Any,
 ) -> dict[str, Any]:
     """Run both stages: `raw_to_parquet` into `output/parquet`, then `etl` into `output`.
@@ -510,11 +535,17 @@ def prepare(
         output: data folder; gets parquet/, train/, valid/ and workflow/.
         on_bad_lines: see `raw_to_parquet`.
         overwrite: replace outputs made with other settings.
+        workers: see `raw_to_parquet` and `etl`.
+        client: see `raw_to_parquet` and `etl`.
         **etl_settings: passed on to `etl`.
 
     Returns:
         What `etl` returns.
     """
     parquet = Path(output) / "parquet"
-    raw_to_parquet(source, parquet, on_bad_lines=on_bad_lines, overwrite=overwrite)
-    return etl(parquet, output, overwrite=overwrite, **etl_settings)
+    if client is not None:  # workers may have been started in another folder
+        source, output = Path(source).absolute(), Path(output).absolute()
+        parquet = output / "parquet"
+    how = {"overwrite": overwrite, "workers": workers, "client": client}
+    raw_to_parquet(source, parquet, on_bad_lines=on_bad_lines, **how)
+    return etl(parquet, output, **how, **etl_settings)

@@ -3,6 +3,9 @@
 import gzip
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -142,6 +145,74 @@ def test_criteo_one_day_is_split_by_time(raw, tmp_path):
     labels = read_raw(raw / "day_1.tsv")["label"].to_numpy()
     have = read_table(tmp_path / "data/valid", columns=["label"])["label"].to_numpy()
     np.testing.assert_array_equal(have, labels[3_400:])
+
+
+def contents(folder):
+    """Return {name: bytes} of the files that a run makes, without the times in its settings."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for side in ("parquet", "train", "valid", "workflow")
+        for path in sorted((folder / side).rglob("*"))
+        if path.is_file() and path.name != "_settings.json"
+    }
+
+
+def test_criteo_gives_the_same_files_whoever_works(raw, prepared, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    want = contents(prepared[0])
+    arguments = ["criteo", "--from", str(raw), "--freq-threshold", "5", "--output"]
+    assert main([*arguments, str(tmp_path / "one"), "--workers", "1"]) == 0
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with distributed.LocalCluster(processes=True, **options) as cluster:
+        address = cluster.scheduler_address
+        assert main([*arguments, str(tmp_path / "dask"), "--dask", address]) == 0
+    for name in ("one", "dask"):
+        assert contents(tmp_path / name) == want
+        made = {path.name for path in (tmp_path / name).iterdir()}
+        assert made == {"parquet", "train", "valid", "workflow", "_settings.json"}
+
+
+def test_criteo_workers_that_cannot_be_had_are_refused(raw, tmp_path, capsys):
+    arguments = ["criteo", "--from", str(raw), "--output", str(tmp_path / "data")]
+    assert main([*arguments, "--workers", "0"]) == 1
+    assert "--workers must be at least 1, got 0" in capsys.readouterr().err
+    assert main([*arguments, "--dask", "tcp://127.0.0.1:1"]) == 1
+    assert "--dask tcp://127.0.0.1:1: no scheduler answers there" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from data_prep import criteo
+
+written = []
+replace = Path.replace
+
+def dying(path, target):
+    written.append(target)
+    if len(written) == 12:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return replace(path, target)
+
+Path.replace = dying
+criteo.etl(sys.argv[1], sys.argv[2], freq_threshold=5, row_group_rows=100, rows_per_file=1000)
+"""
+
+
+def test_criteo_a_killed_run_is_finished_by_the_next(prepared, tmp_path):
+    parquet, output = prepared[0] / "parquet", tmp_path / "data"
+    command = [sys.executable, "-c", KILLED, str(parquet), str(output)]
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    partial = output / "tables.partial"
+    before = {path.name: path.stat().st_mtime_ns for path in partial.glob("train/part_*")}
+    assert 2 <= len(before) < 8
+    assert not (output / "train").exists()
+    facts = criteo.etl(parquet, output, freq_threshold=5, row_group_rows=100, rows_per_file=1000)
+    after = {path.name: path.stat().st_mtime_ns for path in output.glob("train/part_*")}
+    assert before.items() <= after.items()
+    assert facts["train_rows"] == 8_000
+    assert not partial.exists()
 
 
 def test_criteo_needs_a_day_to_train_on(raw, prepared, tmp_path):

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -63,8 +64,16 @@ MAY_IMPORT = {
     "learning": {"ops", "parts", "spilling"},
     "cluster": {"learning", "parts"},
     "rewriting": {"chunk", "cluster", "learning", "parquet", "parts", "unfinished"},
+    "workflow_files": {"chunk", "ops"},
     "workflow": BASE
-    | {"parquet", "ops", "parts", "learning", "cluster", "rewriting", "progress", "serving"},
+    | {"workflow_files", "ops", "parts", "learning", "cluster", "rewriting", "progress", "serving"},
+    "hashing_tf": {"chunk", "hashing"},
+    "serving_base": {"ops"},
+    "serving_numbers": {"hashing_tf", "ops", "ops.columns", "serving_base"},
+    "serving_keys": {"chunk", "hashing", "hashing_tf", "ops", "ops.columns", "ops.keys"}
+    | {"serving_base"},
+    "serving": {"files", "layers", "ops", "schema"}
+    | {"serving_base", "serving_keys", "serving_numbers"},
     "fit_arguments": set(),
     "fit_bridge": BASE | {"parquet", "ops", "plan", "fit_arguments"},
     "sizing": {"plan"},
@@ -144,6 +153,12 @@ def test_tutorlib_needs_four_packages_only(path):
     anywhere = {name.split(".")[0] for name in imported(path, only_at_start=False)}
     assert at_start <= allowed
     assert anywhere <= allowed | OPTIONAL  # so never data_prep, benchmarks or notebooks
+
+
+def test_pyproject_installs_every_folder_of_tutorlib():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(ROOT) for path in MODULES}
+    assert {".".join(folder.parts) for folder in folders} <= set(listed)
 
 
 def run_python(code: str, *, python: Path | str = sys.executable, **options):
@@ -284,14 +299,15 @@ for folder in ("train", "valid"):
 """
 
 
-def test_the_example_in_the_readme_runs_as_it_stands(tmp_path):
+def test_the_examples_in_the_readme_run_one_after_the_other(tmp_path):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    examples = "".join(re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL))
     for folder in ("train", "valid"):
         (tmp_path / folder).mkdir()
-    done = run_python(README_DATA + example, cwd=tmp_path)
+    done = run_python(README_DATA + examples, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "val_loss" in done.stdout
+    assert list((tmp_path / "checkpoints").iterdir())
 
 
 def test_make_help_lists_the_targets_the_readme_names():

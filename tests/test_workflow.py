@@ -9,79 +9,19 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from workflow_rows import MOVIES, OUTPUTS, rows, same, workflow, write
 
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.chunk import Chunk, Ragged
 from tutorlib.ops import (
     Categorify,
-    Clip,
-    FillMissing,
     HashBucket,
-    JoinExternal,
     LambdaOp,
     LogOp,
     Normalize,
-    NormalizeMinMax,
 )
-from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
 from tutorlib.workflow import Workflow
-
-MOVIES = pa.table({"movieId": [1, 2, 3], "genres": [["War", "Art"], [], ["Art"]]})
-
-
-def rows(count=1000, seed=0):
-    generator = np.random.default_rng(seed)
-    return pa.table(
-        {
-            "userId": generator.geometric(0.1, count),
-            "movieId": generator.integers(1, 5, count),
-            "word": pa.array(generator.choice(["a", "bb", "Müller", None], count)),
-            "count": pa.array(
-                generator.geometric(0.01, count) - 2, mask=generator.random(count) < 0.2
-            ),
-            "price": np.where(
-                generator.random(count) < 0.1, np.nan, generator.lognormal(3, 4, count)
-            ),
-            "tags": [generator.integers(0, 9, n).tolist() for n in generator.integers(0, 4, count)],
-            "unused": np.zeros(count),
-            "label": generator.integers(0, 2, count).astype(np.float32),
-        }
-    )
-
-
-def workflow():
-    return Workflow(
-        ["userId", "word", "tags"] >> Categorify(freq_threshold=2),
-        (["movieId"] >> JoinExternal(MOVIES, on="movieId"))["genres"] >> Categorify(),
-        ["movieId"] >> HashBucket(50),
-        ["count"] >> FillMissing(0) >> Clip(min_value=0) >> LogOp() >> Normalize(),
-        ["price"] >> Normalize() >> NormalizeMinMax(),
-        ["label"],
-    )
-
-
-OUTPUTS = ["userId", "word", "tags", "genres", "movieId", "count", "price", "label"]
-
-
-def write(path, table, row_group_rows):
-    with ParquetSink(path, row_group_rows=row_group_rows) as sink:
-        sink.write(table)
-    return path
-
-
-def same(a, b):
-    """Whether two columns or chunks are equal to the last bit, in kinds and dtypes too."""
-    if isinstance(a, Chunk):
-        return a.names == b.names and all(same(a[name], b[name]) for name in a)
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Ragged):
-        return same(a.offsets, b.offsets) and same(a.values, b.values)
-    if isinstance(a, Strings):
-        return a.tolist() == b.tolist()
-    if isinstance(a, Masked):
-        return same(a.valid, b.valid) and a.tolist() == b.tolist()
-    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def test_fit_gives_the_same_from_every_source_chunking_and_order(tmp_path):
@@ -214,7 +154,7 @@ def test_load_refuses_another_format_version_an_unknown_op_and_changed_files(tmp
     text = path.read_text()
     content = json.loads(text)
     path.write_text(json.dumps({**content, "format_version": 99}))
-    with pytest.raises(ValueError, match="format version 99, but this tutorlib reads version 1"):
+    with pytest.raises(ValueError, match="format version 99, but this tutorlib reads version 2"):
         Workflow.load(folder)
     path.write_text(text.replace('"HashBucket"', '"Evil"'))
     with pytest.raises(ValueError, match="op 'Evil' is not known"):

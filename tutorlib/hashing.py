@@ -1,6 +1,7 @@
 """Hashing: one 64-bit hash for integers and texts on every device, and a table of keys built on it.
 
-All of it is array operations, so that NumPy, CuPy and a TensorFlow graph give the same numbers.
+All of it is array operations, so that NumPy, CuPy and a TensorFlow graph give the same numbers;
+`tests/hash_vectors.json` lists values with their hashes and buckets for any other implementation.
 Does not belong here: what a hash is used for (`ops.py`).
 """
 
@@ -225,7 +226,7 @@ class KeyIndex:
             found[block] = self._probe(ranks, stored, part, words)
         if texts:
             rows = xp.flatnonzero(found)
-            found[rows[~_equal(wanted, rows, keys, found[rows] - 1)]] = 0
+            found[rows[~equal_strings(wanted, rows, keys, found[rows] - 1)]] = 0
         return found
 
     def _probe(self, ranks: Array, stored: Array, hashes: Array, words: Array) -> Array:
@@ -244,7 +245,7 @@ class KeyIndex:
         return found
 
 
-def _equal(a: Strings, rows_a: Array, b: Strings, rows_b: Array) -> Array:
+def equal_strings(a: Strings, rows_a: Array, b: Strings, rows_b: Array) -> Array:
     """Return bool [m]: whether text rows_a[i] of `a` and text rows_b[i] of `b` are equal."""
     xp = array_namespace(a.offsets)
     starts = [a.offsets[rows_a], b.offsets[rows_b]]

@@ -6,31 +6,25 @@ all of it is kept on disk. Does not belong here: what an op does to values (`ops
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import copy
 import dataclasses
 import functools
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.chunk import Chunk
+from tutorlib.cluster import learn_on_cluster
 from tutorlib.files import refuse_existing, written_whole
-from tutorlib.ops import ColumnGroup, LearningOp, Op, as_group, column_type, role_of
-from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.learning import Pass, learn_on_threads
+from tutorlib.ops import ColumnGroup, RowOp, as_group, role_of
+from tutorlib.parts import as_source
+from tutorlib.progress import row_bar
+from tutorlib.rewriting import Rewriting, rewrite
 from tutorlib.schema import Column, Schema
-
-FORMAT_VERSION = 1
-THREADS = 2  # chunks worked on at a time; each holds its memory
+from tutorlib.workflow_files import check_functions, fingerprint, read_files, write_files
 
 
 class Workflow:
@@ -44,11 +38,19 @@ class Workflow:
         *groups: `["a", "b"] >> Op() >> Op()`, or lists of names.
         label_names: columns that come out as labels; None means "label", if it comes out.
         weight_name: column that comes out as sample weight.
+        row_ops: `Filter` and `Dropna`: which rows are learned from and come out. They see the data
+            as they are, before any group.
+
+    Attributes:
+        input_types: {column: (NumPy name of one value or "string", whether a row holds a list)}
+            that was fitted on; empty before.
 
     Raises:
-        ValueError: if a column comes out of two groups, or a label or weight of none.
+        ValueError: if a column comes out of two groups, or a label or weight of none, or if rows
+            are dropped where an op looks at the rows before.
 
     Example:
+        >>> import numpy as np
         >>> from tutorlib.ops import Categorify, Normalize
         >>> workflow = Workflow(["C1"] >> Categorify(), ["I1"] >> Normalize(), ["label"])
         >>> chunk = Chunk({
@@ -64,6 +66,7 @@ class Workflow:
         *groups: ColumnGroup | Sequence[str] | str,
         label_names: Iterable[str] | None = None,
         weight_name: str | None = None,
+        row_ops: Sequence[RowOp] = (),
     ) -> None:
         if not groups:
             raise ValueError("a Workflow needs at least one group of columns")
@@ -84,48 +87,111 @@ class Workflow:
                     f"column {name!r} does not come out, which is to be a label or weight. Add "
                     f"[{name!r}] to the groups."
                 )
-        self._inputs: dict[str, tuple[str, bool]] = {}
+        self.row_ops = list(row_ops)
+        for op in self.row_ops:
+            if not isinstance(op, RowOp):
+                raise TypeError(f"row_ops takes Filter and Dropna, got {op!r}")
+        if self.row_ops and self.rows_before:
+            raise ValueError(
+                f"row_ops {self.row_ops} drop rows that an op of the groups looks back at. Write "
+                "the rows that stay with one workflow, and look back with a second one."
+            )
+        self.input_types: dict[str, tuple[str, bool]] = {}
 
     def __repr__(self) -> str:
-        return f"Workflow({', '.join(map(repr, self.groups))})"
+        parts = [*map(repr, self.groups)]
+        return f"Workflow({', '.join(parts + [f'row_ops={self.row_ops}'] * bool(self.row_ops))})"
 
     @property
     def input_names(self) -> list[str]:
-        """Columns that `fit` and `transform` need, each once."""
-        return list(dict.fromkeys(name for group in self.groups for name in group.names))
+        """Columns that `transform` needs, each once."""
+        named = (name for part in (*self.groups, *self.row_ops) for name in _needed(part))
+        return list(dict.fromkeys(named))
+
+    @property
+    def fit_names(self) -> list[str]:
+        """Columns that `fit` needs, each once."""
+        learned = (name for group in self.groups for name in group.fit_names)
+        return list(dict.fromkeys([*self.input_names, *learned]))
+
+    @property
+    def rows_before(self) -> int:
+        """How many rows before a row decide what comes out for it: 0 without DifferenceLag."""
+        return max(group.rows_before for group in self.groups)
 
     # ------------------------------------------------------------------------------------- fitting
 
-    def fit(self, source: Any) -> Workflow:
+    def fit(
+        self,
+        source: Any,
+        client: Any = None,
+        *,
+        threads: int | None = None,
+        memory_budget: int | None = None,
+        progress: bool | None = None,
+    ) -> Workflow:
         """Learn everything that the ops need, in as few passes over the data as they allow.
 
         Statistics that depend on other statistics (Normalize behind Categorify's ids) need a pass
-        each; all others share one. A pass holds a few chunks at a time, read by `THREADS` threads,
-        and the states. The result does not depend on chunks, threads or order.
+        each; all others share one. A pass holds a part of at most 262,144 rows on each thread, and
+        the states: for Categorify 16 bytes a different integer. The result does not depend on
+        parts, threads, machines or order, to the last bit.
 
         Args:
-            source: `ParquetSource`, its paths, a `Chunk`, a list of chunks, a `pyarrow.Table` or a
-                `pandas.DataFrame`.
+            source: `ParquetSource`, rows of one (`split_rows`), its paths, a `Chunk`, a list of
+                chunks, a `pyarrow.Table` or a `pandas.DataFrame`.
+            client: `distributed.Client`: its workers, which must see the files under the same
+                paths, learn in place of threads, and survive the death of some of them.
+            threads: None for as many as there are cores.
+            memory_budget: bytes of counted values, beyond which they go to files in the temporary
+                folder (TMPDIR), to be merged at the end: for columns with more different values
+                than fit into memory. What `freq_threshold` and `max_size` leave has to fit. None
+                for no limit.
+            progress: True for a bar (tqdm), False for none, None for one on a terminal.
 
         Returns:
             The workflow itself.
 
         Raises:
-            ValueError, TypeError: naming op and column, if values do not fit an op. The workflow is
-                then not fitted.
+            ValueError, TypeError: naming op, column and row group, if values do not fit an op. The
+                workflow is then not fitted.
+            ValueError: for both `client` and `threads` or `memory_budget`: a cluster has its own.
         """
-        reader = _Reader(source)
-        missing = [name for name in self.input_names if name not in reader.types]
+        if client is not None and not (threads is None and memory_budget is None):
+            raise ValueError(
+                "threads and memory_budget are those of this process; with client=, set "
+                "threads_per_worker and memory_limit of its workers"
+            )
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget must be at least 1 byte, got {memory_budget}")
+        threads = _thread_count(threads)
+        source = as_source(source)
+        types = source.column_types
+        missing = [name for name in self.fit_names if name not in types]
         if missing:
-            raise ValueError(f"columns {missing} are not in the data, which has {[*reader.types]}")
-        self._inputs = {}
+            raise ValueError(f"columns {missing} are not in the data, which has {[*types]}")
+        self._forget()
+        passes = 0
+        try:
+            while pending := self._pending():
+                passes += 1
+                work = Pass(self, pending, source)
+                with row_bar(f"fit, pass {passes}", source.num_rows, progress) as done:
+                    if client is None:
+                        learn_on_threads(work, threads, memory_budget, done)
+                    else:
+                        learn_on_cluster(client, work, done)
+        except BaseException:
+            self._forget()
+            raise
+        self.input_types = {name: types[name] for name in self.input_names}
+        return self
+
+    def _forget(self) -> None:
+        self.input_types = {}
         for group in self.groups:
             for op in group.ops:
                 op.reset()
-        while pending := self._pending():
-            self._pass(reader, pending)
-        self._inputs = {name: reader.types[name] for name in self.input_names}
-        return self
 
     def _pending(self) -> list[tuple[ColumnGroup, int]]:
         """Return each group that has to learn, with the place of its first op that has to."""
@@ -139,22 +205,30 @@ class Workflow:
                 names = op.output_names(names)
         return pending
 
-    @staticmethod
-    def _pass(reader: _Reader, pending: list[tuple[ColumnGroup, int]]) -> None:
-        def partial(chunk: Chunk) -> list[dict[str, Any]]:
-            return [g.ops[place].partial(g.transform(chunk, place)) for g, place in pending]
+    def names_to_learn(self, pending: Sequence[tuple[ColumnGroup, int]]) -> list[str]:
+        """Return the columns of the data that `partial` needs for these ops."""
+        needed = [*(group for group, _ in pending), *self.row_ops]
+        return list(dict.fromkeys(name for part in needed for name in _needed(part, fit=True)))
 
-        def merge(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            return [g.ops[k].merge(x, y) for (g, k), x, y in zip(pending, a, b, strict=True)]
+    def partial(
+        self, pending: Sequence[tuple[ColumnGroup, int]], chunk: Chunk, before: Chunk | None = None
+    ) -> list[dict[str, Any]]:
+        """Return what ops learn from some rows: states, to be merged; changes nothing.
 
-        names = list(dict.fromkeys(name for group, _ in pending for name in group.names))
-        with contextlib.closing(reader.map(partial, names)) as parts:
-            states = _merge_all(parts, merge)
-        for (group, place), state in zip(pending, states, strict=True):
-            op = group.ops[place]
-            if not isinstance(op, LearningOp):
-                raise TypeError(f"{op!r} has to learn, but is no LearningOp")
-            op.finalize(state)
+        Args:
+            pending: (group, place of an op in it), whose ops before that place have learned.
+            chunk: rows, with the columns `names_to_learn(pending)`.
+            before: as for `transform`.
+        """
+        chunk, looked_back = self._rows(chunk), 0
+        if before is not None:
+            chunk, looked_back = Chunk.concat([before, chunk]), before.num_rows
+        return [group.partial(chunk, place, looked_back) for group, place in pending]
+
+    def _rows(self, chunk: Chunk) -> Chunk:
+        for op in self.row_ops:
+            chunk = op.apply(chunk)
+        return chunk
 
     def _check_fitted(self) -> None:
         pending = self._pending()
@@ -175,11 +249,11 @@ class Workflow:
             ValueError: before `fit`.
         """
         self._check_fitted()
-        if not self._inputs:
+        if not self.input_types:
             raise ValueError("the types of the columns are not known yet. Call fit(source) first.")
         columns: list[Column] = []
         for group in self.groups:
-            given = [(name, *self._inputs[name]) for name in group.names]
+            given = [(name, *self.input_types[name]) for name in group.names]
             columns += group.output_columns(
                 [Column(name, role_of(dtype), dtype, hot) for name, dtype, hot in given]
             )
@@ -196,6 +270,7 @@ class Workflow:
         """Return {name: (cardinality, embedding width)} of the columns whose ids were made here.
 
         Example:
+            >>> import numpy as np
             >>> from tutorlib.ops import HashBucket
             >>> workflow = Workflow(["C1"] >> HashBucket(1000))
             >>> workflow.fit(Chunk({"C1": np.arange(3)})).embedding_sizes()
@@ -204,86 +279,232 @@ class Workflow:
         schema = self.output_schema
         return Schema(c for c in schema if c.cardinality is not None).embedding_sizes()
 
+    def to_keras(
+        self,
+        *,
+        columns: Iterable[str] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        batch_layout: str = "columns",
+        multi_hot: str = "nnzs",
+    ) -> Any:
+        """Return the fitted workflow as a Keras layer, for serving: raw values in, batches out.
+
+        It gives what `for_serving().transform` gives, to the last bit: see `tutorlib.serving`, also
+        for three exceptions; `ServedWorkflow` says how nulls and lists come in. `export_serving`
+        saves it with a model.
+
+        Args:
+            columns: which of the columns that come out; None for all features, without labels.
+            functions: {name: function of tensors} that do in TensorFlow what the functions of the
+                LambdaOps do.
+            batch_layout: "columns" or "stacked": see `keras_inputs`.
+            multi_hot: "nnzs", "offsets", "ragged" or "padded": see `keras_inputs`.
+
+        Returns:
+            A `ServedWorkflow`.
+
+        Raises:
+            ValueError: before `fit`, or if an op cannot be served; the message has all of them.
+
+        Example:
+            >>> import numpy as np
+            >>> from tutorlib.ops import HashBucket
+            >>> workflow = Workflow(["C1"] >> HashBucket(1000)).fit(Chunk({"C1": np.arange(3)}))
+            >>> workflow.to_keras()({"C1": np.array([0, 1])})["C1"].numpy().tolist()
+            [[883], [566]]
+        """
+        from tutorlib.serving import ServedWorkflow
+
+        serving = self.for_serving()
+        schema = serving.output_schema
+        chosen = schema.features if columns is None else schema.select(columns)
+        options = {"batch_layout": batch_layout, "multi_hot": multi_hot, "functions": functions}
+        return ServedWorkflow(serving.groups, serving.input_types, chosen, **options)
+
     # -------------------------------------------------------------------------------- transforming
 
-    def transform(self, chunk: Chunk) -> Chunk:
-        """Return the columns that come out, in order, of the rows of `chunk`.
+    def transform(self, chunk: Chunk, before: Chunk | None = None) -> Chunk:
+        """Return the columns that come out, in order, of the rows of `chunk` that stay.
 
         May be called from several threads at once.
 
+        Args:
+            chunk: rows, all of them kept unless there are `row_ops`.
+            before: the rows right before `chunk` in the data, `rows_before` of them or more; fewer
+                where the data begins, there `chunk.slice(0, 0)`. Asked for only where an op looks
+                back: so what comes out never depends on how the data was cut into chunks.
+
         Raises:
-            ValueError: before `fit`, or if a column is missing.
+            ValueError: before `fit`, if a column is missing, or if `before` is missing or not
+                needed.
             ValueError, TypeError: naming op and column, if values do not fit an op.
         """
         self._check_fitted()
         missing = [name for name in self.input_names if name not in chunk]
         if missing:
             raise ValueError(f"the workflow needs columns {missing}; there are {chunk.names}")
+        if before is None and self.rows_before:
+            raise ValueError(
+                f"the workflow looks back at {self.rows_before} rows: pass those before the chunk "
+                "as `before`, where the data begins chunk.slice(0, 0)"
+            )
+        if before is not None and not self.rows_before:
+            raise ValueError("no op of this workflow looks back: leave out `before`")
+        looked_back = 0
+        if before is not None:
+            chunk, before = chunk.select(self.input_names), before.select(self.input_names)
+            chunk, looked_back = Chunk.concat([before, chunk]), before.num_rows
+        chunk = self._rows(chunk)
         columns: dict[str, Any] = {}
         for group in self.groups:
             columns.update(group.transform(chunk))
-        return Chunk(columns)
+        return Chunk(columns).slice(looked_back, chunk.num_rows) if looked_back else Chunk(columns)
+
+    def for_serving(self) -> Workflow:
+        """Return the workflow for rows that nothing was learned from: to predict, to validate.
+
+        No row is dropped, and TargetEncoding uses what it learned from all folds, without the
+        column that they come from.
+
+        Raises:
+            ValueError: before `fit`.
+        """
+        self._check_fitted()
+        serving = copy.copy(self)
+        serving.groups = [
+            ColumnGroup(group.names, [op.for_serving() for op in group.ops])
+            for group in self.groups
+        ]
+        return serving.keeping_rows()
+
+    def keeping_rows(self) -> Workflow:
+        """Return the workflow without its `row_ops`: it gives a row for each row.
+
+        For a loader, which plans its batches before it reads; give it the condition as `filters=`.
+        """
+        keeping = copy.copy(self)
+        keeping.row_ops = []
+        keeping.input_types = {
+            n: self.input_types[n] for n in keeping.input_names if n in self.input_types
+        }
+        return keeping
 
     def transform_to_parquet(
         self,
         source: Any,
         folder: str | os.PathLike[str],
         *,
-        rows_per_file: int = 4_194_304,
+        rows_per_file: int = 1_048_576,
         row_group_rows: int = 131_072,
         encoding: str = "fast",
-        shuffle_seed: int | None = None,
+        shuffle_seed: int | Mapping[str, int | None] | None = None,
         overwrite: bool = False,
+        client: Any = None,
+        threads: int | None = None,
+        progress: bool | None = None,
     ) -> Path:
-        """Write the transformed rows of `source` as Parquet files; streams, a few chunks at a time.
+        """Write the transformed rows of `source` as Parquet files; streams, a few parts at a time.
 
-        The folder gets `part_*.parquet`, `_schema.json` (`Schema.load`) and `_workflow/`
-        (`Workflow.load`). It appears whole, at the end: until then everything is in
-        `{folder}.partial` beside it, which a rerun starts anew.
+        The folder gets `part_*.parquet` with `_schema.json` (`Schema.load`), `_workflow/`
+        (`Workflow.load`), and last `_manifest.json`: the files with rows and bytes, and the facts
+        that decided what is in them. It appears whole, at the end: until then everything is in
+        `{folder}.partial` beside it. A run that is killed leaves that; the same call goes on with
+        it if data, workflow and settings are the same, and begins anew if anything is not. The
+        files are the same to the byte in either case, and for any number of threads or workers.
 
         Args:
-            source: as for `fit`.
+            source: as for `fit`. Or {name: source}: each goes to a folder of its name in `folder`.
+                A split by time is `{"train": ParquetSource(paths, filters=[("day", "<", 6)]),
+                "valid": ParquetSource(paths, filters=[("day", ">=", 6)])}`, one by order or chance
+                `split_rows(source, {"train": 0.9, "valid": 0.1})`; fit on the part that trains.
             folder: target.
-            rows_per_file: rows of a part file.
+            rows_per_file: rows of a part file, of those read, in whole row groups; `row_ops` leave
+                fewer.
             row_group_rows: rows of a row group; the unit in which a loader reads.
             encoding: "fast" or "default": see `ParquetSink`.
             shuffle_seed: None keeps the order. A number reads the row groups in a random order and
-                shuffles the rows among `rows_per_file` of them at a time, which are then in memory;
-                the same source, settings and seed give the same files.
+                shuffles the rows of each part file, which each thread then has in memory twice; the
+                same source, settings and seed give the same files. {name: seed} for splits.
             overwrite: whether a folder that is there may be replaced.
+            client: `distributed.Client`, whose workers write part files in place of threads; they
+                must see sources and folder under the same paths.
+            threads: None for as many as there are cores; each holds about three parts of at most
+                262,144 rows and a row group.
+            progress: as for `fit`.
 
         Returns:
             The folder.
 
         Raises:
             FileExistsError: if the folder is there and `overwrite` is False.
+            BlockingIOError: if another process is writing it.
+            ValueError: if the columns are not as those learned from, or no row comes out.
         """
         self._check_fitted()
-        reader = _Reader(source)
-        schema = self.output_schema if self._inputs else None
-        options = {"rows_per_file": rows_per_file, "row_group_rows": row_group_rows}
+        check_functions(self)
+        if client is not None and threads is not None:
+            raise ValueError("threads are those of this process; with client=, its workers write")
+        many = isinstance(source, Mapping) and not isinstance(source, Chunk)
+        sources = {
+            name: as_source(part) for name, part in (source if many else {"": source}).items()
+        }
+        for name, part in sources.items():
+            if many and not re.fullmatch(r"[A-Za-z0-9][\w.=-]*", name):
+                raise ValueError(f"the name of a split becomes that of a folder, got {name!r}")
+            self.check_data(part)
+        seeds = (
+            shuffle_seed
+            if isinstance(shuffle_seed, Mapping)
+            else dict.fromkeys(sources, shuffle_seed)
+        )
+        if unknown := [name for name in seeds if name not in sources]:
+            raise ValueError(f"shuffle_seed names {unknown}, but the splits are {list(sources)}")
+        work = Rewriting(self, sources, rows_per_file, row_group_rows, encoding, dict(seeds))
         refuse_existing(folder, overwrite)
-        with written_whole(folder) as building:
-            building.mkdir()
-            parts = building / "parts"
-            with (
-                contextlib.closing(
-                    reader.map(self.transform, self.input_names, shuffle_seed)
-                ) as transformed,
-                ParquetSink(parts, encoding=encoding, **options) as sink,
-            ):
-                ordered = shuffle_seed is None
-                for chunk in (
-                    transformed if ordered else _shuffled(transformed, rows_per_file, shuffle_seed)
-                ):
-                    sink.write(chunk)
-            for file in sorted(parts.iterdir()):
-                file.rename(building / file.name)
-            parts.rmdir()
-            if schema is not None:
-                (building / "_schema.json").write_text(schema.to_json(), encoding="utf-8")
-            self._write(building / "_workflow")
+        rows = sum(part.num_rows for part in sources.values())
+        with row_bar("transform", rows, progress) as done:
+            rewrite(
+                work, folder, threads=_thread_count(threads), client=client, bar=done,
+                finish=functools.partial(self._write_beside, list(sources)),
+            )  # fmt: skip
         return Path(folder)
+
+    def _write_beside(self, splits: Iterable[str], folder: Path) -> None:
+        if self.input_types:
+            for name in splits:
+                text = self.output_schema.to_json()
+                (folder / name / "_schema.json").write_text(text, encoding="utf-8")
+        write_files(self, folder / "_workflow")
+
+    def check_data(self, data: Any) -> None:
+        """Raise ValueError if the columns of `data` are not of the types that were learned from.
+
+        Args:
+            data: as for `fit`. Columns that the workflow does not use may be there or not.
+
+        Raises:
+            ValueError: saying of each column what differs.
+
+        Example:
+            >>> import numpy as np
+            >>> workflow = Workflow(["x"]).fit(Chunk({"x": np.arange(3)}))
+            >>> workflow.check_data(Chunk({"x": np.ones(3)}))
+            Traceback (most recent call last):
+            ValueError: the columns are not those that were learned from: 'x' is float64, was ...
+        """
+        types = as_source(data).column_types
+        differences = [
+            f"{name!r} is missing, was {_say(kind)}"
+            if name not in types
+            else f"{name!r} is {_say(types[name])}, was {_say(kind)}"
+            for name, kind in self.input_types.items()
+            if types.get(name) != kind
+        ]
+        if differences:
+            raise ValueError(
+                f"the columns are not those that were learned from: {'; '.join(differences)}. "
+                "Write the data with the same types, or fit the workflow again."
+            )
 
     # ------------------------------------------------------------------------------- save and load
 
@@ -294,59 +515,8 @@ class Workflow:
         Raises:
             ValueError: before `fit`, or if a LambdaOp has a function without a name.
         """
-        digest = hashlib.sha256(json.dumps(self._describe(), sort_keys=True).encode())
-        for _, name, table in self._tables():
-            digest.update(name.encode())
-            for part in _arrays(table):
-                digest.update(f"{part.dtype.str}{part.shape}".encode())
-                digest.update(np.ascontiguousarray(part))
-        return digest.hexdigest()
-
-    def _describe(self) -> dict[str, Any]:
-        """Return everything but the tables, as JSON can hold it."""
         self._check_fitted()
-        groups = [
-            {
-                "columns": list(group.names),
-                "ops": [
-                    {
-                        "op": type(op).__name__,
-                        "config": op.get_config(),
-                        "learned": op.learned(),
-                        "tables": list(op.learned_tables()),
-                    }
-                    for op in group.ops
-                ],
-            }
-            for group in self.groups
-        ]
-        return {
-            "format_version": FORMAT_VERSION,
-            "label_names": self.label_names,
-            "weight_name": self.weight_name,
-            "inputs": {name: list(kind) for name, kind in self._inputs.items()},
-            "groups": groups,
-        }
-
-    def _tables(self) -> Iterator[tuple[str, str, Chunk]]:
-        """Yield (file name, table name, table) of every op's tables, in order."""
-        for g, group in enumerate(self.groups):
-            for o, op in enumerate(group.ops):
-                for t, (name, table) in enumerate(op.learned_tables().items()):
-                    yield _table_file(g, o, t), name, table
-
-    def _check_saveable(self) -> None:
-        functions: dict[str, Any] = {}
-        for group in self.groups:
-            for op in group.ops:
-                function = getattr(op, "function", None)
-                if function is not None:
-                    other = functions.setdefault(op.function_name, function)
-                    if other is not function:
-                        raise ValueError(
-                            f"two functions are called {op.function_name!r}; rename one, so that "
-                            "load can tell them apart"
-                        )
+        return fingerprint(self)
 
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the fitted workflow: `workflow.json`, and a Parquet file for each table learned.
@@ -362,21 +532,12 @@ class Workflow:
             FileExistsError: if the folder is there and `overwrite` is False.
             ValueError: before `fit`, or if a LambdaOp has a function without a name.
         """
-        self._check_saveable()
-        self._describe()
+        self._check_fitted()
+        check_functions(self)
         refuse_existing(folder, overwrite)
         with written_whole(folder) as building:
-            self._write(building)
+            write_files(self, building)
         return Path(folder)
-
-    def _write(self, folder: Path) -> None:
-        self._check_saveable()
-        description = {**self._describe(), "fingerprint": self.fingerprint}
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, _, table in self._tables():
-            pq.write_table(table.to_arrow(), folder / file, compression="lz4")
-        text = json.dumps(description, indent=1)
-        (folder / "workflow.json").write_text(text, encoding="utf-8")
 
     @classmethod
     def load(
@@ -384,69 +545,32 @@ class Workflow:
         folder: str | os.PathLike[str],
         *,
         functions: Mapping[str, Callable[..., Any]] | None = None,
+        data: Any = None,
     ) -> Workflow:
         """Return the workflow that `save` wrote, fitted. Nothing from the files is executed.
 
         Args:
             folder: as given to `save`.
             functions: {name: function} of the workflow's LambdaOps.
+            data: what it is going to be used on, as for `fit`, whose columns are compared with
+                those that it was fitted on (`check_data`). None to compare later.
 
         Raises:
             FileNotFoundError: if there is no workflow.
             ValueError: if it has another format version, an op that is not known, a LambdaOp whose
-                function was not passed, or was changed after it was saved.
+                function was not passed, or was changed after it was saved, or does not fit `data`.
         """
-        path = Path(folder) / "workflow.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"no saved workflow at {folder}: {path.name} is not there")
-        found = json.loads(path.read_text(encoding="utf-8"))
-        version = found.get("format_version")
-        if version != FORMAT_VERSION:
-            raise ValueError(
-                f"{path}: format version {version}, but this tutorlib reads version "
-                f"{FORMAT_VERSION}. Fit and save the workflow again."
-            )
-        groups = [
-            ColumnGroup(
-                group["columns"],
-                [
-                    _load_op(path, g, o, saved, functions or {})
-                    for o, saved in enumerate(group["ops"])
-                ],
-            )
-            for g, group in enumerate(found["groups"])
-        ]
-        workflow = cls(*groups, label_names=found["label_names"], weight_name=found["weight_name"])
-        workflow._inputs = {name: (dtype, hot) for name, (dtype, hot) in found["inputs"].items()}
-        if workflow.fingerprint != found["fingerprint"]:
-            raise ValueError(
-                f"{path}: the files were changed after they were saved (the fingerprint is not "
-                "theirs). Save the workflow again."
-            )
+        workflow = read_files(cls, Path(folder), functions or {})
+        if data is not None:
+            workflow.check_data(data)
         return workflow
 
 
-def _table_file(group: int, op: int, table: int) -> str:
-    return f"group{group}_op{op}_table{table}.parquet"
-
-
-def _load_op(
-    path: Path, group: int, place: int, saved: Mapping[str, Any], functions: Mapping[str, Any]
-) -> Op:
-    """Return an op as it was saved; tables are found by place, so no file name is believed."""
-    kind = Op.registry.get(saved["op"])
-    if kind is None:
-        raise ValueError(
-            f"{path}: op {saved['op']!r} is not known, there are {sorted(Op.registry)}. If it is "
-            "yours, import its module before loading."
-        )
-    tables = {}
-    for number, name in enumerate(saved["tables"]):
-        table = pq.read_table(path.parent / _table_file(group, place, number))
-        tables[name] = Chunk.from_arrow(table)
-    op = kind.from_config(saved["config"], tables, functions)
-    op.restore(saved["learned"], tables)
-    return op
+def _needed(part: ColumnGroup | RowOp, *, fit: bool = False) -> list[str]:
+    """Return the columns of the data that a group or row op needs."""
+    if isinstance(part, RowOp):
+        return part.names
+    return part.fit_names if fit else part.input_names
 
 
 def _copied(group: ColumnGroup) -> ColumnGroup:
@@ -454,107 +578,14 @@ def _copied(group: ColumnGroup) -> ColumnGroup:
     return ColumnGroup(group.names, map(copy.copy, group.ops))
 
 
-def _arrays(column: Any) -> Iterator[np.ndarray]:
-    """Yield the arrays that a chunk or a column consists of."""
-    if isinstance(column, Chunk):
-        for name, part in column.items():
-            yield np.frombuffer(name.encode(), np.uint8)
-            yield from _arrays(part)
-    elif isinstance(column, Ragged):
-        yield column.offsets
-        yield from _arrays(column.values)
-    elif isinstance(column, Strings):
-        yield column.offsets
-        yield column.data
-    elif isinstance(column, Masked):
-        yield column.valid
-        yield from _arrays(column.values)
-    else:
-        yield column
+def _say(kind: tuple[str, bool]) -> str:
+    return f"a list of {kind[0]}" if kind[1] else kind[0]
 
 
-# ------------------------------------------------------------------------------- reading in passes
-
-
-class _Reader:
-    """Whatever rows come from: the types of its columns, and its chunks, any number of times."""
-
-    def __init__(self, source: Any) -> None:
-        if hasattr(source, "to_parquet") and hasattr(source, "columns"):  # a pandas DataFrame
-            source = pa.Table.from_pandas(source, preserve_index=False)
-        if isinstance(source, pa.Table):
-            source = Chunk.from_arrow(source)
-        if isinstance(source, Chunk):
-            source = [source]
-        elif not isinstance(source, ParquetSource) and not _are_chunks(source):
-            source = ParquetSource(source)
-        if len(source) == 0:
-            raise ValueError("there are no rows to read")
-        self.source = source
-        if isinstance(source, ParquetSource):
-            self.types = source.column_types
-        else:
-            self.types = {name: column_type(column) for name, column in source[0].items()}
-
-    def map(
-        self, function: Callable[[Chunk], Any], names: Sequence[str], seed: int | None = None
-    ) -> Iterator[Any]:
-        """Yield function(chunk) of each part, in order, worked on by threads ahead of use.
-
-        With a seed, the order of the parts is random. Close the generator to end its threads.
-        """
-        places = np.arange(len(self.source))
-        if seed is not None:
-            np.random.default_rng([seed, 0]).shuffle(places)
-        waiting: collections.deque[Future[Any]] = collections.deque()
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="workflow") as pool:
-            try:
-                for place in places.tolist():
-                    waiting.append(pool.submit(self._work, function, place, list(names)))
-                    if len(waiting) > THREADS:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
-
-    def _work(self, function: Callable[[Chunk], Any], place: int, names: list[str]) -> Any:
-        if not isinstance(self.source, ParquetSource):
-            return function(self.source[place].select(names))
-        chunk = self.source.read(place, names)
-        try:
-            return function(chunk)
-        except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{error} (In {self.source.place(place)}.)") from error
-
-
-def _are_chunks(source: Any) -> bool:
-    return isinstance(source, list | tuple) and all(isinstance(part, Chunk) for part in source)
-
-
-def _merge_all(states: Iterable[Any], merge: Callable[[Any, Any], Any]) -> Any:
-    """Return all states merged, pairing equals: n states of size s cost O(n s log n), not n^2 s."""
-    levels: list[tuple[int, Any]] = []
-    for state in states:
-        level = 0
-        while levels and levels[-1][0] == level:
-            state = merge(levels.pop()[1], state)
-            level += 1
-        levels.append((level, state))
-    return functools.reduce(merge, [state for _, state in reversed(levels)])
-
-
-def _shuffled(chunks: Iterable[Chunk], rows: int, seed: int) -> Iterator[Chunk]:
-    """Yield the rows shuffled among `rows` or more of them at a time."""
-    generator = np.random.default_rng([seed, 1])
-    held: list[Chunk] = []
-    for chunk in chunks:
-        held.append(chunk)
-        if sum(part.num_rows for part in held) >= rows:
-            whole, held = Chunk.concat(held), []
-            yield whole.take(generator.permutation(whole.num_rows))
-    if held:
-        whole = Chunk.concat(held)
-        yield whole.take(generator.permutation(whole.num_rows))
+def _thread_count(threads: int | None) -> int:
+    if threads is None:
+        affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+        return len(affinity(0)) if affinity else os.cpu_count() or 1
+    if not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"threads must be an integer from 1 on, got {threads!r}")
+    return threads

@@ -1,0 +1,81 @@
+"""What the tests of ops share: columns from lists, learning in any order, saving and loading."""
+
+import itertools
+import math
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from tutorlib.chunk import Chunk, column_from_arrow
+from tutorlib.workflow import Workflow
+
+FEW = settings(max_examples=40, deadline=None)
+INTEGERS = st.one_of(st.none(), st.integers(-2, 3), st.integers(-(2**63), 2**63 - 1))
+TEXTS = st.one_of(st.none(), st.sampled_from(["", "a", "b", "Müller"]), st.text(max_size=9))
+NUMBERS = st.one_of(st.none(), st.integers(-3, 3).map(float), st.floats(-1e6, 1e6, width=32))
+
+
+def column(values, kind=None):
+    return column_from_arrow(pa.array(values, kind))
+
+
+def chunk_of(**columns):
+    """A chunk of lists; {name: (values, Arrow type)} where a type cannot be guessed."""
+    return Chunk({n: column(*v) if isinstance(v, tuple) else column(v) for n, v in columns.items()})
+
+
+def learned(group, *chunks, random=None):
+    """The group with its last op fitted on the chunks, their states merged in random order."""
+    place = len(group.ops) - 1
+    op = group.ops[place]
+    op.reset()
+    states = [group.partial(chunk, place) for chunk in chunks]
+    while len(states) > 1:
+        if random is not None:
+            random.shuffle(states)
+        states.append(op.merge(states.pop(0), states.pop(0)))
+    op.finalize(states[0])
+    return group
+
+
+def cut(chunk, places):
+    """The chunk in pieces, which may be empty."""
+    ends = [0, *sorted(place % (chunk.num_rows + 1) for place in places), chunk.num_rows]
+    return [chunk.slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def plain(column):
+    """A column as a list that compares by ==, NaN as "nan"."""
+    return [repr(v) if isinstance(v, float) and math.isnan(v) else v for v in column.tolist()]
+
+
+def bits(op):
+    """Everything learned, to the last bit."""
+    tables = {
+        key: {name: plain(column) for name, column in table.items()}
+        for key, table in op.learned_tables().items()
+    }
+    return repr((op.learned(), tables))
+
+
+def through_disk(tmp_path, *groups, chunk, **options):
+    """The workflow of some groups, fitted, saved and loaded; both transform alike."""
+    fitted = Workflow(*groups, **options).fit(chunk)
+    functions = {
+        op.function_name: op.function
+        for op in [*fitted.row_ops, *(op for group in fitted.groups for op in group.ops)]
+        if getattr(op, "function", None) is not None
+    }
+    fitted.save(tmp_path / "workflow", overwrite=True)
+    loaded = Workflow.load(tmp_path / "workflow", functions=functions)
+    before = chunk.slice(0, 0) if fitted.rows_before else None
+    one, other = fitted.transform(chunk, before), loaded.transform(chunk, before)
+    assert one.names == other.names == loaded.output_schema.names
+    for name in one:
+        assert plain(one[name]) == plain(other[name])
+        flat = getattr(one[name], "values", one[name])
+        assert flat.dtype == np.dtype(loaded.output_schema[name].dtype)
+    assert loaded.fingerprint == fitted.fingerprint
+    return loaded

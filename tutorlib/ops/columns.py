@@ -1,0 +1,119 @@
+"""What ops ask of a column: its type, its values and nulls, a setting by its name.
+
+Does not belong here: anything that knows an op.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tutorlib.chunk import Array, Masked, Ragged, Strings, array_namespace, take
+from tutorlib.schema import Column
+
+PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
+
+
+def column_type(column: Any) -> tuple[str, bool]:
+    """Return (NumPy name of one value or "string", whether a row holds a list) of a column."""
+    if isinstance(column, Ragged):
+        return column_type(column.values)[0], True
+    values = parts_of(column)[0]
+    return ("string" if isinstance(values, Strings) else values.dtype.name), False
+
+
+def role_of(dtype: str) -> str:
+    """Return the role that a type suggests: "continuous" for floating point, else categorical."""
+    return "continuous" if dtype.startswith("float") else "categorical"
+
+
+def parts_of(column: Any) -> tuple[Any, Array | None]:
+    """Return (values, valid) of a column that holds no lists; valid is None without nulls."""
+    return (column.values, column.valid) if isinstance(column, Masked) else (column, None)
+
+
+def flat(column: Any) -> Any:
+    """Return the values of a column, of all its lists if it holds lists."""
+    return column.values if isinstance(column, Ragged) else column
+
+
+def with_nulls(values: Any, valid: Array | None) -> Any:
+    """Return values and their validity as the chunk has them: NaN in floats, else `Masked`."""
+    if valid is None or bool(valid.all()):
+        return values
+    if not isinstance(values, Strings) and values.dtype.kind == "f":
+        values[~valid] = np.nan
+        return values
+    return Masked(values, valid)
+
+
+def take_or_null(column: Any, places: Array) -> Any:
+    """Return rows of a column by place, counted from 1; null at place 0."""
+    xp = array_namespace(places)
+    if isinstance(column, Ragged):  # an empty list behind the last row
+        offsets = xp.append(xp.asarray(column.offsets), column.offsets[-1])
+        rows = xp.where(places > 0, places - 1, len(column))
+        return Ragged(column.values, offsets).take(rows)
+    values, valid = parts_of(column)
+    rows = xp.maximum(places - 1, 0)
+    there = places > 0
+    if valid is not None:
+        there &= valid[rows]
+    return with_nulls(take(values, rows), there)
+
+
+def missing_in(column: Any) -> Array:
+    """Return bool [n]: where a column without lists has a null or a NaN.
+
+    Example:
+        >>> missing_in(np.array([1.0, np.nan])).tolist()
+        [False, True]
+    """
+    values, valid = parts_of(column)
+    anchor = values.offsets if isinstance(values, Strings) else values
+    xp = array_namespace(anchor)
+    nan = None if anchor.dtype.kind != "f" else xp.isnan(values)
+    if valid is None:
+        return xp.zeros(len(values), dtype=bool) if nan is None else nan
+    return ~valid if nan is None else ~valid | nan
+
+
+def per_column(setting: Any, name: str, default: Any = None) -> Any:
+    """Return the setting of a column where a mapping by name or one setting for all was given."""
+    return setting.get(name, default) if isinstance(setting, Mapping) else setting
+
+
+def float_dtype(dtype: Any, op: str) -> str:
+    """Return the name of a floating-point type.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    name = np.dtype(dtype).name
+    if name not in ("float16", "float32", "float64"):
+        raise ValueError(f"{op}: dtype must be float16, float32 or float64, got {name}")
+    return name
+
+
+def id_dtype(cardinality: int) -> str:
+    """Return the type of ids in [0, cardinality)."""
+    return "int32" if cardinality <= 2**31 else "int64"
+
+
+def as_ids(columns: Sequence[Column], cardinality: Callable[[str], int]) -> list[Column]:
+    """Return the columns as categorical ones, `cardinality(name)` ids each."""
+    result = []
+    for column in columns:
+        size = cardinality(column.name)
+        changes = {"role": "categorical", "dtype": id_dtype(size), "cardinality": size}
+        result.append(dataclasses.replace(column, **changes))
+    return result
+
+
+def as_floats(columns: Sequence[Column], dtype: str) -> list[Column]:
+    """Return the columns as continuous ones."""
+    changes = {"role": "continuous", "dtype": dtype, "cardinality": None}
+    return [dataclasses.replace(column, **changes) for column in columns]

@@ -1,0 +1,258 @@
+"""Clip, LogOp, Bucketize, LambdaOp: each value by itself; nothing is learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tutorlib.chunk import (
+    Array,
+    Strings,
+    array_namespace,
+    column_from_arrow,
+    column_to_arrow,
+    take,
+)
+from tutorlib.ops.base import Op, function_called, name_to_save
+from tutorlib.ops.columns import (
+    NULL_ID,
+    as_floats,
+    as_ids,
+    float_dtype,
+    parts_of,
+    per_column,
+    role_of,
+    take_or_null,
+    with_nulls,
+)
+from tutorlib.schema import Column
+
+
+class Clip(Op):
+    """Raises values below `min_value` to it, lowers values above `max_value` to it.
+
+    The dtype stays; NaN and nulls stay.
+
+    Args:
+        min_value: None for no limit.
+        max_value: None for no limit.
+
+    Raises:
+        ValueError: if there is no limit, if they are the wrong way round, or if a limit of a column
+            of integers is not an integer.
+
+    Example:
+        >>> from tutorlib.chunk import Chunk
+        >>> group = ["x"] >> Clip(min_value=0, max_value=5)
+        >>> group.transform(Chunk({"x": np.array([-3, 4, 9])}))["x"].tolist()
+        [0, 4, 5]
+    """
+
+    def __init__(self, min_value: float | None = None, max_value: float | None = None) -> None:
+        if min_value is None and max_value is None:
+            raise ValueError("Clip: give min_value, max_value or both")
+        if min_value is not None and max_value is not None and min_value > max_value:
+            raise ValueError(f"Clip: min_value {min_value} is above max_value {max_value}")
+        self.min_value, self.max_value = min_value, max_value
+
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Return the column within the limits."""
+        values, valid = self._numbers(name, column)
+        limits = [self._limit(name, v, values.dtype) for v in (self.min_value, self.max_value)]
+        return with_nulls(values.clip(*limits), valid)
+
+    def _limit(self, name: str, limit: float | None, dtype: np.dtype) -> Any:
+        if limit is None or dtype.kind == "f":
+            return None if limit is None else dtype.type(limit)
+        if dtype.kind not in "iu" or limit != math.floor(limit):
+            raise ValueError(self._wrong(name, f"cannot limit a column of {dtype} to {limit}"))
+        bounds = np.iinfo(dtype)
+        return dtype.type(min(max(int(limit), bounds.min), bounds.max))
+
+
+class LogOp(Op):
+    """Replaces x by log(1 + x): counts over several orders of magnitude become comparable.
+
+    Computed in float64 and rounded once, so that array libraries, whose float32 logarithms differ,
+    agree.
+
+    Args:
+        dtype: of the result.
+
+    Raises:
+        ValueError: at a value of -1 or below, with its row.
+
+    Example:
+        >>> from tutorlib.chunk import Chunk
+        >>> group = ["x"] >> LogOp()
+        >>> group.transform(Chunk({"x": np.array([0, 1])}))["x"].tolist()
+        [0.0, 0.6931471824645996]
+    """
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self.dtype = float_dtype(dtype, "LogOp")
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return log(1 + x); NaN stays NaN."""
+        values = self._floats(name, column)
+        xp = array_namespace(values)
+        bad = values <= -1
+        if bool(bad.any()):
+            row = int(bad.argmax())
+            raise ValueError(
+                self._wrong(
+                    name,
+                    f"takes values above -1, got {float(values[row])} at value {row} "
+                    "of the chunk. Put Clip(min_value=0) before it.",
+                )
+            )
+        return xp.log1p(values).astype(self.dtype)
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return continuous columns."""
+        return as_floats(columns, self.dtype)
+
+
+class Bucketize(Op):
+    """Maps numbers to the interval that they fall into.
+
+    Args:
+        boundaries: rising numbers, or {name: numbers}; k of them make k + 1 intervals, and a value
+            that equals a boundary belongs to the upper one.
+
+    Returns (from transform): int32 ids. As in Categorify 0 is padding and 1 is null; the intervals
+    follow from 2. Cardinality k + 3.
+
+    Example:
+        >>> from tutorlib.chunk import Chunk
+        >>> group = ["age"] >> Bucketize([18, 65])
+        >>> group.transform(Chunk({"age": np.array([3.0, 18, 99, np.nan])}))["age"].tolist()
+        [2, 3, 4, 1]
+    """
+
+    def __init__(self, boundaries: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
+        many = isinstance(boundaries, Mapping)
+        for numbers in boundaries.values() if many else [boundaries]:
+            if len(numbers) < 1 or not np.all(np.diff(np.asarray(numbers, np.float64)) > 0):
+                raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
+        self.boundaries = boundaries
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return the id of each value's interval."""
+        values = self._floats(name, column)
+        xp = array_namespace(values)
+        edges = xp.asarray(per_column(self.boundaries, name), dtype=np.float64)
+        ids = xp.searchsorted(edges, values, side="right").astype(np.int32)
+        ids += 2
+        ids[xp.isnan(values)] = NULL_ID
+        return ids
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the names as they are."""
+        missing = [name for name in names if per_column(self.boundaries, name) is None]
+        if missing:
+            raise ValueError(f"Bucketize: boundaries holds nothing for columns {missing}")
+        return list(names)
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return categorical columns of k + 3 ids."""
+        return as_ids(columns, lambda name: len(per_column(self.boundaries, name)) + 3)
+
+
+class LambdaOp(Op):
+    """Applies a function of the user to each column's values.
+
+    The function gets an array of the values that are there (texts as a `pyarrow` string array) and
+    returns as many. A null stays null, in floating point NaN.
+
+    A workflow with a named function can be saved: the name is kept, never the code, and the
+    function has to be handed over again at load, `Workflow.load(folder, functions={name: f})`.
+
+    Args:
+        function: array [n] -> array [n].
+        dtype: NumPy name of the result's values, or "string".
+
+    Raises:
+        ValueError: if the function returns another number of values.
+
+    Example:
+        >>> from tutorlib.chunk import Chunk
+        >>> group = ["rating"] >> LambdaOp(lambda rating: rating > 3)
+        >>> group.transform(Chunk({"rating": np.array([3.0, 4.5])}))["rating"].tolist()
+        [0.0, 1.0]
+    """
+
+    def __init__(self, function: Callable[[Any], Any], dtype: str = "float32") -> None:
+        if not callable(function):
+            raise TypeError(f"LambdaOp: function must be callable, got {function!r}")
+        self.function = function
+        self.dtype = dtype if dtype == "string" else np.dtype(dtype).name
+
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Return what the function makes of the values that are there."""
+        values, valid = parts_of(column)
+        if valid is None:
+            return self._call(name, values)
+        xp = array_namespace(valid)
+        if not bool(valid.any()):
+            return with_nulls(self._zeros(len(valid), xp), valid)
+        result = self._call(name, take(values, xp.flatnonzero(valid)))
+        places = xp.cumsum(valid)
+        places[~valid] = 0
+        return take_or_null(result, places)
+
+    def _zeros(self, length: int, xp: Any) -> Any:
+        if self.dtype == "string":
+            return Strings(xp.zeros(0, dtype=np.uint8), xp.zeros(length + 1, dtype=np.int64))
+        return xp.zeros(length, dtype=self.dtype)
+
+    def _call(self, name: str, values: Any) -> Any:
+        argument = column_to_arrow(values) if isinstance(values, Strings) else values
+        result = self.function(argument)
+        if len(result) != len(values):
+            raise ValueError(
+                self._wrong(
+                    name, f"gave {len(values)} values to the function and got {len(result)} back"
+                )
+            )
+        if self.dtype == "string" and not isinstance(result, pa.Array):
+            result = pa.array(result, pa.large_string())
+        if isinstance(result, pa.Array | pa.ChunkedArray):
+            result = column_from_arrow(result)
+        if self.dtype == "string":
+            return result
+        if not hasattr(result, "astype"):
+            raise TypeError(
+                self._wrong(
+                    name, f"expects an array from the function, got {type(result).__name__}"
+                )
+            )
+        return result.astype(self.dtype, copy=False)
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return columns of the dtype, with the role that it suggests."""
+        changes = {"role": role_of(self.dtype), "dtype": self.dtype, "cardinality": None}
+        return [dataclasses.replace(column, **changes) for column in columns]
+
+    @property
+    def function_name(self) -> str:
+        """Name under which the function is saved.
+
+        Raises:
+            ValueError: if it has none.
+        """
+        return name_to_save(self.function, "LambdaOp")
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the function's name, and the dtype."""
+        return {"function": self.function_name, "dtype": self.dtype}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+        """Return the op with the function that the caller passes for its name."""
+        return cls(function_called(config["function"], functions, "LambdaOp"), config["dtype"])

@@ -1,0 +1,123 @@
+"""JoinExternal: columns of another table, found by a key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tutorlib.chunk import Chunk, Ragged, Strings, array_namespace, to_namespace
+from tutorlib.hashing import KeyIndex
+from tutorlib.ops.base import Op
+from tutorlib.ops.columns import column_type, role_of, take_or_null
+from tutorlib.schema import Column
+
+
+class JoinExternal(Op):
+    """Adds columns of another table, found by the key column `on`; rows stay as they are.
+
+    The table is held in memory and saved with the workflow. A key that is not in the table gives
+    null: NaN in floating point, an empty list where the column holds lists.
+
+    Args:
+        table: `pandas.DataFrame`, `pyarrow.Table`, `Chunk`, or the path of a Parquet file.
+        on: key column, integers or texts, of this name on both sides.
+        columns_ext: columns to take from the table; None for all but the key.
+
+    Raises:
+        ValueError: if a key stands twice in the table or is null, or a column is not in it.
+        TypeError: if the key is of another type than the table's.
+
+    Example:
+        >>> import numpy as np
+        >>> movies = pa.table({"movieId": [1, 2], "genres": [["Comedy"], ["Drama", "War"]]})
+        >>> group = ["movieId"] >> JoinExternal(movies, on="movieId")
+        >>> group.transform(Chunk({"movieId": np.array([2, 9])}))["genres"].tolist()
+        [['Drama', 'War'], []]
+        >>> group["genres"].output_names
+        ['genres']
+    """
+
+    def __init__(self, table: Any, on: str, columns_ext: Sequence[str] | None = None) -> None:
+        table = _read_table(table)
+        wanted = list(columns_ext or [name for name in table.names if name != on])
+        missing = [name for name in [on, *wanted] if name not in table]
+        if missing or on in wanted:
+            raise ValueError(
+                f"JoinExternal: columns {missing or [on]} cannot be joined; the table has "
+                f"{table.names}, and {on!r} is the key"
+            )
+        if table.num_rows == 0:
+            raise ValueError(self._wrong(on, "needs a table with rows, got none"))
+        keys, valid = self._keys(on, table[on])
+        if valid is not None:
+            raise ValueError(self._wrong(on, "found a null key in the table. Drop those rows."))
+        try:
+            self._index = KeyIndex(keys)
+        except ValueError as error:
+            raise ValueError(self._wrong(on, f"needs a table with unique keys: {error}")) from error
+        self.on, self.columns_ext = on, wanted
+        self.table = table.select([on, *wanted])
+
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Return the column as it is."""
+        return column
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the columns and those joined."""
+        if isinstance(chunk[self.on], Ragged):
+            raise TypeError(self._wrong(self.on, "takes one key a row, got lists"))
+        keys, valid = self._keys(self.on, chunk[self.on])
+        if isinstance(keys, Strings) != isinstance(self._index.keys, Strings):
+            raise TypeError(self._wrong(self.on, "found texts on one side, integers on the other"))
+        found = self._index.find(keys)
+        if valid is not None:
+            found[~valid] = 0
+        xp = array_namespace(found)
+        table = {name: to_namespace(self.table[name], xp) for name in self.columns_ext}
+        return chunk.with_columns(
+            {name: take_or_null(table[name], found) for name in self.columns_ext}
+        )
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the names, and those joined."""
+        if self.on not in names:
+            raise ValueError(f"JoinExternal: the key {self.on!r} is not among {list(names)}")
+        twice = [name for name in self.columns_ext if name in names]
+        if twice:
+            raise ValueError(f"JoinExternal: columns {twice} stand on both sides. Rename them.")
+        return [*names, *self.columns_ext]
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return the columns, and those joined with the role that their type suggests."""
+        joined = []
+        for name in self.columns_ext:
+            dtype, multi_hot = column_type(self.table[name])
+            joined.append(Column(name, role_of(dtype), dtype, multi_hot))
+        return [*columns, *joined]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments without the table."""
+        return {"on": self.on, "columns_ext": self.columns_ext}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+        """Return the op with its table."""
+        return cls(tables["table"], **config)
+
+    def learned_tables(self) -> dict[str, Chunk]:
+        """Return the table."""
+        return {"table": self.table}
+
+
+def _read_table(table: Any) -> Chunk:
+    if isinstance(table, Chunk):
+        return table
+    if isinstance(table, str | os.PathLike):
+        table = pq.read_table(table)
+    if not isinstance(table, pa.Table):
+        table = pa.Table.from_pandas(table, preserve_index=False)
+    return Chunk.from_arrow(table)

@@ -1,0 +1,116 @@
+"""HashBucket, HashedCross: integers and texts to ids by their hash; nothing is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tutorlib.chunk import Array, Chunk, Ragged
+from tutorlib.hashing import hash_values, to_buckets
+from tutorlib.ops.base import Op
+from tutorlib.ops.columns import as_ids, per_column
+from tutorlib.ops.keys import combined_hashes
+from tutorlib.schema import Column
+
+
+def _check_buckets(num_buckets: Any, op: str) -> int:
+    if not isinstance(num_buckets, int | np.integer) or not 1 <= num_buckets < 2**31:
+        raise ValueError(f"{op}: num_buckets must be an integer in [1, 2**31), got {num_buckets!r}")
+    return int(num_buckets)
+
+
+class HashBucket(Op):
+    """Maps integers or texts to `num_buckets` ids by their hash; nothing is learned.
+
+    Different values may share a bucket: with b buckets and v values, a value is alone in its bucket
+    with probability about exp(-v / b). A null goes to bucket 0, which it shares with other values.
+
+    Args:
+        num_buckets: buckets of each column, or {name: buckets}; 1 to 2**31 - 1.
+
+    Returns (from transform): int32 ids in [0, num_buckets).
+
+    Example:
+        >>> group = ["C1"] >> HashBucket(1000)
+        >>> group.transform(Chunk({"C1": np.array([0, 1, 2, 0])}))["C1"].tolist()
+        [883, 566, 591, 883]
+
+    Source: `hash_integers`, `hash_strings`, `to_buckets`.
+    """
+
+    def __init__(self, num_buckets: int | Mapping[str, int]) -> None:
+        many = isinstance(num_buckets, Mapping)
+        for buckets in num_buckets.values() if many else [num_buckets]:
+            _check_buckets(buckets, "HashBucket")
+        self.num_buckets = num_buckets
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return the bucket of each value."""
+        values, valid = self._keys(name, column)
+        ids = to_buckets(hash_values(values), per_column(self.num_buckets, name))
+        if valid is not None:
+            ids[~valid] = 0
+        return ids
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the names as they are."""
+        missing = [name for name in names if per_column(self.num_buckets, name) is None]
+        if missing:
+            raise ValueError(f"HashBucket: num_buckets names no buckets for columns {missing}")
+        return list(names)
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return categorical columns with `num_buckets` as cardinality."""
+        return as_ids(columns, lambda name: int(per_column(self.num_buckets, name)))
+
+
+class HashedCross(Op):
+    """Makes one column out of several: the bucket of the combination of their values.
+
+    Args:
+        num_buckets: 1 to 2**31 - 1.
+        name: of the new column; None joins the names by "_X_".
+
+    Returns (from transform): one column, int32 ids in [0, num_buckets). Nulls take part as a value
+    of their own. The order of the columns matters. Lists are refused.
+
+    Example:
+        >>> group = ["a", "b"] >> HashedCross(100)
+        >>> chunk = group.transform(Chunk({"a": np.array([1, 2]), "b": np.array([2, 1])}))
+        >>> chunk["a_X_b"].tolist()
+        [84, 9]
+    """
+
+    def __init__(self, num_buckets: int, name: str | None = None) -> None:
+        self.num_buckets = _check_buckets(num_buckets, "HashedCross")
+        self.name = name
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return the hash of each value, uint64."""
+        values, valid = self._keys(name, column)
+        hashes = hash_values(values)
+        if valid is not None:
+            hashes[~valid] = 0
+        return hashes
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the one crossed column."""
+        for name, column in chunk.items():
+            if isinstance(column, Ragged):
+                raise TypeError(self._wrong(name, "takes one value a row, got lists"))
+            self._keys(name, column)
+        (name,) = self.output_names(chunk.names)
+        hashes = combined_hashes(list(chunk.values()))
+        return Chunk({name: to_buckets(hashes, self.num_buckets)})
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the one new name."""
+        return [self.name or "_X_".join(names)]
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return the one new column."""
+        (name,) = self.output_names([column.name for column in columns])
+        column = Column(name, "categorical", multi_hot=False)
+        return as_ids([column], lambda _: self.num_buckets)

@@ -1,0 +1,123 @@
+"""ListSlice: a part of each list, filled up to one length if wished."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tutorlib.chunk import (
+    Array,
+    Chunk,
+    Ragged,
+    array_namespace,
+    column_from_arrow,
+    concat_columns,
+    gather_rows,
+    take,
+    to_namespace,
+)
+from tutorlib.ops.base import Op
+from tutorlib.ops.columns import column_type, parts_of
+
+
+class ListSlice(Op):
+    """Keeps values [start, end) of each list, as Python's slices do; fills it up if asked to.
+
+    The dtype, the nulls kept and, of ids, the cardinality stay.
+
+    Args:
+        start: first value; negative counts from the end of the list.
+        end: value behind the last; negative counts from the end, None goes up to it.
+        pad: whether lists are filled at their end to the full length of the slice, which then has
+            to be the same for all: `end - start`, both counted from the same end of the list.
+        pad_value: what fills them; 0 is the padding id of Categorify.
+
+    Raises:
+        ValueError: if `pad` has no one length to fill to, or a column cannot hold `pad_value`.
+        TypeError: for a column without lists.
+
+    Example:
+        >>> column = Ragged(np.array([3, 4, 5, 6]), np.array([0, 3, 4]))
+        >>> (["tags"] >> ListSlice(-2)).transform(Chunk({"tags": column}))["tags"].tolist()
+        [[4, 5], [6]]
+        >>> group = ["tags"] >> ListSlice(0, 2, pad=True)
+        >>> group.transform(Chunk({"tags": column}))["tags"].tolist()
+        [[3, 4], [6, 0]]
+    """
+
+    def __init__(
+        self,
+        start: int = 0,
+        end: int | None = None,
+        pad: bool = False,
+        pad_value: float | str = 0,
+    ) -> None:
+        self.start, self.end, self.pad, self.pad_value = start, end, pad, pad_value
+        if pad and self._length() < 1:
+            raise ValueError(
+                f"ListSlice: pad=True needs a slice of one length, got [{start}:{end}]. Count "
+                "start and end from the same end of the list, start before end."
+            )
+
+    def _length(self) -> int:
+        """Return the length of the slice of a long list, 0 if it has no one length."""
+        if self.start < 0:
+            return (self.end or 0) - self.start if self.end is None or self.end < 0 else 0
+        return 0 if self.end is None or self.end < 0 else self.end - self.start
+
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Raise; only lists can be cut."""
+        raise TypeError(self._wrong(name, f"takes lists, got {column_type(column)[0]}"))
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the lists cut, and filled up if wished."""
+        return Chunk({name: self._cut(name, column) for name, column in chunk.items()})
+
+    def _cut(self, name: str, column: Any) -> Ragged:
+        if not isinstance(column, Ragged):
+            return self.transform_column(name, column)
+        xp = array_namespace(column.offsets)
+        lengths = xp.diff(column.offsets)
+        first = _from_front(self.start, lengths, xp)
+        last = lengths if self.end is None else _from_front(self.end, lengths, xp)
+        kept = xp.maximum(last - first, 0)
+        starts = column.offsets[:-1] + first
+        if not self.pad:
+            return _gathered(column.values, starts, kept)
+        within = xp.arange(self._length())
+        places = starts[:, None] + within
+        places[within >= kept[:, None]] = len(column.values)  # where the padding stands
+        padded = concat_columns([column.values, self._padding(name, column.values, xp)])
+        offsets = xp.arange(len(lengths) + 1) * self._length()
+        return Ragged(take(padded, places.ravel()), offsets)
+
+    def _padding(self, name: str, values: Any, xp: Any) -> Any:
+        """Return a column of one value, of the type of `values`."""
+        kind = column_type(values)[0]
+        rule = f"cannot put {self.pad_value!r} into lists of {kind}"
+        if isinstance(self.pad_value, str) != (kind == "string"):
+            raise TypeError(self._wrong(name, rule))
+        if kind == "string":
+            return to_namespace(column_from_arrow(pa.array([self.pad_value])), xp)
+        dtype = parts_of(values)[0].dtype
+        one = np.array([self.pad_value]).astype(dtype)
+        if dtype.kind != "f" and one[0] != self.pad_value:
+            raise ValueError(self._wrong(name, rule))
+        return xp.asarray(one)
+
+
+def _from_front(place: int, lengths: Array, xp: Any) -> Array:
+    """Return a place of a slice counted from the front, within each list."""
+    if place < 0:
+        return xp.maximum(lengths + place, 0)
+    return xp.minimum(lengths, place)
+
+
+def _gathered(values: Any, starts: Array, lengths: Array) -> Ragged:
+    """Return lists of the given lengths that begin at the given places, which rise."""
+    xp = array_namespace(starts)
+    borders = xp.stack([starts, starts + lengths], axis=1).ravel()  # of what is kept, what is not
+    places, offsets = gather_rows(borders, xp.arange(len(starts)) * 2)
+    return Ragged(take(values, places), offsets)

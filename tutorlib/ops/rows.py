@@ -1,0 +1,278 @@
+"""Filter, Dropna: which rows stay, decided on the data as they are, before any op.
+
+They are no ops of a group, for a row goes from all columns alike:
+`Workflow(*groups, row_ops=[Dropna(["label"]), Filter([("rating", ">", 0)])])`.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tutorlib.chunk import Array, Chunk, Ragged, Strings, array_namespace, column_to_arrow
+from tutorlib.ops.base import function_called, name_to_save
+from tutorlib.ops.columns import column_type, missing_in, parts_of
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_COMPARE_TEXTS: dict[str, Callable[..., Any]] = {
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_MEMBER = ("in", "not in")
+
+
+class RowOp(ABC):
+    """Decides which rows stay. A new one gives `names` and `keep`."""
+
+    registry: ClassVar[dict[str, type[RowOp]]] = {}
+
+    names: list[str]
+    """Columns of the data that it looks at."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        RowOp.registry[cls.__name__] = cls
+
+    def __rrshift__(self, left: Any) -> Any:
+        raise TypeError(
+            f"{self!r} drops rows, from all columns alike, so that it cannot stand in a group. "
+            f"Pass it to the workflow: Workflow(..., row_ops=[{self!r}])."
+        )
+
+    @abstractmethod
+    def keep(self, chunk: Chunk) -> Array:
+        """Return bool [n]: which rows of the chunk stay."""
+
+    def apply(self, chunk: Chunk) -> Chunk:
+        """Return the rows that stay, in their order."""
+        kept = self.keep(chunk)
+        return chunk if bool(kept.all()) else chunk.take(array_namespace(kept).flatnonzero(kept))
+
+    @abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments, as JSON can hold them."""
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], functions: Mapping[str, Callable[..., Any]]
+    ) -> RowOp:
+        """Return what `get_config` describes."""
+        return cls(**config)
+
+
+class Dropna(RowOp):
+    """Drops the rows in which one of the columns has no value.
+
+    No value is a null, a NaN, and in a list column an empty list: a null list is read as one.
+    Nulls inside a list are left to other ops.
+
+    Args:
+        names: columns that must have a value.
+
+    Example:
+        >>> chunk = Chunk({"x": np.array([1.0, np.nan, 3.0]), "y": np.arange(3)})
+        >>> Dropna(["x"]).apply(chunk)["y"].tolist()
+        [0, 2]
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = _names(names, "Dropna")
+
+    def __repr__(self) -> str:
+        return f"Dropna({self.names})"
+
+    def keep(self, chunk: Chunk) -> Array:
+        """Return bool [n]: which rows have a value in each column."""
+        kept = None
+        for name in self.names:
+            column = chunk[name]
+            if isinstance(column, Ragged):
+                there = array_namespace(column.offsets).diff(column.offsets) > 0
+            else:
+                there = ~missing_in(column)
+            kept = there if kept is None else kept & there
+        return kept
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the names."""
+        return {"names": self.names}
+
+
+class Filter(RowOp):
+    """Keeps the rows that meet a condition.
+
+    A null or NaN meets no comparison, not even `!=` and `not in`. (In the loader's `filters=`,
+    settled by Arrow, a null meets `not in`, and a NaN `!=`.)
+
+    Args:
+        condition: list of (column, operator, value), all of which must hold, or a list of such
+            lists, one of which must: what the loader's `filters=` takes. Operators: == != < <= > >=
+            in, not in. Or a function of a `Chunk` that returns bool [n]; to save a workflow with
+            one, see `LambdaOp`.
+        names: columns that the function looks at; not needed for a list.
+
+    Raises:
+        ValueError: for a condition that cannot be understood.
+        TypeError: naming the column, if texts are compared with numbers, or a list column with
+            anything.
+
+    Example:
+        >>> chunk = Chunk({"x": np.array([1.0, np.nan, 3.0]), "n": np.arange(3)})
+        >>> Filter([("x", "!=", 3), ("n", "in", [0, 1])]).apply(chunk)["n"].tolist()
+        [0]
+        >>> Filter(lambda chunk: chunk["n"] % 2 == 0, ["n"]).apply(chunk)["n"].tolist()
+        [0, 2]
+    """
+
+    def __init__(self, condition: Any, names: Sequence[str] | None = None) -> None:
+        self.function = condition if callable(condition) else None
+        if self.function is None and names is not None:
+            raise ValueError("Filter: names goes with a function; a list names its columns itself")
+        if self.function is not None:
+            if names is None:
+                raise ValueError("Filter: say in names which columns the function looks at")
+            self.names = _names(names, "Filter")
+            return
+        self.condition = _any_of_all(condition)
+        self.names = list(dict.fromkeys(name for every in self.condition for name, _, _ in every))
+
+    def __repr__(self) -> str:
+        if self.function is not None:
+            return f"Filter({getattr(self.function, '__name__', self.function)}, {self.names})"
+        plain = self.condition[0] if len(self.condition) == 1 else self.condition
+        return f"Filter({plain})"
+
+    def keep(self, chunk: Chunk) -> Array:
+        """Return bool [n]: which rows meet the condition."""
+        if self.function is not None:
+            return self._called(chunk.select(self.names))
+        kept = None
+        for every in self.condition:
+            met = None
+            for name, comparison, value in every:
+                one = _compared(name, chunk[name], comparison, value)
+                met = one if met is None else met & one
+            kept = met if kept is None else kept | met
+        return kept
+
+    def _called(self, chunk: Chunk) -> Array:
+        result = self.function(chunk)
+        got = f"{getattr(result, 'dtype', type(result))} {getattr(result, 'shape', '')}"
+        if got != f"bool ({chunk.num_rows},)":
+            raise ValueError(
+                f"columns {self.names}: Filter expects bool ({chunk.num_rows},) from the function, "
+                f"got {got}"
+            )
+        return result
+
+    @property
+    def function_name(self) -> str:
+        """Name under which the function is saved; raises ValueError if it has none."""
+        return name_to_save(self.function, "Filter")
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the condition, or the function's name and the columns."""
+        if self.function is not None:
+            return {"function": self.function_name, "names": self.names}
+        return {"condition": [[list(one) for one in every] for every in self.condition]}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], functions: Mapping[str, Any]) -> RowOp:
+        """Return the filter, with the function that the caller passes for its name."""
+        if "function" not in config:
+            return cls(config["condition"])
+        return cls(function_called(config["function"], functions, "Filter"), config["names"])
+
+
+def _names(names: Sequence[str], op: str) -> list[str]:
+    if isinstance(names, str) or not names or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"{op}: names must be a list of column names, got {names!r}")
+    return list(dict.fromkeys(names))
+
+
+def _any_of_all(condition: Any) -> list[list[tuple[str, str, Any]]]:
+    """Return the condition as a list of lists of (column, operator, value)."""
+    said = ValueError(
+        "Filter: the condition must be a list of (column, operator, value), or a list of such "
+        f"lists, with the operators {[*_COMPARE, *_MEMBER]}, got {condition!r}"
+    )
+    if not isinstance(condition, list | tuple) or not condition:
+        raise said
+    if isinstance(condition[0], list | tuple) and condition[0] and isinstance(condition[0][0], str):
+        condition = [condition]
+    result = []
+    for every in condition:
+        if not isinstance(every, list | tuple) or not every:
+            raise said
+        for one in every:
+            if not isinstance(one, list | tuple) or len(one) != 3 or not isinstance(one[0], str):
+                raise said
+        result.append([_comparison(*one) for one in every])
+    return result
+
+
+def _comparison(name: str, comparison: str, value: Any) -> tuple[str, str, Any]:
+    if comparison not in [*_COMPARE, *_MEMBER]:
+        raise ValueError(
+            f"column {name!r}: Filter: operators are {[*_COMPARE, *_MEMBER]}, got {comparison!r}"
+        )
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    many = comparison in _MEMBER
+    if many != isinstance(value, list | tuple | set | frozenset):
+        rule = "a list of values" if many else "one value"
+        raise ValueError(f"column {name!r}: Filter: {comparison!r} takes {rule}, got {value!r}")
+    values = sorted(value) if isinstance(value, set | frozenset) else value if many else [value]
+    for one in values:
+        if not isinstance(one, str | int | float) or one != one:
+            raise ValueError(
+                f"column {name!r}: Filter compares with numbers and texts, got {one!r}. To keep "
+                "rows that have a value, use Dropna."
+            )
+    return name, comparison, list(values) if many else value
+
+
+def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
+    """Return bool [n]: where a column meets one comparison."""
+    if isinstance(column, Ragged):
+        raise TypeError(f"column {name!r}: Filter takes one value a row, got lists")
+    values, _ = parts_of(column)
+    texts = isinstance(values, Strings)
+    for one in value if comparison in _MEMBER else [value]:
+        if isinstance(one, str) != texts:
+            raise TypeError(
+                f"column {name!r}: Filter cannot compare {column_type(column)[0]} with {one!r}"
+            )
+    there = ~missing_in(column)
+    xp = array_namespace(there)
+    if texts:
+        return there & xp.asarray(_compared_texts(values, comparison, value))
+    if comparison in _MEMBER:
+        met = xp.isin(values, xp.asarray(value)) if value else xp.zeros(len(there), dtype=bool)
+        return there & (met if comparison == "in" else ~met)
+    return there & _COMPARE[comparison](values, value)
+
+
+def _compared_texts(values: Strings, comparison: str, value: Any) -> np.ndarray:
+    texts = column_to_arrow(values)
+    if comparison in _COMPARE:
+        return _COMPARE_TEXTS[comparison](texts, value).to_numpy(zero_copy_only=False)
+    met = pc.is_in(texts, value_set=pa.array(value, texts.type)).to_numpy(zero_copy_only=False)
+    return met if comparison == "in" else ~met
