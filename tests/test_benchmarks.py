@@ -396,7 +396,7 @@ def watched(folder):
     """The memory benchmark with a small budget, a process for each case."""
     path = folder / "results" / "memory-here.json"
     options = {
-        "--budget-mib": 128, "--sizes": 2, "--batch-size": 4096, "--row-group-rows": 16_384,
+        "--budget-mib": 160, "--sizes": 2, "--batch-size": 4096, "--row-group-rows": 16_384,
         "--repeat": 1, "--data": folder, "--out": path,
     }  # fmt: skip
     assert main(["memory", *(str(word) for option in options.items() for word in option)]) == 0

@@ -178,8 +178,8 @@ def test_names_of_splits_that_would_leave_the_folder_are_refused(fitted, source,
     for name in ("../valid", "", "_valid", "a/b"):
         with pytest.raises(ValueError, match=f"the name of a split .* got {name!r}"):
             fitted.transform_to_parquet({name: source}, tmp_path / "out")
-    with pytest.raises(ValueError, match=r"shuffle_seed names \['trian'\], but the splits are"):
-        fitted.transform_to_parquet({"train": source}, tmp_path / "out", shuffle_seed={"trian": 1})
+    with pytest.raises(ValueError, match=r"shuffle_seed names \['vald'\], but the splits are"):
+        fitted.transform_to_parquet({"train": source}, tmp_path / "out", shuffle_seed={"vald": 1})
     assert list(tmp_path.iterdir()) == []
 
 

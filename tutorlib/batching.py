@@ -203,8 +203,7 @@ def deal_out(
         elif name in layout.ragged:
             lists = layout.list_cells(layout.ragged[name], values, first_row=first_row)
             for delivery in deliveries:
-                for group, share in delivery.shares:
-                    group.add_lists(name, share.first, _pick_lists(lists, delivery, share))
+                _deal_lists(name, lists, delivery)
         del values
     run.deal()
 
@@ -292,9 +291,11 @@ def _deal_records(cells: np.ndarray, number: int, delivery: Delivery) -> None:
             np.take(block, delivery.order[share.start : share.stop], out=target, mode="clip")
 
 
-def _pick_lists(lists: Ragged, delivery: Delivery, share: Share) -> Ragged:
-    if delivery.order is None:
-        return lists.slice(delivery.start + share.start, delivery.start + share.stop)
-    rows = delivery.start + delivery.order[share.start : share.stop]
-    positions, offsets = gather_rows(lists.offsets, rows)
-    return Ragged(np.take(lists.values, positions, mode="clip"), offsets)
+def _deal_lists(name: str, lists: Ragged, delivery: Delivery) -> None:
+    first = delivery.start
+    if delivery.order is not None:
+        positions, offsets = gather_rows(lists.offsets, delivery.start + delivery.order)
+        lists, first = Ragged(np.take(lists.values, positions, mode="clip"), offsets), 0
+    for group, share in delivery.shares:
+        part = lists.slice(first + share.start, first + share.stop)
+        group.add_lists(name, share.first, part)

@@ -93,6 +93,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     Example:
         >>> import tempfile
+        >>> import numpy as np
         >>> from tutorlib.parquet import ParquetSink
         >>> path = tempfile.mkdtemp() + "/train.parquet"
         >>> with ParquetSink(path) as sink:
