@@ -214,16 +214,18 @@ def test_a_fingerprint_tells_what_is_different(tmp_path):
     facts = ParquetSource(tmp_path / "a").fingerprint()
     assert (facts["files"], facts["row_groups"], facts["rows"]) == (3, 10, 100)
     assert changed(files, files[:2]) == {
-        "files", "row_groups", "rows", "row_counts", "file_names", "file_sizes",
+        "files", "row_groups", "rows", "row_counts", "file_names", "file_sizes", "footers",
     }  # fmt: skip
-    assert changed(files, files[::-1]) == {"row_counts", "file_names", "file_sizes"}
+    assert changed(files, files[::-1]) == {
+        "row_counts", "file_names", "file_sizes", "footers",
+    }  # fmt: skip
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, name in ((one, "x"), (two, "y")):
         folder.mkdir()
         write(folder, "a.parquet", TABLE.select(["x"]).rename_columns([name]))
-    assert changed(one, two) == {"column_types"}
+    assert changed(one, two) == {"column_types", "footers"}
     write(two, "a.parquet", TABLE.select(["x"]), compression="gzip")
-    assert changed(one, two) == {"file_sizes"}
+    assert changed(one, two) == {"file_sizes", "footers"}
     write(one, "b.parquet", TABLE.select(["x"]))
     write(two, "c.parquet", TABLE.select(["x"]))
     write(two, "a.parquet", TABLE.select(["x"]))

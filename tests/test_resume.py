@@ -87,8 +87,12 @@ def after(loader, batches):
 class RecordingSource(ParquetSource):
     """A source that keeps a list of what is read from it."""
 
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.reads = []
+
     def columns(self, position, names, start=0, stop=None):
-        self.__dict__.setdefault("reads", []).append((position, start, stop))
+        self.reads.append((position, start, stop))
         return super().columns(position, names, start, stop)
 
 
