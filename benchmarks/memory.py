@@ -34,6 +34,7 @@ MULTI_HOT_SIZE = 5
 CRITEO_ROW_BYTES = 40 * 4
 MOVIELENS_ROW_BYTES = 4 * 4 + 3 * 4  # three numbers, the count of genres, three genres
 ROW_GROUPS_PER_FILE = 3
+WARM_ROWS = 1024
 STREAMED = 10  # budgets of data that go through each process at least
 MOST_OVER, LEAST_SPEED = 0.1, 0.9
 
@@ -97,26 +98,37 @@ def run(arguments: argparse.Namespace) -> None:
 def make_cases(arguments: argparse.Namespace, budget_bytes: int) -> list[memory_epochs.Case]:
     """Return the cases; their files are made where they are not there yet."""
     folder, group_rows = arguments.data, arguments.row_group_rows
-    common = {"budget_bytes": budget_bytes, "batch_size": arguments.batch_size}
-    criteo = criteo_shape(folder, ROW_GROUPS_PER_FILE * group_rows, row_group_rows=group_rows)
-    movielens = movielens_shape(folder, ROW_GROUPS_PER_FILE * group_rows, row_group_rows=group_rows)
+    rows = ROW_GROUPS_PER_FILE * group_rows
     huge_rows = ROW_GROUP_SIZE * budget_bytes // CRITEO_ROW_BYTES
-    huge = criteo_shape(folder, huge_rows, row_group_rows=huge_rows)
+    criteo, huge, few_criteo = (
+        criteo_shape(folder, number, row_group_rows=size)
+        for number, size in ((rows, group_rows), (huge_rows, huge_rows), (WARM_ROWS, WARM_ROWS))
+    )
+    movielens = movielens_shape(folder, rows, row_group_rows=group_rows)
+    few_movielens = movielens_shape(folder, WARM_ROWS, row_group_rows=WARM_ROWS)
 
     def case(
-        name: str, data: Dataset, row_bytes: int, size: int, in_series: bool = False
+        name: str, data: Dataset, few: Dataset, size: int, in_series: bool = False
     ) -> memory_epochs.Case:
+        row_bytes = CRITEO_ROW_BYTES if few is few_criteo else MOVIELENS_ROW_BYTES
         copies = max(1, round(size * budget_bytes / (data.rows * row_bytes)))
-        rows = copies * data.rows
         return memory_epochs.Case(
-            name, str(linked(data, copies)), data.schema.to_json(), rows, rows * row_bytes,
-            epochs=max(1, STREAMED // size), in_series=in_series, **common,
-        )  # fmt: skip
+            name=name,
+            path=str(linked(data, copies)),
+            warm_path=str(linked(few, 1)),
+            schema=data.schema.to_json(),
+            rows=copies * data.rows,
+            data_bytes=copies * data.rows * row_bytes,
+            budget_bytes=budget_bytes,
+            batch_size=arguments.batch_size,
+            epochs=max(1, STREAMED // size),
+            in_series=in_series,
+        )
 
     return [
-        *(case(f"{n} x the budget", criteo, CRITEO_ROW_BYTES, n, True) for n in arguments.sizes),
-        case("one row group of 2 x the budget", huge, CRITEO_ROW_BYTES, ROW_GROUP_SIZE),
-        case("multi-hot, 5 x the budget", movielens, MOVIELENS_ROW_BYTES, MULTI_HOT_SIZE),
+        *(case(f"{n} x the budget", criteo, few_criteo, n, True) for n in arguments.sizes),
+        case("one row group of 2 x the budget", huge, few_criteo, ROW_GROUP_SIZE),
+        case("multi-hot, 5 x the budget", movielens, few_movielens, MULTI_HOT_SIZE),
     ]
 
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from tutorlib.plan import BLOCK_ROWS, EpochPlan
@@ -43,8 +43,15 @@ def largest_chunk(counts, size, layout):
     return max(chunk.num_rows for chunk in plan.chunks)
 
 
+ONE_ROW = RowBytes(batch=4, reading=89, slicing=4, stream=0)
+PLAIN = {"batch_size": 1, "shuffle": True, "buffer_rows": None, "parts_per_chunk": None}
+
+
 @settings(max_examples=200, **QUIET)
 @given(row_counts, row_bytes, settings_without_budget, budgets)
+@example([1], ONE_ROW, {**PLAIN, "threads": 8}, 1000)  # a row group of one row has no slices
+@example([1] * 20, ONE_ROW, {**PLAIN, "threads": 8}, 1100)
+@example([5] * 20, ONE_ROW, {**PLAIN, "threads": 8}, 4000)
 def test_what_is_planned_stays_within_the_budget(counts, row_bytes, layout, budget):
     try:
         size = chunk_size(counts, row_bytes, budget_bytes=budget, **layout)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Masked, Ragged, Strings
-from tutorlib.schema import Column, Schema
+from tutorlib.schema import ROLES, Column, Schema
 
 
 def batch_dtype(column: Column) -> np.dtype:
@@ -102,8 +102,7 @@ class Layout:
         nulls: str | Mapping[str, float] = "error",
         max_list_length: int | None = None,
     ) -> None:
-        order = ("categorical", "continuous", "label", "weight")
-        columns = [column for role in order for column in schema.with_role(role)]
+        columns = [column for role in ROLES for column in schema.with_role(role)]
         self.stacked, self.check_ids = stacked, check_ids
         self.max_list_length = max_list_length
         self.dtypes = {column.name: batch_dtype(column) for column in columns}

@@ -26,7 +26,7 @@ from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.pipeline import Pipeline, Stopwatch
 from tutorlib.plan import EpochPlan, Piece
 from tutorlib.resume import differences, matching
-from tutorlib.schema import Column, Schema, resolve_schema
+from tutorlib.schema import ROLES, Column, Schema, resolve_schema
 from tutorlib.sizing import ChunkSize, RowBytes, chunk_size
 from tutorlib.tensors import BatchMaker
 
@@ -80,7 +80,7 @@ class KerasSequenceLoader(LoaderAdapter):
         filters: rows to take: a `pyarrow.compute` expression, or `[("day", "<", 6), ...]`. Row
             groups that statistics exclude are not read.
         memory_budget: bytes that the loader may hold. It bounds `buffer_size`, the automatic one
-            too; None sets no bound.
+            too, and the threads, to four; None sets no bound.
         limit_rows: use only the first so many rows.
         nulls: "error" refuses nulls, and NaN in continuous columns; "fill" puts 0 in their place;
             {name: value} puts the value there in these columns.
@@ -170,7 +170,6 @@ class KerasSequenceLoader(LoaderAdapter):
         )
         if filters is not None and self.source is paths_or_source:
             raise ValueError("give the filters to the ParquetSource, or paths in its place")
-        self._threads = _thread_count(reader_kwargs)
         if max_list_length is not None and max_list_length < 1:
             raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
         self._multi_hot, self._max_list_length = multi_hot, max_list_length
@@ -185,6 +184,9 @@ class KerasSequenceLoader(LoaderAdapter):
         if memory_budget is not None and memory_budget < 1:
             raise ValueError(f"memory_budget must be at least 1 byte, got {memory_budget}")
         self._budget, self._parts = memory_budget, _index(parts_per_chunk)
+        self._threads = _thread_count(reader_kwargs)
+        if memory_budget is not None:
+            self._threads = min(self._threads, PLANNED_THREADS)
         self._settings = {
             "batch_size": operator.index(batch_size),
             "shuffle": bool(shuffle),
@@ -217,8 +219,7 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(
                 f"there are no feature columns; the files have {list(self.source.column_types)}"
             )
-        roles = ("categorical", "continuous", "label", "weight")
-        order = {c.name: roles.index(c.role) for c in schema}  # as they lie in a batch
+        order = {c.name: ROLES.index(c.role) for c in schema}  # as they lie in a batch
         self.schema, self._columns = schema, sorted(columns, key=lambda name: order.get(name, 0))
         self._layout: Layout | None = None
         self._forget_plans()
@@ -309,16 +310,13 @@ class KerasSequenceLoader(LoaderAdapter):
             [group.num_rows for group in self.source.row_groups],
             row_bytes,
             batch_size=self._settings["batch_size"],
-            threads=PLANNED_THREADS,  # not those there are: the order must not depend on them
+            # A budget is not divided by the threads there are: the order must not depend on them.
+            threads=self._threads if self._budget is None else PLANNED_THREADS,
             shuffle=self._settings["shuffle"],
             buffer_rows=buffer_rows,
             parts_per_chunk=self._parts,
             budget_bytes=self._budget,
         )
-
-    def _most_threads(self) -> int:
-        """Threads that run: with a budget, no more than it was divided for."""
-        return min(self._threads, PLANNED_THREADS)
 
     def _row_bytes(self) -> RowBytes:
         """Bytes of a row in a batch, of lists what they have in the files, and while read."""
@@ -340,9 +338,6 @@ class KerasSequenceLoader(LoaderAdapter):
         if key not in self._plans:
             self._plans.clear()
             counts = [group.num_rows for group in self.source.row_groups]
-            size = self._size()
-            chunk_rows = size.partition_rows * size.parts_per_chunk
-            self._pool.limit_bytes = int(chunk_rows * self._row_bytes().batch)
             self._plans[key] = EpochPlan(counts, seed=seed, epoch=epoch, **self._plan_settings())
         return self._plans[key]
 
@@ -389,7 +384,14 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._first_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter()` give the given epoch, from 0."""
+        """Make the next `iter()` give the given epoch, from its first batch on.
+
+        Args:
+            epoch: number of the epoch, from 0.
+
+        Raises:
+            ValueError: if it is below 0.
+        """
         epoch = operator.index(epoch)
         if epoch < 0:
             raise ValueError(f"epoch must be at least 0, got {epoch}")
@@ -428,7 +430,8 @@ class KerasSequenceLoader(LoaderAdapter):
         Raises:
             ValueError: if the data or a setting that decides the order has changed, saying which.
         """
-        changed = differences(matching(state, self._identity()), self._identity())
+        identity = self._identity()
+        changed = differences(matching(state, identity), identity)
         if changed:
             raise ValueError(
                 "the state is of other data or settings, so the rest of its order is not known "
@@ -516,13 +519,15 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._drawn[1]
 
     def _pipeline(self) -> Pipeline:
-        source = self.source.for_a_pass(2 * self._size().parts_per_chunk)  # two chunks
+        size = self._size()
+        source = self.source.for_a_pass(2 * size.parts_per_chunk)  # two chunks
+        self._pool.limit_bytes = int(size.chunk_rows * self._row_bytes().batch)
         return Pipeline(
             self._plan(self._epoch, self._seed_of_epoch()),
             self.layout,
             self._dealer(source),
             BatchMaker(self.schema, self._multi_hot, self._max_list_length),
-            threads=self._threads if self._budget is None else self._most_threads(),
+            threads=self._threads,
             stopwatch=self._stopwatch,
             pool=self._pool,
             at_end=source.close,
@@ -561,9 +566,12 @@ class KerasSequenceLoader(LoaderAdapter):
         return deal
 
     def to_tf_dataset(self) -> Any:
-        """Return a `tf.data.Dataset` of one epoch, for code that must have one.
+        """Return a `tf.data.Dataset` for code that must have one; each pass is the next epoch.
 
         Slower than `fit(loader)`: every tensor is copied through NumPy by `from_generator`.
+
+        Raises:
+            ValueError: without labels, for a dataset cannot hold (inputs, None).
         """
         import tensorflow as tf
 

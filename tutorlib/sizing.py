@@ -54,6 +54,11 @@ class ChunkSize:
     parts_per_chunk: int
     peak_bytes: int
 
+    @property
+    def chunk_rows(self) -> int:
+        """Most rows of a chunk."""
+        return self.partition_rows * self.parts_per_chunk
+
 
 def chunk_size(
     row_counts: Sequence[int],
@@ -103,7 +108,8 @@ def chunk_size(
         wanted_rows = min(buffer_rows * parts, MOST_ROWS)
     allowed = STREAM_BYTES if budget_bytes is None else STREAM_SHARE * budget_bytes
     lanes = max(1, min(parts, int(allowed / max(1, row_bytes.stream)))) if shuffle else 1
-    least_whole = largest * (lanes if parts_per_chunk else -(-lanes // 2))
+    # From this many rows of a chunk on, row groups are read whole; those of one row always are.
+    least_whole = largest * (lanes if parts_per_chunk else -(-lanes // 2)) if largest > 1 else 1
 
     def peak_bytes(chunk_rows: int, opened: int) -> int:
         """Bytes held at most where `opened` row groups are read in slices at a time; 0: whole."""
@@ -124,9 +130,11 @@ def chunk_size(
         )
         return candidates[fitting - 1] if fitting else 0
 
-    slices = range(1, min(wanted_rows, least_whole - 1) + 1)
     for opened in (0, lanes, 1):  # rather one row group after the other than none
-        candidates = slices if opened else range(least_whole, wanted_rows + 1)
+        if opened:
+            candidates = range(1, min(wanted_rows + 1, least_whole, opened * largest))
+        else:
+            candidates = range(least_whole, wanted_rows + 1)
         if chunk_rows := most_rows(candidates, opened):
             parts = min(opened or parts, chunk_rows if opened else chunk_rows // largest)
             peak = peak_bytes(min(chunk_rows, total), opened)
@@ -134,5 +142,5 @@ def chunk_size(
     raise ValueError(
         f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} rows "
         f"of {row_bytes.batch:,.0f} bytes and what reading them needs; give at least "
-        f"{peak_bytes(1, 1 if slices else 0):,} bytes, or a smaller batch_size"
+        f"{peak_bytes(1, 1 if largest > 1 else 0):,} bytes, or a smaller batch_size"
     )
