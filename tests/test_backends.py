@@ -222,3 +222,32 @@ def test_early_stopping_steps_and_refusals(backend, folder):
         assert "Give it to the loader" in got["refused"][name]
     assert "multi_hot='ragged'" in got["refused"]["ragged"]
     assert "TensorFlow" in got["refused"]["ragged"]
+
+
+ONE_BATCH = """
+arguments = {"cat_names": [], "cont_names": ["x"], "label_names": ["click"]}
+seeds = iter(range(100))
+whole = KerasSequenceLoader(folder, 500, seed_fn=lambda: next(seeds), **arguments)
+model = plain_model()
+model.fit(whole, epochs=2, verbose=0, class_weight={0: 1.0, 1: 1.0})
+parts = KerasSequenceLoader(folder, 100, **arguments)
+batches = iter(parts)
+for _ in range(4):
+    next(batches)
+rest = KerasSequenceLoader(folder, 100, **arguments)
+rest.load_state_dict(parts.state_dict())
+other = plain_model()
+other.fit(rest, epochs=1, verbose=0)
+print(json.dumps({
+    "steps": int(model.optimizer.iterations), "epoch": whole.epoch, "next_seed": next(seeds),
+    "rest_steps": int(other.optimizer.iterations), "rest_epoch": rest.epoch,
+}))
+"""
+
+
+@both
+def test_a_batch_that_only_built_the_model_is_given_again(backend, folder):
+    """Also where it is the only one of the epoch, or of what is left of it."""
+    got = run(backend, folder, ONE_BATCH)
+    assert (got["steps"], got["epoch"], got["next_seed"]) == (2, 2, 2)
+    assert (got["rest_steps"], got["rest_epoch"]) == (1, 1)

@@ -226,6 +226,7 @@ FAULTS = {
     "a null number": (("x", None), "column 'x': null or NaN at row 37; pass nulls='fill'"),
     "NaN": (("x", float("nan")), "column 'x': null or NaN at row 37; pass nulls='fill'"),
     "a null label": (("y", None), "column 'y': null or NaN at row 37; a label must have a value"),
+    "a number too large": (("x", 1e39), "column 'x': 1e+39 at row 37 is too large for float32"),
     "a NaN label": (
         ("y", float("nan")),
         "column 'y': null or NaN at row 37; a label must have a value",

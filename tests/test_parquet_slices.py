@@ -285,6 +285,15 @@ def test_rows_that_are_not_there_are_refused(path):
     equal(empty, source.read(0, NAMES, 0, 10).slice(5, 5))
 
 
+def test_texts_in_a_dictionary_count_with_their_length(tmp_path):
+    texts = pa.table({"s": ["0123abcd", "ffff0000"] * 5000, "b": [b"123456", b"65"] * 5000})
+    pq.write_table(texts, tmp_path / "texts.parquet")
+    stored = pq.ParquetFile(tmp_path / "texts.parquet").metadata.row_group(0)
+    assert stored.column(0).total_uncompressed_size < 10_000
+    assert ParquetSource(tmp_path / "texts.parquet").nbytes_per_row(["s"]) == 8
+    assert ParquetSource(tmp_path / "texts.parquet").nbytes_per_row(["b"]) == 4
+
+
 def test_a_slice_takes_the_memory_of_a_slice(tmp_path):
     """2 M rows of 10 columns are 160 MB; a process that reads slices of 65,536 needs a third."""
     rng = np.random.default_rng(0)

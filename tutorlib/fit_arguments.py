@@ -18,9 +18,9 @@ import numpy as np
 try:
     from keras.src.trainers.epoch_iterator import EpochIterator
 
-    _TAKES_DATA = EpochIterator.__init__.__code__
+    _TAKES_DATA, _BEGINS_ANEW = EpochIterator.__init__.__code__, EpochIterator.reset.__code__
 except ImportError:  # pragma: no cover - needs another Keras
-    _TAKES_DATA = None
+    _TAKES_DATA = _BEGINS_ANEW = None
 
 INSTEAD = {
     "y": "label_names=[...] names the label columns",
@@ -55,6 +55,14 @@ def given_beside(loader: Any, frame: FrameType | None) -> dict[str, Any]:
         given |= {"batch_size": asked.get("validation_batch_size")}
     given = {name: value for name, value in given.items() if value is not None}
     return given | {"epoch_iterator": taken["self"]}
+
+
+def begins_anew(frame: FrameType | None) -> bool:
+    """Return whether `frame` is where Keras drops the pass in which it built the model.
+
+    On JAX and PyTorch, Keras draws a batch of a model that is not built yet, to see its shapes.
+    """
+    return frame is not None and frame.f_code is _BEGINS_ANEW
 
 
 def refuse_ignored(given: Mapping[str, Any], *, batch_size: int, shuffled: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tutorlib.fit_arguments import ClassWeights, given_beside, refuse_ignored
+from tutorlib.fit_arguments import ClassWeights, begins_anew, given_beside, refuse_ignored
 
 TESTED_KERAS = "3.15"
 
@@ -112,8 +112,8 @@ class LoaderAdapter(DataAdapter):
     """The side of a loader that Keras sees; `KerasSequenceLoader` is one.
 
     A subclass has `__iter__`, `__len__`, `batch_size`, `partial_batch_size`, `first_batch`,
-    `describe` and `check_for_fit`. What `fit` is given beside it is applied (`class_weight`) or
-    refused (see `fit_arguments`).
+    `describe`, `check_for_fit`, `forget_pass` and `undo_pass`. What `fit` is given beside it is
+    applied (`class_weight`) or refused (see `fit_arguments`).
     """
 
     def get_tf_dataset(self) -> Iterable[Any]:
@@ -146,8 +146,12 @@ class LoaderAdapter(DataAdapter):
 
         Keras asks for it while it takes the loader in, which is when arguments are checked.
         """
-        given = given_beside(self, sys._getframe(1))
+        frame = sys._getframe(1)
+        if begins_anew(frame):
+            self.undo_pass()  # type: ignore[attr-defined]
+        given = given_beside(self, frame)
         if given:
+            self.forget_pass()  # type: ignore[attr-defined]
             shuffled = self.describe()["shuffle_window_rows"] > 0  # type: ignore[attr-defined]
             refuse_ignored(given, batch_size=self.batch_size, shuffled=shuffled)
             if "class_weight" in given:
@@ -191,6 +195,8 @@ class _Weighted(DataAdapter):
 
     @property
     def num_batches(self) -> int:
+        if begins_anew(sys._getframe(1)):
+            self._loader.undo_pass()  # type: ignore[attr-defined]
         return len(self._loader)  # type: ignore[arg-type]
 
     def on_epoch_end(self) -> None:

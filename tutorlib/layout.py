@@ -188,6 +188,8 @@ class Layout:
             _check_ids(column, values, first_row, offsets)
         elif dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
             _check_fits(column, values, dtype)
+        if dtype.kind == values.dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
+            return _narrowed(column, values, dtype, first_row, offsets)
         return values.astype(dtype, copy=False)
 
     def _without_nulls(
@@ -263,6 +265,20 @@ def _fills(
 def _row(place: int, offsets: np.ndarray | None) -> int:
     """Return the row of a value: its place, or that of the list which it stands in."""
     return int(place if offsets is None else np.searchsorted(offsets, place, side="right") - 1)
+
+
+def _narrowed(
+    column: Column, values: np.ndarray, dtype: np.dtype, first_row: int, offsets: np.ndarray | None
+) -> np.ndarray:
+    try:
+        with np.errstate(over="raise"):
+            return values.astype(dtype)
+    except FloatingPointError:
+        place = int(np.argmax(np.where(np.isinf(values), 0, np.abs(values))))
+        raise ValueError(
+            f"column {column.name!r}: {values[place]} at row {first_row + _row(place, offsets)} is "
+            f"too large for {dtype}; scale the column in a Workflow (LogOp, Normalize) or clip it"
+        ) from None
 
 
 def _check_fits(column: Column, values: np.ndarray, dtype: np.dtype) -> None:

@@ -204,6 +204,7 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(f"there are no rows{passing} in {self.source.files}")
         self._plans: dict[tuple[int, int], EpochPlan] = {}
         self._set_schema(self._file_schema, self._file_schema.names)
+        self._begun: tuple[int, int, tuple[int, int] | None] | None = None  # the last pass
         self._drawn: tuple[int, int] | None = None  # (epoch, seed that seed_fn gave for it)
         self._epoch = 0
         self._first_batch = 0  # of the epoch, where it goes on from a saved state
@@ -397,6 +398,21 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(f"epoch must be at least 0, got {epoch}")
         self._epoch, self._drawn = epoch, None
         self._first_batch = self._position = 0
+
+    def _remember_pass(self) -> None:
+        self._begun = self._epoch, self._first_batch, self._drawn
+
+    def forget_pass(self) -> None:
+        """Let the pass that began last stand, as far as it went."""
+        self._begun = None
+
+    def undo_pass(self) -> None:
+        """Go back to where the pass stood that began last, if it is not forgotten."""
+        if self._begun is not None:
+            epoch, batch, drawn = self._begun
+            self.set_epoch(epoch)
+            self._first_batch = self._position = batch
+            self._drawn = drawn
 
     # ---- going on later ---------------------------------------------------------------------
 
@@ -655,6 +671,8 @@ class Batches(Iterator[Any]):
             raise StopIteration
         if self._pipeline is None:
             self._pipeline = self._loader._pipeline()
+            if self._counts:
+                self._loader._remember_pass()
             self._epoch = self._loader.epoch
             self._next, self._stop = self._loader._first_batch, len(self._loader)
             self._end = weakref.finalize(self, self._pipeline.close)

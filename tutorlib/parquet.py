@@ -132,8 +132,9 @@ class ParquetSource:
     def nbytes_per_row(self, columns: Sequence[str] | None = None) -> float:
         """Return the mean bytes of a row of the given columns when decoded, from the footers.
 
-        Numbers count with their width, texts with their uncompressed bytes in the file (fewer than
-        in memory where a dictionary is used). The offsets of lists and texts are left out.
+        Numbers count with their width; texts with their uncompressed bytes in the file or, where
+        that is more, because a dictionary is used, with the mean length of the least and the
+        greatest text. The offsets of lists and texts are left out.
         """
         nbytes, rest = 0.0, set()
         for name in self.column_types if columns is None else columns:
@@ -151,7 +152,7 @@ class ParquetSource:
             rows += self._stored.num_rows(group)
             for name, leaf in self._stored.leaves(group, rest):
                 width = _width(self.column_types[name][0])
-                stored += leaf.num_values * width or leaf.total_uncompressed_size
+                stored += leaf.num_values * width or _text_nbytes(leaf)
         return nbytes + stored / max(1, rows)
 
     def stream_nbytes(self, columns: Sequence[str] | None = None) -> int:
@@ -430,6 +431,16 @@ def _width(kind: str) -> int:
         return np.dtype(kind).itemsize
     except TypeError:
         return 0
+
+
+def _text_nbytes(leaf: Any) -> float:
+    """Return about how many bytes the texts of a `ColumnChunkMetaData` have when decoded."""
+    stored, statistics = leaf.total_uncompressed_size, leaf.statistics
+    if statistics is None or not statistics.has_min_max:
+        return stored
+    ends = (statistics.min, statistics.max)
+    lengths = [len(end.encode() if isinstance(end, str) else bytes(end)) for end in ends]
+    return max(stored, leaf.num_values * sum(lengths) / 2)
 
 
 def _hash(facts: Any) -> str:
