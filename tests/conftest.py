@@ -44,6 +44,27 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("notebook") is not None)
 
 
+@pytest.fixture(scope="module")
+def folder(columns, tmp_path_factory):
+    """The rows that a test file's own `columns` gives, as Parquet, 90 rows a row group."""
+    from tutorlib.chunk import Chunk
+    from tutorlib.parquet import ParquetSink
+
+    path = tmp_path_factory.mktemp("data") / "train"
+    with ParquetSink(path, row_group_rows=90) as sink:
+        sink.write(Chunk(columns))
+    return path
+
+
+@pytest.fixture
+def no_thread_is_left():
+    """A pass ends with its loader, also one that was interrupted."""
+    from leftovers import reader_threads
+
+    yield
+    assert not reader_threads()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT

@@ -13,8 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from tutorlib.chunk import Chunk, Ragged
-from tutorlib.parquet import ParquetSink
+from tutorlib.chunk import Ragged
 
 ROWS = 500
 
@@ -76,14 +75,6 @@ def columns():
         "click": (x > 0).astype("float32"),
         "w": rng.random(ROWS).astype("float32"),
     }
-
-
-@pytest.fixture(scope="module")
-def folder(columns, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "train"
-    with ParquetSink(folder, row_group_rows=90) as sink:
-        sink.write(Chunk(columns))
-    return folder
 
 
 both = pytest.mark.parametrize("backend", ["jax", "torch"])

@@ -1,13 +1,11 @@
 """LoaderCheckpoint: a training that is killed and taken up ends as if nothing had happened."""
 
-import gc
 import json
 import multiprocessing
 import os
 import random
 import resource
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from tutorlib.parquet import ParquetSink
 
 ROWS, BATCH_SIZE, EPOCHS = 2000, 50, 3
 BATCHES = ROWS // BATCH_SIZE
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,6 @@ def folder(tmp_path_factory):
         label = (x + item % 2 > 0.5).astype("float32")
         sink.write(Chunk({"item": item, "x": x, "label": label}))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    """An interrupted pass ends with its loader."""
-    yield
-    gc.collect()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("tutorlib-reader")]
 
 
 def loader_of(folder, batch_size=BATCH_SIZE, **changes):

@@ -1,17 +1,15 @@
 """fit, evaluate and predict over a loader: each row as often as asked, and the right numbers."""
 
-import gc
 import itertools
-import threading
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from leftovers import reader_threads
 
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.chunk import Ragged
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
 
 ROWS = 500
 BATCH = 64  # 8 batches, the last of 52 rows
@@ -36,14 +34,6 @@ def columns():
         "rating": rng.random(ROWS).astype("float32"),
         "w": rng.random(ROWS).astype("float32"),
     }
-
-
-@pytest.fixture(scope="module")
-def folder(columns, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "train"
-    with ParquetSink(folder, row_group_rows=90) as sink:
-        sink.write(Chunk(columns))
-    return folder
 
 
 def loader_of(folder, **changes):
@@ -79,11 +69,6 @@ def order_of(loader, epochs):
     """Return the rows of each batch over so many epochs, as a loop over the loader gives them."""
     batches = itertools.chain.from_iterable(iter(loader) for _ in range(epochs))
     return [inputs["row"].numpy()[:, 0].tolist() for inputs, _ in batches]
-
-
-def reader_threads():
-    gc.collect()
-    return [t for t in threading.enumerate() if t.name.startswith("tutorlib-reader")]
 
 
 # ---- which rows, in which order ---------------------------------------------------------------

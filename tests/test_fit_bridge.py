@@ -1,13 +1,12 @@
 """Keras takes the loader as it is, and what fit, evaluate and predict say of it is right."""
 
-import gc
 import subprocess
 import sys
-import threading
 
 import keras
 import numpy as np
 import pytest
+from leftovers import reader_threads
 
 from tutorlib.buffers import aligned_empty
 from tutorlib.chunk import Chunk, Ragged
@@ -131,8 +130,7 @@ def test_early_stopping_leaves_no_thread(folder):
             self.model.stop_training = True
 
     model_of().fit(loader_of(folder), callbacks=[StopAtOnce()], epochs=3, verbose=0)
-    gc.collect()
-    assert not [t for t in threading.enumerate() if t.name.startswith("tutorlib-reader")]
+    assert not reader_threads()
 
 
 def test_weights_change_the_loss_as_keras_says(folder, tmp_path):

@@ -1,12 +1,10 @@
 """A loader restored from its state goes on with exactly the rest, wherever it was."""
 
-import gc
 import itertools
 import json
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import keras
@@ -24,6 +22,7 @@ from tutorlib.plan import EpochPlan
 from tutorlib.workflow import Workflow
 
 ROWS = 600
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def write(folder, files):
@@ -46,14 +45,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "train"
     write(folder, [[50] * 6, [50] * 6])
     return folder
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    """An interrupted pass ends with its loader."""
-    yield
-    gc.collect()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("tutorlib-reader")]
 
 
 def loader_of(source, batch_size=64, **changes):

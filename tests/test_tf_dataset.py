@@ -1,12 +1,10 @@
 """to_tf_dataset(): the loader's batches, for code that must have a tf.data.Dataset."""
 
-import gc
-import threading
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from leftovers import reader_threads
 
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
@@ -41,11 +39,6 @@ def loader_of(folder, batch_size=64, **changes):
 
 def rows_of(batches):
     return [inputs["row"].numpy()[:, 0].tolist() for inputs, *_ in batches]
-
-
-def reader_threads():
-    gc.collect()
-    return [t for t in threading.enumerate() if t.name.startswith("tutorlib-reader")]
 
 
 KINDS = {
