@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,40 +126,35 @@ class Dataset:
         """Return a folder of raw binary: 4-byte cells without any header.
 
         Args:
-            form: "rows": `cells.bin`, row by row, the columns in the order of the schema;
-                "columns": `cells.bin`, batch by batch, and in a batch column by column;
-                "stacked": `categorical.bin`, `continuous.bin`, `label.bin`, each row by row.
+            form: "rows" or "stacked": row by row, the columns in the order of the schema;
+                "columns": batch by batch, and in a batch column by column.
             batch_size: rows of a batch; matters for "columns" alone.
         """
-        name = f"raw-columns-{batch_size}" if form == "columns" else f"raw-{form}"
+        from tutorlib import tfrecords
+
+        name = f"raw-columns-{batch_size}" if form == "columns" else "raw-rows"
         path = self.folder / name
         if not path.exists():
-            groups = {"cells": self.schema.names}
-            if form == "stacked":
-                groups = {role: self.schema.with_role(role).names for role in ROLES}
-            with written_whole(path) as partial:
-                partial.mkdir()
-                self._write_raw(partial, groups, batch_size, by_column=form == "columns")
+            if form == "columns":
+                tfrecords.write_raw_batches(self.source, path, batch_size=batch_size)
+            else:
+                tfrecords.write_raw(self.source, path)
         return path
-
-    def _write_raw(
-        self, folder: Path, groups: Mapping[str, list[str]], batch_size: int, *, by_column: bool
-    ) -> None:
-        for chunk in self.source.chunks(rows=batch_size):
-            for name, columns in groups.items():
-                cells = np.stack([chunk[column].view(np.int32) for column in columns])
-                with open(folder / f"{name}.bin", "ab") as file:
-                    (cells if by_column else cells.T).tofile(file)
 
     def facts(self) -> dict[str, Any]:
         """Return rows, columns by role, and the bytes on disk of each format that is there."""
         formats = {
-            path.name: sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+            path.name: sum(file.stat().st_size for file in path.iterdir() if holds_rows(file))
             for path in sorted(self.folder.iterdir())
             if path.is_dir()
         }
         columns = {role: len(self.schema.with_role(role)) for role in ROLES}
         return {"rows": self.rows, "columns": columns, "nbytes": formats}
+
+
+def holds_rows(path: Path) -> bool:
+    """Tell whether a path is a file of rows, and not of facts about them."""
+    return path.is_file() and path.suffix != ".json"
 
 
 def _widest(kind: pa.DataType) -> pa.DataType:

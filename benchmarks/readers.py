@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,11 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from tutorlib import tfrecords
 from tutorlib.chunk import Chunk
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
 
-WINDOW_ROWS = 10_000  # of tf.data's shuffle, everywhere
-CELL_BYTES = 4
 THREADS = len(os.sched_getaffinity(0))
 
 
@@ -72,119 +71,23 @@ def read_and_shuffle(source: ParquetSource, rows: int) -> int:
 
 def parsed_examples(folder: Path, batch_size: int, schema: Schema) -> tf.data.Dataset:
     """Return the batches that TensorFlow's own guides make: parse each example, shuffle, batch."""
-    features = {
-        column.name: tf.io.FixedLenFeature(
-            [1], tf.float32 if column.dtype == "float32" else tf.int64
-        )
-        for column in schema
-    }
-
-    def parse(record: tf.Tensor) -> Any:
-        return _split(tf.io.parse_single_example(record, features), schema)
-
-    paths = sorted(str(path) for path in folder.glob("*.tfrecord"))
-    return (
-        tf.data.TFRecordDataset(paths, num_parallel_reads=tf.data.AUTOTUNE)
-        .shuffle(WINDOW_ROWS)
-        .map(parse, num_parallel_calls=tf.data.AUTOTUNE)
-        .batch(batch_size)
-        .prefetch(tf.data.AUTOTUNE)
-    )
+    calls = tf.data.AUTOTUNE
+    return tfrecords.parsed_examples(folder, batch_size, schema, parallel_calls=calls)
 
 
 def raw_columns(folder: Path, batch_size: int, schema: Schema) -> tf.data.Dataset:
     """Return batches of raw binary that lies column by column in each batch: only copies."""
-
-    def decode(record: tf.Tensor) -> Any:
-        cells = tf.reshape(tf.io.decode_raw(record, tf.int32), [len(schema), -1, 1])
-        return _split(_typed(tf.unstack(cells, num=len(schema)), schema), schema)
-
-    return _in_batches(
-        lambda rows: _records(folder / "cells.bin", len(schema), rows), decode, batch_size
-    )
+    return tfrecords.raw_batches(folder, schema)
 
 
 def raw_rows(folder: Path, batch_size: int, schema: Schema) -> tf.data.Dataset:
     """Return batches of raw binary that lies row by row, rows shuffled in tf.data's window."""
-    records = _records(folder / "cells.bin", len(schema), lambda rows: (1, 0, rows))
-
-    def decode(rows: tf.Tensor) -> Any:
-        cells = tf.io.decode_raw(rows, tf.int32)
-        columns = tf.split(cells, len(schema), axis=1)
-        return _split(_typed(columns, schema), schema)
-
-    return (
-        records.shuffle(WINDOW_ROWS)
-        .batch(batch_size)
-        .map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-        .prefetch(tf.data.AUTOTUNE)
-    )
+    return tfrecords.raw_columns(folder, batch_size, schema)
 
 
 def raw_stacked(folder: Path, batch_size: int, schema: Schema) -> tf.data.Dataset:
-    """Return stacked batches of raw binary, a file each for ids, numbers and label: only copies."""
-    widths = {role: len(schema.with_role(role)) for role in ("categorical", "continuous", "label")}
-
-    def records(rows: Callable[[int], tuple[int, int, int]]) -> tf.data.Dataset:
-        files = [_records(folder / f"{role}.bin", width, rows) for role, width in widths.items()]
-        return tf.data.Dataset.zip(*files)
-
-    def decode(*parts: tf.Tensor) -> Any:
-        dtypes = (tf.int32, tf.float32, tf.int32)
-        ids, numbers, label = (
-            tf.reshape(tf.io.decode_raw(part, dtype), [-1, width])
-            for part, dtype, width in zip(parts, dtypes, widths.values(), strict=True)
-        )
-        return {"categorical": ids, "continuous": numbers}, label
-
-    return _in_batches(records, decode, batch_size)
-
-
-def _in_batches(
-    records: Callable[[Callable[[int], tuple[int, int, int]]], tf.data.Dataset],
-    decode: Callable[..., Any],
-    batch_size: int,
-) -> tf.data.Dataset:
-    """Decode records of a batch each; what is left over at the end is a record of its own."""
-
-    def whole(rows: int) -> tuple[int, int, int]:
-        return batch_size, 0, rows - rows % batch_size
-
-    def rest(rows: int) -> tuple[int, int, int]:
-        return max(1, rows % batch_size), rows - rows % batch_size, rows
-
-    joined = records(whole).concatenate(records(rest))
-    decoded = joined.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    return decoded.prefetch(tf.data.AUTOTUNE)
-
-
-def _records(
-    path: Path, width: int, part: Callable[[int], tuple[int, int, int]]
-) -> tf.data.Dataset:
-    """Return records of some rows each: `part(rows)` says how many, and from where to where."""
-    row_bytes = width * CELL_BYTES
-    rows = path.stat().st_size // row_bytes
-    record_rows, start, stop = part(rows)
-    if start == stop:
-        return tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))
-    return tf.data.FixedLengthRecordDataset(
-        str(path),
-        record_bytes=record_rows * row_bytes,
-        header_bytes=start * row_bytes,
-        footer_bytes=(rows - stop) * row_bytes,
-    )
-
-
-def _typed(columns: list[tf.Tensor], schema: Schema) -> dict[str, tf.Tensor]:
-    return {
-        column.name: tf.bitcast(cells, tf.as_dtype(column.dtype))
-        for column, cells in zip(schema, columns, strict=True)
-    }
-
-
-def _split(columns: dict[str, Any], schema: Schema) -> tuple[dict[str, Any], Any]:
-    [label] = schema.labels.names
-    return {name: columns[name] for name in schema.features.names}, columns[label]
+    """Return stacked batches of raw binary that lies row by row: copies of parts of rows."""
+    return tfrecords.raw_stacked(folder, batch_size, schema, shuffle=False)
 
 
 # ---- Python in front of Keras, fed by our reader ------------------------------------------------
@@ -288,3 +191,8 @@ class AsFitDoes(Iterable[Any]):
 
 def _arrays(chunk: Chunk, schema: Schema) -> Any:
     return _split({name: chunk[name][:, None] for name in schema.names}, schema)
+
+
+def _split(columns: dict[str, Any], schema: Schema) -> tuple[dict[str, Any], Any]:
+    [label] = schema.labels.names
+    return {name: columns[name] for name in schema.features.names}, columns[label]
