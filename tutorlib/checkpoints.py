@@ -2,7 +2,7 @@
 
 A checkpoint is written into a folder beside its place, forced to the disk and renamed. Whatever
 moment a process is killed at, the folders with a checkpoint's name are whole. Does not belong here:
-what is in one (`callbacks.py`).
+what is in one (`callbacks/loader_checkpoint.py`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ the train step as they are. `DataAdapter` is not exported by Keras, so it is imp
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import sys
 import warnings
@@ -58,6 +59,54 @@ def tensor_maker() -> Callable[[np.ndarray], Any]:
     raise ValueError(f"no way to make tensors for the Keras backend {backend!r}")
 
 
+# TensorFlow keeps int32 arguments of a function in host memory, on a GPU too: an id that is int32
+# there would go to the host and back in every step. int64 stays. Other backends make no difference.
+_LEAST_INTEGERS = {"tensorflow": "int64"}
+
+
+def least_integer_on_gpu() -> str:
+    """Return the dtype that integers of a batch have at least, if it is made on a GPU."""
+    return _LEAST_INTEGERS.get(keras.backend.backend(), "int32")
+
+
+def gpu_tensor_maker() -> Callable[[Any], Any]:
+    """Return the function that makes a tensor of Keras's backend from a CuPy array, uncopied.
+
+    By DLPack, without a word to any stream: whatever makes the array must have ended
+    (`Place.finish`). The tensor keeps the array, and the array its memory, which may not be written
+    to again before the backend is done with it (`DevicePool`).
+
+    Raises:
+        ValueError: for a backend without tensors on a GPU, or that sees none.
+    """
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+        from tensorflow.experimental import dlpack
+
+        if not tf.config.list_physical_devices("GPU"):
+            raise ValueError(
+                "device='gpu' makes batches that TensorFlow cannot take: it sees no GPU. Install "
+                "tensorflow[and-cuda], or leave device='cpu'."
+            )
+
+        def to_tensorflow(array: Any) -> Any:
+            if not array.size:
+                return keras.ops.convert_to_tensor(array.get())
+            return dlpack.from_dlpack(array.__dlpack__(stream=-1))
+
+        return to_tensorflow
+    if backend == "torch":
+        import torch
+
+        return lambda array: keras.ops.convert_to_tensor(torch.from_dlpack(array))
+    if backend == "jax":
+        from jax import dlpack
+
+        return dlpack.from_dlpack
+    raise ValueError(f"device='gpu' needs a Keras backend with a GPU, not {backend!r}")
+
+
 class _Epochs(Iterable[Any]):
     """What Keras iterates over: every `iter()` is a pass over the loader's current epoch."""
 
@@ -65,7 +114,7 @@ class _Epochs(Iterable[Any]):
         self._loader, self._weigh = loader, weigh
 
     def __iter__(self) -> Iterator[Any]:
-        return _Pass(self._loader, self._weigh)
+        return _LoaderPass(self._loader, self._weigh)
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do where TensorFlow takes this for a `tf.data.Dataset`: it asks for more."""
@@ -75,8 +124,8 @@ class _Epochs(Iterable[Any]):
         )
 
 
-class _Pass(Iterator[Any]):
-    """A pass over an epoch; one that goes on within it has fewer batches than Keras expects.
+class Pass(Iterator[Any], abc.ABC):
+    """What Keras takes the batches of an epoch from, in Python; it may have fewer than expected.
 
     On TensorFlow, Keras zips a range and this iterator for each call of its train function. `zip`
     takes the iterator's end for its own, and Keras is left without a batch to return the outputs
@@ -84,9 +133,7 @@ class _Pass(Iterator[Any]):
     which Keras understands as the end of the epoch. So `iter()` already takes the next batch.
     """
 
-    def __init__(self, loader: LoaderAdapter, weigh: ClassWeights | None) -> None:
-        self._loader, self._batches, self._weigh = loader, iter(loader), weigh
-        self._left: int | None = None  # batches
+    def __init__(self) -> None:
         self._held: list[Any] = []  # the batch that `iter()` took
 
     def __iter__(self) -> Iterator[Any]:
@@ -97,15 +144,38 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         return self._held.pop() if self._held else self._take()
 
+    @abc.abstractmethod
+    def _take(self) -> Any:
+        """Return the next batch, or raise StopIteration."""
+
+
+class _LoaderPass(Pass):
+    """A pass over an epoch of a loader; one that goes on within it is shorter."""
+
+    def __init__(self, loader: LoaderAdapter, weigh: ClassWeights | None) -> None:
+        super().__init__()
+        self._loader, self._batches, self._weigh = loader, iter(loader), weigh
+        self._left: int | None = None  # batches
+
     def _take(self) -> Any:
         if self._left is None:
             self._left = len(self._loader) - self._loader.first_batch  # type: ignore
             self._shorter = self._loader.first_batch > 0  # type: ignore
         elif self._left == 0 and self._shorter:
             self._loader.expect_early_end()
-        batch = next(self._batches)
+        with _profiled():
+            batch = next(self._batches)
         self._left -= 1
         return batch if self._weigh is None else self._weigh(batch)
+
+
+def _profiled() -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which TensorFlow's profiler sees the wait for a batch by its name."""
+    if keras.backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    import tensorflow as tf
+
+    return tf.profiler.experimental.Trace("KerasSequenceLoader::next")
 
 
 class LoaderAdapter(DataAdapter):

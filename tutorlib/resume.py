@@ -1,6 +1,6 @@
 """Resume: whether a saved state of a loader fits the loader that is to go on from it.
 
-Does not belong here: the state itself (`loader.py`), writing it to a file (`callbacks.py`).
+Does not belong here: the state itself (`loader.py`), writing it to a file (`callbacks/`).
 """
 
 from __future__ import annotations

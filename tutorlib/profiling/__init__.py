@@ -1,0 +1,24 @@
+"""Profiling: what bounds a training, by measurement; and what a trace of it shows.
+
+Does not belong here: logging while one trains (`callbacks`).
+"""
+
+from tutorlib.profiling.diagnosis import Diagnosis, Pace, diagnose
+from tutorlib.profiling.intervals import Intervals
+from tutorlib.profiling.recording import ProfileSteps
+from tutorlib.profiling.timeline import draw_timeline
+from tutorlib.profiling.trace import Device, Gap, Op, Trace, read_trace
+
+__all__ = [
+    "Device",
+    "Diagnosis",
+    "Gap",
+    "Intervals",
+    "Op",
+    "Pace",
+    "ProfileSteps",
+    "Trace",
+    "diagnose",
+    "draw_timeline",
+    "read_trace",
+]

@@ -1,0 +1,95 @@
+"""draw_timeline: a trace as a picture, one row for each thing that goes on at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tutorlib.profiling.intervals import Intervals
+from tutorlib.profiling.trace import Trace
+
+# Mid-tones: readable on white and on black.
+TEXT = "#808a94"
+COLOURS = {"ops": "#2f9e75", "kernels": "#2f9e75", "copies": "#b08d57"}
+WAITING, READING = "#d0605e", "#7a8fa6"
+FINEST = 2000  # what is shorter than the picture's width over this is drawn together
+NARROW = 1 / 15  # steps of a smaller share of the width have no number
+
+
+def draw_timeline(
+    trace: Trace, steps: int | None = 6, *, axes: Any = None, width: float = 9.0
+) -> Any:
+    """Return a matplotlib figure of when each device worked, and when the step waited for data.
+
+    One row a device and kind of work, one for waiting, and one for tf.data's threads; steps are
+    marked by lines. Colours are mid-tones and the background is transparent, so that it reads on a
+    light and on a dark page. Gaps shorter than 1 / 2000 of the picture are drawn as work.
+
+    Args:
+        trace: from `read_trace`.
+        steps: draw the last so many steps (while the profiler starts, tf.data fills its buffers,
+            so the first steps do not wait); None draws all.
+        axes: matplotlib axes to draw into, such as those of `pyplot.subplots` in a notebook, which
+            shows them; None makes a figure, to be saved.
+        width: of that figure, inches.
+
+    Raises:
+        ValueError: if `steps` is below 1.
+
+    Example:
+        >>> draw_timeline(read_trace("logs")).savefig("timeline.svg")  # doctest: +SKIP
+    """
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps must be at least 1, or None for all of them, got {steps}")
+    rows = _rows(trace)
+    if axes is None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width, 0.45 * len(rows) + 0.9), layout="constrained")
+        axes = figure.subplots()
+        figure.patch.set_alpha(0)
+    shown = _shown_steps(trace, steps)
+    device = trace.device
+    start = min((span[0] for span in shown.values()), default=device.start_ms)
+    stop = max((span[1] for span in shown.values()), default=device.stop_ms)
+    for place, (_, intervals, colour) in enumerate(rows):
+        bars = _coarse(intervals.within(start, stop), (stop - start) / FINEST)
+        lengths = [(begin - start, end - begin) for begin, end in bars]
+        axes.broken_barh(lengths, (place - 0.35, 0.7), color=colour, linewidth=0)
+    for number, (begin, end) in shown.items():
+        axes.axvline(begin - start, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
+        if end - begin > (stop - start) * NARROW:
+            axes.annotate(
+                f" step {number}", (begin - start, 1), xycoords=("data", "axes fraction"),
+                va="bottom", color=TEXT, fontsize=9,
+            )  # fmt: skip
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, stop - start)
+    axes.set_xlabel("time, ms", color=TEXT)
+    axes.tick_params(colors=TEXT, length=0)
+    axes.spines[:].set_visible(False)
+    axes.patch.set_alpha(0)
+    return axes.figure
+
+
+def _rows(trace: Trace) -> list[tuple[str, Intervals, str]]:
+    """Return (name, intervals, colour) of each row, from above."""
+    rows = []
+    for device in trace.devices:
+        name = device.name.rsplit("/device:", maxsplit=1)[-1].split(" (")[0]  # "GPU:0", "CPU"
+        for kind, intervals in device.lanes.items():
+            rows.append((f"{name}, {kind}", intervals, COLOURS[kind]))
+    rows.append(("waiting for tf.data", trace.waiting, WAITING))
+    rows.append(("tf.data's threads", trace.reading, READING))
+    return [row for row in rows if len(row[1])]
+
+
+def _shown_steps(trace: Trace, count: int | None) -> dict[int, tuple[float, float]]:
+    """Return the steps to draw."""
+    numbers = list(trace.steps) if count is None else list(trace.steps)[-count:]
+    return {number: trace.steps[number] for number in numbers}
+
+
+def _coarse(intervals: Intervals, shortest: float) -> Intervals:
+    """Return the intervals with the gaps between them closed that nobody could see."""
+    return Intervals.union([(start, stop + shortest) for start, stop in intervals])
