@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ SUMMARY = "draw imgs/ from benchmarks/results/"
 IMAGES = RESULTS.parent.parent / "imgs"
 TEXT = "#808a94"  # contrast about 3.5 on white and 5 on GitHub's dark page
 SHOWN = ("loader", "tfdata", "raw", "python", "peers")  # sections with the same rows
+TITLES = {"tensorflow": "TensorFlow", "pyarrow": "PyArrow", "polars": "Polars", "pandas": "pandas"}
 OURS, THEIRS, LIMIT = "#2f9e75", "#7a8fa6", "#b08d57"
 
 
@@ -30,12 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("svg", "png"), default="svg", help="(default: %(default)s)"
     )
+    parser.add_argument(
+        "--only", nargs="+", choices=tuple(DRAWN), default=list(DRAWN), metavar="FIGURE",
+        help=f"some of {', '.join(DRAWN)} (default: all)",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Draw every figure whose measurement is there; exit with a message if one is missing."""
+    """Draw the figures whose measurement is there; exit with a message if one is missing."""
     missing = []
-    for name, (benchmark, draw) in DRAWN.items():
+    for name in arguments.only:
+        benchmark, draw = DRAWN[name]
         try:
             result = newest(benchmark, arguments.results)
         except FileNotFoundError as error:
@@ -107,9 +113,34 @@ def draw_loader_memory(result: Mapping[str, Any], path: Path) -> None:
         )
 
 
+def draw_etl(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the rows per second of fit and transform by each library, and the memory it took."""
+    entries = []
+    for entry in reversed(result["candidates"]):
+        peaks = [max(process["peak_bytes"]) / 1e6 for process in entry["processes"]]
+        extremes = {"peak": max(peaks), "min_peak": min(peaks), "max_peak": max(peaks)}
+        entries.append({**entry, **extremes})
+    colours = [OURS if entry["name"].startswith("tutorlib") else THEIRS for entry in entries]
+    with _figure(path, 0.4 * len(entries) + 1.6) as figure:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(5, 4))
+        _bars(left, entries, colours, "rows_per_s", _rate)
+        left.set_title("Fit and transform, rows per second", loc="left", weight="bold")
+        _bars(right, entries, colours, "peak", lambda entry: f"{entry['peak']:,.0f} MB")
+        right.set_title("Peak memory", loc="left", weight="bold")
+        _caption(
+            figure,
+            result,
+            f"{entries[0]['rows']:,} raw rows (13 counts, 26 texts) to training-ready Parquet. "
+            f"Median and range of {len(entries[0]['processes'])} fresh processes.\nFactors are to "
+            f"{result['baseline']}. Memory: the most, above the started interpreter.",
+            ("polars", "pandas", "pyarrow"),
+        )
+
+
 DRAWN = {
     "loader_throughput": ("loader", draw_loader_throughput),
     "loader_memory": ("memory", draw_loader_memory),
+    "etl": ("etl", draw_etl),
 }
 
 
@@ -173,12 +204,15 @@ def in_words(rate: float) -> str:
     return f"{rate / 1e6:.{1 if rate < 1e7 else 0}f} million"
 
 
-def _caption(figure: Any, result: Mapping[str, Any], what: str) -> None:
+def _caption(
+    figure: Any,
+    result: Mapping[str, Any],
+    what: str,
+    libraries: Sequence[str] = ("tensorflow", "pyarrow"),
+) -> None:
     """Write below a figure what was measured, on what, with what and when."""
     date = datetime.datetime.fromisoformat(result["date"]).date()
     versions = result["versions"]
-    text = (
-        f"{what}\n{describe_hardware(result['hardware'])}. TensorFlow {versions['tensorflow']}, "
-        f"PyArrow {versions['pyarrow']}. {date}"
-    )
+    said = ", ".join(f"{TITLES[name]} {versions[name]}" for name in libraries if name in versions)
+    text = f"{what}\n{describe_hardware(result['hardware'])}. {said}. {date}"
     figure.supxlabel(text, fontsize=8.5, x=0.01, ha="left", linespacing=1.5)

@@ -215,6 +215,48 @@ def test_criteo_a_killed_run_is_finished_by_the_next(prepared, tmp_path):
     assert not partial.exists()
 
 
+KILLED_WHILE_READING = """
+import os, signal, sys
+import pyarrow.parquet as pq
+from data_prep import criteo
+
+class Dying(pq.ParquetWriter):
+    written = 0
+
+    def write_table(self, *arguments, **options):
+        super().write_table(*arguments, **options)
+        Dying.written += 1
+        if Dying.written == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+pq.ParquetWriter = Dying
+criteo.RAW_ROW_GROUP_ROWS, criteo.READ_BLOCK_BYTES = 1000, 1 << 17
+criteo.raw_to_parquet(sys.argv[1], sys.argv[2], workers=1, overwrite=True)
+"""
+
+
+def test_criteo_reading_that_was_killed_begins_anew_and_mixes_nothing(raw, prepared, tmp_path):
+    other, output = tmp_path / "raw", tmp_path / "parquet"
+    write_criteo(other, rows=3_000, days=2, seed=6)  # the first days under the same names
+    for row_groups in (1, 6, 11):
+        command = [sys.executable, "-c", KILLED_WHILE_READING, raw, output, str(row_groups)]
+        done = subprocess.run(command, capture_output=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert list((tmp_path / "parquet.part").glob("day_*.parquet"))
+        assert not output.exists()
+    assert criteo.raw_to_parquet(other, output)["rows"] == {"day_0": 1500, "day_1": 1500}
+    assert sorted(path.name for path in output.glob("day_*")) == ["day_0.parquet", "day_1.parquet"]
+    want = read_raw(other / "day_1.tsv")["I2"].astype(float)
+    np.testing.assert_array_equal(pq.read_table(output / "day_1.parquet")["I2"].to_pandas(), want)
+    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
+    assert pq.read_metadata(output / "day_0.parquet").num_rows == 1500
+    criteo.raw_to_parquet(raw, output, overwrite=True)
+    for day in range(3):
+        name = f"day_{day}.parquet"
+        assert pq.read_table(output / name).equals(pq.read_table(prepared[0] / "parquet" / name))
+    assert not (tmp_path / "parquet.part").exists()
+
+
 def test_criteo_needs_a_day_to_train_on(raw, prepared, tmp_path):
     with pytest.raises(DataPrepError, match="leaves none to train on"):
         criteo.etl(prepared[0] / "parquet", tmp_path / "data", valid_days=3)

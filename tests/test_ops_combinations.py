@@ -8,27 +8,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ops_helpers import (
-    FEW,
-    INTEGERS,
-    NUMBERS,
-    TEXTS,
-    bits,
-    chunk_of,
-    column,
-    cut,
-    learned,
-    plain,
-    through_disk,
-)
+from ops_helpers import bits, chunk_of, column, cut, learned, plain, through_disk
+from ops_strategies import CUTS, FEW, INTEGERS, NUMBERS, RANDOM, TEXTS
 from oracles import MASK, hash_text, mix
 
 from tutorlib.chunk import Chunk
 from tutorlib.ops import Categorify, FillMedian, HashedCross, LogOp, NormalizeMinMax
 from tutorlib.workflow import Workflow
 
-CUTS = st.lists(st.integers(0, 40), max_size=4)
-RANDOM = st.randoms(use_true_random=False)
 PAIRS = st.lists(st.tuples(INTEGERS, TEXTS, st.sampled_from([None, 0, 1])), min_size=1, max_size=40)
 
 # -------------------------------------------------------------------------- Categorify(combo=True)

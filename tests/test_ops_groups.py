@@ -9,19 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ops_helpers import (
-    FEW,
-    INTEGERS,
-    NUMBERS,
-    TEXTS,
-    bits,
-    chunk_of,
-    column,
-    cut,
-    learned,
-    plain,
-    through_disk,
-)
+from ops_helpers import bits, chunk_of, column, cut, learned, plain, through_disk
+from ops_strategies import CUTS, FEW, KEYED, NUMBERS, RANDOM, keyed_chunk
 from oracles import MASK, hash_text, mix
 
 from tutorlib.chunk import Chunk
@@ -29,20 +18,6 @@ from tutorlib.ops import Categorify, JoinGroupby, TargetEncoding
 from tutorlib.workflow import Workflow
 
 ALL = ["count", "sum", "mean", "std", "min", "max"]
-ROWS = st.lists(st.tuples(INTEGERS, TEXTS, NUMBERS, st.integers(0, 9)), min_size=1, max_size=40)
-CUTS = st.lists(st.integers(0, 40), max_size=4)
-RANDOM = st.randoms(use_true_random=False)
-
-
-def table(rows):
-    numbers, texts, values, folds = zip(*rows, strict=True)
-    return chunk_of(
-        n=(numbers, pa.int64()),
-        t=(texts, pa.string()),
-        x=(values, pa.float64()),
-        row=(folds, pa.int64()),
-    )
-
 
 # ------------------------------------------------------------------------------------- JoinGroupby
 
@@ -83,9 +58,9 @@ def test_join_groupby_takes_each_value_of_a_list_as_a_row():
 
 
 @FEW
-@given(ROWS, CUTS, RANDOM)
+@given(KEYED, CUTS, RANDOM)
 def test_join_groupby_equals_pandas_whatever_the_chunks(rows, cuts, random):
-    chunk = table(rows)
+    chunk = keyed_chunk(rows)
     group = ["n", "t"] >> JoinGroupby(["x"], ALL, dtype="float64")
     both = ["n", "t"] >> JoinGroupby(["x"], ALL, combo=True, dtype="float64")
     frame = pd.DataFrame(rows, columns=["n", "t", "x", "row"]).astype({"x": float})
@@ -220,11 +195,11 @@ def test_target_encoding_by_hand():
 
 
 @FEW
-@given(ROWS, CUTS, RANDOM, st.integers(2, 4), st.sampled_from([0, 0.5, 20]), st.booleans())
+@given(KEYED, CUTS, RANDOM, st.integers(2, 4), st.sampled_from([0, 0.5, 20]), st.booleans())
 def test_target_encoding_gives_each_row_what_the_other_folds_alone_would(
     rows, cuts, random, folds, smoothing, own_prior
 ):
-    chunk = table(rows)
+    chunk = keyed_chunk(rows)
     prior = 0.25 if own_prior else None
     op = TargetEncoding(
         "x", "row", folds, smoothing, prior, seed=3, combo=True, name="pair", dtype="float64"

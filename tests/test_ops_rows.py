@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ops_helpers import FEW, INTEGERS, NUMBERS, TEXTS, chunk_of, column, cut, plain, through_disk
+from ops_helpers import chunk_of, column, cut, plain, through_disk
+from ops_strategies import FEW, INTEGERS, NUMBERS, TEXTS
 
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader

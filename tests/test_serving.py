@@ -23,6 +23,7 @@ from tutorlib.ops import (
     Bucketize,
     Categorify,
     Clip,
+    ColumnOp,
     DifferenceLag,
     FillMedian,
     FillMissing,
@@ -35,7 +36,6 @@ from tutorlib.ops import (
     LogOp,
     Normalize,
     NormalizeMinMax,
-    Op,
     Rename,
     TargetEncoding,
 )
@@ -403,6 +403,8 @@ def test_lists_come_in_as_ragged_tensors_or_with_offsets_and_columns_as_lists_or
         {"tags": ragged},
         {"tags__values": [1, 2, 1], "tags__nnzs": [2, 0, 1]},
         {"tags__values": np.array([[1], [2], [1]]), "tags__offsets": np.array([0, 2, 2, 3])},
+        {"tags": ragged.with_row_splits_dtype(tf.int32)},
+        {"tags": [[1, 2], [], [1]]},
     ):
         for x in ([0, 1, 2], np.arange(3.0), np.arange(3.0)[:, None], np.arange(3, dtype="int32")):
             out = layer({**tags, "x": x})
@@ -454,11 +456,34 @@ def test_wrong_inputs_are_refused_by_column_and_rule(inputs, rule):
         layer(inputs)
 
 
-def test_lists_that_do_not_add_up_are_refused():
-    workflow = Workflow(["tags"] >> HashBucket(9)).fit(rows_of_all_kinds())
-    layer = workflow.to_keras()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="tags: the lengths of its lists"):
-        layer({"tags__values": np.arange(3), "tags__nnzs": np.array([1, 1])})
+@pytest.mark.parametrize(
+    ("parts", "rule"),
+    [
+        ({"nnzs": [1, 1]}, "the lengths of its lists"),
+        ({"nnzs": [4, -1]}, "no list can have a negative length"),
+        ({"offsets": [1, 2, 3]}, "the lengths of its lists"),
+        ({"offsets": [0, 4, 3]}, "no list can have a negative length"),
+    ],
+)
+def test_lists_that_do_not_add_up_are_refused(parts, rule):
+    layer = Workflow(["tags"] >> HashBucket(9)).fit(rows_of_all_kinds()).to_keras()
+    parts = {f"tags__{part}": np.array(numbers) for part, numbers in parts.items()}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"raw column tags: {rule}"):
+        layer({"tags__values": np.arange(3), **parts})
+
+
+def test_a_python_list_that_is_no_column_is_refused_by_name():
+    layer = Workflow(["word", "tags"] >> HashBucket(9)).fit(rows_of_all_kinds()).to_keras()
+    with pytest.raises(
+        ValueError, match=r"raw column 'word' .*with False at its place in word__va"
+    ):
+        layer({"word": ["a", None], "tags": [[1], [2]]})
+    with pytest.raises(ValueError, match=r"raw column 'tags' cannot be made of this list"):
+        layer({"word": ["a", "b"], "tags": [[1], "two"]})
+
+
+def test_a_list_column_of_which_a_part_is_missing_is_refused():
+    layer = Workflow(["tags"] >> HashBucket(9)).fit(rows_of_all_kinds()).to_keras()
     with pytest.raises(ValueError, match=r"'tags' is missing: give tags__values with tags__nnzs"):
         layer({"tags__values": np.arange(3)})
 
@@ -479,7 +504,7 @@ def test_what_transform_refuses_the_graph_refuses():
         function(Chunk({"x": np.arange(3.0)}))
 
 
-class Squared(Op):
+class Squared(ColumnOp):
     def transform_column(self, name, column):
         return column * column
 
@@ -554,7 +579,8 @@ path, request, answer = sys.argv[1:]
 serve = tf.saved_model.load(path).signatures["serving_default"]
 raw = {n: a.astype(bytes) if a.dtype.kind == "S" else a for n, a in np.load(request).items()}
 out = serve(**{name: tf.constant(array) for name, array in raw.items()})
-np.savez(answer, **{name: tensor.numpy() for name, tensor in out.items()})
+out = {name: tensor.numpy() for name, tensor in out.items()}
+np.savez(answer, **{n: a.astype("S") if a.dtype == object else a for n, a in out.items()})
 """
 
 
@@ -716,3 +742,48 @@ def test_a_model_of_some_columns_asks_for_theirs_alone(tmp_path):
     path = export_serving(model, workflow, tmp_path / "model")
     signature = tf.saved_model.load(str(path)).signatures["serving_default"]
     assert set(signature.structured_input_signature[1]) == {"user", "tags__values", "tags__nnzs"}
+
+
+class TenBest(keras.Model):
+    """Films by title, best first; of raw ids, genres and titles, so nothing is known of dtypes."""
+
+    def __init__(self, workflow, network):
+        super().__init__()
+        self.as_ids, self.network = workflow.to_keras(), network
+        # In a list, where nothing but Keras finds it.
+        self.tables = [keras.layers.StringLookup(vocabulary=["Film 3 (1903), 第3部"])]
+
+    def call(self, raw):
+        liked = self.network(self.as_ids({n: raw[n] for n in self.as_ids.raw_inputs()}))[:, 0]
+        best = tf.math.top_k(liked, k=tf.minimum(10, tf.size(liked)))
+        title = tf.gather(raw["title"][:, 0], best.indices)
+        return {"title": title, "liked": best.values, "third": self.tables[0](title)}
+
+
+def test_a_model_of_ids_and_genres_is_served_on_ids_alone_and_answers_titles(tmp_path):
+    genres = pa.array([["War"], ["Art", "War"], [], ["Film-Noir"]] * 500)
+    rated = movielens(2_000, 0).append_column("genres", genres)
+    workflow = Workflow(
+        ["userId", "movieId", "genres"] >> Categorify(), ["rating"], label_names=["rating"]
+    ).fit(rated)
+    network = movielens_network(workflow.output_schema, [16])
+    joined = ["movieId"] >> JoinExternal(MOVIES, on="movieId")
+    catalogue = Workflow(
+        ["userId"], joined[["movieId", "genres"]], joined["title"] >> FillMissing("?")
+    ).fit(rated)
+    path = export_serving(TenBest(workflow, network), catalogue, tmp_path / "model")
+
+    films = np.arange(1, 70)  # ten of them are in no catalogue
+    raw = {"userId": tf.fill([69], np.int64(3)), "movieId": tf.constant(films)}
+    got = served_elsewhere(tmp_path, path, raw)
+
+    rows = catalogue.transform(Chunk({name: tensor.numpy() for name, tensor in raw.items()}))
+    rows = rows.with_columns({"rating": np.zeros(69, np.float32)})
+    batch = as_batch(workflow.transform(rows).drop(["rating"]))
+    liked = network({n: tf.constant(a) for n, a in batch.items()}, training=False).numpy()[:, 0]
+    best = np.argsort(-liked, kind="stable")[:10]
+    titles = [*MOVIES["title"].to_pylist(), *["?"] * 10]
+    assert [text.decode() for text in got["title"]] == [titles[place] for place in best]
+    np.testing.assert_allclose(got["liked"], liked[best], rtol=1e-5)
+    third = [int(titles[place].startswith("Film 3 ")) for place in best]
+    assert got["third"].tolist() == third

@@ -170,3 +170,12 @@ def test_a_function_is_the_one_that_the_caller_passes(tmp_path):
         Workflow.load(folder, functions={"doubled": lambda values: values * 3})
     mine = Workflow.load(folder, functions={"doubled": doubled})
     assert mine.transform(data)["x"].tolist() == [2, 4]
+
+
+def test_a_folder_of_written_rows_says_where_its_workflow_is(tmp_path):
+    data = Chunk({"x": np.array([1.0, 2.0])})
+    folder = Workflow(["x"]).fit(data).transform_to_parquet(data, tmp_path / "rows")
+    with pytest.raises(FileNotFoundError, match=r"no saved .*There is one at .*rows._workflow$"):
+        Workflow.load(folder)
+    with pytest.raises(FileNotFoundError, match=r"workflow\.json is not there$"):
+        Workflow.load(tmp_path)

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -208,43 +207,46 @@ def start(*arguments):
     return process
 
 
+def kill_after(parts, process, finished, moments):
+    """Kill a run at a random moment behind its next so many part files; return its status."""
+    wanted = len(finished()) + parts
+    while process.poll() is None and len(finished()) < wanted:
+        time.sleep(0.001)
+    time.sleep(moments.uniform(0, 0.02))
+    process.send_signal(signal.SIGKILL)
+    return process.wait()
+
+
 def test_a_run_killed_at_ten_random_moments_leaves_what_the_next_one_finishes(tmp_path):
     source = write(tmp_path / "rows.parquet", rows(40_000), 3000)
     saved = workflow().fit(source).save(tmp_path / "saved")
-    arguments = saved, source
-    undisturbed = start(*arguments, tmp_path / "undisturbed")
-    started = time.monotonic()
-    assert undisturbed.wait() == 0
-    writing_s = time.monotonic() - started
+    assert start(saved, source, tmp_path / "undisturbed").wait() == 0
     want = contents(tmp_path / "undisturbed")
-    moments, target = random.Random(0), tmp_path / "out"
-    partial, deaths, halfway, kept = tmp_path / "out.partial", 0, 0, 0
-    for _ in range(100):
-        process = start(*arguments, target)
-        time.sleep(moments.uniform(0, writing_s * 0.8))
-        process.send_signal(signal.SIGKILL)
-        if process.wait() == 0:
+    moments, target, partial = random.Random(0), tmp_path / "out", tmp_path / "out.partial"
+    names = {name for name in want if "/part_" in name}
+    deaths, halfway, kept = 0, 0, set()
+
+    def finished():
+        return {name for name in names if (partial / name).exists()}
+
+    for turn in range(100):
+        process = start(saved, source, target)
+        deaths += kill_after(moments.randrange(12), process, finished, moments) != 0
+        if target.exists():  # it was at its end
             assert contents(target) == want
-            target.rename(tmp_path / f"finished_{deaths}")
-            kept = 0
-            continue
-        deaths += 1
-        if target.exists():  # it was killed behind the last step
-            assert contents(target) == want
-            target.rename(tmp_path / f"finished_{deaths}")
-            kept = 0
+            target.rename(tmp_path / f"finished_{turn}")
+            kept = set()
         elif partial.exists():
-            finished = [n for n in contents(partial) if re.fullmatch(r"\w+/part_\d+.parquet", n)]
-            assert all(contents(partial)[name] == want[name] for name in finished)
-            assert len(finished) >= kept  # what one run has finished, the next one keeps
-            kept = len(finished)
-            halfway += 0 < kept < 41
+            assert all((partial / name).read_bytes() == want[name] for name in finished())
+            assert kept <= finished()  # what one run has finished, the next one keeps
+            kept = finished()
+            halfway += 0 < len(kept) < len(names)
         if deaths == 10:
             break
     assert deaths == 10
     assert halfway >= 3
     if not target.exists():
-        assert start(*arguments, target).wait() == 0
+        assert start(saved, source, target).wait() == 0
     assert contents(target) == want
     assert not partial.exists()
 

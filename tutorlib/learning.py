@@ -8,17 +8,18 @@ pass (`workflow.py`), other machines (`cluster.py`).
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
+from tutorlib.encoded_source import with_encoded_texts
 from tutorlib.ops import LearningOp
 from tutorlib.parts import Part, errors_at, parts_of, read, read_before
 from tutorlib.spilling import Runs, spillable_nbytes
 
 States = list[dict[str, Any]]  # one for each op that learns
+FAN_IN = 8
 
 
 @dataclasses.dataclass
@@ -34,6 +35,9 @@ class Pass:
     workflow: Any
     pending: list[tuple[Any, int]]
     source: Any
+
+    def __post_init__(self) -> None:
+        self.source = with_encoded_texts(self.source)
 
     @property
     def ops(self) -> list[LearningOp]:
@@ -52,20 +56,24 @@ class Pass:
         with errors_at(self.source, part):
             return workflow.partial(self.pending, chunk, before)
 
-    def merge(self, a: States, b: States) -> States:
-        """Return the states of the rows of both."""
-        return [op.merge(x, y) for op, x, y in zip(self.ops, a, b, strict=True)]
+    def merge(self, several: Sequence[States]) -> States:
+        """Return the states of the rows of all."""
+        by_op = zip(self.ops, *several, strict=True)
+        return [op.merge(*states) for op, *states in by_op]
 
     def merge_all(self, states: Iterable[States]) -> States:
-        """Return all states merged."""
-        return functools.reduce(self.merge, states)
+        """Return all states merged, with a few of them in memory at a time."""
+        merger = Merger(self)
+        for state in states:
+            merger.add(state)
+        return merger.result()
 
 
 class Merger:
     """Merges states as they come, from any thread.
 
-    States of equally many parts are merged with each other, so that n states of size s cost
-    O(n s log n), not n^2 s.
+    `FAN_IN` states of equally many parts are merged at once, so that n states of size s cost
+    O(n s log n), not n^2 s. Merging two at a time would take a third longer.
 
     Args:
         work: says how to merge.
@@ -76,36 +84,39 @@ class Merger:
     def __init__(self, work: Pass, runs: Runs | None = None, memory_budget: int = 0) -> None:
         self._work, self._runs, self._limit = work, runs, memory_budget // 2
         self._lock = threading.Lock()
-        self._levels: dict[int, States] = {}
+        self._levels: dict[int, list[States]] = {}
 
     def add(self, states: States) -> None:
         """Take the states of a part."""
         level = 0
-        while (other := self._pop_or_keep(level, states)) is not None:
-            states = self._work.merge(other, states)
+        while several := self._keep_or_pop(level, states):
+            states = self._work.merge(several)
             level += 1
         if self._runs is not None:
             self._spill(self._runs)
 
-    def _pop_or_keep(self, level: int, states: States) -> States | None:
+    def _keep_or_pop(self, level: int, states: States) -> list[States]:
+        """Keep the states, or return them with others of their level if there are enough."""
         with self._lock:
-            other = self._levels.pop(level, None)
-            if other is None:
-                self._levels[level] = states
-            return other
+            kept = self._levels.setdefault(level, [])
+            kept.append(states)
+            return self._levels.pop(level) if len(kept) == FAN_IN else []
+
+    def held(self) -> list[States]:
+        """Return the states in memory."""
+        return [states for level in sorted(self._levels) for states in self._levels[level]]
 
     def _spill(self, runs: Runs) -> None:
         with self._lock:
-            held = sum(spillable_nbytes(self._work.ops, s) for s in self._levels.values())
-            if held <= self._limit:
+            held = self.held()
+            if sum(spillable_nbytes(self._work.ops, states) for states in held) <= self._limit:
                 return
-            taken, self._levels = self._levels, {}
-        rest = runs.write(self._work.merge_all(taken[level] for level in sorted(taken)))
-        self.add(rest)
+            self._levels = {}
+        self.add(runs.write(self._work.merge(held)))
 
     def result(self) -> States:
         """Return the states of all parts."""
-        states = self._work.merge_all(self._levels[level] for level in sorted(self._levels))
+        states = self._work.merge(self.held())
         return states if self._runs is None else self._runs.merge(states)
 
 
@@ -121,17 +132,13 @@ def learn_on_threads(
         done: called with the rows of each part.
     """
     if memory_budget is None:
-        states = _states_of(work, Merger(work), threads, done)
-    else:
-        with Runs(work.ops) as runs:
-            states = _states_of(work, Merger(work, runs, memory_budget), threads, done)
-    for op, state in zip(work.ops, states, strict=True):
-        op.finalize(state)
+        _learn(work, Merger(work), threads, done)
+        return
+    with Runs(work.ops) as runs:
+        _learn(work, Merger(work, runs, memory_budget), threads, done)
 
 
-def _states_of(
-    work: Pass, merger: Merger, threads: int, done: Callable[[int], None]
-) -> States:  # fmt: skip
+def _learn(work: Pass, merger: Merger, threads: int, done: Callable[[int], None]) -> None:
     parts = iter(work.parts())
     lock, stop = threading.Lock(), threading.Event()
 
@@ -145,7 +152,8 @@ def _states_of(
             done(part.num_rows)
 
     run_together([learn] * threads, stop)
-    return merger.result()
+    for op, state in zip(work.ops, merger.result(), strict=True):
+        op.finalize(state)
 
 
 def run_together(tasks: Sequence[Callable[[], None]], stop: threading.Event) -> None:

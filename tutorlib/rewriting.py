@@ -24,6 +24,8 @@ import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk
 from tutorlib.cluster import write_on_cluster
+from tutorlib.encoded import plain_texts
+from tutorlib.encoded_source import with_encoded_texts
 from tutorlib.learning import run_together
 from tutorlib.parquet import ParquetSink
 from tutorlib.parts import Part, cut, errors_at, parts_of, read, read_before
@@ -87,6 +89,7 @@ class Rewriting:
             )
         if self.encoding not in ENCODINGS:
             raise ValueError(f"encoding must be one of {ENCODINGS}, got {self.encoding!r}")
+        self.sources = {n: with_encoded_texts(source) for n, source in self.sources.items()}
 
     def units(self) -> list[Unit]:
         """Return the part files: `rows_per_file` rows each, rounded down to whole row groups."""
@@ -123,7 +126,8 @@ class Rewriting:
         chunk = read(source, part, workflow.input_names)
         before = read_before(source, part, workflow.input_names, workflow.rows_before)
         with errors_at(source, part):
-            return workflow.transform(chunk, before)
+            done = workflow.transform(chunk, before)
+        return Chunk({name: plain_texts(column) for name, column in done.items()})
 
     def write(self, folder: Path, unit: Unit, chunks: Iterable[Chunk] | None = None) -> None:
         """Write the part file of a unit.

@@ -39,6 +39,7 @@ def split_rows(
 
     Raises:
         ValueError: if the shares do not add up to 1, or one is not above 0, or gets no row.
+        TypeError: if the shares have no names.
 
     Example:
         >>> rows = Chunk({"x": np.arange(10)})
@@ -50,6 +51,10 @@ def split_rows(
         [4]
     """
     source = as_source(data)
+    if not isinstance(shares, Mapping):
+        raise TypeError(f"shares takes {{name: share}}, got {shares!r}")
+    if not (seed is None or (isinstance(seed, int) and 0 <= seed < 2**63)):
+        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {seed!r}")
     if abs(sum(shares.values()) - 1) > 1e-9 or not all(share > 0 for share in shares.values()):
         raise ValueError(f"shares must be above 0 and add up to 1, got {dict(shares)}")
     ends = np.cumsum(list(shares.values()))
@@ -70,7 +75,7 @@ def split_rows(
 
 
 class SourceRows:
-    """Some rows of a source, with the interface of a `ParquetSource`; made by `split_rows`.
+    """Some rows of a source, for a Workflow to learn from or to write; made by `split_rows`.
 
     Args:
         source: all rows.

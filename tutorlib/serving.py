@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.saved_model.experimental import TrackableResource
 
 from tutorlib import serving_keys, serving_numbers  # noqa: F401, they enter their ops
 from tutorlib.files import refuse_existing, written_whole
@@ -159,12 +160,23 @@ class ServedWorkflow(keras.layers.Layer):
             raise TypeError(
                 f"a served workflow takes a dict of columns, got {type(inputs).__name__}"
             )
-        kinds = {name: dtype for name, (dtype, _) in self.types.items()}
-        kinds |= {f"{name}__values": dtype for name, dtype in kinds.items()}
         return {
-            name: tf.constant(value, kinds.get(name)) if isinstance(value, list) else value
+            name: self._as_tensor(name, value) if isinstance(value, list) else value
             for name, value in inputs.items()
         }
+
+    def _as_tensor(self, name: str, values: list[Any]) -> Any:
+        """Return a list as a tensor of its raw column's type, one of lists as a RaggedTensor."""
+        dtype, lists = self.types.get(name.removesuffix("__values"), (None, False))
+        try:
+            if lists and name in self.types:
+                return tf.ragged.constant(values, dtype, ragged_rank=1)
+            return tf.constant(values, dtype)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"raw column {name!r} cannot be made of this list: {error} A null is any value of "
+                f"the column's type, with False at its place in {name}__valid."
+            ) from error
 
     def _raw_column(self, name: str, inputs: Mapping[str, Any]) -> ServedColumn:
         """Return a raw column out of the tensors that it comes in."""
@@ -175,7 +187,7 @@ class ServedWorkflow(keras.layers.Layer):
         if not lists:
             values = inputs.get(name)
         elif isinstance(inputs.get(name), tf.RaggedTensor):
-            values, splits = inputs[name].values, inputs[name].row_splits
+            values, splits = inputs[name].values, tf.cast(inputs[name].row_splits, tf.int64)
         elif values is not None and nnzs is not None:
             splits = tf.concat([[0], tf.cumsum(_flat(tf.cast(nnzs, tf.int64)))], axis=0)
         elif values is not None and offsets is not None:
@@ -294,7 +306,9 @@ def _check_rows(raw: Mapping[str, ServedColumn]) -> None:
         require(rows == first[1], f"raw columns {first[0]!r} and {name!r} differ in their rows")
         if splits is not None:
             rule = f"raw column {name!r}: the lengths of its lists must add up to its values"
-            require(splits[-1] == tf.size(values, tf.int64), rule)
+            require((splits[0] == 0) & (splits[-1] == tf.size(values, tf.int64)), rule)
+            rule = f"raw column {name!r}: no list can have a negative length"
+            require(tf.reduce_all(splits[1:] >= splits[:-1]), rule)
 
 
 # ---------------------------------------------------------------------------------------- exporting
@@ -320,7 +334,8 @@ def export_serving(
     made of, labels among them, are not asked for.
 
     Args:
-        model: takes what the workflow makes.
+        model: takes what the workflow makes; a dict that it gives back becomes that of the
+            signature, with its names.
         workflow: a fitted `Workflow`.
         path: folder to be; appears whole or not at all.
         nullable: raw columns that may hold nulls. A signature has no optional tensors, so each of
@@ -360,16 +375,28 @@ def export_serving(
 
     archive = keras.export.ExportArchive()
     archive.track(layer)
-    archive.track(model)
+    for table in _lookup_tables(model):
+        archive.track(table)
     archive.add_endpoint("serve", predict, [layer.raw_inputs(nullable)])
     with written_whole(path) as building:
         archive.write_out(str(building), verbose=False)
     return Path(path)
 
 
+def _lookup_tables(model: keras.layers.Layer) -> Iterable[Any]:
+    """Return what a model looks up in; Keras finds the variables in the graph by itself.
+
+    `archive.track(model)` would call a model that is a subclass with float32 for every input, to
+    see what it holds, and fails where it takes texts (Keras 3.15, `_default_save_signature`).
+    """
+    parts = (tf.train.TrackableView(part).descendants() for part in model._flatten_layers())
+    found = {id(part): part for descendants in parts for part in descendants}
+    return [part for part in found.values() if isinstance(part, TrackableResource)]
+
+
 def _taken_by(model: keras.Model) -> list[str] | None:
     """Return the names of a model's inputs; None if it takes whatever comes."""
-    inputs = model.input if isinstance(model, keras.Model) and model.inputs else None
+    inputs = model.input if getattr(model, "inputs", None) else None  # a subclass has none
     return list(inputs) if isinstance(inputs, dict) else None
 
 

@@ -5,6 +5,7 @@ Does not belong here: any one op (`serving_numbers.py`, `serving_keys.py`).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -73,8 +74,8 @@ def round_to(values: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(odd, tf.float16)
 
 
-class ServedOp(tf.Module):
-    """One op in the graph, for some of its columns. A subclass gives `column`, or `__call__`.
+class ServedOp(tf.Module, abc.ABC):
+    """One op in the graph, for some of its columns.
 
     Args:
         op: fitted.
@@ -105,13 +106,21 @@ class ServedOp(tf.Module):
         """Return the columns that `output` is made of, of those that go in."""
         return [output]
 
+    @abc.abstractmethod
     def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
         """Return the wanted columns, given those that they are made of."""
+
+
+class ServedByColumn(ServedOp):
+    """An op that makes each column of the one with its name."""
+
+    def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
+        """Return the wanted columns, each made of its own."""
         return {name: self.column(name, columns[name]) for name in self.wanted}
 
+    @abc.abstractmethod
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return one column transformed."""
-        raise NotImplementedError
 
 
 def serves(*kinds: type[Op]) -> Callable[[type[ServedOp]], type[ServedOp]]:
@@ -137,7 +146,7 @@ def unserved(op: Op, names: Sequence[str], functions: Functions) -> str | None:
 
 
 @serves(Select)
-class _Selected(ServedOp):
+class _Selected(ServedByColumn):
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         return column
 

@@ -6,6 +6,7 @@ Each gives to the last bit what the op's `transform` gives; vocabularies and tab
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,11 +30,18 @@ from tutorlib.ops import (
 )
 from tutorlib.ops.columns import id_dtype, per_column
 from tutorlib.ops.keys import CombinationIndex
-from tutorlib.serving_base import Functions, ServedColumn, ServedOp, number, serves
+from tutorlib.serving_base import (
+    Functions,
+    ServedByColumn,
+    ServedColumn,
+    ServedOp,
+    number,
+    serves,
+)
 
 
 @serves(HashBucket)
-class _HashBuckets(ServedOp):
+class _HashBuckets(ServedByColumn):
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         ids = to_buckets(hash_values(column.values), per_column(self.op.num_buckets, name))
         return column.with_values(ids if column.valid is None else tf.where(column.valid, ids, 0))
@@ -102,7 +110,7 @@ class CombinationTable(tf.Module):
 
 
 @serves(Categorify)
-class _Vocabularies(ServedOp):
+class _Vocabularies(ServedByColumn):
     @classmethod
     def sources(cls, op: Any, output: str, names: Sequence[str]) -> list[str]:
         return list(names) if op.combo else [output]
@@ -156,9 +164,9 @@ class _GroupNumbers(ServedOp):
     def sources(cls, op: Any, output: str, names: Sequence[str]) -> list[str]:
         return list(names) if op.combo else [cls.parts(op, output, names)[0]]
 
+    @abc.abstractmethod
     def of_new_keys(self, key: str, made: str) -> float:
         """Return the number that a key gets that was not there when the op learned."""
-        raise NotImplementedError
 
     def build(self, functions: Functions) -> None:
         tables = self.op.learned_tables()
@@ -260,7 +268,7 @@ class _Joined(ServedOp):
 
 
 @serves(ListSlice)
-class _Cut(ServedOp):
+class _Cut(ServedByColumn):
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         op, starts = self.op, column.splits[:-1]
         lengths = column.splits[1:] - starts

@@ -28,6 +28,7 @@ from tutorlib.ops import (
 from tutorlib.ops.columns import per_column
 from tutorlib.serving_base import (
     Functions,
+    ServedByColumn,
     ServedColumn,
     ServedOp,
     as_float64,
@@ -76,7 +77,7 @@ class _Filled(ServedOp):
 
 
 @serves(Clip)
-class _Clipped(ServedOp):
+class _Clipped(ServedByColumn):
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         values = column.values
         low, high = (
@@ -91,7 +92,7 @@ class _Clipped(ServedOp):
 
 
 @serves(LogOp)
-class _Logs(ServedOp):
+class _Logs(ServedByColumn):
     @classmethod
     def hindrance(cls, op: Any, names: Sequence[str], functions: Functions) -> str | None:
         if op.dtype != "float64":
@@ -109,7 +110,7 @@ class _Logs(ServedOp):
 
 
 @serves(Normalize, NormalizeMinMax)
-class _Scaled(ServedOp):
+class _Scaled(ServedByColumn):
     def build(self, functions: Functions) -> None:
         learned = self.op.learned()
         shift, scale = (learned[key] for key in (self.op.shift_name, self.op.scale_name))
@@ -124,7 +125,7 @@ class _Scaled(ServedOp):
 
 
 @serves(Bucketize)
-class _Intervals(ServedOp):
+class _Intervals(ServedByColumn):
     def build(self, functions: Functions) -> None:
         self.edges = {
             name: fixed(np.asarray(per_column(self.op.boundaries, name), np.float64))
@@ -138,7 +139,7 @@ class _Intervals(ServedOp):
 
 
 @serves(LambdaOp)
-class _Function(ServedOp):
+class _Function(ServedByColumn):
     @classmethod
     def hindrance(cls, op: Any, names: Sequence[str], functions: Functions) -> str | None:
         try:

@@ -24,7 +24,13 @@ from tutorlib.parts import as_source
 from tutorlib.progress import row_bar
 from tutorlib.rewriting import Rewriting, rewrite
 from tutorlib.schema import Column, Schema
-from tutorlib.workflow_files import check_functions, fingerprint, read_files, write_files
+from tutorlib.workflow_files import (
+    BESIDE_DATA,
+    check_functions,
+    fingerprint,
+    read_files,
+    write_files,
+)
 
 
 class Workflow:
@@ -46,8 +52,8 @@ class Workflow:
             that was fitted on; empty before.
 
     Raises:
-        ValueError: if a column comes out of two groups, or a label or weight of none, or if rows
-            are dropped where an op looks at the rows before.
+        ValueError: if a column comes out of two groups, or a label or weight of none, or is both,
+            or if rows are dropped where an op looks at the rows before.
 
     Example:
         >>> import numpy as np
@@ -66,7 +72,7 @@ class Workflow:
         *groups: ColumnGroup | Sequence[str] | str,
         label_names: Iterable[str] | None = None,
         weight_name: str | None = None,
-        row_ops: Sequence[RowOp] = (),
+        row_ops: Sequence[RowOp] | RowOp = (),
     ) -> None:
         if not groups:
             raise ValueError("a Workflow needs at least one group of columns")
@@ -78,6 +84,8 @@ class Workflow:
                 f"columns {twice} come out of more than one group. Put Rename into one of them, or "
                 "keep only some columns of a group by group[names]."
             )
+        if isinstance(label_names, str):
+            raise TypeError(f"label_names takes a list of names, got {label_names!r}")
         if label_names is None:
             label_names = ["label"] if "label" in self.output_names else []
         self.label_names, self.weight_name = list(label_names), weight_name
@@ -87,7 +95,9 @@ class Workflow:
                     f"column {name!r} does not come out, which is to be a label or weight. Add "
                     f"[{name!r}] to the groups."
                 )
-        self.row_ops = list(row_ops)
+        if weight_name in self.label_names:
+            raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
+        self.row_ops = [row_ops] if isinstance(row_ops, RowOp) else list(row_ops)
         for op in self.row_ops:
             if not isinstance(op, RowOp):
                 raise TypeError(f"row_ops takes Filter and Dropna, got {op!r}")
@@ -155,15 +165,16 @@ class Workflow:
         Raises:
             ValueError, TypeError: naming op, column and row group, if values do not fit an op. The
                 workflow is then not fitted.
-            ValueError: for both `client` and `threads` or `memory_budget`: a cluster has its own.
+            ValueError: if there are no rows to learn from; for both `client` and `threads` or
+                `memory_budget`: a cluster has its own.
         """
         if client is not None and not (threads is None and memory_budget is None):
             raise ValueError(
                 "threads and memory_budget are those of this process; with client=, set "
                 "threads_per_worker and memory_limit of its workers"
             )
-        if memory_budget is not None and memory_budget < 1:
-            raise ValueError(f"memory_budget must be at least 1 byte, got {memory_budget}")
+        if not (memory_budget is None or (isinstance(memory_budget, int) and memory_budget > 0)):
+            raise ValueError(f"memory_budget must be a number of bytes, got {memory_budget!r}")
         threads = _thread_count(threads)
         source = as_source(source)
         types = source.column_types
@@ -171,6 +182,8 @@ class Workflow:
         if missing:
             raise ValueError(f"columns {missing} are not in the data, which has {[*types]}")
         self._forget()
+        if source.num_rows == 0 and self._pending():
+            raise ValueError("the data has no rows to learn from")
         passes = 0
         try:
             while pending := self._pending():
@@ -340,6 +353,11 @@ class Workflow:
             ValueError, TypeError: naming op and column, if values do not fit an op.
         """
         self._check_fitted()
+        if not isinstance(chunk, Chunk):
+            raise TypeError(
+                f"transform takes a Chunk, got {type(chunk).__name__}. Make one of a table by "
+                "Chunk.from_arrow(table)."
+            )
         missing = [name for name in self.input_names if name not in chunk]
         if missing:
             raise ValueError(f"the workflow needs columns {missing}; there are {chunk.names}")
@@ -424,7 +442,8 @@ class Workflow:
             encoding: "fast" or "default": see `ParquetSink`.
             shuffle_seed: None keeps the order. A number reads the row groups in a random order and
                 shuffles the rows of each part file, which each thread then has in memory twice; the
-                same source, settings and seed give the same files. {name: seed} for splits.
+                same source, settings and seed give the same files. {name: seed} for splits; a split
+                that it does not name keeps its order.
             overwrite: whether a folder that is there may be replaced.
             client: `distributed.Client`, whose workers write part files in place of threads; they
                 must see sources and folder under the same paths.
@@ -445,6 +464,8 @@ class Workflow:
         if client is not None and threads is not None:
             raise ValueError("threads are those of this process; with client=, its workers write")
         many = isinstance(source, Mapping) and not isinstance(source, Chunk)
+        if many and not source:
+            raise ValueError("source is {}: give {name: data} with one split at least")
         sources = {
             name: as_source(part) for name, part in (source if many else {"": source}).items()
         }
@@ -459,6 +480,8 @@ class Workflow:
         )
         if unknown := [name for name in seeds if name not in sources]:
             raise ValueError(f"shuffle_seed names {unknown}, but the splits are {list(sources)}")
+        if wrong := [seed for seed in seeds.values() if not _is_seed(seed)]:
+            raise ValueError(f"shuffle_seed must be an integer from 0 on or None, got {wrong[0]!r}")
         work = Rewriting(self, sources, rows_per_file, row_group_rows, encoding, dict(seeds))
         refuse_existing(folder, overwrite)
         rows = sum(part.num_rows for part in sources.values())
@@ -474,7 +497,7 @@ class Workflow:
             for name in splits:
                 text = self.output_schema.to_json()
                 (folder / name / "_schema.json").write_text(text, encoding="utf-8")
-        write_files(self, folder / "_workflow")
+        write_files(self, folder / BESIDE_DATA)
 
     def check_data(self, data: Any) -> None:
         """Raise ValueError if the columns of `data` are not of the types that were learned from.
@@ -580,6 +603,10 @@ def _copied(group: ColumnGroup) -> ColumnGroup:
 
 def _say(kind: tuple[str, bool]) -> str:
     return f"a list of {kind[0]}" if kind[1] else kind[0]
+
+
+def _is_seed(seed: Any) -> bool:
+    return seed is None or (isinstance(seed, int) and seed >= 0)
 
 
 def _thread_count(threads: int | None) -> int:

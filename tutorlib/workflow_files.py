@@ -30,6 +30,7 @@ from tutorlib.ops import ColumnGroup, Op, RowOp
 
 FORMAT_VERSION = 2
 FILE = "workflow.json"
+BESIDE_DATA = "_workflow"  # where transform_to_parquet puts it
 
 
 def describe(workflow: Any) -> dict[str, Any]:
@@ -143,7 +144,9 @@ def read_files(
     """
     path = folder / FILE
     if not path.is_file():
-        raise FileNotFoundError(f"no saved workflow at {folder}: {FILE} is not there")
+        beside = folder / BESIDE_DATA
+        hint = f". There is one at {beside}" if (beside / FILE).is_file() else ""
+        raise FileNotFoundError(f"no saved workflow at {folder}: {FILE} is not there{hint}")
     for name, function in functions.items():
         if getattr(function, "__name__", None) != name:
             raise ValueError(

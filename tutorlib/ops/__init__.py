@@ -13,7 +13,16 @@ lists, or refused by an error that says so; numbers computed here come out as fl
 says otherwise; an error names the op and the column.
 """
 
-from tutorlib.ops.base import ColumnGroup, LearningOp, Op, Rename, Select, as_group
+from tutorlib.ops.base import (
+    ColumnGroup,
+    ColumnOp,
+    LearningOp,
+    Op,
+    Rename,
+    Select,
+    SpillingOp,
+    as_group,
+)
 from tutorlib.ops.categorify import Categorify
 from tutorlib.ops.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID, column_type, role_of
 from tutorlib.ops.elementwise import Bucketize, Clip, LambdaOp, LogOp
@@ -36,6 +45,7 @@ __all__ = [
     "Categorify",
     "Clip",
     "ColumnGroup",
+    "ColumnOp",
     "DifferenceLag",
     "Dropna",
     "FillMedian",
@@ -55,6 +65,7 @@ __all__ = [
     "Rename",
     "RowOp",
     "Select",
+    "SpillingOp",
     "TargetEncoding",
     "as_group",
     "column_type",

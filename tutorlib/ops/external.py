@@ -13,6 +13,7 @@ from tutorlib.chunk import Chunk, Ragged, Strings, array_namespace, to_namespace
 from tutorlib.hashing import KeyIndex
 from tutorlib.ops.base import Op
 from tutorlib.ops.columns import column_type, role_of, take_or_null
+from tutorlib.ops.keys import find_keys
 from tutorlib.schema import Column
 
 
@@ -62,10 +63,6 @@ class JoinExternal(Op):
         self.on, self.columns_ext = on, wanted
         self.table = table.select([on, *wanted])
 
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Return the column as it is."""
-        return column
-
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the columns and those joined."""
         if isinstance(chunk[self.on], Ragged):
@@ -73,7 +70,7 @@ class JoinExternal(Op):
         keys, valid = self._keys(self.on, chunk[self.on])
         if isinstance(keys, Strings) != isinstance(self._index.keys, Strings):
             raise TypeError(self._wrong(self.on, "found texts on one side, integers on the other"))
-        found = self._index.find(keys)
+        found = find_keys(self._index, keys)
         if valid is not None:
             found[~valid] = 0
         xp = array_namespace(found)

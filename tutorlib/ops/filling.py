@@ -18,13 +18,13 @@ from tutorlib.chunk import (
     column_from_arrow,
     column_to_arrow,
 )
-from tutorlib.ops.base import LearningOp, Op
+from tutorlib.ops.base import ColumnOp, LearningOp
 from tutorlib.ops.columns import column_type, flat, missing_in, parts_of
 from tutorlib.ops.counts import added_up, coarsened, count_integers
 from tutorlib.schema import Column
 
 
-class _Filler(Op):
+class _Filler(ColumnOp):
     """What `FillMissing` and `FillMedian` share: values where there are none, and indicators."""
 
     add_binary_cols: bool
@@ -187,13 +187,16 @@ class FillMedian(_Filler, LearningOp):
             values, counts = coarsened(values, counts, bits)
         return whole, bits, values, counts
 
-    def merge_states(self, a: Any, b: Any) -> Any:
-        """Return the counts of both, rounded alike."""
-        if a[0] != b[0]:
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return the counts of all, rounded alike."""
+        (whole, *others), rounded = ([state[place] for state in states] for place in (0, 1))
+        if any(other != whole for other in others):
             raise TypeError("cannot take one median of integers and of floating-point numbers")
-        bits = max(a[1], b[1])
-        values, counts = zip(*(coarsened(*state[2:], bits) for state in (a, b)), strict=True)
-        return self._narrowed(a[0], bits, *added_up(np.concatenate(values), np.concatenate(counts)))
+        bits = max(rounded)
+        values, counts = zip(*(coarsened(*state[2:], bits) for state in states), strict=True)
+        return self._narrowed(
+            whole, bits, *added_up(np.concatenate(values), np.concatenate(counts))
+        )
 
     def finalize(self, state: dict[str, Any]) -> None:
         """Keep the median of each column."""

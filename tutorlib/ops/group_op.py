@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from tutorlib.chunk import (
     Array,
@@ -19,14 +20,14 @@ from tutorlib.chunk import (
     take,
     to_host,
 )
-from tutorlib.ops.base import LearningOp
+from tutorlib.ops.base import SpillingOp
 from tutorlib.ops.columns import column_type, flat, float_dtype
 from tutorlib.ops.groups import GroupSums
 from tutorlib.ops.keys import CombinationIndex
 from tutorlib.schema import Column
 
 
-class GroupOp(LearningOp):
+class GroupOp(SpillingOp):
     """Learns numbers of the rows that share a key, and gives them to each row with that key.
 
     Args:
@@ -72,10 +73,6 @@ class GroupOp(LearningOp):
             for made in self.made()
         ]
 
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Raise; what comes out depends on several columns."""
-        raise NotImplementedError
-
     # ------------------------------------------------------------------------------ keys of rows
 
     def _parts_by_key(self, chunk: Chunk) -> dict[str, dict[str, Any]]:
@@ -120,9 +117,35 @@ class GroupOp(LearningOp):
         self._check_size(name, values[~np.isnan(values)])
         return values
 
-    def merge_states(self, a: GroupSums, b: GroupSums) -> GroupSums:
-        """Return the sums of both."""
-        return a.merge(b)
+    def merge_states(self, states: Sequence[GroupSums]) -> GroupSums:
+        """Return the sums of all."""
+        return GroupSums.merged(states)
+
+    def to_table(self, state: GroupSums) -> pa.Table:
+        """Return the groups as rows."""
+        return state.to_table()
+
+    def from_table(self, table: pa.Table) -> GroupSums:
+        """Return the sums of groups."""
+        return GroupSums.from_table(table)
+
+    def gathered(self, key: str, states: Iterable[GroupSums]) -> Iterable[GroupSums]:
+        """Return the sums as they come: only what is learned of them has to fit into memory."""
+        return states
+
+    def finalize(self, state: dict[str, GroupSums | Iterable[GroupSums]]) -> None:
+        """Keep the numbers of each key."""
+        for key, sums in state.items():
+            self._finalize_key(key, [sums] if isinstance(sums, GroupSums) else sums)
+
+    @abstractmethod
+    def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
+        """Keep the numbers of one key, whose groups come in blocks, in order if there are several.
+
+        Args:
+            key: its name.
+            blocks: may be gone through several times.
+        """
 
     # -------------------------------------------------------------------------- what was learned
 

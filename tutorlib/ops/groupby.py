@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,17 +85,17 @@ class JoinGroupby(GroupOp):
             extremes=bool({"min", "max"} & set(self.statistics)),
         )
 
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Keep the statistics of each key."""
-        tables = {}
-        for key, sums in state.items():
-            groups = sums.take(sums.known_in_order())
-            numbers = {}
-            for made in self.made():
-                column, _, statistic = made.rpartition("_")
-                numbers[made] = _statistic(groups, column, statistic).astype(self.dtype)
-            tables[key] = self._table(groups, numbers)
-        self.restore({}, {**self._tables, **tables})
+    def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
+        table = Chunk.concat([self._statistics_of(block) for block in blocks])
+        self.restore({}, {**self._tables, key: table})
+
+    def _statistics_of(self, sums: GroupSums) -> Chunk:
+        groups = sums.take(sums.known_in_order())
+        numbers = {}
+        for made in self.made():
+            column, _, statistic = made.rpartition("_")
+            numbers[made] = _statistic(groups, column, statistic).astype(self.dtype)
+        return self._table(groups, numbers)
 
     def _numbers_at(
         self, key: str, places: Array, chunk: Chunk, offsets: Array | None

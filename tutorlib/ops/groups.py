@@ -6,6 +6,7 @@ On the CPU. Does not belong here: what is made of the sums.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,25 +71,44 @@ class GroupSums:
                 _MERGE[kind].at(arrays[kind, name], where, values)
         return cls(keys, arrays)
 
-    def merge(self, other: GroupSums) -> GroupSums:
-        """Return what is known of the rows of both.
+    @classmethod
+    def merged(cls, several: Sequence[GroupSums]) -> GroupSums:
+        """Return what is known of the rows of all.
 
         Raises:
-            TypeError: if one knows integers and the other texts.
+            TypeError: if one knows integers and another texts.
         """
-        for mine, theirs in zip(self.keys, other.keys, strict=True):
-            if mine.type != theirs.type:
-                raise TypeError(f"cannot group by {mine.type} and by {theirs.type} at once")
-        pairs = zip(self.keys, other.keys, strict=True)
-        groups, keys = group_rows([pa.concat_arrays(pair) for pair in pairs])
-        halves = (groups[: len(self)], self.arrays), (groups[len(self) :], other.arrays)
-        arrays = {}
-        for name in self.arrays.keys() | other.arrays.keys():
-            arrays[name] = _neutral(name, len(keys[0]))
-            for where, given in halves:
-                if name in given:
-                    _MERGE.get(name[0], np.add).at(arrays[name], where, given[name])
-        return GroupSums(keys, arrays)
+        parts = list(zip(*(sums.keys for sums in several), strict=True))
+        for part in parts:
+            for other in part[1:]:
+                if other.type != part[0].type:
+                    raise TypeError(f"cannot group by {part[0].type} and by {other.type} at once")
+        groups, keys = group_rows([pa.concat_arrays(part) for part in parts])
+        places = np.split(groups, np.cumsum([len(sums) for sums in several])[:-1])
+        arrays: dict[tuple[Any, ...], np.ndarray] = {}
+        for where, sums in zip(places, several, strict=True):
+            for name, given in sums.arrays.items():
+                if name not in arrays:
+                    arrays[name] = _neutral(name, len(keys[0]))
+                _MERGE.get(name[0], np.add).at(arrays[name], where, given)
+        return cls(keys, arrays)
+
+    def to_table(self) -> pa.Table:
+        """Return the groups as rows: `key_0`, `key_1`, ..., each array under its name as JSON."""
+        keys = {f"key_{place}": key for place, key in enumerate(self.keys)}
+        return pa.table({**keys, **{json.dumps(n): array for n, array in self.arrays.items()}})
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> GroupSums:
+        """Return what `to_table` gave."""
+        keys, arrays = [], {}
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            array = pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+            if name.startswith("key_"):
+                keys.append(array)
+            else:
+                arrays[tuple(json.loads(name))] = array.to_numpy()
+        return cls(keys, arrays)
 
     def known_in_order(self) -> np.ndarray:
         """Return int64 [m]: the groups in whose key nothing is null, in the order of their keys."""

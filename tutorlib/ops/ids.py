@@ -9,7 +9,7 @@ import numpy as np
 
 from tutorlib.chunk import Array, Chunk, Ragged
 from tutorlib.hashing import hash_values, to_buckets
-from tutorlib.ops.base import Op
+from tutorlib.ops.base import ColumnOp, Op
 from tutorlib.ops.columns import as_ids, per_column
 from tutorlib.ops.keys import combined_hashes
 from tutorlib.schema import Column
@@ -21,7 +21,7 @@ def _check_buckets(num_buckets: Any, op: str) -> int:
     return int(num_buckets)
 
 
-class HashBucket(Op):
+class HashBucket(ColumnOp):
     """Maps integers or texts to `num_buckets` ids by their hash; nothing is learned.
 
     Different values may share a bucket: with b buckets and v values, a value is alone in its bucket
@@ -86,14 +86,6 @@ class HashedCross(Op):
     def __init__(self, num_buckets: int, name: str | None = None) -> None:
         self.num_buckets = _check_buckets(num_buckets, "HashedCross")
         self.name = name
-
-    def transform_column(self, name: str, column: Any) -> Array:
-        """Return the hash of each value, uint64."""
-        values, valid = self._keys(name, column)
-        hashes = hash_values(values)
-        if valid is not None:
-            hashes[~valid] = 0
-        return hashes
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the one crossed column."""

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tutorlib.chunk import Array, column_from_arrow, column_to_arrow, take
+from tutorlib.chunk import Array, Strings, column_from_arrow, column_to_arrow, take
+from tutorlib.encoded import EncodedStrings
 from tutorlib.hashing import KeyIndex, hash_values, mix
 from tutorlib.ops.columns import parts_of
+
+_KEYS_A_TEXT = 8  # with more keys to each text, Arrow's table of them takes longer than it saves
 
 
 class CombinationIndex:
@@ -67,7 +71,7 @@ class CombinationIndex:
     def _number(self, place: int, part: Any) -> Array:
         """Return the number of each value of a part: from 1, a null the last, 0 if not known."""
         values, valid = parts_of(part)
-        number = self._indexes[place].find(values).astype(np.int64)
+        number = find_keys(self._indexes[place], values).astype(np.int64)
         if valid is not None:
             number[~valid] = len(self._indexes[place].keys) + 1
         return number
@@ -90,7 +94,7 @@ class CombinationIndex:
         """
         if len(parts) == 1:
             values, valid = parts_of(parts[0])
-            found = self._indexes[0].find(values)
+            found = find_keys(self._indexes[0], values)
             if valid is not None:
                 found[~valid] = 0
             return found
@@ -98,6 +102,26 @@ class CombinationIndex:
         for place, (pair, part) in enumerate(zip(self._pairs, parts[1:], strict=True), 1):
             number = pair.find(self._packed(number, place, part))
         return number
+
+
+def find_keys(index: KeyIndex, wanted: Any) -> Array:
+    """Return `index.find(wanted)`: of each key its place, counted from 1, and 0 where it is not.
+
+    Texts in the CPU's memory are looked up by Arrow, and each entry of a dictionary once: that
+    takes 10 to 30 ns a text in place of 300.
+    """
+    if isinstance(wanted, EncodedStrings):
+        return _find_texts(index, wanted.dictionary)[wanted.codes]
+    if isinstance(wanted, Strings) and isinstance(wanted.offsets, np.ndarray):
+        return _find_texts(index, wanted.to_arrow())
+    return index.find(wanted)
+
+
+def _find_texts(index: KeyIndex, texts: pa.Array) -> np.ndarray:
+    if len(index.keys) > _KEYS_A_TEXT * len(texts):
+        return index.find(Strings.from_arrow(texts))
+    places = pc.index_in(texts, value_set=index.keys.to_arrow())
+    return places.fill_null(-1).to_numpy() + np.int32(1)
 
 
 def _distinct(part: Any) -> Any:

@@ -64,7 +64,7 @@ class DifferenceLag(Op):
         """The shift."""
         return self.shift
 
-    def transform_column(self, name: str, column: Any) -> Array:
+    def _differences(self, name: str, column: Any) -> Array:
         """Return the differences, as if all rows were of one partition."""
         values, valid = self._numbers(name, column)
         xp = array_namespace(values)
@@ -90,7 +90,7 @@ class DifferenceLag(Op):
         for name, column in chunk.drop(self.partition_by).items():
             if isinstance(column, Ragged):
                 raise TypeError(self._wrong(name, "takes one value a row, got lists"))
-            values = self.transform_column(name, column)
+            values = self._differences(name, column)
             values[self.shift :][~same] = np.nan
             result[self._output_name(name)] = values
         return Chunk(result)

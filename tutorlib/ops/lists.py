@@ -67,17 +67,13 @@ class ListSlice(Op):
             return (self.end or 0) - self.start if self.end is None or self.end < 0 else 0
         return 0 if self.end is None or self.end < 0 else self.end - self.start
 
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Raise; only lists can be cut."""
-        raise TypeError(self._wrong(name, f"takes lists, got {column_type(column)[0]}"))
-
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the lists cut, and filled up if wished."""
         return Chunk({name: self._cut(name, column) for name, column in chunk.items()})
 
     def _cut(self, name: str, column: Any) -> Ragged:
         if not isinstance(column, Ragged):
-            return self.transform_column(name, column)
+            raise TypeError(self._wrong(name, f"takes lists, got {column_type(column)[0]}"))
         xp = array_namespace(column.offsets)
         lengths = xp.diff(column.offsets)
         first = _from_front(self.start, lengths, xp)

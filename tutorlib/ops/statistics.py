@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from tutorlib.chunk import Array, Chunk, array_namespace
 from tutorlib.hashing import blocks_of
-from tutorlib.ops.base import LearningOp
+from tutorlib.ops.base import ColumnOp, LearningOp
 from tutorlib.ops.columns import as_floats, flat, float_dtype
 from tutorlib.ops.exact import exact_square_sum, exact_sum
 from tutorlib.schema import Column
 
 
-class _Scaler(LearningOp):
+class _Scaler(ColumnOp, LearningOp):
     """What `Normalize` and `NormalizeMinMax` share: (x - shift) / scale with learned numbers."""
 
     shift_name: ClassVar[str]
@@ -44,8 +44,8 @@ class _Scaler(LearningOp):
         state = {}
         for name, column in chunk.items():
             values = self._floats(name, flat(column))
-            xp = array_namespace(values)
-            values = values[~xp.isnan(values)]
+            missing = array_namespace(values).isnan(values)
+            values = values[~missing] if bool(missing.any()) else values
             self._check_size(name, values)
             state[name] = self.count(name, values)
         return state
@@ -103,9 +103,9 @@ class Normalize(_Scaler):
         """Return (number of values, their sum, the sum of their squares), all exact."""
         return len(values), exact_sum(values), exact_square_sum(values)
 
-    def merge_states(self, a: Any, b: Any) -> Any:
-        """Return the sums of both."""
-        return tuple(x + y for x, y in zip(a, b, strict=True))
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return the sums of all."""
+        return tuple(map(sum, zip(*states, strict=True)))
 
     def finalize(self, state: dict[str, Any]) -> None:
         """Keep mean and standard deviation of each column."""
@@ -145,9 +145,10 @@ class NormalizeMinMax(_Scaler):
             return math.inf, -math.inf
         return float(values.min()) + 0.0, float(values.max()) + 0.0  # so that -0.0 becomes 0.0
 
-    def merge_states(self, a: Any, b: Any) -> Any:
-        """Return the smaller and the larger of both."""
-        return min(a[0], b[0]), max(a[1], b[1])
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return the smallest and the largest of all."""
+        lows, highs = zip(*states, strict=True)
+        return min(lows), max(highs)
 
     def finalize(self, state: dict[str, Any]) -> None:
         """Keep minimum and range of each column."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -148,24 +148,51 @@ class TargetEncoding(GroupOp):
         without = [] if self.fold_column is None else [f"_without_{f}" for f in range(self.folds)]
         return ["", *without]
 
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Keep the means of each key: of all rows, and of those outside each fold."""
-        tables, priors = {}, {}
-        for key, sums in state.items():
-            parts = sums.keys if self.fold_column is None else sums.keys[:-1]
-            rows, keys = group_rows(parts)
-            groups = GroupSums(keys, {})
-            kept = groups.known_in_order()
-            means: dict[str, np.ndarray] = {}
-            priors[key] = {}
-            for target in self.targets:
-                views = list(self._by_view(target, sums, rows, len(groups)))
-                found = [self._prior_of(target, *view) for view in views]
-                for name, view, prior in zip(self._views(), views, found, strict=True):
-                    means[f"{target}_mean{name}"] = self._smoothed(*view, prior)[kept]
-                priors[key][target] = [float(prior) for prior in found]
-            tables[key] = self._table(groups.take(kept), means)
-        self.restore({"priors": {**self._priors, **priors}}, {**self._tables, **tables})
+    def gathered(self, key: str, states: Iterable[GroupSums]) -> Iterable[GroupSums]:
+        """Return the sums as they come, but all folds of a key together."""
+        return states if self.fold_column is None else _WholeKeys(states)
+
+    def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
+        priors = {target: self._priors_of(target, blocks) for target in self.targets}
+        tables = [self._means_of(block, priors) for block in blocks]
+        said = {target: [float(prior) for prior in found] for target, found in priors.items()}
+        self.restore(
+            {"priors": {**self._priors, key: said}}, {**self._tables, key: Chunk.concat(tables)}
+        )
+
+    def _priors_of(self, target: str, blocks: Iterable[GroupSums]) -> list[Fraction]:
+        """Return the prior of all rows, then of those outside each fold."""
+        if self.prior is not None:
+            return [Fraction(per_column(self.prior, target))] * len(self._views())
+        totals = dict.fromkeys(self._views(), Fraction(0))
+        counts = dict.fromkeys(self._views(), 0)
+        for sums in blocks:
+            together = np.zeros(len(sums), dtype=np.int64)
+            views = self._by_view(target, sums, together, 1)
+            for name, ((total,), (count,), e) in zip(self._views(), views, strict=True):
+                totals[name] += Fraction(total, 1 << e)
+                counts[name] += int(count)
+        if not all(counts.values()):
+            raise ValueError(
+                self._wrong(
+                    target,
+                    "found no value, in all rows or in those outside one fold. Give a prior, or a "
+                    "fold_column with more different values.",
+                )
+            )
+        return [totals[name] / counts[name] for name in self._views()]
+
+    def _means_of(self, sums: GroupSums, priors: Mapping[str, list[Fraction]]) -> Chunk:
+        """Return the table of the means of each key."""
+        rows, keys = group_rows(sums.keys if self.fold_column is None else sums.keys[:-1])
+        groups = GroupSums(keys, {})
+        kept = groups.known_in_order()
+        means: dict[str, np.ndarray] = {}
+        for target in self.targets:
+            views = self._by_view(target, sums, rows, len(groups))
+            for name, view, prior in zip(self._views(), views, priors[target], strict=True):
+                means[f"{target}_mean{name}"] = self._smoothed(*view, prior)[kept]
+        return self._table(groups.take(kept), means)
 
     def _by_view(
         self, target: str, sums: GroupSums, rows: np.ndarray, size: int
@@ -187,20 +214,6 @@ class TargetEncoding(GroupOp):
             for fold in range(self.folds):
                 inside, count_inside = added(np.flatnonzero(folds == fold))
                 yield total - inside, count - count_inside, e
-
-    def _prior_of(self, target: str, totals: np.ndarray, counts: np.ndarray, e: int) -> Fraction:
-        if self.prior is not None:
-            return Fraction(per_column(self.prior, target))
-        count = int(counts.sum())
-        if count == 0:
-            raise ValueError(
-                self._wrong(
-                    target,
-                    "found no value, in all rows or in those outside one fold. Give a prior, or a "
-                    "fold_column with more different values.",
-                )
-            )
-        return Fraction(sum(totals.tolist()), count << e)
 
     def _smoothed(
         self, totals: np.ndarray, counts: np.ndarray, e: int, prior: Fraction
@@ -259,3 +272,25 @@ class TargetEncoding(GroupOp):
             f"{target}_mean": xp.asarray(self._means[key, target])[places, view]
             for target in self.targets
         }
+
+
+class _WholeKeys:
+    """Sums of groups by fold, in order, cut so that all folds of a key are in one block.
+
+    Args:
+        blocks: sums whose keys rise, cut anywhere.
+    """
+
+    def __init__(self, blocks: Iterable[GroupSums]) -> None:
+        self._blocks = blocks
+
+    def __iter__(self) -> Iterator[GroupSums]:
+        held: list[GroupSums] = []
+        for block in self._blocks:
+            sums = GroupSums.merged([*held, block])  # keeps the order
+            end = len(sums)
+            while end and all(key[end - 1] == key[-1] for key in sums.keys[:-1]):
+                end -= 1
+            yield sums.take(np.arange(end))
+            held = [sums.take(np.arange(end, len(sums)))]
+        yield from held
