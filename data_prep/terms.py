@@ -27,7 +27,7 @@ class Terms:
 
     Example:
         >>> print(TERMS["synthetic"].lines())
-        Data:     synthetic (Criteo or MovieLens shape)
+        Data:     synthetic (Criteo, MovieLens or n-hot shape)
         Source:   drawn by this command from a seed
         Terms:    none: no person or company stands behind a row
         Cite:     -
@@ -55,7 +55,7 @@ class Terms:
 # whether the data may be passed on. The Criteo licence stands on the data set's card.
 TERMS = {
     "synthetic": Terms(
-        "synthetic (Criteo or MovieLens shape)",
+        "synthetic (Criteo, MovieLens or n-hot shape)",
         "drawn by this command from a seed",
         "none: no person or company stands behind a row",
         "-",

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from data_prep.__main__ import main
 from data_prep.synthetic_criteo import (
     BLOCK_ROWS,
     CARDINALITIES,
@@ -18,6 +19,10 @@ from data_prep.synthetic_criteo import (
     write_criteo,
 )
 from data_prep.synthetic_movielens import GENRES, NO_GENRES, write_movielens
+from data_prep.synthetic_nhot import LIST_NAMES, ONE_HOT_NAMES, cardinalities, write_nhot
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetSource
+from tutorlib.schema import Schema
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +192,108 @@ def test_movielens_refuses_what_cannot_be(tmp_path):
 def test_movielens_counts_add_up_at_the_limits(tmp_path, ratings):
     write_movielens(tmp_path / "x", ratings=ratings, users=20, movies=10)
     assert len(pd.read_csv(tmp_path / "x/ratings.csv")) == ratings
+
+
+@pytest.fixture(scope="module")
+def nhot(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nhot") / "nhot"
+    facts = write_nhot(folder, rows=60_000, seed=3)
+    return folder, facts
+
+
+def test_nhot_depends_on_the_seed_alone(nhot, tmp_path):
+    folder, facts = nhot
+    assert write_nhot(tmp_path / "again", rows=60_000, seed=3) == facts
+    write_nhot(tmp_path / "other", rows=60_000, seed=4)
+    for part in ("train", "valid"):
+        file = f"{part}/part_00000.parquet"
+        assert (folder / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
+        assert (folder / file).read_bytes() != (tmp_path / "other" / file).read_bytes()
+
+
+def test_nhot_rows_do_not_depend_on_how_many_follow(nhot, tmp_path):
+    write_nhot(tmp_path / "few", rows=1_000, valid_share=0.3, seed=3)
+    for part, rows in {"train": 700, "valid": 300}.items():
+        few = pd.read_parquet(tmp_path / "few" / part)
+        assert len(few) == rows
+        pd.testing.assert_frame_equal(few, pd.read_parquet(nhot[0] / part)[:rows])
+
+
+def test_nhot_holds_what_its_schema_says(nhot):
+    schema = Schema.load(nhot[0] / "train" / "_schema.json")
+    assert (len(schema.continuous), len(schema.categorical)) == (10, 40)
+    assert [column.name for column in schema if column.multi_hot] == list(LIST_NAMES)
+    assert {c.name: c.cardinality for c in schema.categorical} == cardinalities(0.01)
+    source = ParquetSource(nhot[0] / "train")
+    assert {c.name: (c.dtype, c.multi_hot) for c in schema} == source.column_types
+    data = pd.read_parquet(nhot[0] / "train")
+    for name in ONE_HOT_NAMES:
+        assert data[name].min() == 0
+        assert data[name].max() < schema[name].cardinality
+    numbers = data[schema.continuous.names]
+    assert (numbers.mean().abs() < 0.1).all()
+    assert numbers.std().between(0.9, 1.2).all()
+
+
+def test_nhot_lists_hold_up_to_ten_different_ids(nhot):
+    data = pd.read_parquet(nhot[0] / "train")
+    for name in LIST_NAMES:
+        lengths = data[name].map(len)
+        assert (lengths.min(), lengths.max()) == (0, 10)
+        assert 4 < lengths.mean() < 5.5
+        assert all(len(set(ids)) == len(ids) for ids in data[name])
+        ids = np.concatenate(data[name].to_list())
+        assert 0 <= ids.min() <= ids.max() < cardinalities(0.01)[name]
+
+
+def test_nhot_comes_out_of_the_loader_as_it_is(nhot):
+    with KerasSequenceLoader(nhot[0] / "valid", 4_000, label_names=["label"]) as loader:
+        rows = sum(len(label) for _, label in loader)
+        inputs, _ = loader.peek()
+    assert rows == 12_000
+    assert len(inputs) == 10 + 37 + 2 * 3
+
+
+def test_nhot_label_can_be_learned(nhot):
+    _, facts = nhot
+    assert 0.25 < facts["positive_share"] < 0.35
+    assert facts["bayes_log_loss"] < facts["base_log_loss"] - 0.1
+    assert facts["bayes_auc"] > 0.78
+    # One list alone already tells something: the rate differs between the ids of H3.
+    data = pd.read_parquet(nhot[0] / "train", columns=["H3", "label"]).explode("H3").dropna()
+    rate = data.groupby("H3")["label"].agg(["mean", "size"]).query("size > 2000")["mean"]
+    assert rate.max() - rate.min() > 0.03
+
+
+def test_nhot_cardinalities_scale_and_small_columns_stay():
+    real, small = cardinalities(1.0), cardinalities(0.001)
+    assert all(small[name] == n for name, n in real.items() if n <= 1000)
+    assert all(1000 <= small[name] < n for name, n in real.items() if n > 1000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"rows": 1}, "leave no row"),
+        ({"valid_share": 1.0}, "valid_share must be"),
+        ({"scale": 0}, "scale must be"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_nhot_refuses_what_cannot_be(tmp_path, settings, rule):
+    with pytest.raises(ValueError, match=rule):
+        write_nhot(tmp_path / "x", **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nhot_is_made_once_by_the_command(nhot, capsys):
+    command = ["synthetic", "nhot", "--rows", "60000", "--output", str(nhot[0]), "--seed"]
+    made = (nhot[0] / "_settings.json").stat().st_mtime_ns
+    assert main([*command, "3"]) == 0
+    assert "left alone" in capsys.readouterr().out
+    assert main([*command, "4"]) == 1
+    assert "seed is 3 there, 4 asked for" in capsys.readouterr().err
+    assert (nhot[0] / "_settings.json").stat().st_mtime_ns == made
 
 
 def test_bayes_statistics_are_those_of_the_definition():
