@@ -4,79 +4,34 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from layer_cases import (
+    LISTS,
+    MIXED_POLICIES,
+    NNZS,
+    OFFSETS,
+    POLICIES,
+    SCHEMA,
+    TABLE,
+    VALUES,
+    bag_forms,
+    batch,
+    built_bag,
+    combine,
+    every_layer,
+    fused_columns,
+)
 
 from tutorlib.layers import (
     MLP,
     DenseFeatures,
     DotProductInteraction,
-    EmbeddingBag,
     EmbeddingTable,
     FusedEmbedding,
     LinearFeatures,
     ScalarDenseFeatures,
     keras_inputs,
 )
-from tutorlib.schema import Column, Schema
-
-POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
-TABLE = np.arange(1, 11, dtype=np.float32).reshape(5, 2)  # row i is (2 i + 1, 2 i + 2)
-LISTS = [[1, 3], [], [4], [2, 2, 0, 1]]
-VALUES = np.array([i for ids in LISTS for i in ids])
-NNZS = np.array([len(ids) for ids in LISTS])
-OFFSETS = np.array([0, 2, 2, 3, 7])
-SCHEMA = Schema(
-    [
-        Column("user", "categorical", cardinality=7, embedding_dim=3),
-        Column("age", "continuous", "float32"),
-        Column("genres", "categorical", multi_hot=True, cardinality=5, embedding_dim=2),
-        Column("film", "categorical", cardinality=9, embedding_dim=4),
-        Column("label", "label", "float32"),
-    ]
-)
-
-
-def batch():
-    """Four rows of SCHEMA in the loader's default form."""
-    return {
-        "user": np.array([[0], [6], [3], [3]]),
-        "age": np.array([[0.5], [-1.0], [2.0], [0.0]], np.float32),
-        "film": np.array([[8], [0], [1], [5]]),
-        "genres__values": VALUES[:, None],
-        "genres__nnzs": NNZS[:, None],
-    }
-
-
-def combine(table, lists, combiner):
-    """NumPy oracle of a bag: a Python loop over the rows."""
-    out = np.zeros((len(lists), table.shape[1]), np.float64)
-    for row, ids in enumerate(lists):
-        for i in ids:
-            out[row] += table[i]
-        if ids:
-            out[row] /= {"sum": 1, "mean": len(ids), "sqrtn": len(ids) ** 0.5}[combiner]
-    return out
-
-
-def bag_forms():
-    padded = np.zeros((4, 4), np.int64)
-    lists = [[i for i in ids if i] for ids in LISTS]  # id 0 is padding there
-    for row, ids in enumerate(lists):
-        padded[row, : len(ids)] = ids
-    return {
-        "nnzs": ({"values": VALUES, "nnzs": NNZS}, LISTS),
-        "nnzs_column": ({"values": VALUES[:, None], "nnzs": NNZS[:, None]}, LISTS),
-        "offsets": ({"values": VALUES, "offsets": OFFSETS}, LISTS),
-        "surplus_values": ({"values": np.append(VALUES, [4, 4]), "nnzs": NNZS}, LISTS),
-        "ragged": (tf.ragged.constant(LISTS, dtype=tf.int64), LISTS),
-        "padded": (padded, lists),
-    }
-
-
-def built_bag(combiner="mean", **kwargs):
-    bag = EmbeddingBag(5, 2, combiner=combiner, name="bag", **kwargs)
-    bag.build()
-    bag.set_weights([TABLE])
-    return bag
+from tutorlib.schema import Column
 
 
 @pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
@@ -114,7 +69,7 @@ def test_a_bags_gradient_is_the_oracles_also_under_xla(combiner, jit):
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", MIXED_POLICIES)
 def test_the_gradient_of_a_table_stays_sparse_and_float32(policy):
     table, bag = EmbeddingTable(9, 4, dtype=policy), built_bag(dtype=policy)
     columns = [Column(n, "categorical", cardinality=9, embedding_dim=4) for n in "ab"]
@@ -213,11 +168,6 @@ def test_linear_features_start_at_zero_and_sum_every_weight():
     np.testing.assert_allclose(layer(batch()), by_hand)
 
 
-def fused_columns():
-    sizes = {"x": 4, "b": 6, "m": 3}  # not in name order
-    return [Column(n, "categorical", cardinality=c, embedding_dim=2) for n, c in sizes.items()]
-
-
 def test_fused_embedding_equals_a_table_per_column():
     layer = FusedEmbedding(fused_columns())
     stacked = np.array([[3, 5, 2], [0, 0, 0], [1, 4, 0]])
@@ -239,61 +189,6 @@ def test_fused_embedding_takes_ids_of_any_integer_type(dtype):
     np.testing.assert_array_equal(out[0, 1], np.asarray(layer.table("b"))[249])
 
 
-def interaction_oracle(x, kernel, kind, first):
-    """One dot product at a time."""
-    features, out, pair = x.shape[1], [], 0
-    for i in range(features):
-        for j in range(i + first, features):
-            w = {
-                None: lambda i, p: np.eye(x.shape[2]),
-                "field_all": lambda i, p: kernel,
-                "field_each": lambda i, p: kernel[i],
-                "field_interaction": lambda i, p: kernel[p],
-            }[kind](i, pair)
-            out.append(np.einsum("bk,kd,bd->b", x[:, i], w, x[:, j]))
-            pair += 1
-    return np.stack(out, axis=1)
-
-
-@pytest.mark.parametrize("self_interaction", [False, True])
-@pytest.mark.parametrize("kind", [None, "field_all", "field_each", "field_interaction"])
-def test_interaction_equals_one_dot_product_at_a_time(kind, self_interaction):
-    x = np.random.default_rng(1).normal(size=(6, 5, 3)).astype(np.float32)
-    layer = DotProductInteraction(kind, self_interaction)
-    out = layer(x)
-    kernel = None if kind is None else np.asarray(layer.kernel)
-    expected = interaction_oracle(x, kernel, kind, 0 if self_interaction else 1)
-    assert out.shape == expected.shape == (6, 15 if self_interaction else 10)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("self_interaction", [False, True])
-@pytest.mark.parametrize("kind", [None, "field_all", "field_each", "field_interaction"])
-def test_interactions_gradient_equals_finite_differences(kind, self_interaction, jit):
-    layer = DotProductInteraction(kind, self_interaction, dtype="float64")
-    x = np.random.default_rng(2).normal(size=(2, 4, 3))
-    layer.build(x.shape)
-
-    @tf.function(jit_compile=jit)
-    def output(inputs):
-        return tf.reduce_sum(tf.sin(layer(inputs)))
-
-    tensor = tf.constant(x)
-    with tf.GradientTape() as tape:
-        tape.watch(tensor)
-        loss = output(tensor)
-    got = tape.gradient(loss, tensor).numpy().ravel()
-    step = 1e-6
-    expected = []
-    for cell in range(x.size):
-        moved = np.zeros(x.size)
-        moved[cell] = step
-        moved = moved.reshape(x.shape)
-        expected.append(float(output(x + moved) - output(x - moved)) / (2 * step))
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-8)
-
-
 def test_mlp_is_its_dense_layers():
     layer = MLP([4, 3], output_units=2, output_activation="sigmoid")
     x = np.random.default_rng(3).normal(size=(5, 6)).astype(np.float32)
@@ -303,32 +198,6 @@ def test_mlp_is_its_dense_layers():
         x = np.maximum(x @ kernel + bias, 0)
     kernel, bias = (np.asarray(w) for w in layer.weights[4:])
     np.testing.assert_allclose(out, 1 / (1 + np.exp(-(x @ kernel + bias))), rtol=1e-5)
-
-
-def every_layer(policy="float32"):
-    """(layer, input) of each layer and option."""
-    scalar = Schema(c for c in SCHEMA if not c.multi_hot)
-    same = fused_columns()
-    columns = {c.name: np.zeros((4, 1), np.int64) for c in same}
-    cube = np.ones((4, 3, 2), np.float32)
-    cases = {
-        "table": (EmbeddingTable(5, 2, dtype=policy), np.array([[1], [2]])),
-        "bag": (EmbeddingBag(5, 2, "sum", dtype=policy), {"values": VALUES, "nnzs": NNZS}),
-        "bag_offsets": (EmbeddingBag(5, 2, dtype=policy), {"values": VALUES, "offsets": OFFSETS}),
-        "dense": (DenseFeatures(SCHEMA, "sqrtn", dtype=policy), batch()),
-        "scalar": (ScalarDenseFeatures(scalar, dtype=policy), batch()),
-        "scalar_stack": (ScalarDenseFeatures(same, "stack", dtype=policy), columns),
-        "linear": (LinearFeatures(SCHEMA, dtype=policy), batch()),
-        "fused": (FusedEmbedding(same, dtype=policy), columns),
-        "fused_stacked": (FusedEmbedding(same, dtype=policy), np.zeros((4, 3), np.int32)),
-        "mlp": (MLP([4], dtype=policy), np.ones((4, 3), np.float32)),
-        "mlp_output": (MLP([], 2, "gelu", "tanh", dtype=policy), np.ones((4, 3), np.float32)),
-    }
-    for kind in (None, "field_all", "field_each", "field_interaction"):
-        for itself in (False, True):
-            layer = DotProductInteraction(kind, itself, dtype=policy)
-            cases[f"interaction_{kind}_{itself}"] = (layer, cube)
-    return cases
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -341,7 +210,7 @@ def test_declared_shape_and_dtype_are_the_real_ones(case, policy):
         shapes = inputs.shape
     assert layer.compute_output_shape(shapes) == tuple(out.shape)
     assert keras.backend.standardize_dtype(out.dtype) == layer.compute_dtype
-    assert all(weight.dtype == "float32" for weight in layer.weights)
+    assert all(weight.dtype == layer.variable_dtype for weight in layer.weights)
     assert np.isfinite(out.numpy().astype(np.float32)).all()
 
 

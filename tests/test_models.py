@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tutorlib.layers import DenseFeatures, DotProductInteraction
-from tutorlib.models import DLRM, movielens_network
+from tutorlib.models import DLRM, DCNv2, DeepFM, WideAndDeep, movielens_network
 from tutorlib.schema import Column, Schema
 
 ROWS = 1_024
@@ -70,36 +70,19 @@ def movielens_like(seed=0):
     return batch, labels
 
 
-def test_dlrm_gives_the_same_for_columns_and_stacked_batches():
-    columns, stacked, _ = criteo_like()
-    by_columns, by_stack = small_dlrm("columns"), small_dlrm("stacked")
-    assert [w.shape for w in by_columns.weights] == [w.shape for w in by_stack.weights]
-    by_stack.set_weights(by_columns.get_weights())
-    out = by_columns(columns)
-    assert out.shape == (ROWS, 1)
-    np.testing.assert_array_equal(by_stack(stacked), out)
-
-
 def test_dlrm_equals_its_formula():
     _, stacked, _ = criteo_like()
     model = small_dlrm("stacked")
 
-    def dense(layer, x, activation):
-        return activation(x @ np.asarray(layer.kernel) + np.asarray(layer.bias))
-
-    def relu(x):
-        return np.maximum(x, 0)
-
     bottom, top = model.get_layer("bottom_mlp").dense, model.get_layer("top_mlp").dense
-    x = dense(bottom[0], stacked["continuous"], relu)
-    x = dense(bottom[1], x, lambda x: x)
+    x = dense(bottom[1], np.maximum(dense(bottom[0], stacked["continuous"]), 0))
     embeddings = model.get_layer("embeddings")
     tables = [np.asarray(embeddings.table(name)) for name in SCHEMA.categorical.names]
     rows = [table[stacked["categorical"][:, k]] for k, table in enumerate(tables)]
     features = [x, *rows]
     pairs = [(a * b).sum(1) for i, a in enumerate(features) for b in features[i + 1 :]]
-    y = dense(top[0], np.concatenate([x, np.stack(pairs, axis=1)], axis=1), relu)
-    y = dense(model.get_layer("probability"), y, lambda x: 1 / (1 + np.exp(-x)))
+    y = np.maximum(dense(top[0], np.concatenate([x, np.stack(pairs, axis=1)], axis=1)), 0)
+    y = sigmoid(dense(model.get_layer("probability"), y))
     np.testing.assert_allclose(model(stacked), y, rtol=1e-4)
 
 
@@ -181,16 +164,139 @@ def test_the_movielens_network_learns_from_lists_of_other_lengths_each_batch():
     assert float(loss) < 0.7 * base_rate_loss
 
 
+def small_models():
+    """{name: function of a batch layout that gives a model}, of those with both layouts."""
+    return {
+        "dlrm": small_dlrm,
+        "deepfm": lambda layout="columns": DeepFM(SCHEMA, 4, [16], batch_layout=layout),
+        "dcn_v2": lambda layout="columns": DCNv2(SCHEMA, 2, [16], batch_layout=layout),
+        "dcn_v2_parallel": lambda layout="columns": DCNv2(
+            SCHEMA, 2, [16], projection_dim=4, structure="parallel", batch_layout=layout
+        ),
+    }
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def dense(layer, x):
+    """A keras.layers.Dense without its activation, in NumPy."""
+    return x @ np.asarray(layer.kernel) + np.asarray(layer.bias)
+
+
+def randomised(model):
+    """The model with weights of its own everywhere, also where they start at zero."""
+    rng = np.random.default_rng(1)
+    model.set_weights([rng.normal(scale=0.3, size=w.shape) for w in model.get_weights()])
+    return model
+
+
+@pytest.mark.parametrize("name", small_models())
+def test_a_model_gives_the_same_for_columns_and_stacked_batches(name):
+    columns, stacked, _ = criteo_like()
+    by_columns, by_stack = (small_models()[name](layout) for layout in ("columns", "stacked"))
+    assert [w.shape for w in by_columns.weights] == [w.shape for w in by_stack.weights]
+    by_stack.set_weights(randomised(by_columns).get_weights())
+    np.testing.assert_allclose(by_stack(stacked), by_columns(columns), rtol=1e-5)
+
+
+def test_deepfm_equals_its_formula():
+    _, stacked, _ = criteo_like()
+    model = randomised(small_models()["deepfm"]("stacked"))
+    names, ids = SCHEMA.categorical.names, stacked["categorical"]
+    tables = [model.get_layer(layer) for layer in ("embeddings", "weights_of_ids")]
+    vectors, weights = (
+        np.stack([np.asarray(t.table(n))[ids[:, k]] for k, n in enumerate(names)], axis=1)
+        for t in tables
+    )
+    numbers = stacked["continuous"]
+    scaled = numbers[:, :, None] * np.asarray(model.get_layer("numbers").vectors)
+    features = np.concatenate([vectors, scaled], axis=1)
+    pairs = [(i, j) for j in range(features.shape[1]) for i in range(j)]
+    second = sum((features[:, i] * features[:, j]).sum(axis=1, keepdims=True) for i, j in pairs)
+    [hidden] = model.get_layer("deep_mlp").dense
+    deep = np.maximum(dense(hidden, features.reshape(ROWS, -1)), 0)
+    logit = weights.sum(axis=1) + dense(model.get_layer("weights_of_numbers"), numbers)
+    logit = logit + second + dense(model.get_layer("deep"), deep)
+    np.testing.assert_allclose(model(stacked), sigmoid(logit), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dcn_v2", "dcn_v2_parallel"])
+def test_dcn_equals_its_formula(name):
+    _, stacked, _ = criteo_like()
+    model = randomised(small_models()[name]("stacked"))
+    embeddings, cross = model.get_layer("embeddings"), model.get_layer("cross")
+    tables = [np.asarray(embeddings.table(n)) for n in SCHEMA.categorical.names]
+    rows = [table[stacked["categorical"][:, k]] for k, table in enumerate(tables)]
+    x0 = x = np.concatenate([stacked["continuous"], *rows], axis=1)
+    for kernels, bias in zip(cross.kernels, cross.biases, strict=True):
+        product = x
+        for kernel in kernels:
+            product = product @ np.asarray(kernel)
+        x = x0 * (product + np.asarray(bias)) + x
+    [hidden] = model.get_layer("deep_mlp").dense
+    deep = np.maximum(dense(hidden, x if name == "dcn_v2" else x0), 0)
+    top = deep if name == "dcn_v2" else np.concatenate([x, deep], axis=1)
+    expected = sigmoid(dense(model.get_layer("probability"), top))
+    np.testing.assert_allclose(model(stacked), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_wide_and_deep_is_the_sigmoid_of_both_sides():
+    batch, _ = movielens_like()
+    schema = movielens_schema(8)
+    model = randomised(WideAndDeep(schema, [16], combiner="sum"))
+    wide, features = model.get_layer("wide"), model.get_layer("deep_features")
+    [hidden] = model.get_layer("deep_mlp").dense
+    deep = dense(model.get_layer("deep"), np.maximum(dense(hidden, features(batch).numpy()), 0))
+    np.testing.assert_allclose(model(batch), sigmoid(wide(batch) + deep), rtol=1e-4)
+    assert features.combiner == "sum"
+
+
+def test_the_wide_side_starts_at_zero_and_may_have_columns_of_its_own():
+    columns, _, _ = criteo_like()
+    crossed = Column("C1_x_C9", "categorical", cardinality=330)
+    model = WideAndDeep(SCHEMA.select(["C9", "I1"]), [8], wide_schema=[crossed])
+    assert set(model.input) == {"C9", "I1", "C1_x_C9"}
+    batch = {"C9": columns["C9"], "I1": columns["I1"], "C1_x_C9": columns["C1"] * 30}
+    np.testing.assert_array_equal(model.get_layer("wide")(batch), np.zeros((ROWS, 1)))
+    with pytest.raises(ValueError, match=r"\['C9'\] differently"):
+        WideAndDeep(SCHEMA, wide_schema=SCHEMA.replace("C9", cardinality=31))
+
+
+@pytest.mark.parametrize("name", ["deepfm", "dcn_v2", "dcn_v2_parallel", "wide_and_deep"])
+def test_a_model_learns(name):
+    keras.utils.set_random_seed(1)
+    columns, _, labels = criteo_like()
+    model = WideAndDeep(SCHEMA, [16]) if name == "wide_and_deep" else small_models()[name]()
+    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy")
+    losses = model.fit(columns, labels, batch_size=128, epochs=8, verbose=0).history["loss"]
+    base = labels.mean()
+    base_rate_loss = -(base * np.log(base) + (1 - base) * np.log(1 - base))
+    assert losses[-1] < 0.6 * base_rate_loss
+
+
+def test_what_a_model_cannot_take_is_refused():
+    with pytest.raises(ValueError, match=r"structure must be one of.*'deep'"):
+        DCNv2(SCHEMA, structure="deep")
+    for make in (DeepFM, DCNv2):
+        with pytest.raises(ValueError, match=r"\['genres'\] are multi-hot"):
+            make(movielens_schema())
+    with pytest.raises(ValueError, match="at least two features"):
+        DeepFM(SCHEMA.select(["C9"]))
+
+
 def models():
     columns, stacked, _ = criteo_like()
     return {
-        "dlrm_columns": (small_dlrm(), columns),
+        **{name: (make(), columns) for name, make in small_models().items()},
         "dlrm_stacked": (small_dlrm("stacked"), stacked),
+        "wide_and_deep": (WideAndDeep(movielens_schema(8), [8]), movielens_like()[0]),
         "movielens": (movielens_network(movielens_schema(8), (8,)), movielens_like()[0]),
     }
 
 
-@pytest.mark.parametrize("name", ["dlrm_columns", "dlrm_stacked", "movielens"])
+@pytest.mark.parametrize("name", models())
 def test_a_model_survives_a_keras_file_and_an_export(name, tmp_path):
     model, batch = models()[name]
     out = model(batch)
@@ -203,7 +309,7 @@ def test_a_model_survives_a_keras_file_and_an_export(name, tmp_path):
     np.testing.assert_allclose(served.serve(tensors), out, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dlrm_stacked", "movielens"])
+@pytest.mark.parametrize("name", ["dlrm_stacked", "deepfm", "dcn_v2", "movielens"])
 def test_a_model_can_be_summed_up_and_drawn(name):
     pytest.importorskip("pydot", reason="drawing a model needs pydot")
     model, _ = models()[name]
@@ -214,13 +320,18 @@ def test_a_model_can_be_summed_up_and_drawn(name):
     assert "probability" in drawing
 
 
-@pytest.mark.parametrize("name", ["dlrm_stacked", "movielens"])
+@pytest.mark.parametrize("name", ["dlrm_stacked", "wide_and_deep", "movielens"])
 def test_a_model_trains_under_xla(name):
     model, batch = models()[name]
     labels = (np.arange(len(next(iter(reversed(batch.values()))))) % 2).astype("float32")
     model.compile("adam", "binary_crossentropy", jit_compile=True)
     losses = [model.train_on_batch(batch, labels[:, None]) for _ in range(3)]
     assert losses[2] < losses[0]
+
+
+def test_the_pairs_of_a_dlrm_may_be_padded():
+    padded = DLRM(SCHEMA, 4, [16], [16], pad_to=16)
+    assert padded.get_layer("interaction").output.shape == (None, 16)  # of six pairs
 
 
 def test_the_feature_layers_are_the_librarys():
