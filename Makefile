@@ -57,7 +57,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  || true; } || { tail -n 20 $(VENV)/install.log >&2; exit 1; }
 	@rm -f $(VENV)/.installed-*; touch $@; echo "Installed into $(VENV)"
 
-data: $(CRITEO_MADE) $(MOVIELENS_MADE) ## make data/ (ROWS=, CRITEO=folder, MOVIELENS=archive)
+data: $(CRITEO_MADE) $(MOVIELENS_MADE) data/nhot/_settings.json ## make data/ (ROWS=, CRITEO=folder, MOVIELENS=archive)
 
 $(CRITEO_MADE): | $(INSTALLED)
 	@echo "Criteo: raw rows, then training-ready Parquet"
@@ -72,6 +72,10 @@ $(MOVIELENS_MADE): | $(INSTALLED)
 	@$(PY) -m data_prep movielens --from '$(or $(MOVIELENS),data/movielens/raw)' \
 	  $(if $(MOVIELENS),--overwrite)
 	@rm -f data/movielens/.made-*$(if $(MOVIELENS),; touch $@)
+
+data/nhot/_settings.json: | $(INSTALLED)
+	@echo "n-hot: rows with lists of ids, training-ready Parquet"
+	@$(PY) -m data_prep synthetic nhot
 
 tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, LESSONS="01 04"), end with a table
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)

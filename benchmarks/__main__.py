@@ -11,8 +11,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-MEASURING = ("loader", "memory")
-COMMANDS = (*MEASURING, "figures")
+MEASURING = ("loader", "memory", "layers", "etl", "train")
+COMMANDS = (*MEASURING, "gpu-host", "figures")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:
-        module = importlib.import_module(f"benchmarks.{name}")
+        module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
         command = commands.add_parser(
             name,
             help=module.SUMMARY,

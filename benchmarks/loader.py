@@ -64,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, default=65_536, help="rows of a batch (default: %(default)s)"
     )
-    parser.add_argument("--repeat", type=int, default=5, help="turns (default: %(default)s)")
     parser.add_argument(
         "--only", nargs="+", choices=tuple(SECTIONS), default=list(SECTIONS), metavar="SECTION",
         help=f"measure only these: {', '.join(SECTIONS)} (default: all)",
@@ -74,13 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"Python that has one of {', '.join(peers.TITLES)}; may be given for each "
         "(default: this one, if it has it)",
     )  # fmt: skip
-    parser.add_argument(
-        "--data", type=Path, default=FOLDER,
-        help="folder where the rows are kept for the next run (default: build/benchmarks)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, help="JSON file (default: benchmarks/results/loader-MACHINE.json)"
-    )
+    measure.add_options(parser, "loader", repeat=5, repeated="turns", folder=FOLDER)
 
 
 def _peer_python(text: str) -> tuple[str, str]:

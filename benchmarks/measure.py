@@ -7,6 +7,7 @@ every single value. Does not belong here: what is measured.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import importlib.metadata
@@ -27,6 +28,36 @@ from tutorlib.device import host_memory_bytes
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIBRARIES = ("tensorflow", "keras", "numpy", "pyarrow", "tutorlib")
+
+
+def add_options(
+    parser: argparse.ArgumentParser,
+    name: str,
+    *,
+    repeat: int,
+    repeated: str,
+    folder: Path | None = None,
+) -> None:
+    """Add the options that benchmarks have in common: `--repeat`, `--data` and `--out`.
+
+    Args:
+        parser: of one benchmark.
+        name: of the benchmark.
+        repeat: how often, if nothing is said.
+        repeated: what is repeated, for the help.
+        folder: where its data is kept; None for a benchmark without any.
+    """
+    parser.add_argument(
+        "--repeat", type=int, default=repeat, help=f"{repeated} (default: %(default)s)"
+    )
+    if folder is not None:
+        parser.add_argument(
+            "--data", type=Path, default=folder,
+            help="folder where the rows are kept for the next run (default: build/benchmarks)",
+        )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, help=f"JSON file (default: benchmarks/results/{name}-MACHINE.json)"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,15 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--row-group-rows", type=int, default=131_072, help="(default: %(default)s)"
     )
-    parser.add_argument(
-        "--repeat", type=int, default=5, help="processes for each case (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--data", type=Path, default=FOLDER,
-        help="folder where the rows are kept for the next run (default: build/benchmarks)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, help="JSON file (default: benchmarks/results/memory-MACHINE.json)"
+    measure.add_options(
+        parser, "memory", repeat=5, repeated="processes for each case", folder=FOLDER
     )
 
 

@@ -5,6 +5,7 @@ import os
 import threading
 
 from tutorlib.batching import Group
+from tutorlib.device_batches import DeviceGroup
 from tutorlib.loader import Batches
 from tutorlib.pipeline import Pipeline
 
@@ -18,7 +19,8 @@ def reader_threads():
 
 def passes_in_memory():
     """Passes, and groups of their batches, that something still holds."""
-    return [held for held in gc.get_objects() if type(held) in (Batches, Pipeline, Group)]
+    kinds = (Batches, Pipeline, Group, DeviceGroup)
+    return [held for held in gc.get_objects() if type(held) in kinds]
 
 
 def open_files():

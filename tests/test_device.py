@@ -6,9 +6,11 @@ import tensorflow as tf
 from tutorlib.device import (
     host_memory_bytes,
     limit_tensorflow_memory,
+    missing_for_gpu,
     parse_allocation,
     resolve_device,
 )
+from tutorlib.parquet import ParquetSource
 
 GIB = 2**30
 
@@ -39,6 +41,14 @@ def test_devices_are_named():
     assert resolve_device(None) == "cpu"
     with pytest.raises(ValueError, match="device must be one of"):
         resolve_device("tpu")
+
+
+@pytest.mark.skipif(missing_for_gpu() is None, reason="a GPU is there")
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"device='gpu' needs an NVIDIA GPU, cuDF and CuPy, but "):
+        resolve_device("gpu")
+    with pytest.raises(ValueError, match=r"pip install 'tutorlib\[gpu\]'"):
+        ParquetSource("train.parquet", device="gpu")
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="a GPU is there")

@@ -25,9 +25,11 @@ TUTORLIB = ROOT / "tutorlib"
 BASE = {"schema", "device", "chunk", "files"}
 OPS = {"chunk", "schema", "hashing"}
 OPS |= {"ops.columns", "ops.base", "ops.exact", "ops.keys", "ops.counts", "ops.groups"}
-OPS |= {"ops.group_op", "ops.vocabularies"}
+OPS |= {"ops.group_op", "ops.vocabularies", "encoded"}
 OPS_ROOMS = ["categorify", "elementwise", "external", "filling", "groupby", "ids", "lag", "lists"]
 OPS_ROOMS += ["rows", "statistics", "target_encoding"]
+LAYERS_BELOW_FUSED = ["checks", "columns", "features", "inputs", "rows", "tables"]
+TFRECORDS_ROOMS = ["encoding", "facts", "writing", "writers", "readers", "raw_readers"]
 MAY_IMPORT = {
     "__init__": set(),
     "schema": set(),
@@ -35,16 +37,21 @@ MAY_IMPORT = {
     "files": set(),
     "chunk": set(),
     "hashing": {"chunk"},
+    "encoded": {"chunk"},
     "streams": set(),
     "paths": set(),
     "parquet_sink": {"chunk", "files", "paths"},
     "row_filter": {"paths"},
-    "parquet_files": {"paths", "streams"},
-    "parquet": BASE | {"streams", "paths", "parquet_files", "parquet_sink", "row_filter"},
+    "parquet_files": {"chunk", "paths", "streams"},
+    "parquet_gpu": {"chunk", "places"},
+    "parquet_device": {"chunk", "parquet_files", "parquet_gpu", "places"},
+    "parquet": BASE
+    | {"streams", "paths", "parquet_files", "parquet_sink", "row_filter"}
+    | {"parquet_device", "places"},
     "ops.columns": {"chunk", "schema"},
     "ops.base": {"chunk", "schema", "ops.columns"},
-    "ops.keys": {"chunk", "hashing", "ops.columns"},
-    "ops.counts": {"chunk"},
+    "ops.keys": {"chunk", "encoded", "hashing", "ops.columns"},
+    "ops.counts": {"chunk", "encoded"},
     "ops.exact": {"chunk", "hashing"},
     "ops.vocabularies": {"chunk", "hashing", "ops.columns", "ops.keys"},
     "ops.group_op": OPS - {"ops.group_op"},
@@ -53,17 +60,22 @@ MAY_IMPORT = {
     "ops": {"ops.columns", "ops.base", "ops.exact", *(f"ops.{room}" for room in OPS_ROOMS)},
     "plan": BASE,
     "buffers": set(),
+    "places": {"buffers", "device"},
+    "device_pool": {"buffers", "places"},
+    "device_batches": {"batching", "chunk", "device_pool", "layout"},
     "layout": {"schema", "chunk"},
     "batching": {"chunk", "plan", "buffers", "layout"},
-    "pipeline": {"plan", "batching", "buffers", "layout"},
+    "pipeline": {"plan", "batching", "buffers", "device_pool", "layout"},
     "progress": set(),
     "unfinished": {"files"},
     "parts": {"chunk", "ops", "parquet"},
+    "encoded_source": {"encoded", "parquet", "parquet_files"},
     "row_split": {"chunk", "hashing", "parquet", "parts"},
     "spilling": {"ops"},
-    "learning": {"ops", "parts", "spilling"},
+    "learning": {"encoded_source", "ops", "parts", "spilling"},
     "cluster": {"learning", "parts"},
-    "rewriting": {"chunk", "cluster", "learning", "parquet", "parts", "unfinished"},
+    "rewriting": {"chunk", "cluster", "encoded", "encoded_source", "learning", "parquet", "parts"}
+    | {"unfinished"},
     "workflow_files": {"chunk", "ops"},
     "workflow": BASE
     | {"workflow_files", "ops", "parts", "learning", "cluster", "rewriting", "progress", "serving"},
@@ -78,23 +90,70 @@ MAY_IMPORT = {
     "fit_bridge": BASE | {"parquet", "ops", "plan", "fit_arguments"},
     "sizing": {"plan"},
     "resume": set(),
-    "tensors": {"schema", "batching", "buffers", "fit_bridge"},
+    "tensors": {"schema", "batching", "buffers", "chunk", "device_pool", "fit_bridge"},
     "loader": BASE
     | {"parquet", "plan", "batching", "buffers", "layout", "pipeline", "fit_bridge"}
-    | {"sizing", "resume", "tensors"},
-    "layers": {"schema"},
+    | {"sizing", "resume", "tensors", "places", "device_batches", "device_pool"},
+    "layers.checks": {"schema"},
+    "layers.columns": {"schema"},
+    "layers.rows": set(),
+    "layers.buckets": set(),
+    "layers.tables": {"layers.checks", "layers.rows"},
+    "layers.dense": {"layers.checks", "layers.tables"},
+    "layers.interactions": {"layers.checks", "layers.tables"},
+    "layers.crosses": {"layers.checks", "layers.tables"},
+    "layers.inputs": {"schema", "layers.checks", "layers.columns"},
+    "layers.features": {"schema", "layers.checks", "layers.columns", "layers.tables"},
+    "layers.fused": {"schema", *(f"layers.{room}" for room in LAYERS_BELOW_FUSED)},
+    "layers": {"layers.fused", "layers.buckets", "layers.crosses", "layers.dense"}
+    | {"layers.interactions", *(f"layers.{room}" for room in LAYERS_BELOW_FUSED)},
     "models": {"schema", "layers"},
     "checkpoints": {"files"},
-    "callbacks": {"schema", "checkpoints"},
-    "profiling": {"schema"},
-    "optimizers": {"schema"},
+    "waiting": {"fit_arguments", "fit_bridge"},
+    "callbacks.throughput": set(),
+    "callbacks.validation": set(),
+    "callbacks.memory": set(),
+    "callbacks.stalls": {"waiting"},
+    "callbacks.loader_checkpoint": {"checkpoints"},
+    "callbacks": {"callbacks.loader_checkpoint", "callbacks.memory", "callbacks.stalls"}
+    | {"callbacks.throughput", "callbacks.validation"},
+    "profiling.intervals": set(),
+    "profiling.xspace": set(),
+    "profiling.trace": {"profiling.intervals", "profiling.xspace"},
+    "profiling.timeline": {"profiling.intervals", "profiling.trace"},
+    "profiling.diagnosis": {"loader", "waiting"},
+    "profiling.recording": set(),
+    "profiling": {"profiling.diagnosis", "profiling.intervals", "profiling.timeline"}
+    | {"profiling.recording", "profiling.trace"},
+    "optimizers": {"layers.rows"},
     "shuffling": set(),
-    "tfrecords": {"schema", "chunk", "files", "parquet"},
+    "tfrecords.facts": {"schema"},
+    "tfrecords.wire": set(),
+    "tfrecords.encoding": {"chunk", "tfrecords.facts", "tfrecords.wire"},
+    "tfrecords.writing": {"chunk", "files", "parts", "progress", "tfrecords.facts"},
+    "tfrecords.writers": {"chunk", *(f"tfrecords.{room}" for room in TFRECORDS_ROOMS[:3])},
+    "tfrecords.batches": {"schema"},
+    "tfrecords.readers": {"schema", "tfrecords.facts", "tfrecords.batches", "tfrecords.writing"},
+    "tfrecords.raw_readers": {"schema", "tfrecords.facts", "tfrecords.batches"}
+    | {"tfrecords.readers", "tfrecords.writing"},
+    "tfrecords": {f"tfrecords.{room}" for room in TFRECORDS_ROOMS},
 }
 NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
 # Imported inside the functions that need them, if at all.
-OPTIONAL = {"cudf", "cupy", "rmm", "dask", "distributed", "fsspec", "pandas", "matplotlib", "tqdm"}
+OPTIONAL = {
+    "cudf",
+    "pylibcudf",
+    "cupy",
+    "rmm",
+    "dask",
+    "distributed",
+    "fsspec",
+    "pandas",
+    "matplotlib",
+    "tqdm",
+}
 OPTIONAL |= {"tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch"}
+OPTIONAL |= {"google"}  # google.protobuf, which TensorFlow needs too
 WITHOUT_TENSORFLOW = ["files", "schema", "device", "chunk", "parquet", "ops", "plan", "workflow"]
 WITHOUT_TENSORFLOW += ["batching", "pipeline", "sizing", "resume", "shuffling"]
 

@@ -70,7 +70,7 @@ class BufferPool:
         nbytes = int(np.prod(shape)) * dtype.itemsize
         if nbytes < SMALL_BYTES:
             return aligned_empty(shape, dtype)
-        size = _size_class(nbytes)
+        size = size_class(nbytes)
         try:
             memory = self._free[size].pop()
         except (KeyError, IndexError):
@@ -99,7 +99,7 @@ class _Lease:
         self._pool.give_back(self._memory)
 
 
-def _size_class(nbytes: int) -> int:
+def size_class(nbytes: int) -> int:
     """Return `nbytes` rounded up by an eighth at most, so that few sizes occur, whole pages."""
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step

@@ -33,6 +33,11 @@ def array_namespace(array: Array) -> Any:
     return cupy.get_array_module(array)
 
 
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array of NumPy or CuPy."""
+    return isinstance(value, np.ndarray) or type(value).__module__.partition(".")[0] == "cupy"
+
+
 def row_ids(offsets: Array) -> Array:
     """Return the row of each value: offsets [0, 2, 2, 3] -> [0, 0, 2].
 
@@ -75,7 +80,7 @@ def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
         jumps = starts.copy()
         jumps[1:] -= starts[:-1] + lengths[:-1] - 1
         steps[xp.cumsum(lengths) - lengths] = jumps
-    return xp.cumsum(steps, out=steps), result
+    return xp.cumsum(steps, out=steps if xp is np else None), result
 
 
 class _Offsets:
@@ -212,6 +217,15 @@ def take(column: Any, rows: Array) -> Any:
 def slice_rows(column: Any, start: int, stop: int) -> Any:
     """Return rows [start, stop) of a column of any kind, without copying an array."""
     return column.slice(start, stop) if hasattr(column, "slice") else column[start:stop]
+
+
+def copied(column: Any) -> Any:
+    """Return a column of any kind in memory of its own."""
+    if isinstance(column, Masked):
+        return Masked(copied(column.values), column.valid.copy())
+    if isinstance(column, _Offsets):
+        return type(column)(copied(column._flat), column.offsets.copy())
+    return column.copy()
 
 
 def concat_columns(parts: Sequence[Any]) -> Any:

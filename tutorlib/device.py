@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 ENVIRONMENT_VARIABLE = "TF_MEMORY_ALLOCATION"
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "gpu")
 
 
 def parse_allocation(text: str | float, total_bytes: int) -> int:
@@ -83,7 +83,24 @@ def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None
             "TensorFlow has already initialised the GPU, so its memory can no longer be limited. "
             "Call limit_tensorflow_memory() first thing after importing tensorflow."
         ) from error
+    _GIVEN["tensorflow"] = limit
     return limit
+
+
+_GIVEN: dict[str, int] = {}  # bytes of the GPU's memory
+
+
+def loader_gpu_bytes() -> int:
+    """Return the GPU memory that loaders may use: what TensorFlow's part leaves.
+
+    That part is what `limit_tensorflow_memory` gave, else what TF_MEMORY_ALLOCATION says; if
+    neither says anything, loaders may use what they can get.
+    """
+    total = _gpu_memory_bytes()
+    if "tensorflow" in _GIVEN:
+        return total - _GIVEN["tensorflow"]
+    allocation = os.environ.get(ENVIRONMENT_VARIABLE)
+    return total if allocation is None else total - parse_allocation(allocation, total)
 
 
 def _gpu_memory_bytes() -> int:
@@ -93,16 +110,42 @@ def _gpu_memory_bytes() -> int:
 
 
 def resolve_device(device: str | None) -> str:
-    """Return the device on which batches are made: "cpu".
+    """Return the device on which batches are made: "cpu" or "gpu"; None is "cpu".
 
     Raises:
-        ValueError: for a device that this version of the loader cannot make batches on.
+        ValueError: for another device, or "gpu" where there is none or its packages are missing.
     """
     if device is None:
         return "cpu"
     if device not in DEVICES:
         raise ValueError(f"device must be one of {DEVICES} or None, got {device!r}")
+    if device == "gpu":
+        missing = missing_for_gpu()
+        if missing:
+            raise ValueError(
+                f"device='gpu' needs an NVIDIA GPU, cuDF and CuPy, but {missing}. Install the "
+                "packages with `pip install 'tutorlib[gpu]'`, or leave device='cpu'."
+            )
     return device
+
+
+def missing_for_gpu() -> str | None:
+    """Return in words what is missing for `device="gpu"` on this machine; None if nothing is."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error})"
+    try:
+        if not cupy.cuda.runtime.getDeviceCount():
+            return "there is no GPU"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CUDA finds no GPU ({error})"
+    try:
+        import pylibcudf  # noqa: F401
+        import rmm  # noqa: F401
+    except ImportError as error:
+        return f"cuDF cannot be imported ({error})"
+    return None
 
 
 def host_memory_bytes() -> int:

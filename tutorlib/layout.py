@@ -5,13 +5,14 @@ Does not belong here: copying rows (`batching.py`), tensors (`tensors.py`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Masked, Ragged, Strings
+from tutorlib.chunk import Masked, Ragged, Strings, array_namespace, is_array, to_host
 from tutorlib.schema import ROLES, Column, Schema
 
 
@@ -84,6 +85,7 @@ class Layout:
             {name: value} puts the value there and refuses them in other columns. Labels and weights
             must have values in any case.
         max_list_length: longest list of a multi-hot column that is allowed; None for any.
+        least_integer: integers are made at least so wide: "int32" or "int64".
 
     Attributes:
         dtypes: {name: dtype in a batch}.
@@ -101,11 +103,12 @@ class Layout:
         check_ids: bool = True,
         nulls: str | Mapping[str, float] = "error",
         max_list_length: int | None = None,
+        least_integer: str = "int32",
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
         self.stacked, self.check_ids = stacked, check_ids
         self.max_list_length = max_list_length
-        self.dtypes = {column.name: batch_dtype(column) for column in columns}
+        self.dtypes = {c.name: _widened(batch_dtype(c), least_integer) for c in columns}
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
         made = [f"{name}__{part}" for name in self.ragged for part in ("values", "nnzs", "offsets")]
@@ -147,13 +150,13 @@ class Layout:
         values: Any,
         *,
         first_row: int = 0,
-        offsets: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Return the values of one column as a batch holds them, checked.
+        offsets: Any = None,
+    ) -> Any:
+        """Return the values of one column as a batch holds them, checked, where they are.
 
         Args:
             column: of the schema.
-            values: its values.
+            values: its values, of NumPy or CuPy.
             first_row: number of the row of `values[0]`, for messages.
             offsets: int64 [n + 1] if the values stand in lists.
 
@@ -169,7 +172,7 @@ class Layout:
             raise ValueError(
                 f"column {column.name!r}: holds {kind}, but the schema says {column.dtype}"
             )
-        if not isinstance(values, np.ndarray) or values.ndim != 1:
+        if not is_array(values) or values.ndim != 1:
             raise ValueError(
                 f"column {column.name!r}: an array of one value a row is needed, got a "
                 f"{type(values).__name__} of shape {np.shape(values)}"
@@ -180,9 +183,10 @@ class Layout:
             raise ValueError(
                 f"column {column.name!r}: holds {values.dtype}, but the schema says {column.dtype}"
             )
-        if values.dtype.kind == "f" and len(values) and np.isnan(values.min()):
+        xp = array_namespace(values)
+        if values.dtype.kind == "f" and len(values) and xp.isnan(values.min()):
             values = self._without_nulls(
-                column, Masked(values, ~np.isnan(values)), first_row, offsets
+                column, Masked(values, ~xp.isnan(values)), first_row, offsets
             )
         if column.cardinality is not None and self.check_ids and len(values):
             _check_ids(column, values, first_row, offsets)
@@ -192,19 +196,18 @@ class Layout:
             return _narrowed(column, values, dtype, first_row, offsets)
         return values.astype(dtype, copy=False)
 
-    def _without_nulls(
-        self, column: Column, values: Masked, first_row: int, offsets: np.ndarray | None
-    ) -> Any:
+    def _without_nulls(self, column: Column, values: Masked, first_row: int, offsets: Any) -> Any:
         if values.valid.all():
             return values.values
         fill = self._fills.get(column.name)
-        if fill is not None and isinstance(values.values, np.ndarray):
+        if fill is not None and is_array(values.values):
             # The fill may be a number that only the batch's dtype can hold: 0.5 among integers.
             made, dtype = values.values, self.dtypes[column.name]
             if dtype.kind == "f" or np.can_cast(made.dtype, dtype):
                 made = made.astype(dtype)
-            return np.where(values.valid, made, made.dtype.type(fill))
-        row = first_row + _row(np.argmin(values.valid), offsets)
+            xp = array_namespace(made)
+            return xp.where(values.valid, made, made.dtype.type(fill))
+        row = first_row + _row(values.valid.argmin(), offsets)
         if column.role in ("label", "weight"):
             advice = f"a {column.role} must have a value: fill it, or leave the row out of the data"
         else:
@@ -226,9 +229,9 @@ class Layout:
                 f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
             )
         if self.max_list_length is not None and len(lists):
-            lengths = np.diff(lists.offsets)
+            lengths = array_namespace(lists.offsets).diff(lists.offsets)
             if lengths.max() > self.max_list_length:
-                row = int(np.argmax(lengths > self.max_list_length))
+                row = int((lengths > self.max_list_length).argmax())
                 raise ValueError(
                     f"column {column.name!r}: a list of {lengths[row]} values at row "
                     f"{first_row + row}, but max_list_length={self.max_list_length}. Cut the lists "
@@ -262,26 +265,40 @@ def _fills(
     return dict(nulls)
 
 
-def _row(place: int, offsets: np.ndarray | None) -> int:
+def _widened(dtype: np.dtype, least_integer: str) -> np.dtype:
+    return max(dtype, np.dtype(least_integer)) if dtype.kind == "i" else dtype
+
+
+def _row(place: Any, offsets: Any) -> int:
     """Return the row of a value: its place, or that of the list which it stands in."""
-    return int(place if offsets is None else np.searchsorted(offsets, place, side="right") - 1)
+    if offsets is None:
+        return int(place)
+    return int(np.searchsorted(to_host(offsets), int(place), side="right") - 1)
 
 
-def _narrowed(
-    column: Column, values: np.ndarray, dtype: np.dtype, first_row: int, offsets: np.ndarray | None
-) -> np.ndarray:
-    try:
-        with np.errstate(over="raise"):
+def _narrowed(column: Column, values: Any, dtype: np.dtype, first_row: int, offsets: Any) -> Any:
+    if isinstance(values, np.ndarray):  # the processor tells; a GPU does not
+        with contextlib.suppress(FloatingPointError), np.errstate(over="raise"):
             return values.astype(dtype)
-    except FloatingPointError:
-        place = int(np.argmax(np.where(np.isinf(values), 0, np.abs(values))))
-        raise ValueError(
-            f"column {column.name!r}: {values[place]} at row {first_row + _row(place, offsets)} is "
-            f"too large for {dtype}; scale the column in a Workflow (LogOp, Normalize) or clip it"
-        ) from None
+    with np.errstate(over="ignore"):
+        made = values.astype(dtype)
+    xp = array_namespace(values)
+    wrong = xp.isinf(made) & ~xp.isinf(values)
+    if not wrong.any():
+        return made
+    place = int(wrong.argmax())
+    raise ValueError(
+        f"column {column.name!r}: {_at(values, place)} at row {first_row + _row(place, offsets)} "
+        f"is too large for {dtype}; scale the column in a Workflow (LogOp, Normalize) or clip it"
+    )
 
 
-def _check_fits(column: Column, values: np.ndarray, dtype: np.dtype) -> None:
+def _at(values: Any, place: int) -> Any:
+    """Return one of the values."""
+    return to_host(values[place : place + 1])[0]
+
+
+def _check_fits(column: Column, values: Any, dtype: np.dtype) -> None:
     limits = np.iinfo(dtype)
     least, most = int(values.min()), int(values.max())
     if least < limits.min or most > limits.max:
@@ -291,9 +308,7 @@ def _check_fits(column: Column, values: np.ndarray, dtype: np.dtype) -> None:
         )
 
 
-def _check_ids(
-    column: Column, values: np.ndarray, first_row: int, offsets: np.ndarray | None
-) -> None:
+def _check_ids(column: Column, values: Any, first_row: int, offsets: Any) -> None:
     if values.dtype.kind == "i" and column.cardinality > np.iinfo(values.dtype).max:
         wrong = values < 0
         if not wrong.any():
@@ -303,8 +318,9 @@ def _check_ids(
         if int(unsigned.max()) < column.cardinality:
             return
         wrong = unsigned >= column.cardinality
-    place = int(np.argmax(wrong))
+    place = int(wrong.argmax())
     raise ValueError(
-        f"column {column.name!r}: id {values[place]} is outside [0, {column.cardinality}) at row "
-        f"{first_row + _row(place, offsets)}. Refit the Workflow, or give the right cardinality."
+        f"column {column.name!r}: id {_at(values, place)} is outside [0, {column.cardinality}) at "
+        f"row {first_row + _row(place, offsets)}. Refit the Workflow, or give the right "
+        "cardinality."
     )

@@ -16,14 +16,18 @@ from typing import Any
 
 import keras
 
-from tutorlib.batching import Delivery, deal_out
+from tutorlib import batching, device_batches
+from tutorlib.batching import Delivery
 from tutorlib.buffers import BufferPool
 from tutorlib.chunk import Chunk
-from tutorlib.device import host_memory_bytes, resolve_device
-from tutorlib.fit_bridge import LoaderAdapter
+from tutorlib.device import host_memory_bytes
+from tutorlib.device_batches import DeviceGroup
+from tutorlib.device_pool import DevicePool
+from tutorlib.fit_bridge import LoaderAdapter, gpu_tensor_maker, least_integer_on_gpu
 from tutorlib.layout import Layout, batch_dtype
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.pipeline import Pipeline, Stopwatch
+from tutorlib.places import Place, place_of
 from tutorlib.plan import EpochPlan, Piece
 from tutorlib.resume import differences, matching
 from tutorlib.schema import ROLES, Column, Schema, resolve_schema
@@ -34,6 +38,7 @@ BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 PLANNED_THREADS = 4  # for which a memory budget is divided
 READING_COPIES = 3  # of what is decoded at a time: compressed, decompressed, decoded
+DEALING_COPIES = 2  # of a piece on a GPU: as it comes, and in the order in which it is dealt out
 SLICE_COPIES = 2  # of a slice, all columns at once: in parts as they are decoded, and joined
 LIST_COPIES = 2  # of lists in a chunk: as they come, and joined
 
@@ -62,10 +67,13 @@ class KerasSequenceLoader(LoaderAdapter):
         buffer_size: rows of a partition: from 1 on a number of rows, below 1 a share of the
             memory (where ranks run on machines of different memory, give rows). None chooses: a
             million rows a chunk, fewer if the budget says so or rows are wide.
-        device: where batches are made: "cpu".
+        device: where files are decoded and batches are made: "cpu", or "gpu" (an NVIDIA GPU with
+            cuDF), where they stay in its memory; None for where the source is read, else "cpu".
+            The order of the rows is the same. For TensorFlow, integers are int64 on a GPU.
         parts_per_chunk: partitions, from distant places, that are mixed in a shuffled chunk; None
             for one each row group, but at least 8, or 1 if `buffer_size` is given.
-        reader_kwargs: {"threads": number of reader threads}; by default one a processor.
+        reader_kwargs: {"threads": number of reader threads}; by default one a processor, for a
+            GPU four at most.
         global_size: ranks in all, for training in several processes.
         global_rank: number of this rank, from 0.
         drop_last: leave out the last batch where it is not full.
@@ -79,8 +87,8 @@ class KerasSequenceLoader(LoaderAdapter):
         check_ids: refuse ids outside [0, cardinality), where the cardinality is known.
         filters: rows to take: a `pyarrow.compute` expression, or `[("day", "<", 6), ...]`. Row
             groups that statistics exclude are not read.
-        memory_budget: bytes that the loader may hold. It bounds `buffer_size`, the automatic one
-            too, and the threads, to four; None sets no bound.
+        memory_budget: bytes that the loader may hold, on a GPU of its memory. It bounds
+            `buffer_size`, the automatic one too, and the threads, to four; None sets no bound.
         limit_rows: use only the first so many rows.
         nulls: "error" refuses nulls, and NaN in continuous columns; "fill" puts 0 in their place;
             {name: value} puts the value there in these columns.
@@ -162,14 +170,18 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(f"nulls must be 'error', 'fill' or {{column: value}}, got {nulls!r}")
         if buffer_size is not None and not buffer_size > 0:
             raise ValueError(f"buffer_size must be above 0, got {buffer_size}")
-        self.device = resolve_device(device)
-        self.source = (
-            paths_or_source
-            if isinstance(paths_or_source, ParquetSource)
-            else ParquetSource(paths_or_source, filters=filters)
-        )
-        if filters is not None and self.source is paths_or_source:
+        if not isinstance(paths_or_source, ParquetSource):
+            self.source = ParquetSource(paths_or_source, filters=filters)
+        elif filters is not None:
             raise ValueError("give the filters to the ParquetSource, or paths in its place")
+        else:
+            self.source = paths_or_source
+        if device is not None:
+            self.source = self._read_at(place_of(device))
+        self.device = "cpu" if self.source.memory is None else "gpu"
+        self._least_integer = "int32" if self._place is None else least_integer_on_gpu()
+        if self._place is not None and self._place.on_gpu:
+            gpu_tensor_maker()  # refuses a backend that cannot take batches from there
         if max_list_length is not None and max_list_length < 1:
             raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
         self._multi_hot, self._max_list_length = multi_hot, max_list_length
@@ -178,6 +190,7 @@ class KerasSequenceLoader(LoaderAdapter):
             "check_ids": check_ids,
             "nulls": nulls,
             "max_list_length": max_list_length,
+            "least_integer": self._least_integer,
         }
         self._seed, self._seed_fn = operator.index(seed), seed_fn
         self._buffer_size = buffer_size
@@ -185,7 +198,7 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(f"memory_budget must be at least 1 byte, got {memory_budget}")
         self._budget, self._parts = memory_budget, _index(parts_per_chunk)
         self._threads = _thread_count(reader_kwargs)
-        if memory_budget is not None:
+        if memory_budget is not None or (self._place is not None and reader_kwargs is None):
             self._threads = min(self._threads, PLANNED_THREADS)
         self._settings = {
             "batch_size": operator.index(batch_size),
@@ -210,9 +223,22 @@ class KerasSequenceLoader(LoaderAdapter):
         self._first_batch = 0  # of the epoch, where it goes on from a saved state
         self._position = 0  # batch of the epoch that comes next
         self._stopwatch = Stopwatch()
-        self._pool = BufferPool(limit_bytes=0)
+        self._pool = self._new_pool(limit_bytes=0)
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
         self._plan(0, self._seed)
+
+    @property
+    def _place(self) -> Place | None:
+        """Where batches are made; None for the CPU's own path."""
+        return self.source.memory
+
+    def _read_at(self, place: Place | None) -> ParquetSource:
+        return self.source if place is self.source.memory else self.source.at(place)
+
+    def _new_pool(self, limit_bytes: int) -> BufferPool | DevicePool:
+        if self._place is None:
+            return BufferPool(limit_bytes)
+        return DevicePool(self._place, limit_bytes)
 
     def _set_schema(self, schema: Schema, columns: Iterable[str]) -> None:
         """Take the schema of the batches, and the columns to read for it."""
@@ -303,10 +329,13 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._chunk_size
 
     def _chosen_size(self) -> ChunkSize:
-        row_bytes = self._row_bytes()
+        # Without a budget a GPU's plan must be that of the CPU.
+        on_device = self._place is not None and self._budget is not None
+        row_bytes = self._row_bytes_on_device() if on_device else self._row_bytes()
         buffer_rows = None if self._buffer_size is None else int(self._buffer_size)
         if self._buffer_size is not None and self._buffer_size < 1:
-            buffer_rows = max(1, int(self._buffer_size * host_memory_bytes() / row_bytes.batch))
+            memory = host_memory_bytes() if self._place is None else self._place.limit_bytes
+            buffer_rows = max(1, int(self._buffer_size * memory / row_bytes.batch))
         return chunk_size(
             [group.num_rows for group in self.source.row_groups],
             row_bytes,
@@ -332,6 +361,21 @@ class KerasSequenceLoader(LoaderAdapter):
             reading=reading,
             slicing=max(reading, SLICE_COPIES * sum(stored.values()) + records),
             stream=self.source.stream_nbytes(self._columns),
+        )
+
+    def _row_bytes_on_device(self) -> RowBytes:
+        """The same on a GPU, where integers may be wider, and all columns are decoded at once."""
+        wide = 1 if self._least_integer == "int32" else 2  # times the CPU's bytes, at most
+        stored = {name: self.source.nbytes_per_row([name]) for name in self._columns}
+        lists = [name for name in self._columns if self.source.column_types[name][1]]
+        scalars = sum(wide * _row_bytes(column) for column in self.schema if not column.multi_hot)
+        decoded = sum(stored.values())
+        reading = READING_COPIES * decoded + DEALING_COPIES * scalars
+        return RowBytes(
+            batch=scalars + sum(LIST_COPIES * (wide * stored[name] + 8) for name in lists),
+            reading=reading,
+            slicing=reading,
+            stream=decoded * max(group.num_rows for group in self.source.row_groups),
         )
 
     def _plan(self, epoch: int, seed: int) -> EpochPlan:
@@ -518,7 +562,7 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         for batches in list(self._open):
             batches.close()
-        old, self._pool = self._pool, BufferPool(self._pool.limit_bytes)
+        old, self._pool = self._pool, self._new_pool(self._pool.limit_bytes)
         old.limit_bytes = 0  # what is still held is not kept when it comes back
         old.clear()
 
@@ -537,20 +581,49 @@ class KerasSequenceLoader(LoaderAdapter):
     def _pipeline(self) -> Pipeline:
         size = self._size()
         source = self.source.for_a_pass(2 * size.parts_per_chunk)  # two chunks
-        self._pool.limit_bytes = int(size.chunk_rows * self._row_bytes().batch)
+        row_bytes = self._row_bytes() if self._place is None else self._row_bytes_on_device()
+        self._pool.limit_bytes = int(size.chunk_rows * row_bytes.batch)
+        maker = (self.schema, self._multi_hot, self._max_list_length)
+        on_device: dict[str, Any] = {}
+        if self._place is None:
+            finish, deal = BatchMaker(*maker), self._dealer(source, batching.deal_out)
+        else:
+            finish = BatchMaker(*maker, least_integer=self._least_integer, pool=self._pool)
+            deal = self._device_dealer(source, self._place)
+            on_device = {"new_group": DeviceGroup, "working": self._place.work}
         return Pipeline(
             self._plan(self._epoch, self._seed_of_epoch()),
             self.layout,
-            self._dealer(source),
-            BatchMaker(self.schema, self._multi_hot, self._max_list_length),
+            deal,
+            finish,
             threads=self._threads,
             stopwatch=self._stopwatch,
             pool=self._pool,
             at_end=source.close,
             first_batch=self._first_batch,
+            **on_device,
         )
 
-    def _dealer(self, source: ParquetSource) -> Callable[[Piece, list[Delivery]], None]:
+    def _device_dealer(
+        self, source: ParquetSource, place: Place
+    ) -> Callable[[Piece, list[Delivery]], None]:
+        """Return what a thread does with a piece on a device; it needs less where memory ends."""
+        pool = self._pool
+
+        def relieve() -> None:
+            source.save_memory()
+            pool.clear()
+
+        def advice(piece: Piece, _: list[Delivery]) -> str:
+            rows = f"rows [{piece.start}, {piece.stop}) of {source.place(piece.row_group)}"
+            return f"{rows}: they do not fit, nor do they in small steps. {place.advice()}"
+
+        deal = self._dealer(source, device_batches.deal_out)
+        return device_batches.again_with_less(deal, relieve, advice)
+
+    def _dealer(
+        self, source: ParquetSource, deal_out: Callable[..., None]
+    ) -> Callable[[Piece, list[Delivery]], None]:
         """Return what a thread does with a piece; it must not refer to the loader itself."""
         columns, transform = self._columns, self._transform
         names, layout = self.schema.names, self.layout

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import Chunk, column_from_arrow
+from tutorlib.chunk import Chunk
 from tutorlib.parquet_files import ParquetError, ParquetFiles, RowGroup, column_type, on_threads
 from tutorlib.parquet_sink import ParquetSink, fast_encoding
 from tutorlib.paths import DataFile, find_files
 
 if TYPE_CHECKING:
+    from tutorlib.places import Place
     from tutorlib.row_filter import RowFilter
     from tutorlib.streams import Streams
 
@@ -48,6 +49,8 @@ class ParquetSource:
         filters: rows to keep, as a `pyarrow.compute.Expression` or a list of conditions such as
             `[("day", "<", 6), ("C1", "in", [1, 2])]` (`RowFilter`); None for all.
         filesystem: of `pyarrow.fs` or fsspec, in which `paths` are, in place of URLs.
+        device: "cpu", where Arrow decodes into NumPy arrays; "gpu", where cuDF decodes into CuPy
+            arrays (see `at`); None for "cpu".
 
     Attributes:
         files: the files, in order, as paths or URLs.
@@ -55,6 +58,7 @@ class ParquetSource:
         num_rows: rows in all.
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)}.
         streams: `Streams`, row groups that are being read in slices.
+        memory: the `Place` in whose memory columns are; None for NumPy arrays of Arrow.
 
     Raises:
         FileNotFoundError: if no file is there.
@@ -75,7 +79,19 @@ class ParquetSource:
         (2, 2, [3])
     """
 
-    def __init__(self, paths: Any, filters: Any = None, *, filesystem: Any = None) -> None:
+    def __init__(
+        self,
+        paths: Any,
+        filters: Any = None,
+        *,
+        filesystem: Any = None,
+        device: str | None = None,
+    ) -> None:
+        self.memory: Place | None = None
+        if device not in (None, "cpu"):
+            from tutorlib.places import place_of
+
+            self.memory = place_of(device)
         self._stored = ParquetFiles(find_files(paths, filesystem))
         self.files, self._footers = self._stored.paths, self._stored.footers
         self._keys = _typed_keys(self._stored.files, self._stored.schema.names)
@@ -91,6 +107,7 @@ class ParquetSource:
             self._filter = RowFilter(filters, self.arrow_schema)
             self._keep_what_passes(self._filter)
         self.num_rows = sum(group.num_rows for group in self.row_groups)
+        self._device_reader = self._reader_at(self.memory)
 
     def __len__(self) -> int:
         return len(self.row_groups)
@@ -100,6 +117,38 @@ class ParquetSource:
             f"ParquetSource({len(self.files)} files, {len(self)} row groups, {self.num_rows:,} "
             f"rows, {len(self.column_types)} columns)"
         )
+
+    @property
+    def _reader(self) -> Any:
+        """What reads columns: the files themselves, or a `DeviceReader` over them."""
+        return self._device_reader or self._stored
+
+    def _reader_at(self, place: Place | None) -> Any:
+        if place is None:
+            return None
+        from tutorlib.parquet_device import DeviceReader
+
+        return DeviceReader(self._stored, place)
+
+    def at(self, place: Place | None) -> ParquetSource:
+        """Return a source of the same rows whose columns are in the memory of a place.
+
+        Slices of a row group that is larger than what is wanted at a time cost its whole memory
+        there, as long as not all of them have been read: a GPU decodes it once, and keeps it. Code
+        that works on a GPU's columns does so within `with place.work()` (see `places.py`).
+
+        Args:
+            place: such as `gpu_place()`; None for NumPy arrays of Arrow.
+        """
+        other = copy.copy(self)
+        other.memory, other._stored = place, copy.copy(self._stored)
+        other._device_reader = other._reader_at(place)
+        return other
+
+    def save_memory(self) -> None:
+        """Need less of a device's memory from now on, at the cost of time; else nothing."""
+        if self.memory is not None:
+            self._reader.save_memory()
 
     @property
     def streams(self) -> Streams:
@@ -255,13 +304,13 @@ class ParquetSource:
             return
         first, last, taken = self._stored_slice(position, start, stop)
         stored = [name for name in names if name not in keys]
-        with contextlib.closing(self._stored.columns(group, stored, first, last)) as arrays:
+        with contextlib.closing(self._reader.columns(group, stored, first, last)) as arrays:
             for name in names:
                 if name in keys:
                     array = pa.repeat(keys[name], stop - start)
                 else:
                     _, array = next(arrays)
-                    array = array if taken is None else array.take(taken)
+                    array = array if taken is None else self._reader.take(array, taken)
                 yield name, self._column(position, name, array)
 
     def read(
@@ -289,15 +338,7 @@ class ParquetSource:
     ) -> pa.Table:  # fmt: skip
         """Return rows [start, stop) of a row group as an Arrow table, decoded on this thread.
 
-        Args:
-            position: number of the row group over all files, 0 to len(self) - 1.
-            columns: names, None for all.
-            start: first row.
-            stop: row behind the last, None for all that follow.
-
-        Raises:
-            ParquetError: as `columns` does.
-            IndexError: if the row group has no such rows.
+        Arguments and errors are those of `read`.
         """
         names = self._known(position, columns)
         start, stop = self._bounds(position, start, stop)
@@ -308,7 +349,7 @@ class ParquetSource:
         first, last, taken = self._stored_slice(position, start, stop)
         stored = [name for name in names if name not in keys]
         table = self._stored.table(group, stored, first, last)
-        table = table if taken is None else table.take(taken)
+        table = table if taken is None else table.take(pa.array(taken))
         return pa.table(
             {n: pa.repeat(keys[n], stop - start) if n in keys else table[n] for n in names}
         )
@@ -346,8 +387,7 @@ class ParquetSource:
         Args:
             open_row_groups: row groups that are read in slices at a time.
         """
-        own = copy.copy(self)
-        own._stored = copy.copy(self._stored)
+        own = self.at(self.memory)
         own.streams.limit = max(own.streams.limit, open_row_groups)
         return own
 
@@ -388,13 +428,13 @@ class ParquetSource:
         with self._stored.errors_at(group):
             rows = self._filter.passing(self._filtered[position])
         if stop - start == group.num_rows:
-            return 0, self._stored.num_rows(group), pa.array(rows)
+            return 0, self._stored.num_rows(group), rows
         first, last = int(rows[start]), int(rows[stop - 1]) + 1
-        return first, last, pa.array(rows[start:stop] - first)
+        return first, last, rows[start:stop] - first
 
     def _column(self, position: int, name: str, array: Any) -> Any:
         try:
-            return column_from_arrow(array)
+            return self._reader.column(array)
         except TypeError as error:
             raise ParquetError(f"{self.place(position)}, column {name!r}: {error}") from error
 

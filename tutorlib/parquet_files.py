@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tutorlib.chunk import column_from_arrow
 from tutorlib.paths import DataFile
 from tutorlib.streams import Stream, Streams
 
@@ -180,6 +181,14 @@ class ParquetFiles:
                     table = file.read_row_group(group.index, columns=[name], use_threads=False)
                     _check_length(table, rows)
                 yield name, table.column(name)
+
+    def column(self, array: Any) -> Any:
+        """Return an Arrow array as a column of a chunk."""
+        return column_from_arrow(array)
+
+    def take(self, array: Any, rows: np.ndarray) -> Any:
+        """Return the given rows of an Arrow array."""
+        return array.take(pa.array(rows))
 
     def table(self, group: RowGroup, names: Sequence[str], first: int, last: int) -> pa.Table:
         """Return rows [first, last) as stored, at least one, decoded on this thread.

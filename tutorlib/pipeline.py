@@ -10,6 +10,7 @@ that are cut but not yet taken. Does not belong here: what a task does to a piec
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 
 from tutorlib.batching import Delivery, Group, HostBatch
 from tutorlib.buffers import BufferPool
+from tutorlib.device_pool import DevicePool
 from tutorlib.layout import Layout
 from tutorlib.plan import EpochPlan, Piece, Share
 
@@ -62,6 +64,8 @@ class Pipeline:
         stopwatch: where seconds are added: shuffle, convert (sums over the threads) and wait.
         pool: where the memory of batches comes from.
         at_end: called when the threads have ended.
+        new_group: makes a group of batches, of (layout, rows, pool): `Group` or `DeviceGroup`.
+        working: gives the context in which each thread does its work.
         first_batch: number of the first batch; nothing before its group is read.
     """
 
@@ -74,12 +78,15 @@ class Pipeline:
         *,
         threads: int,
         stopwatch: Stopwatch,
-        pool: BufferPool,
+        pool: BufferPool | DevicePool,
         at_end: Callable[[], None] = lambda: None,
+        new_group: Callable[[Layout, int, Any], Any] = Group,
+        working: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         first_batch: int = 0,
     ) -> None:
         self._plan, self._layout, self._deal, self._finish = plan, layout, deal, finish
         self._stopwatch, self._pool, self._at_end = stopwatch, pool, at_end
+        self._new_group, self._working = new_group, working
         self._changed = threading.Condition()
         self._dealing = threading.Lock()
         self._deals: deque[Callable[[], None]] = deque()
@@ -188,7 +195,8 @@ class Pipeline:
         with self._changed:
             if number not in self._groups:
                 self._rows_left[number] = self._plan.group_rows(number)
-                self._groups[number] = Group(self._layout, self._rows_left[number], self._pool)
+                rows = self._rows_left[number]
+                self._groups[number] = self._new_group(self._layout, rows, self._pool)
             return self._groups[number]
 
     def _deal_piece(self, chunk: int, piece: Piece, first_block: int) -> None:
@@ -254,6 +262,15 @@ class Pipeline:
             self._changed.notify_all()
 
     def _work(self) -> None:
+        try:
+            with self._working():
+                self._tasks()
+        except BaseException as error:  # handed to the consumer's thread, whatever it is
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+
+    def _tasks(self) -> None:
         while True:
             with self._changed:
                 while not (self._cuts or self._deals or self._closed or self._error):
@@ -261,11 +278,5 @@ class Pipeline:
                 if self._closed or self._error is not None:
                     return
                 task = (self._cuts or self._deals).popleft()
-            try:
-                task()
-                del task  # it may hold a group
-            except BaseException as error:  # handed to the consumer's thread, whatever it is
-                with self._changed:
-                    self._error = self._error or error
-                    self._changed.notify_all()
-                return
+            task()
+            del task  # it may hold a group

@@ -1,0 +1,193 @@
+"""Everything that is to be measured on a host with a GPU, in steps, each with a JSON file.
+
+A step whose file is there is not done again: so the run goes on where it ended, in commands of a
+few minutes. A step that fails leaves a file with its error, and the next one is done; it is tried
+again the next time. `--device cpu` rehearses all of it on a CPU, with few rows.
+
+    python -m benchmarks gpu-host --minutes 9        # as many steps as nine minutes hold
+    python -m benchmarks gpu-host --list             # what is done, what is left
+
+Does not belong here: what a step measures (`gpu_steps.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.gpu_steps import ROOT, Settings, names
+from tutorlib.files import written_whole
+
+SUMMARY = "all that is to be measured on a host with a GPU, step by step (an hour; see --list)"
+STEP_S = 540  # seconds that a step may take
+SHORTEST_S = 60  # with less time left, no further step is begun
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this command to a parser."""
+    parser.add_argument(
+        "--device", choices=("gpu", "cpu"), default="gpu",
+        help="gpu, or cpu for a rehearsal with few rows (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], metavar="STEP",
+        help="steps, or patterns such as 'train-dlrm-*' (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minutes", type=float, help="begin no step after so many minutes (default: no limit)"
+    )
+    parser.add_argument(
+        "--out", type=Path,
+        help="folder of the JSON files (default: benchmarks/results/gpu-host-MACHINE)",
+    )  # fmt: skip
+    parser.add_argument("--data", type=Path, help="folder of the rows (default: build/benchmarks)")
+    parser.add_argument("--work", type=Path, help="folder of the traces (default: build/gpu-host)")
+    parser.add_argument("--recon", type=Path, help="script with questions to the host, if any")
+    parser.add_argument("--rows", type=int, help="rows of each data set, in place of the default")
+    parser.add_argument("--list", action="store_true", help="show the steps, and do nothing")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do the steps that are left."""
+    settings = settings_of(arguments)
+    out = arguments.out or measure.RESULTS / f"gpu-host-{measure.hardware_slug(measure.hardware())}"
+    chosen = choose(list(names(settings)), arguments.only)
+    if arguments.list:
+        print("\n".join(f"{state(out, name):<8}{name}" for name in chosen))
+        return
+    Path(settings.work).mkdir(parents=True, exist_ok=True)
+    limit_s = None if arguments.minutes is None else 60 * arguments.minutes
+    outcomes = do_steps(chosen, out, lambda name, left: perform(name, settings, left), limit_s)
+    done = sum(state(out, name) == "done" for name in chosen)
+    print(f"{done} of {len(chosen)} steps are done: {out}")
+    if not all(outcomes.values()):
+        raise SystemExit(f"failed: {', '.join(name for name, ok in outcomes.items() if not ok)}")
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Return what is to be measured, as the command line says."""
+    changes: dict[str, Any] = {"device": arguments.device}
+    for name in ("data", "work", "recon"):
+        if getattr(arguments, name) is not None:
+            changes[name] = str(getattr(arguments, name).absolute())
+    if arguments.rows is not None:
+        changes["rows"] = arguments.rows
+    return Settings.tiny(**changes) if arguments.device == "cpu" else Settings(**changes)
+
+
+def choose(steps: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Return the steps that a pattern fits, in order.
+
+    Raises:
+        SystemExit: if a pattern fits none.
+
+    Example:
+        >>> choose(["data", "loader-columns", "loader-stacked"], ["loader-*"])
+        ['loader-columns', 'loader-stacked']
+    """
+    idle = [pattern for pattern in patterns if not fnmatch.filter(steps, pattern)]
+    if idle:
+        raise SystemExit(f"benchmarks: {idle} fit no step of {', '.join(steps)}")
+    return [step for step in steps if any(fnmatch.fnmatch(step, p) for p in patterns)]
+
+
+def state(out: Path, name: str) -> str:
+    """Return "done", "failed" or "left" of a step."""
+    if (out / f"{name}.json").is_file():
+        return "done"
+    return "failed" if (out / f"{name}.failed.json").is_file() else "left"
+
+
+def do_steps(
+    steps: Sequence[str],
+    out: Path,
+    perform: Callable[[str, float], Mapping[str, Any]],
+    limit_s: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, bool]:
+    """Do the steps that have no file yet, and write one for each.
+
+    Args:
+        steps: names.
+        out: folder of the files.
+        perform: does a step, given its name and the seconds that it may take; what it returns goes
+            into the file. An error of it goes into a file of another name.
+        limit_s: seconds after which no step is begun; the last one is cut short by it.
+        clock: function that returns seconds.
+
+    Returns:
+        {step: whether it went well} of those that were done now.
+    """
+    outcomes, begun = {}, clock()
+    for name in steps:
+        if state(out, name) == "done":
+            continue
+        left = STEP_S if limit_s is None else min(STEP_S, limit_s - (clock() - begun))
+        if limit_s is not None and left < min(SHORTEST_S, limit_s / 2):
+            break
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        started = clock()
+        try:
+            result = {"result": perform(name, left)}
+        except Exception as error:  # whatever it is: the next step may do better
+            result = {"error": f"{type(error).__name__}: {error}"}
+        outcomes[name] = "result" in result
+        record = {"step": name, "elapsed_s": round(clock() - started, 1), **where(), **result}
+        failed = out / f"{name}.failed.json"
+        target = out / f"{name}.json" if outcomes[name] else failed
+        with written_whole(target) as partial:
+            partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        if outcomes[name]:
+            failed.unlink(missing_ok=True)
+        print(f"  {summary(record)}", file=sys.stderr, flush=True)
+    return outcomes
+
+
+def perform(name: str, settings: Settings, timeout: float) -> dict[str, Any]:
+    """Do a step in a process of its own, and return what it gives.
+
+    Raises:
+        RuntimeError: if it fails or takes too long, with the end of what it said.
+    """
+    command = [sys.executable, "-m", "benchmarks.gpu_steps", name]
+    command.append(json.dumps(dataclasses.asdict(settings)))
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"more than {timeout:.0f} s") from error
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-3000:]}")
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def where() -> dict[str, Any]:
+    """Return the machine and the versions that a figure belongs to."""
+    facts = {"hardware": measure.hardware(), "versions": measure.versions()}
+    return {**facts, "commit": measure.commit()}
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """Return a step's file in a line."""
+    if "error" in record:
+        return f"failed after {record['elapsed_s']:,.0f} s: {record['error'][-300:]}"
+    keys = ("rows_per_s", "samples_per_s", "step_ms", "loss", "idle_share", "counts")
+    found = {key: record["result"][key] for key in keys if key in record["result"]}
+    figures = ", ".join(
+        f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in found.items()
+    )
+    return f"{record['elapsed_s']:,.0f} s{': ' * bool(figures)}{figures}"
