@@ -31,6 +31,9 @@ made = $(if $2,data/$1/.made-from-$(notdir $(2:/=)),data/$1/_settings.json)
 CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
 
+# Two processes share the tests; the lessons, which measure, have the machine for themselves.
+TESTS := --doctest-modules tutorlib data_prep notebooks/run.py tests
+
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: help setup data tutorial lab test pages bench figures lint constraints clean
@@ -84,7 +87,8 @@ lab: setup data ## open the lessons in JupyterLab
 	@cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" jupyter lab
 
 test: setup ## run all tests: units, doctests, then every lesson
-	@$(PY) -m pytest --doctest-modules tutorlib data_prep notebooks/run.py tests $(ARGS)
+	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook" -n 2 --dist loadfile)
+	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook)
 
 pages: setup data ## run LESSONS= in place and keep the outputs of cells tagged keep_output
 	@cd notebooks && export PATH="$(abspath $(VENV))/bin:$$PATH" && \

@@ -76,6 +76,13 @@ def test_gather_rows_finds_the_values_of_ragged_rows(lengths, random):
     assert row_ids(offsets).tolist() == [r for r, n in enumerate(lengths) for _ in range(n)]
 
 
+def test_text_views_with_nulls_are_texts_with_nulls():
+    views = pa.table({"x": pa.array(["a", None, "bc"], pa.string_view())})
+    column = Chunk.from_arrow(views)["x"]
+    assert column.valid.tolist() == [True, False, True]
+    assert column.values.to_arrow().to_pylist() == ["a", "", "bc"]
+
+
 def test_numbers_are_not_copied_from_arrow():
     array = pa.array(np.arange(1000))
     column = Chunk.from_arrow(pa.table({"x": array}))["x"]

@@ -86,7 +86,7 @@ plans = st.fixed_dictionaries(
         "shuffle": st.booleans(),
         "drop_last": st.booleans(),
         "seed": st.integers(0, 2**64 - 1),
-        "limit_rows": st.one_of(st.none(), st.integers(100, 900)),
+        "limit_rows": st.one_of(st.none(), st.integers(200, 900)),  # one full batch at least
         "batch_layout": st.sampled_from(["columns", "stacked"]),
         "reader_kwargs": st.sampled_from([{"threads": 1}, {"threads": 3}]),
     }

@@ -369,6 +369,8 @@ def column_from_arrow(array: Any) -> Any:
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
         if isinstance(array, pa.ChunkedArray):
             array = pa.concat_arrays(array.chunks)
+    if "string_view" in str(array.type):
+        array = array.cast(pa.large_string())
     kind = array.type
     if pa.types.is_dictionary(kind):
         return column_from_arrow(array.dictionary_decode())
@@ -382,7 +384,7 @@ def column_from_arrow(array: Any) -> Any:
         if array.null_count:
             array = pc.fill_null(array, float("nan"))
         return array.to_numpy(zero_copy_only=False)
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or "string_view" in str(kind)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (text or pa.types.is_integer(array.type) or pa.types.is_boolean(kind)):
         raise TypeError(f"Arrow type {kind} has no place in a chunk; cast it to a number or text")
     valid = None

@@ -5,8 +5,9 @@ rows that the batch names, of tables only; any Keras optimizer takes all other v
 belong here: sparse gradients themselves, which the layers give (`layers/rows.py`).
 
 Measured by `python -m benchmarks layers`, on two CPU cores and 26 tables of together a million rows
-of 16 numbers: the step of Adam takes a third of the time with batches of 4,096 (which touch 3 % of
-the rows), and as long as the dense one with 65,536 (24 %). What is saved grows with the table.
+of 16 numbers: the step of Adam takes 26 ms in place of 94 with batches of 4,096, which name 3 % of
+the rows, and 322 in place of 440 with 65,536, which name 22 %; under XLA 16 in place of 72, and no
+less than Keras' 115. What is saved grows with the tables and shrinks with the batch.
 """
 
 from __future__ import annotations

@@ -153,10 +153,10 @@ class Workflow:
             client: `distributed.Client`: its workers, which must see the files under the same
                 paths, learn in place of threads, and survive the death of some of them.
             threads: None for as many as there are cores.
-            memory_budget: bytes of counted values, beyond which they go to files in the temporary
-                folder (TMPDIR), to be merged at the end: for columns with more different values
-                than fit into memory. What `freq_threshold` and `max_size` leave has to fit. None
-                for no limit.
+            memory_budget: bytes of the states of Categorify, JoinGroupby and TargetEncoding,
+                beyond which they go to files in the temporary folder (TMPDIR), to be merged at the
+                end: for columns with more different values than fit into memory. What is learned
+                has to fit. None for no limit.
             progress: True for a bar (tqdm), False for none, None for one on a terminal.
 
         Returns:

@@ -36,7 +36,7 @@ def take_rows(table: Any, ids: Any) -> Any:
         return tf.gather(table.value, ids)
     # On a CPU this takes three quarters of the time of tf.gather: 46 ms for 1.7 million rows.
     rows = tf.gather_nd(table.value, tf.reshape(ids, (-1, 1)))
-    return tf.reshape(rows, (*(tf.shape(ids)[k] for k in range(len(ids.shape))), table.shape[1]))
+    return tf.reshape(rows, tf.concat([tf.shape(ids), [table.shape[1]]], axis=0))
 
 
 def row_numbers(counts: Any, size: Any) -> Any:
