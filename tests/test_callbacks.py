@@ -21,6 +21,7 @@ from tutorlib.callbacks import (
     StallReport,
     ThroughputLogger,
 )
+from tutorlib.callbacks.memory import host_memory
 from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
@@ -408,11 +409,13 @@ class Hold(keras.callbacks.Callback):
 
 
 def test_memory_is_that_of_the_process_now_and_at_its_peak():
+    before = host_memory()["host_peak_mib"]  # of the tests that ran in this process
     history = fit([Hold(), MemoryLogger()], epochs=3)
     used, peak = history["host_mib"], history["host_peak_mib"]
     assert used[1] - used[0] > 200
     assert used[1] - used[2] > 200
-    assert peak[2] == pytest.approx(used[1], abs=50)  # the system itself counts in rough steps
+    # The system itself counts in rough steps.
+    assert used[1] - 50 < peak[2] < max(before, used[1]) + 100
     assert used[2] == pytest.approx(psutil.Process().memory_info().rss / 2**20, abs=100)
     assert bool(tf.config.list_physical_devices("GPU")) == ("gpu_mib" in history)
 
