@@ -82,7 +82,8 @@ class GroupSums:
         for part in parts:
             for other in part[1:]:
                 if other.type != part[0].type:
-                    raise TypeError(f"cannot group by {part[0].type} and by {other.type} at once")
+                    kinds = sorted(map(str, (part[0].type, other.type)))  # whichever came first
+                    raise TypeError(f"cannot group by {' and by '.join(kinds)} at once")
         groups, keys = group_rows([pa.concat_arrays(part) for part in parts])
         places = np.split(groups, np.cumsum([len(sums) for sums in several])[:-1])
         arrays: dict[tuple[Any, ...], np.ndarray] = {}
