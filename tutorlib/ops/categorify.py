@@ -199,9 +199,9 @@ class Categorify(ColumnOp, SpillingOp):
         kind, *kinds = (v.dtype if isinstance(v, np.ndarray) else v.type for v in values)
         for other in kinds:
             if other != kind:
+                got = " and ".join(sorted(map(str, (kind, other))))  # whichever came first
                 raise TypeError(
-                    f"cannot hold both integers and strings in one vocabulary, got {kind} and "
-                    f"{other}"
+                    f"cannot hold both integers and strings in one vocabulary, got {got}"
                 )
         if isinstance(values[0], np.ndarray):
             return added_up(np.concatenate(values), np.concatenate(counts))
