@@ -109,7 +109,7 @@ def draw_loader_memory(result: Mapping[str, Any], path: Path) -> None:
             result,
             f"Criteo-shaped data of so many times memory_budget = {budget / 2**20:,.0f} MiB, and "
             f"two special cases; batches of {result['batch_size']:,}.\nMemory: the most of "
-            f"{len(entries[0]['processes'])} fresh processes; rows per second: median and range.",
+            f"{_processes(entries)}; rows per second: median and range.",
         )
 
 
@@ -131,7 +131,7 @@ def draw_etl(result: Mapping[str, Any], path: Path) -> None:
             figure,
             result,
             f"{entries[0]['rows']:,} raw rows (13 counts, 26 texts) to training-ready Parquet. "
-            f"Median and range of {len(entries[0]['processes'])} fresh processes.\nFactors are to "
+            f"Median and range of {_processes(entries)}.\nFactors are to "
             f"{result['baseline']}. Memory: the most, above the started interpreter.",
             ("polars", "pandas", "pyarrow"),
         )
@@ -190,6 +190,11 @@ def _colour(entry: Mapping[str, Any]) -> str:
 def _rate(entry: Mapping[str, Any]) -> str:
     digits = 2 if entry["ratio"] < 1 else 1 if entry["ratio"] < 10 else 0
     return f"{in_words(entry['rows_per_s'])}  ({entry['ratio']:,.{digits}f}x)"
+
+
+def _processes(entries: Sequence[Mapping[str, Any]]) -> str:
+    number = len(entries[0]["processes"])
+    return f"{number} fresh process" + "es" * (number > 1)
 
 
 def in_words(rate: float) -> str:

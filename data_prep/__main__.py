@@ -65,16 +65,22 @@ def _synthetic_criteo(commands: argparse._SubParsersAction) -> None:
     )
     command.add_argument("--rows", type=int, default=1_200_000, help="rows over all days")
     command.add_argument("--days", type=int, default=7, help="files, one a day")
-    command.add_argument("--seed", type=int, default=0, help="0 to 2**63 - 1")
-    command.add_argument(
-        "--scale", type=float, default=0.01,
-        help="factor on the real cardinalities (7.8 M ids in the largest column)",
-    )  # fmt: skip
+    _draw_options(command, largest="7.8 M")
     command.set_defaults(
         run=lambda a: synthetic_criteo.write_criteo(
             a.output, rows=a.rows, days=a.days, seed=a.seed, scale=a.scale, overwrite=a.overwrite
         )
     )
+
+
+def _draw_options(command: argparse.ArgumentParser, largest: str | None = None) -> None:
+    """Add what says which rows are drawn; `largest`: ids of the column that has most."""
+    command.add_argument("--seed", type=int, default=0, help="0 to 2**63 - 1")
+    if largest is not None:
+        command.add_argument(
+            "--scale", type=float, default=0.01,
+            help=f"factor on the cardinalities ({largest} ids in the largest column)",
+        )  # fmt: skip
 
 
 def _synthetic_movielens(commands: argparse._SubParsersAction) -> None:
@@ -88,7 +94,7 @@ def _synthetic_movielens(commands: argparse._SubParsersAction) -> None:
     command.add_argument("--ratings", type=int, default=1_000_000, help="ratings over all users")
     command.add_argument("--users", type=int, default=6_500, help="users")
     command.add_argument("--movies", type=int, default=5_000, help="films")
-    command.add_argument("--seed", type=int, default=0, help="0 to 2**63 - 1")
+    _draw_options(command)
     command.set_defaults(
         run=lambda a: synthetic_movielens.write_movielens(
             a.output, ratings=a.ratings, users=a.users, movies=a.movies, seed=a.seed,
@@ -111,11 +117,7 @@ def _synthetic_nhot(commands: argparse._SubParsersAction) -> None:
     command.add_argument(
         "--valid-share", type=float, default=0.2, help="share of the rows that validate"
     )
-    command.add_argument("--seed", type=int, default=0, help="0 to 2**63 - 1")
-    command.add_argument(
-        "--scale", type=float, default=0.01,
-        help="factor on the cardinalities (6.6 M ids in the largest column)",
-    )  # fmt: skip
+    _draw_options(command, largest="6.6 M")
     command.set_defaults(
         run=lambda a: synthetic_nhot.write_nhot(
             a.output, rows=a.rows, valid_share=a.valid_share, seed=a.seed, scale=a.scale,

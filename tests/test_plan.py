@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tutorlib.plan import EpochPlan, _random_split
@@ -88,14 +88,19 @@ def test_ranks_together_hold_each_row_once_in_equal_numbers_of_steps(layout):
         assert max(plan.batch_sizes) <= layout["batch_size"]
 
 
+def full_batches(row_counts, layout):
+    """The plans of all ranks with `drop_last`, where there is a row for each."""
+    assume(sum(row_counts) >= layout["world_size"])
+    ranks = range(layout["world_size"])
+    return [EpochPlan(row_counts, rank=rank, drop_last=True, **layout) for rank in ranks]
+
+
 @settings(max_examples=150, **QUIET)
 @given(layouts)
 def test_drop_last_leaves_full_batches_on_every_rank(layout):
     row_counts = layout.pop("row_counts")
     world_size, batch_size = layout["world_size"], layout["batch_size"]
-    if sum(row_counts) < world_size:
-        return
-    plans = [EpochPlan(row_counts, rank=r, drop_last=True, **layout) for r in range(world_size)]
+    plans = full_batches(row_counts, layout)
     sizes = [plan.batch_sizes for plan in plans]
     assert all(size == sizes[0] for size in sizes)
     assert set(sizes[0]) <= {batch_size}
@@ -118,9 +123,7 @@ def test_limit_rows_takes_the_first_rows(limit, batch_size):
 def test_slices_of_a_row_group_come_in_order_and_make_it_up(layout):
     row_counts = layout.pop("row_counts")
     world_size, partition_rows = layout["world_size"], layout["partition_rows"]
-    if sum(row_counts) < world_size:
-        return
-    plans = [EpochPlan(row_counts, rank=r, drop_last=True, **layout) for r in range(world_size)]
+    plans = full_batches(row_counts, layout)
     pieces = [piece for plan in plans for chunk in plan.chunks for piece in chunk.pieces]
     for group, rows in enumerate(row_counts):
         slices = [piece for piece in pieces if piece.row_group == group]

@@ -119,7 +119,8 @@ class ServedWorkflow(keras.layers.Layer):
         """Refuse: what was learned has no place in a config.
 
         Raises:
-            NotImplementedError: always.
+            NotImplementedError: always, which is how Keras's own `Layer.get_config` says that a
+                layer cannot be made again from a config; `Model.save` hands the message on.
         """
         raise NotImplementedError(
             "a served workflow cannot be part of a .keras file. Save the Workflow with "
