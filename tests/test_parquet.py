@@ -1,10 +1,17 @@
 """ParquetSource and ParquetSink: the same rows out as in, whole files or none."""
 
+import os
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, fast_encoding
@@ -52,6 +59,74 @@ def test_chunks_of_a_given_size_hold_the_rows_in_order(tmp_path):
     chunks = list(source.chunks(rows=7))
     assert [chunk.num_rows for chunk in chunks] == [7, 7, 6]
     assert Chunk.concat(chunks)["i"].tolist() == list(range(20))
+
+
+def null_at(rows):
+    """A table of ten rows with nulls in a number, in lists and in the lists' elements."""
+    table = {
+        "always": pa.array(range(10)),
+        "number": pa.array([None if k in rows["number"] else k for k in range(10)]),
+        "lists": pa.array([None if k in rows["lists"] else [k] for k in range(10)]),
+        "elements": pa.array([[None, k] if k in rows["elements"] else [k] for k in range(10)]),
+    }
+    return pa.table(table)
+
+
+def nullable_in(path):
+    fields = pq.read_schema(path)
+    names = {field.name for field in fields if field.nullable}
+    return names | {
+        f"{n}[]" for n in ("lists", "elements") if fields.field(n).type.value_field.nullable
+    }
+
+
+places = st.sets(st.integers(0, 9), max_size=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.fixed_dictionaries(dict.fromkeys(("number", "lists", "elements"), places)),
+    written=st.integers(1, 10),
+    row_group_rows=st.integers(1, 4),
+    single=st.booleans(),
+    encoding=st.sampled_from(["fast", "default"]),
+)
+def test_each_file_allows_nulls_just_where_it_has_some(
+    rows, written, row_group_rows, single, encoding
+):
+    table = null_at(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ("x.parquet" if single else "x")
+        options = {"row_group_rows": row_group_rows, "encoding": encoding}
+        with ParquetSink(path, rows_per_file=max(4, row_group_rows), **options) as sink:
+            for start in range(0, 10, written):
+                sink.write(table.slice(start, written))
+        files = [path] if single else sorted(path.iterdir())
+        assert os.listdir(folder) == [path.name]
+        first = 0
+        for file in files:
+            stored = pq.read_table(file, partitioning=None)
+            part = table.slice(first, stored.num_rows)
+            assert stored.to_pylist() == part.to_pylist()
+            expected = {name for name in part.column_names if part[name].null_count}
+            inner = {n: pc.list_flatten(part[n]).null_count for n in ("lists", "elements")}
+            assert nullable_in(file) == expected | {f"{n}[]" for n, nulls in inner.items() if nulls}
+            groups = pq.read_metadata(file)
+            sizes = [groups.row_group(k).num_rows for k in range(groups.num_row_groups)]
+            assert set(sizes[:-1]) <= {row_group_rows}
+            first += stored.num_rows
+        assert first == 10
+        numbers = Chunk.concat(list(ParquetSource(path).chunks(["number"])))
+        assert numbers.to_arrow()["number"].to_pylist() == table["number"].to_pylist()
+
+
+def test_a_given_schema_is_kept_as_it_is(tmp_path):
+    fields = [pa.field("x", pa.int32()), pa.field("y", pa.int32(), nullable=False)]
+    with ParquetSink(tmp_path / "x.parquet", schema=pa.schema(fields)) as sink:
+        sink.write(Chunk({"x": np.arange(3), "y": np.arange(3)}))
+        with pytest.raises(ValueError, match=r"'y'.* null"):
+            sink.write(pa.table({"x": [1], "y": pa.array([None], pa.int64())}))
+    assert pq.read_schema(tmp_path / "x.parquet").equals(pa.schema(fields))
 
 
 def test_the_fast_encoding_is_what_it_says(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk
@@ -33,7 +34,9 @@ class ParquetSink:
             times as fast to read as "default" (dictionary, snappy); smaller for columns with many
             different values, larger (up to 1.7 times) for those with few.
         overwrite: whether a target that is there may be replaced.
-        schema: `pyarrow.Schema` to cast to; by default that of the first chunk.
+        schema: `pyarrow.Schema` to cast to; by default that of the first chunk, where each file
+            allows nulls only in the columns in which it has some. Without the levels that say
+            where nulls are, a file is read a fifth faster.
 
     Raises:
         FileExistsError: if the target is there and `overwrite` is False.
@@ -73,7 +76,7 @@ class ParquetSink:
         self.rows_per_file = rows_per_file - rows_per_file % row_group_rows
         self.encoding = encoding
         self.num_rows = 0
-        self._schema = schema
+        self._schema, self._may_be_null = schema, schema is not None
         self._place = contextlib.ExitStack()
         self._held: list[pa.Table] = []
         self._held_rows = 0
@@ -105,26 +108,47 @@ class ParquetSink:
 
     def _write_row_group(self, rows: int) -> None:
         whole = pa.concat_tables(self._held)
+        group = whole.slice(0, rows)
+        schema = self._schema if self._may_be_null else _as_nulls_are(group)
         if self._writer is None or (
             self._rows_in_file >= self.rows_per_file and not self.single_file
         ):
-            self._open()
-        self._writer.write_table(whole.slice(0, rows), row_group_size=max(1, rows))
+            self._next_file(schema)
+        elif (both := pa.unify_schemas([self._writer.schema, schema])) != self._writer.schema:
+            self._write_again(both)
+        self._writer.write_table(group.cast(self._writer.schema), row_group_size=max(1, rows))
         self._rows_in_file += rows
         self.num_rows += rows
         rest = whole.slice(rows)
         self._held, self._held_rows = ([rest] if rest.num_rows else []), rest.num_rows
 
-    def _open(self) -> None:
+    def _next_file(self, schema: pa.Schema) -> None:
         if self._writer is not None:
             self._writer.close()
         path = self._partial
         if not self.single_file:
             path = self._partial / f"part_{self._files:05d}.parquet"
-        options = fast_encoding(self._schema) if self.encoding == "fast" else {}
-        self._writer = pq.ParquetWriter(path, self._schema, **options)
+        self._file, self._writer = path, self._open(path, schema)
         self._files += 1
         self._rows_in_file = 0
+
+    def _open(self, path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+        options = fast_encoding(schema) if self.encoding == "fast" else {}
+        return pq.ParquetWriter(path, schema, **options)
+
+    def _write_again(self, schema: pa.Schema) -> None:
+        """Begin the file anew with nulls allowed in more columns, and what it has so far."""
+        self._writer.close()
+        earlier = self._file.with_name(self._file.name + ".earlier")
+        self._file.rename(earlier)
+        try:
+            self._writer = self._open(self._file, schema)
+            with pq.ParquetFile(earlier) as file:
+                for number in range(file.num_row_groups):
+                    group = file.read_row_group(number).cast(schema)
+                    self._writer.write_table(group, row_group_size=max(1, group.num_rows))
+        finally:
+            earlier.unlink()
 
     def __exit__(self, *error: Any) -> None:
         self._place.__exit__(*error)
@@ -139,6 +163,20 @@ class ParquetSink:
         finally:
             if self._writer is not None:
                 self._writer.close()
+
+
+def _as_nulls_are(table: pa.Table) -> pa.Schema:
+    """Return the schema of a table with nulls allowed only where it has some."""
+    fields = zip(table.schema, table.columns, strict=True)
+    return pa.schema([_as_in(field, column) for field, column in fields], table.schema.metadata)
+
+
+def _as_in(field: pa.Field, values: pa.ChunkedArray) -> pa.Field:
+    kind = field.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        kind = make(_as_in(kind.value_field, pc.list_flatten(values)))
+    return pa.field(field.name, kind, field.nullable and values.null_count > 0, field.metadata)
 
 
 def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
