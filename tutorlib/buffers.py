@@ -41,7 +41,8 @@ class BufferPool:
     collector finds an array, also while this very pool is being asked.
 
     Args:
-        limit_bytes: memory to keep for the next request; what comes back beyond that is freed.
+        limit_bytes: of memory that is shown by arrays or kept for the next request. Requests go
+            beyond it where they must; what then comes back is freed.
 
     Example:
         >>> pool = BufferPool(limit_bytes=2**24)
@@ -58,6 +59,7 @@ class BufferPool:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._free: dict[int, deque[np.ndarray]] = {}
+        self._shown: dict[int, int] = {}  # bytes by address
 
     @property
     def free_bytes(self) -> int:
@@ -75,12 +77,15 @@ class BufferPool:
             memory = self._free[size].pop()
         except (KeyError, IndexError):
             memory = _mapped(size)
+        self._shown[memory.ctypes.data] = size
         buffer = np.asarray(_Lease(self, memory))
         return buffer[:nbytes].view(dtype).reshape(shape)
 
     def give_back(self, memory: np.ndarray) -> None:
         """Take memory that nobody shows any more."""
-        if self.free_bytes + memory.nbytes <= self.limit_bytes:
+        del self._shown[memory.ctypes.data]
+        shown_bytes = sum(list(self._shown.values()))
+        if shown_bytes + self.free_bytes + memory.nbytes <= self.limit_bytes:
             self._free.setdefault(memory.nbytes, deque()).append(memory)
 
     def clear(self) -> None:

@@ -28,7 +28,8 @@ class DevicePool:
 
     Args:
         place: where the memory is.
-        limit_bytes: memory to keep for the next request; what is free beyond that is freed.
+        limit_bytes: of memory that is shown by arrays or kept for the next request. Requests go
+            beyond it where they must; what then comes back is freed.
 
     Example:
         >>> from tutorlib.places import HostPlace
@@ -43,6 +44,7 @@ class DevicePool:
     def __init__(self, place: Place, limit_bytes: int) -> None:
         self.place, self.limit_bytes = place, limit_bytes
         self._free: dict[int, list[Any]] = {}
+        self._shown: dict[int, int] = {}  # bytes by lease
         self._returned: deque[Any] = deque()  # a consumer may still be working on these
         self._lock = threading.Lock()
 
@@ -96,6 +98,7 @@ class DevicePool:
             return
         self.place.finish_all()
         kept = sum(size * len(memories) for size, memories in self._free.items())
+        kept += sum(list(self._shown.values()))
         for memory in returned:
             if kept + memory.nbytes <= self.limit_bytes:
                 kept += memory.nbytes
@@ -117,6 +120,8 @@ class _Lease:
 
     def __init__(self, pool: DevicePool, memory: Any) -> None:
         self._pool, self._memory = pool, memory
+        pool._shown[id(self)] = memory.nbytes
 
     def __del__(self) -> None:
+        del self._pool._shown[id(self)]
         self._pool._returned.append(self._memory)

@@ -581,8 +581,7 @@ class KerasSequenceLoader(LoaderAdapter):
     def _pipeline(self) -> Pipeline:
         size = self._size()
         source = self.source.for_a_pass(2 * size.parts_per_chunk)  # two chunks
-        row_bytes = self._row_bytes() if self._place is None else self._row_bytes_on_device()
-        self._pool.limit_bytes = int(size.chunk_rows * row_bytes.batch)
+        self._pool.limit_bytes = size.peak_bytes
         maker = (self.schema, self._multi_hot, self._max_list_length)
         on_device: dict[str, Any] = {}
         if self._place is None:
