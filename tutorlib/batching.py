@@ -23,7 +23,7 @@ from tutorlib.layout import Field, Layout
 from tutorlib.plan import Share
 
 RUN_FIELDS = 8  # columns that are dealt out together
-RECORD_ROWS = 4096  # rows that become records at a time: they stay in the second-level cache
+RECORD_ROWS = 16_384  # rows that become records at a time
 
 
 @dataclasses.dataclass
@@ -124,6 +124,11 @@ def _padded(rows: int) -> int:
     """Return `rows`, or more, such that what stands behind that many cells starts aligned."""
     cells = ALIGNMENT // 4
     return -(-rows // cells) * cells
+
+
+def _unlike(rows: int) -> int:
+    """Return a number of cells such that columns side by side do not share places in the cache."""
+    return _padded(rows) + ALIGNMENT // 4
 
 
 def _fields(layout: Layout, num_rows: int, memory: np.ndarray) -> list[np.ndarray]:
@@ -259,8 +264,8 @@ class _Run:
 class _Records:
     """The records of a field of several columns, made once all of these are there.
 
-    Some thousand rows at a time: to put each whole column in its place as it comes would go through
-    all records, and so through main memory, once a column.
+    Some thousand rows at a time, and first side by side: NumPy then writes one record after the
+    other. Column by column into their places takes twice as long, as does all rows at once.
     """
 
     def __init__(self, field: Field, pool: BufferPool) -> None:
@@ -270,14 +275,18 @@ class _Records:
     def add(self, index: int, column: np.ndarray) -> np.ndarray | None:
         """Take a column; returns the records, a cell a row, with the last of them."""
         self._columns[index] = column
-        if len(self._columns) < len(self._field.columns):
+        count, rows = len(self._field.columns), len(column)
+        if len(self._columns) < count:
             return None
-        values = self._pool.empty((len(column), len(self._columns)), self._field.dtype)
-        for start in range(0, len(column), RECORD_ROWS):
-            rows = slice(start, start + RECORD_ROWS)
-            for place, cells in self._columns.items():
-                values[rows, place] = cells[rows]
-        self._columns.clear()
+        columns = [self._columns.pop(index) for index in range(count)]
+        values = self._pool.empty((rows, count), self._field.dtype)
+        step = min(RECORD_ROWS, rows)
+        beside = self._pool.empty((count, _unlike(step)), self._field.dtype)
+        for start in range(0, rows, RECORD_ROWS):
+            part = values[start : start + RECORD_ROWS]
+            for place, cells in zip(beside, columns, strict=True):
+                place[: len(part)] = cells[start : start + RECORD_ROWS]
+            part[:] = beside[:, : len(part)].T
         return values.reshape(-1).view(self._field.cell)
 
 
