@@ -296,11 +296,13 @@ def test_all_that_is_not_understood_stands_in_one_error():
             feature_column.categorical_column_with_vocabulary_list("word", ["a", "b"]), 4
         ),
         feature_column.embedding_column(identity, 4, trainable=False),
+        feature_column.embedding_column(identity, 4, initializer=tf.zeros_initializer()),
     ]
     with pytest.raises(ValueError, match="not understood") as caught:
         ScalarDenseFeatures(columns)
     for part in ("price", "scaled", "normalizer_fn", "max_norm", "word", "trainable=False"):
         assert part in str(caught.value)
+    assert "initializer (give the layer one)" in str(caught.value)
     assert "age" not in str(caught.value)
 
 

@@ -85,17 +85,22 @@ def test_feature_columns_are_understood_or_listed_in_one_error():
     column = tf.feature_column
     ids = column.categorical_column_with_identity("C1", 10)
     hashed = column.categorical_column_with_hash_bucket("C2", 7, dtype=tf.int64)
+    listed = column.categorical_column_with_identity("C3", 9)
     good = [
         column.embedding_column(ids, 4),
         column.embedding_column(hashed, 5),
         column.numeric_column("I1"),
+        column.numeric_column("I4", (2,)),
+        column.embedding_column(column.weighted_categorical_column(listed, "scores"), 6),
     ]
     schema = as_schema(good)
-    assert schema.embedding_sizes() == {"C1": (10, 4), "C2": (7, 5)}
-    assert schema.continuous.names == ["I1"]
+    assert schema.embedding_sizes() == {"C1": (10, 4), "C2": (7, 5), "C3": (9, 6)}
+    assert schema.continuous.names == ["I1", "I4", "scores"]
+    assert [c.name for c in schema if c.multi_hot] == ["I4", "scores"]
+    assert schema["I4"].embedding_dim == 2
     bad = [
         column.bucketized_column(column.numeric_column("I2"), [0.0]),
-        column.numeric_column("I3", (3,)),
+        column.numeric_column("I3", (3, 2)),
     ]
     with pytest.raises(ValueError, match=r"not understood.*I2.*I3"):
         as_schema([*good, *bad])

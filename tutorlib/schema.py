@@ -51,7 +51,8 @@ class Column:
         dtype: NumPy name of one value, or "string".
         multi_hot: True if a row holds a list of values.
         cardinality: ids lie in [0, cardinality); None if not known or not categorical.
-        embedding_dim: width of the embedding; None means `embedding_dim_for(cardinality)`.
+        embedding_dim: width of the embedding; None means `embedding_dim_for(cardinality)`. Of a
+            continuous column that holds lists: their length, where all have the same.
 
     Example:
         >>> Column("genres", "categorical", multi_hot=True, cardinality=21).width
@@ -258,35 +259,41 @@ class Schema:
     def from_feature_columns(cls, feature_columns: Iterable[Any]) -> Schema:
         """Return a schema from `tf.feature_column` objects, without importing TensorFlow.
 
-        Understood: `numeric_column` of one value, and `embedding_column` or `indicator_column`-free
-        `categorical_column_with_identity` / `_with_hash_bucket` (their `num_buckets` is the
-        cardinality; ids must already be hashed when they reach the model).
+        Understood: `numeric_column` of shape (n,), and `categorical_column_with_identity` or
+        `_with_hash_bucket`, bare or in an `embedding_column` or a `weighted_categorical_column`,
+        whose weights are then a column too. `num_buckets` is the cardinality; ids must already be
+        hashed when they reach the model. What else such objects hold, a `normalizer_fn` or an
+        initializer, is the business of the layers that are given them.
 
         Raises:
             ValueError: naming every column that is not understood, in one message.
         """
         columns, refused = [], []
         for item in feature_columns:
-            inner = getattr(item, "categorical_column", item)
-            kind = type(inner).__name__
+            inner, weights = getattr(item, "categorical_column", item), []
+            if type(inner).__name__ == "WeightedCategoricalColumn":
+                key = inner.weight_feature_key
+                name = key if isinstance(key, str) else key.key
+                weights = [Column(name, "continuous", "float32", multi_hot=True)]
+                inner = inner.categorical_column
+            kind, shape = type(inner).__name__, tuple(getattr(inner, "shape", ()))
             if kind in ("IdentityCategoricalColumn", "HashedCategoricalColumn"):
-                columns.append(
-                    Column(
-                        inner.key,
-                        "categorical",
-                        cardinality=int(inner.num_buckets),
-                        embedding_dim=getattr(item, "dimension", None),
-                    )
-                )
-            elif kind == "NumericColumn" and tuple(item.shape) == (1,):
-                columns.append(Column(item.key, "continuous", "float32"))
+                size, width = int(inner.num_buckets), getattr(item, "dimension", None)
+                column = Column(inner.key, "categorical", cardinality=size, embedding_dim=width)
+            elif kind == "NumericColumn" and shape == (1,):
+                column = Column(inner.key, "continuous", "float32")
+            elif kind == "NumericColumn" and len(shape) == 1:
+                facts = {"multi_hot": True, "embedding_dim": shape[0]}
+                column = Column(inner.key, "continuous", "float32", **facts)
             else:
                 refused.append(f"{type(item).__name__}({getattr(item, 'name', item)})")
+                continue
+            columns += [column, *weights]
         if refused:
             raise ValueError(
                 f"these feature columns are not understood: {refused}. Use numeric_column of shape "
-                "(1,), or embedding_column over an identity or hash-bucket column; move other "
-                "transformations into a Workflow."
+                "(n,), or embedding_column over an identity or hash-bucket column, bare or "
+                "weighted; move other transformations into a Workflow."
             )
         return cls(columns)
 

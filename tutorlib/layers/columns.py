@@ -6,6 +6,7 @@ either. Does not belong here: the Schema itself (`schema.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -108,13 +109,21 @@ def _as_column(item: Any) -> Column:
         if getattr(inner, name, None) is not None or getattr(item, name, None) is not None
     ]
     lost += [] if getattr(item, "trainable", True) else ["trainable=False"]
+    lost += [] if _usual_initializer(item) else ["initializer (give the layer one)"]
     if lost:
         raise ValueError(f"{', '.join(lost)} would have no effect")
-    shape = tuple(getattr(inner, "shape", ()))
-    if type(inner).__name__ == "NumericColumn" and len(shape) == 1 and shape[0] > 1:
-        return Column(inner.key, "continuous", "float32", multi_hot=True, embedding_dim=shape[0])
     try:
         [column] = Schema.from_feature_columns([item])
     except ValueError as error:
         raise ValueError("this kind has no counterpart here") from error
     return column
+
+
+def _usual_initializer(item: Any) -> bool:
+    """Whether an embedding column has the initializer of those that are given none; it is ours."""
+    made = getattr(item, "initializer", None)
+    if made is None:
+        return True
+    usual = {"mean": 0.0, "stddev": 1 / math.sqrt(item.dimension), "seed": None}
+    found = {name: getattr(made, name, None) for name in usual}
+    return type(made).__name__.startswith("TruncatedNormal") and found == usual
