@@ -84,7 +84,7 @@ tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, LESSONS="01 04")
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)
 
 lab: setup data ## open the lessons in JupyterLab
-	@cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" jupyter lab
+	@cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" jupyter lab --LabApp.news_url=None
 
 test: setup ## run all tests: units, doctests, then every lesson
 	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook" -n 2 --dist loadfile)

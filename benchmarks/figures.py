@@ -1,27 +1,36 @@
 """Draw imgs/ from benchmarks/results/: figures for README and lessons, with machine and date.
 
-Colours are mid-tones on a transparent background, so that a figure reads on a light and on a dark
-page; the same JSON gives the same bytes, so that drawing anew changes nothing in git.
+Does not belong here: what figures have in common, such as bars and captions (`drawing.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import datetime
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import RESULTS, describe_hardware
+from benchmarks import layers, train
+from benchmarks.drawing import (
+    LIMIT,
+    OURS,
+    THEIRS,
+    bars,
+    caption,
+    in_words,
+    page,
+    ranged,
+    rate,
+    title,
+)
+from benchmarks.measure import RESULTS
 
 SUMMARY = "draw imgs/ from benchmarks/results/"
 IMAGES = RESULTS.parent.parent / "imgs"
-TEXT = "#808a94"  # contrast about 3.5 on white and 5 on GitHub's dark page
+USUAL = (layers.SEPARATE, layers.LOOKUP, layers.DENSE)  # what layers are compared with
 SHOWN = ("loader", "tfdata", "raw", "python", "peers")  # sections with the same rows
-TITLES = {"tensorflow": "TensorFlow", "pyarrow": "PyArrow", "polars": "Polars", "pandas": "pandas"}
-OURS, THEIRS, LIMIT = "#2f9e75", "#7a8fa6", "#b08d57"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +50,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Draw the figures whose measurement is there; exit with a message if one is missing."""
     missing = []
     for name in arguments.only:
-        benchmark, draw = DRAWN[name]
+        benchmark, part, draw = DRAWN[name]
         try:
-            result = newest(benchmark, arguments.results)
+            result = newest(benchmark, arguments.results, part)
         except FileNotFoundError as error:
             missing.append(str(error))
             continue
@@ -55,18 +64,20 @@ def run(arguments: argparse.Namespace) -> None:
         raise SystemExit("\n".join(f"benchmarks: {message}" for message in missing))
 
 
-def newest(benchmark: str, results: Path = RESULTS) -> dict[str, Any]:
-    """Return the report of a benchmark with the latest date.
+def newest(benchmark: str, results: Path = RESULTS, part: str = "candidates") -> dict[str, Any]:
+    """Return the report of a benchmark with the latest date, of those that have some part.
 
     Raises:
         FileNotFoundError: if there is none.
     """
-    found = [json.loads(path.read_text("utf-8")) for path in results.glob(f"{benchmark}-*.json")]
+    reports = [json.loads(path.read_text("utf-8")) for path in results.glob(f"{benchmark}-*.json")]
+    found = [report for report in reports if part in report]
     if not found:
         raise FileNotFoundError(
-            f"no {benchmark}-*.json in {results}; run `python -m benchmarks {benchmark}` first"
+            f"no {benchmark}-*.json with {part} in {results}; run `python -m benchmarks "
+            f"{benchmark}` first"
         )
-    return max(found, key=lambda result: result["date"])
+    return max(found, key=lambda report: report["date"])
 
 
 def draw_loader_throughput(result: Mapping[str, Any], path: Path) -> None:
@@ -74,12 +85,12 @@ def draw_loader_throughput(result: Mapping[str, Any], path: Path) -> None:
     shown = {name for section in SHOWN for name in result["sections"].get(section, ())}
     entries = [entry for entry in result["candidates"] if entry["name"] in shown]
     entries.sort(key=lambda entry: entry["rows_per_s"])
-    with _figure(path, 0.4 * len(entries) + 1.5) as figure:
+    with page(path, 0.4 * len(entries) + 1.5) as figure:
         axes = figure.subplots()
-        _bars(axes, entries, [_colour(entry) for entry in entries], "rows_per_s", _rate)
-        axes.set_title("Rows per second into the training step", loc="left", weight="bold")
+        bars(axes, entries, [_colour(entry) for entry in entries], "rows_per_s", rate)
+        title(axes, "Rows per second into the training step")
         columns = result["data"]["criteo-shape"]["columns"]
-        _caption(
+        caption(
             figure,
             result,
             f"{columns['continuous']} float32 + {columns['categorical']} ids + label, batches of "
@@ -94,17 +105,15 @@ def draw_loader_memory(result: Mapping[str, Any], path: Path) -> None:
     entries = []
     for entry in reversed(result["candidates"]):
         shares = [process["peak_bytes"] / budget for process in entry["processes"]]
-        extremes = {"share": max(shares), "min_share": min(shares), "max_share": max(shares)}
-        entries.append({**entry, **extremes})
+        entries.append(entry | ranged("share", shares, max(shares)))
     colours = [OURS if entry["in_series"] else THEIRS for entry in entries]
-    with _figure(path, 0.4 * len(entries) + 1.6) as figure:
+    with page(path, 0.4 * len(entries) + 1.6) as figure:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(5, 4))
-        _bars(left, entries, colours, "share", lambda entry: f"{entry['share']:.0%}")
-        left.axvline(1, color=TEXT, linewidth=1, linestyle=(0, (4, 3)))
-        left.set_title("Peak memory (line: the budget)", loc="left", weight="bold")
-        _bars(right, entries, colours, "rows_per_s", lambda entry: in_words(entry["rows_per_s"]))
-        right.set_title("Rows per second", loc="left", weight="bold")
-        _caption(
+        bars(left, entries, colours, "share", lambda entry: f"{entry['share']:.0%}", mark=1)
+        title(left, "Peak memory (line: the budget)")
+        bars(right, entries, colours, "rows_per_s", lambda entry: in_words(entry["rows_per_s"]))
+        title(right, "Rows per second")
+        caption(
             figure,
             result,
             f"Criteo-shaped data of so many times memory_budget = {budget / 2**20:,.0f} MiB, and "
@@ -118,16 +127,15 @@ def draw_etl(result: Mapping[str, Any], path: Path) -> None:
     entries = []
     for entry in reversed(result["candidates"]):
         peaks = [max(process["peak_bytes"]) / 1e6 for process in entry["processes"]]
-        extremes = {"peak": max(peaks), "min_peak": min(peaks), "max_peak": max(peaks)}
-        entries.append({**entry, **extremes})
+        entries.append(entry | ranged("peak", peaks, max(peaks)))
     colours = [OURS if entry["name"].startswith("tutorlib") else THEIRS for entry in entries]
-    with _figure(path, 0.4 * len(entries) + 1.6) as figure:
+    with page(path, 0.4 * len(entries) + 1.6) as figure:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(5, 4))
-        _bars(left, entries, colours, "rows_per_s", _rate)
-        left.set_title("Fit and transform, rows per second", loc="left", weight="bold")
-        _bars(right, entries, colours, "peak", lambda entry: f"{entry['peak']:,.0f} MB")
-        right.set_title("Peak memory", loc="left", weight="bold")
-        _caption(
+        bars(left, entries, colours, "rows_per_s", rate)
+        title(left, "Fit and transform, rows per second")
+        bars(right, entries, colours, "peak", lambda entry: f"{entry['peak']:,.0f} MB")
+        title(right, "Peak memory")
+        caption(
             figure,
             result,
             f"{entries[0]['rows']:,} raw rows (13 counts, 26 texts) to training-ready Parquet. "
@@ -137,48 +145,119 @@ def draw_etl(result: Mapping[str, Any], path: Path) -> None:
         )
 
 
-DRAWN = {
-    "loader_throughput": ("loader", draw_loader_throughput),
-    "loader_memory": ("memory", draw_loader_memory),
-    "etl": ("etl", draw_etl),
+def draw_layers(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the rows per second of each layer and optimizer beside those it is compared with."""
+    panels = layer_panels(result)
+    heights = [len(entries) for entries in panels.values()]
+    with page(path, 0.3 * sum(heights) + 0.4 * len(panels) + 0.8) as figure:
+        all_axes = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
+        for axes, (name, entries) in zip(all_axes, panels.items(), strict=True):
+            entries.sort(key=lambda entry: entry["rows_per_s"])
+            theirs = [entry["name"].startswith((*USUAL, layers.LEGACY)) for entry in entries]
+            colours = [THEIRS if each else OURS for each in theirs]
+            bars(axes, entries, colours, "rows_per_s", rate)
+            title(axes, name)
+        caption(
+            figure,
+            result,
+            f"Rows per second: layers forward and backward, {result['batch_size']:,} rows; "
+            f"embeddings {result['width']} wide, {result['table_rows']:,} rows in the tables of 26 "
+            f"columns.\nMedian and range of {len(result['candidates'][0]['elapsed_s'])} turns. "
+            "Factors are to what Keras or TensorFlow have for it.",
+            ("tensorflow",),
+        )
+
+
+def layer_panels(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return {title: entries}; what all names of a panel have in common is in its title alone.
+
+    `ratio` of an entry is to the usual way in its panel.
+    """
+    panels: dict[str, list[dict[str, Any]]] = {}
+    batches = {f", batch {rows:,}" for rows in (layers.SMALL_BATCH, result["batch_size"])}
+    tables = {f", {layers.LARGE}", f", {layers.SMALL}"}
+    for entry in result["candidates"]:
+        name = entry["name"].removesuffix(layers.XLA)
+        common = next((end for end in batches | tables if name.endswith(end)), "")
+        subject = "Lists of ids to their mean, table of" if common in tables else "Optimizer,"
+        heading = subject + common[1:] if common else "26 columns of ids to one tensor"
+        short = entry["name"].replace(common, "")
+        panels.setdefault(heading, []).append(entry | {"name": short})
+    for entries in panels.values():
+        [usual] = [e["rows_per_s"] for e in entries if e["name"] in USUAL]
+        for entry in entries:
+            entry["ratio"] = entry["rows_per_s"] / usual
+    return panels
+
+
+def draw_train(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the samples per second of each training, and the share that it waited for data."""
+    by_name = {entry["name"]: entry for entry in result["candidates"]}
+    sections = result["sections"]
+    with page(path, 1.55 * len(sections) + 0.9) as figure:
+        all_axes = figure.subplots(
+            len(sections), 2, sharey="row", width_ratios=(5, 4), squeeze=False
+        )
+        for (left, right), (section, names) in zip(all_axes, sections.items(), strict=True):
+            entries = []
+            for name, way in zip(reversed(names), reversed(train.WAYS), strict=True):
+                entry = by_name[name]
+                waits = ranged("wait", entry["wait_shares"], entry["wait_share"])
+                entries.append(entry | waits | {"name": way, "ratio": entry["times_native"]})
+            colours = [THEIRS if entry["name"] == train.NATIVE else OURS for entry in entries]
+            bars(left, entries, colours, "rows_per_s", rate)
+            title(left, f"{train.TITLES[section]}: samples per second")
+            bars(right, entries, colours, "wait", lambda entry: f"{entry['wait']:.0%}")
+            right.set_xlim(0, 1.25)  # of 1
+            title(right, "Waiting for data")
+        caption(
+            figure,
+            result,
+            f"Epochs of {result['candidates'][0]['rows']:,} rows, shuffled, in batches of "
+            f"{result['batch_size']:,}, {result['optimizer']}, {result['widths']} widths; native: "
+            f"TFRecord.\nMedian and range of {len(result['candidates'][0]['elapsed_s'])} epochs.",
+        )
+
+
+def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
+    """Draw an epoch of the native training above one of the accelerated, on one scale of time."""
+    from benchmarks.timelines import as_trace  # with it comes TensorFlow
+    from tutorlib.profiling import draw_timeline
+
+    traces = {name: as_trace(timeline) for name, timeline in result["timelines"].items()}
+    elapsed_s = {entry["name"]: entry["elapsed_s"] for entry in result["candidates"]}
+    untraced = [f"{1e3 * statistics.median(elapsed_s[name]):,.0f}" for name in traces]
+    heights = [
+        len(trace.device.lanes) + len(list(filter(len, (trace.waiting, trace.reading))))
+        for trace in traces.values()
+    ]
+    with page(path, 0.45 * sum(heights) + 0.5 * len(traces) + 1.2) as figure:
+        all_axes = figure.subplots(len(traces), sharex=True, height_ratios=heights)
+        for axes, (name, trace) in zip(all_axes, traces.items(), strict=True):
+            draw_timeline(trace, None, axes=axes)
+            axes.label_outer()
+            length = trace.device.stop_ms - trace.device.start_ms
+            title(axes, f"{name}: {length:,.0f} ms, {trace.waiting_share:.0%} of it waiting")
+        axes.set_xlim(0, max(t.device.stop_ms - t.device.start_ms for t in traces.values()))
+        caption(
+            figure,
+            result,
+            f"An epoch each of {result['candidates'][0]['rows']:,} rows in batches of "
+            f"{result['batch_size']:,}, {result['widths']} widths, seen by TensorFlow's profiler; "
+            "the loader's threads leave no marks in it.\nIt takes time itself: without it these "
+            f"epochs took {' and '.join(untraced)} ms.",
+            ("tensorflow",),
+        )
+
+
+DRAWN = {  # figure: (benchmark, part of its report, function)
+    "loader_throughput": ("loader", "candidates", draw_loader_throughput),
+    "loader_memory": ("memory", "candidates", draw_loader_memory),
+    "etl": ("etl", "candidates", draw_etl),
+    "layers": ("layers", "candidates", draw_layers),
+    "train": ("train", "candidates", draw_train),
+    "timelines": ("train", "timelines", draw_timelines),
 }
-
-
-@contextlib.contextmanager
-def _figure(path: Path, height: float) -> Iterator[Any]:
-    """Yield an empty figure that is written to `path` afterwards."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.hashsalt": "tutorlib", "font.size": 11, "text.color": TEXT}):
-        figure = Figure(figsize=(9, height), layout="constrained")
-        yield figure
-        dateless = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, transparent=True, metadata=dateless, dpi=160)
-
-
-def _bars(
-    axes: Any,
-    entries: list[dict[str, Any]],
-    colours: list[str],
-    key: str,
-    label: Callable[[dict[str, Any]], str],
-) -> None:
-    """Draw `entry[key]` as bars from below, with a line from the least to the most."""
-    for position, (entry, colour) in enumerate(zip(entries, colours, strict=True)):
-        axes.barh(position, entry[key], color=colour, height=0.62)
-        least, most = entry[f"min_{key}"], entry[f"max_{key}"]
-        axes.plot([least, most], [position, position], color=TEXT, linewidth=1.2)
-        axes.annotate(
-            label(entry), (most, position), (5, 0), textcoords="offset points", va="center",
-            weight="bold" if colour == OURS else "normal",
-        )  # fmt: skip
-    axes.set_yticks(range(len(entries)), [entry["name"] for entry in entries], color=TEXT)
-    axes.set_ylim(-0.6, len(entries) - 0.4)
-    axes.set_xlim(0, 1.5 * max(entry[f"max_{key}"] for entry in entries))
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
 
 
 def _colour(entry: Mapping[str, Any]) -> str:
@@ -187,37 +266,6 @@ def _colour(entry: Mapping[str, Any]) -> str:
     return LIMIT if entry["name"].startswith("Arrow") else THEIRS
 
 
-def _rate(entry: Mapping[str, Any]) -> str:
-    digits = 2 if entry["ratio"] < 1 else 1 if entry["ratio"] < 10 else 0
-    return f"{in_words(entry['rows_per_s'])}  ({entry['ratio']:,.{digits}f}x)"
-
-
 def _processes(entries: Sequence[Mapping[str, Any]]) -> str:
     number = len(entries[0]["processes"])
     return f"{number} fresh process" + "es" * (number > 1)
-
-
-def in_words(rate: float) -> str:
-    """Return a rate as a reader would say it.
-
-    Example:
-        >>> in_words(52_300), in_words(6_120_000), in_words(23_500_000)
-        ('52 thousand', '6.1 million', '24 million')
-    """
-    if rate < 1e6:
-        return f"{rate / 1e3:.0f} thousand"
-    return f"{rate / 1e6:.{1 if rate < 1e7 else 0}f} million"
-
-
-def _caption(
-    figure: Any,
-    result: Mapping[str, Any],
-    what: str,
-    libraries: Sequence[str] = ("tensorflow", "pyarrow"),
-) -> None:
-    """Write below a figure what was measured, on what, with what and when."""
-    date = datetime.datetime.fromisoformat(result["date"]).date()
-    versions = result["versions"]
-    said = ", ".join(f"{TITLES[name]} {versions[name]}" for name in libraries if name in versions)
-    text = f"{what}\n{describe_hardware(result['hardware'])}. {said}. {date}"
-    figure.supxlabel(text, fontsize=8.5, x=0.01, ha="left", linespacing=1.5)

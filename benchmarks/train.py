@@ -13,6 +13,9 @@ the tables. Files are in the page cache. Waiting is measured by `StallReport`: s
 call that takes the next batch. On a CPU the readers and the model share the cores, so that a slow
 reader shows as slow steps too, not as waiting alone.
 
+Then the native and the fused way of the first section train under TensorFlow's profiler, and the
+report keeps when what went on in an epoch of each (`timelines.py`).
+
 Sections (--only): dlrm, Criteo-shaped rows; movielens, ratings with a list of genres;
 wide_and_deep, 10 numbers, 37 columns of one id, 3 of up to ten.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,6 +108,8 @@ def run(arguments: argparse.Namespace) -> None:
             "sections": {section: [name_of(section, way) for way in WAYS] for section in datasets},
         },
     )
+    traced = [name_of(arguments.only[0], way) for way in (NATIVE, STACKED)]
+    result["timelines"] = timelines({name: trainings[name] for name in traced})
     print(table(result))
     print(f"written to {measure.save(result, arguments.out)}")
 
@@ -167,6 +173,15 @@ def report(
         entry["times_native"] = statistics.median(ours / theirs for ours, theirs in quotients)
         entry["losses"] = trainings[name].losses[-repeat:]
     return result
+
+
+def timelines(trainings: Mapping[str, Training]) -> dict[str, Any]:
+    """Return {name: when what went on in an epoch}, as JSON values."""
+    found = {}
+    for name, training in trainings.items():
+        with tempfile.TemporaryDirectory() as log_dir:
+            found[name] = training.timeline(Path(log_dir))
+    return found
 
 
 def table(result: Mapping[str, Any]) -> str:

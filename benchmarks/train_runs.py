@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.data import ROW_GROUP_ROWS, SCALE, Dataset
+from benchmarks.timelines import as_json
 from tutorlib.callbacks import Stall, StallReport
 from tutorlib.chunk import Chunk
 from tutorlib.layers import (
@@ -26,6 +27,7 @@ from tutorlib.layers import (
     keras_inputs,
 )
 from tutorlib.models import DLRM, WideAndDeep, movielens_network
+from tutorlib.profiling import ProfileSteps, read_trace
 from tutorlib.schema import Schema
 
 
@@ -38,7 +40,7 @@ class Training:
     """
 
     def __init__(self, model: keras.Model, data: Any) -> None:
-        self._model, self._report = model, StallReport(data)
+        self._model, self._batches, self._report = model, len(data), StallReport(data)
         # No XLA, which would compile anew for every length of the lists.
         model.compile(keras.optimizers.SGD(0.01), "binary_crossentropy", jit_compile=False)
         self.stalls: list[Stall] = []
@@ -51,6 +53,19 @@ class Training:
         self.losses.append(history.history["loss"][0])
         [loss] = [metric for metric in self._model.metrics if metric.name == "loss"]
         return int(loss.count)
+
+    def timeline(self, log_dir: Path) -> dict[str, Any]:
+        """Train two epochs and return when what went on in the second one (`timelines.as_json`).
+
+        The profiler starts within the first: while it does, readers fill their buffers.
+
+        Args:
+            log_dir: folder for the trace.
+        """
+        steps = self._batches
+        profile = ProfileSteps(log_dir, steps // 2 + 1, 2 * steps)
+        self._model.fit(self._report.data, epochs=2, callbacks=[profile], verbose=0)
+        return as_json(read_trace(log_dir), steps)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 
+import keras
 import pytest
+import tensorflow as tf
 
+from benchmarks import figures
 from benchmarks.__main__ import main
 from benchmarks.data import criteo_shape, movielens_shape
+from benchmarks.timelines import as_json, as_trace
 from benchmarks.train import COLUMNS, NATIVE, STACKED, WAYS, name_of, of_section
 from benchmarks.train_runs import MODELS, nhot_shape
 from tutorlib.chunk import Ragged
+from tutorlib.profiling import ProfileSteps, read_trace
 
 ROWS, BATCH_SIZE = 2_500, 1_000
 
@@ -23,7 +28,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def measured(place):
     """The benchmark over few rows: it shows that it runs, its figures mean nothing."""
-    path = place / "train-here.json"
+    path = place / "results" / "train-here.json"
     options = {
         "--rows": ROWS, "--batch-size": BATCH_SIZE, "--repeat": 2, "--only": "movielens",
         "--data": place, "--out": path,
@@ -65,6 +70,64 @@ def test_a_section_is_one_model_in_three_ways(place):
     made = of_section("dlrm", criteo_shape(place, ROWS), BATCH_SIZE, "scaled")
     assert list(made) == [name_of("dlrm", way) for way in (NATIVE, COLUMNS, STACKED)]
     assert [training.epoch() for training in made.values()] == [ROWS] * 3
+
+
+def test_a_report_keeps_when_a_native_and_a_fused_epoch_computed_and_waited(measured):
+    kept = measured["timelines"]
+    assert list(kept) == [name_of("movielens", way) for way in (NATIVE, STACKED)]
+    for timeline in kept.values():
+        trace = as_trace(timeline)
+        assert 0 < trace.device.busy_share < 1
+        assert 0 < trace.waiting_share < 1
+        assert 0 <= trace.waiting.starts[0]
+        assert trace.waiting.stops[-1] <= timeline["length_ms"]
+    native, fused = map(as_trace, kept.values())
+    assert len(native.reading)  # tf.data's threads
+    assert not len(fused.reading)
+    assert len(json.dumps(kept)) < 200_000
+
+
+def test_a_timeline_is_the_end_of_its_trace_as_far_as_it_can_be_seen(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(256), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    batches = tf.data.Dataset.from_tensors((tf.ones((500, 8)), tf.ones((500, 1)))).repeat(12)
+    model.fit(batches, callbacks=[ProfileSteps(tmp_path, 3, 12)], shuffle=False, verbose=0)
+    trace = read_trace(tmp_path)
+    kept = as_trace(json.loads(json.dumps(as_json(trace, 4))))
+    start, stop = trace.steps[8][1], trace.steps[12][1]
+    assert kept.device.stop_ms == pytest.approx(stop - start, abs=0.01)
+    for seen, whole in ((kept.device.busy, trace.device.busy), (kept.waiting, trace.waiting)):
+        part = whole.within(start, stop)
+        closed_ms = len(part) * (stop - start) / 1000
+        assert 0 <= seen.total_ms - part.total_ms + 0.01 * len(part) <= closed_ms + 0.1
+    with pytest.raises(ValueError, match=r"of 10 steps .* has 10 steps: trace at least one"):
+        as_json(trace, 10)
+
+
+def test_figures_are_drawn_and_are_the_same_each_time(measured, place, tmp_path):
+    names = ("train", "timelines")
+    folders = ["--results", str(place / "results"), "--images", str(tmp_path)]
+    command = ["figures", "--only", *names, *folders]
+    assert main(command) == 0
+    first = [(tmp_path / f"{name}.svg").read_bytes() for name in names]
+    assert main(command) == 0
+    assert [(tmp_path / f"{name}.svg").read_bytes() for name in names] == first
+    assert main([*command, "--format", "png"]) == 0
+    for name in names:
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_without_timelines_is_passed_over(measured, tmp_path):
+    newer = {name: value for name, value in measured.items() if name != "timelines"}
+    newer["date"] = "2100-01-01T00:00:00+00:00"
+    (tmp_path / "train-newer.json").write_text(json.dumps(newer))
+    command = ["figures", "--results", str(tmp_path), "--images", str(tmp_path), "--only"]
+    assert main([*command, "train"]) == 0
+    with pytest.raises(SystemExit, match=r"no train-.* with timelines .* benchmarks train"):
+        main([*command, "timelines"])
+    (tmp_path / "train-older.json").write_text(json.dumps(measured))
+    assert figures.newest("train", tmp_path)["date"] == newer["date"]
+    assert main([*command, "timelines"]) == 0
 
 
 def test_rows_with_lists_are_those_of_data_prep(place):

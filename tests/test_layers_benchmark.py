@@ -3,20 +3,28 @@
 import json
 
 import numpy as np
+import pytest
 
-from benchmarks import layers
+from benchmarks import figures, layers, measure
 from benchmarks.__main__ import main
 
 
-def test_the_benchmark_of_the_layers_runs_and_checks_its_claims(tmp_path, capsys):
-    target = tmp_path / "layers.json"
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A run over small tables: its figures mean nothing."""
+    target = tmp_path_factory.mktemp("layers") / "layers-here.json"
     sizes = ["--batch-size", "512", "--table-rows", "30000", "--width", "4", "--repeat", "1"]
     assert main(["layers", *sizes, "--out", str(target)]) == 0
-    result = json.loads(target.read_text())
+    return target
+
+
+def test_the_benchmark_of_the_layers_runs_and_checks_its_claims(measured):
+    result = json.loads(measured.read_text())
     assert [claim["name"] for claim in result["claims"]] == [c.name for c in layers.CLAIMS]
     assert all(entry["rows_per_s"] > 0 for entry in result["candidates"])
     assert (result["batch_size"], result["width"]) == (512, 4)
-    assert f"times the rate of {layers.LEGACY}; to be at least 5" in capsys.readouterr().out
+    said = measure.table(result)
+    assert f"times the rate of {layers.LEGACY}; to be at least 5" in said
 
 
 def test_ids_lie_in_their_columns_and_small_ones_are_frequent():
@@ -27,3 +35,33 @@ def test_ids_lie_in_their_columns_and_small_ones_are_frequent():
     assert (ids >= 0).all()
     assert (ids < np.array(sizes)).all()
     assert (ids < np.array(sizes) / 2).mean() > 0.7
+
+
+def test_each_layer_stands_once_in_its_figure_beside_what_it_is_compared_with(measured):
+    result = json.loads(measured.read_text())
+    panels = figures.layer_panels(result)
+    drawn = [entry["rows_per_s"] for entries in panels.values() for entry in entries]
+    assert sorted(drawn) == sorted(entry["rows_per_s"] for entry in result["candidates"])
+    assert list(panels) == [
+        "26 columns of ids to one tensor",
+        "Lists of ids to their mean, table of 100,000 rows",
+        "Lists of ids to their mean, table of 21 rows",
+        "Optimizer, batch 4,096",
+        "Optimizer, batch 512",
+    ]
+    for entries in panels.values():
+        names = [entry["name"] for entry in entries]
+        assert len(set(names)) == len(names)
+        [usual] = [entry for entry in entries if entry["name"] in figures.USUAL]
+        for entry in entries:
+            assert entry["ratio"] == entry["rows_per_s"] / usual["rows_per_s"]
+
+
+def test_the_figure_is_drawn_and_is_the_same_each_time(measured, tmp_path):
+    command = ["figures", "--only", "layers", "--results", measured.parent, "--images", tmp_path]
+    assert main([*map(str, command)]) == 0
+    result = figures.newest("layers", measured.parent)
+    for name in ("other.svg", "one.png"):
+        figures.draw_layers(result, tmp_path / name)
+    assert (tmp_path / "layers.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")

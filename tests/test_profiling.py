@@ -495,7 +495,7 @@ def contrast(colour, background):
 def test_a_timeline_has_a_row_for_each_kind_of_work_and_its_times_in_ms(gpu_trace):
     (axes,) = draw_timeline(gpu_trace).axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["GPU:0, kernels", "GPU:0, copies", "waiting for tf.data"]
+    assert labels == ["GPU:0, kernels", "GPU:0, copies", "waiting for data"]
     assert axes.get_xlabel() == "time, ms"
     assert axes.get_xlim() == (0, 100)
     widths = [sum(np.ptp(path.vertices[:, 0]) for path in row.get_paths()) for row in

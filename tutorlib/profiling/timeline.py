@@ -8,7 +8,7 @@ from tutorlib.profiling.intervals import Intervals
 from tutorlib.profiling.trace import Trace
 
 # Mid-tones: readable on white and on black.
-TEXT = "#808a94"
+TEXT = "#757f89"
 COLOURS = {"ops": "#2f9e75", "kernels": "#2f9e75", "copies": "#b08d57"}
 WAITING, READING = "#d0605e", "#7a8fa6"
 FINEST = 2000  # what is shorter than the picture's width over this is drawn together
@@ -79,7 +79,7 @@ def _rows(trace: Trace) -> list[tuple[str, Intervals, str]]:
         name = device.name.rsplit("/device:", maxsplit=1)[-1].split(" (")[0]  # "GPU:0", "CPU"
         for kind, intervals in device.lanes.items():
             rows.append((f"{name}, {kind}", intervals, COLOURS[kind]))
-    rows.append(("waiting for tf.data", trace.waiting, WAITING))
+    rows.append(("waiting for data", trace.waiting, WAITING))
     rows.append(("tf.data's threads", trace.reading, READING))
     return [row for row in rows if len(row[1])]
 

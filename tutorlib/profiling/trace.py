@@ -51,7 +51,7 @@ class Gap(NamedTuple):
     Args:
         start_ms: when it began.
         stop_ms: when it ended.
-        waiting: the share of it in which the step waited for tf.data, 0 to 1.
+        waiting: the share of it in which the step waited for data, 0 to 1.
     """
 
     start_ms: float
@@ -70,7 +70,7 @@ class Device:
         busy: when it worked.
         lanes: {name: Intervals}: what it worked at, side by side.
         ops: {name: (ms, runs)} within that time.
-        waiting: when a step waited for tf.data.
+        waiting: when a step waited for data.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Device:
 
     @property
     def idle_waiting_share(self) -> float:
-        """Share of its idle time in which the step waited for tf.data, 0 to 1."""
+        """Share of its idle time in which the step waited for data, 0 to 1."""
         return _ratio(self.idle.overlap(self.waiting).total_ms, self.idle.total_ms)
 
     def gaps(self, count: int = 5) -> list[Gap]:
@@ -129,7 +129,7 @@ class Trace:
         devices: the GPUs; or, where there was none, the CPU as TensorFlow's executor threads.
         steps: {number: (start, stop) in ms}, as marked by `tf.profiler.experimental.Trace` with
             `step_num`, which ProfileSteps and Keras's TensorBoard callback do.
-        waiting: when a step waited for tf.data.
+        waiting: when a step waited for data.
         reading: when threads of tf.data worked.
     """
 
@@ -151,7 +151,7 @@ class Trace:
 
     @property
     def waiting_share(self) -> float:
-        """Share of the time looked at in which a step waited for tf.data, 0 to 1."""
+        """Share of the time looked at in which a step waited for data, 0 to 1."""
         start, stop = self.device.start_ms, self.device.stop_ms
         return self.waiting.within(start, stop).total_ms / (stop - start)
 
@@ -169,7 +169,7 @@ class Trace:
         for device in self.devices:
             lines.append(
                 f"  {device.name}: busy {device.busy_share:.0%}, idle {device.idle_share:.0%}; of "
-                f"the idle time {device.idle_waiting_share:.0%} waiting for tf.data"
+                f"the idle time {device.idle_waiting_share:.0%} waiting for data"
             )
             longest = ", ".join(f"{gap.stop_ms - gap.start_ms:,.1f} ms" for gap in device.gaps(3))
             lines.append(f"    longest gaps: {longest or 'none'}")
