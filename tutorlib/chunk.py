@@ -235,7 +235,7 @@ def concat_columns(parts: Sequence[Any]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
-    kinds = {type(part) for part in parts}
+    kinds = {Strings if isinstance(part, Strings) else type(part) for part in parts}
     if Masked in kinds and len(kinds) > 1:
         parts = [part if isinstance(part, Masked) else _all_valid(part) for part in parts]
         kinds = {Masked}
@@ -434,10 +434,11 @@ def to_host(array: Array) -> np.ndarray:
 
 def to_namespace(column: Any, xp: Any) -> Any:
     """Return a column of any kind in the memory that the array library `xp` works on."""
+    moved = to_host if xp is np else xp.asarray
     if isinstance(column, Ragged):
-        return Ragged(to_namespace(column.values, xp), xp.asarray(column.offsets))
+        return Ragged(to_namespace(column.values, xp), moved(column.offsets))
     if isinstance(column, Strings):
-        return Strings(xp.asarray(column.data), xp.asarray(column.offsets))
+        return Strings(moved(column.data), moved(column.offsets))
     if isinstance(column, Masked):
-        return Masked(to_namespace(column.values, xp), xp.asarray(column.valid))
-    return xp.asarray(column)
+        return Masked(to_namespace(column.values, xp), moved(column.valid))
+    return moved(column)

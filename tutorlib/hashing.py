@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Array, Strings, array_namespace, take, to_namespace
+from tutorlib.chunk import Array, Strings, array_namespace, take
+from tutorlib.copies import Copies
 
 _GAMMA, _FACTOR_1, _FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -187,7 +188,7 @@ class KeyIndex:
             slots[waiting] = (slots[waiting] + 1) & (size - 1)
         stored = np.zeros(size, dtype=np.int64)
         stored[slots] = self._words(self.keys, hashes)
-        self._arrays = {np: (ranks, stored, self.keys)}
+        self._tables = Copies(ranks), Copies(stored), Copies(self.keys)
         found = self.find(self.keys)
         if not np.array_equal(found, np.arange(1, len(found) + 1)):
             twice = int(np.argmax(found != np.arange(1, len(found) + 1)))
@@ -199,11 +200,6 @@ class KeyIndex:
         if isinstance(keys, Strings):
             return hashes.view(np.int64)
         return keys.astype(np.int64, copy=False)
-
-    def _on(self, xp: Any) -> tuple[Array, Array, Any]:
-        if xp not in self._arrays:
-            self._arrays[xp] = tuple(to_namespace(part, xp) for part in self._arrays[np])
-        return self._arrays[xp]
 
     def find(self, wanted: Any) -> Array:
         """Return for each wanted key its place, counted from 1, and 0 where it is not there.
@@ -218,7 +214,7 @@ class KeyIndex:
         length = len(wanted)
         hashes = hash_strings(wanted) if texts else None
         xp = array_namespace(hashes if texts else wanted)
-        ranks, stored, keys = self._on(xp)
+        ranks, stored, keys = (table.on(xp) for table in self._tables)
         found = xp.empty(length, dtype=ranks.dtype)
         for block in blocks_of(length, xp):
             part = hashes[block] if texts else hash_integers(wanted[block])

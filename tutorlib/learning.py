@@ -16,6 +16,7 @@ from typing import Any
 from tutorlib.encoded_source import with_encoded_texts
 from tutorlib.ops import LearningOp
 from tutorlib.parts import Part, errors_at, parts_of, read, read_before
+from tutorlib.places import working_at
 from tutorlib.spilling import Runs, spillable_nbytes
 
 States = list[dict[str, Any]]  # one for each op that learns
@@ -51,10 +52,11 @@ class Pass:
     def learn_from(self, part: Part) -> States:
         """Return the states of the rows of a part."""
         workflow, names = self.workflow, self.workflow.names_to_learn(self.pending)
-        chunk = read(self.source, part, names)
-        before = read_before(self.source, part, names, workflow.rows_before)
-        with errors_at(self.source, part):
-            return workflow.partial(self.pending, chunk, before)
+        with working_at(self.source):
+            chunk = read(self.source, part, names)
+            before = read_before(self.source, part, names, workflow.rows_before)
+            with errors_at(self.source, part):
+                return workflow.partial(self.pending, chunk, before)
 
     def merge(self, several: Sequence[States]) -> States:
         """Return the states of the rows of all."""

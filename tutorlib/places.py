@@ -231,6 +231,26 @@ def place_of(device: str | None) -> Place | None:
     return gpu_place() if resolve_device(device) == "gpu" else None
 
 
+def working_at(source: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a thread works on what a source reads: `Place.work` of its place.
+
+    Without it, CuPy works on one stream for all threads, which waits for none of those that read,
+    and takes memory beside RMM's.
+
+    Args:
+        source: what `as_source` or `split_rows` gives.
+
+    Example:
+        >>> with working_at({"no": "source of a device"}):
+        ...     print("on the CPU")
+        on the CPU
+    """
+    while hasattr(source, "source"):  # rows of it, by `split_rows`
+        source = source.source
+    memory = getattr(source, "memory", None)
+    return contextlib.nullcontext() if memory is None else memory.work()
+
+
 def _memory_resource() -> Any:
     """Return the RMM resource that everybody uses from now on."""
     import rmm.mr

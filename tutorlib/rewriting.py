@@ -22,13 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tutorlib.chunk import Chunk
+from tutorlib.chunk import Chunk, to_namespace
 from tutorlib.cluster import write_on_cluster
 from tutorlib.encoded import plain_texts
 from tutorlib.encoded_source import with_encoded_texts
 from tutorlib.learning import run_together
 from tutorlib.parquet import ParquetSink
 from tutorlib.parts import Part, cut, errors_at, parts_of, read, read_before
+from tutorlib.places import working_at
 from tutorlib.unfinished import unfinished_folder, written_into
 
 ENCODINGS = ("fast", "default")
@@ -121,13 +122,14 @@ class Rewriting:
         }
 
     def transformed(self, split: str, part: Part) -> Chunk:
-        """Return the transformed rows of a part."""
+        """Return the transformed rows of a part, in the memory of the CPU."""
         source, workflow = self.sources[split], self.workflow
-        chunk = read(source, part, workflow.input_names)
-        before = read_before(source, part, workflow.input_names, workflow.rows_before)
-        with errors_at(source, part):
-            done = workflow.transform(chunk, before)
-        return Chunk({name: plain_texts(column) for name, column in done.items()})
+        with working_at(source):
+            chunk = read(source, part, workflow.input_names)
+            before = read_before(source, part, workflow.input_names, workflow.rows_before)
+            with errors_at(source, part):
+                done = workflow.transform(chunk, before)
+            return Chunk({n: to_namespace(plain_texts(column), np) for n, column in done.items()})
 
     def write(self, folder: Path, unit: Unit, chunks: Iterable[Chunk] | None = None) -> None:
         """Write the part file of a unit.

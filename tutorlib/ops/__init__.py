@@ -4,9 +4,11 @@ An op takes a `Chunk` and returns a `Chunk`; one that learns does so through mer
 `partial(chunk)` on any part of the data, `merge(a, b)` in any order, `finalize(state)` once. The
 result is the same to the last bit however the data was cut and merged. What touches the rows of a
 transform is written once, for NumPy and CuPy, through the array's own namespace; learning counts on
-the CPU. `["a", "b"] >> Op() >> Op()` makes a `ColumnGroup`. Rows are dropped by `Filter` and
-`Dropna`, which are no ops of a group: a row goes from all columns alike. Does not belong here:
-reading files, the order of passes, saving (`workflow.py`).
+the CPU. Texts that Arrow works on (FillMissing, LambdaOp, comparisons of Filter) go to the CPU and
+come back; categories and hashes of texts do not. `["a", "b"] >> Op() >> Op()` makes a
+`ColumnGroup`. Rows are dropped by `Filter` and `Dropna`, which are no ops of a group: a row goes
+from all columns alike. Does not belong here: reading files, the order of passes, saving
+(`workflow.py`).
 
 Conventions, for every op: a list column (`Ragged`) is transformed value by value and keeps its
 lists, or refused by an error that says so; numbers computed here come out as float32 unless `dtype`

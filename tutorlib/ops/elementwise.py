@@ -17,6 +17,7 @@ from tutorlib.chunk import (
     column_from_arrow,
     column_to_arrow,
     take,
+    to_namespace,
 )
 from tutorlib.ops.base import ColumnOp, Op, function_called, name_to_save
 from tutorlib.ops.columns import (
@@ -178,8 +179,9 @@ class Bucketize(ColumnOp):
 class LambdaOp(ColumnOp):
     """Applies a function of the user to each column's values.
 
-    The function gets an array of the values that are there (texts as a `pyarrow` string array) and
-    returns as many. A null stays null, in floating point NaN.
+    The function gets an array of the values that are there, on a GPU one of CuPy (texts always as a
+    `pyarrow` string array, in the CPU's memory), and returns as many. A null stays null, in
+    floating point NaN.
 
     A workflow with a named function can be saved: the name is kept, never the code, and the
     function has to be handed over again at load, `Workflow.load(folder, functions={name: f})`.
@@ -235,15 +237,17 @@ class LambdaOp(ColumnOp):
             result = pa.array(result, pa.large_string())
         if isinstance(result, pa.Array | pa.ChunkedArray):
             result = column_from_arrow(result)
-        if self.dtype == "string":
-            return result
-        if not hasattr(result, "astype"):
-            raise TypeError(
-                self._wrong(
-                    name, f"expects an array from the function, got {type(result).__name__}"
+        if self.dtype != "string":
+            if not hasattr(result, "astype"):
+                raise TypeError(
+                    self._wrong(
+                        name, f"expects an array from the function, got {type(result).__name__}"
+                    )
                 )
-            )
-        return result.astype(self.dtype, copy=False)
+            result = result.astype(self.dtype, copy=False)
+        if isinstance(values, Strings):  # which the function had in the CPU's memory
+            return to_namespace(result, array_namespace(values.offsets))
+        return result
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return columns of the dtype, with the role that it suggests."""

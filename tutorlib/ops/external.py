@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tutorlib.chunk import Chunk, Ragged, Strings, array_namespace, to_namespace
+from tutorlib.chunk import Chunk, Ragged, Strings, array_namespace
+from tutorlib.copies import Copies
 from tutorlib.hashing import KeyIndex
 from tutorlib.ops.base import Op
 from tutorlib.ops.columns import column_type, role_of, take_or_null
@@ -62,6 +63,7 @@ class JoinExternal(Op):
             raise ValueError(self._wrong(on, f"needs a table with unique keys: {error}")) from error
         self.on, self.columns_ext = on, wanted
         self.table = table.select([on, *wanted])
+        self._joined = {name: Copies(table[name]) for name in wanted}
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the columns and those joined."""
@@ -74,9 +76,8 @@ class JoinExternal(Op):
         if valid is not None:
             found[~valid] = 0
         xp = array_namespace(found)
-        table = {name: to_namespace(self.table[name], xp) for name in self.columns_ext}
         return chunk.with_columns(
-            {name: take_or_null(table[name], found) for name in self.columns_ext}
+            {name: take_or_null(column.on(xp), found) for name, column in self._joined.items()}
         )
 
     def output_names(self, names: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from tutorlib.chunk import (
     array_namespace,
     column_from_arrow,
     column_to_arrow,
+    to_namespace,
 )
 from tutorlib.ops.base import ColumnOp, LearningOp
 from tutorlib.ops.columns import column_type, flat, missing_in, parts_of
@@ -44,7 +45,7 @@ class _Filler(ColumnOp):
             if valid is None:
                 return values
             filled = pc.fill_null(column_to_arrow(column), fill)
-            return column_from_arrow(filled)
+            return to_namespace(column_from_arrow(filled), array_namespace(values.offsets))
         xp = array_namespace(values)
         missing = xp.isnan(values) if valid is None and values.dtype.kind == "f" else None
         missing = ~valid if valid is not None else missing

@@ -201,9 +201,3 @@ class GroupOp(SpillingOp):
 
 def _keys_of(table: Chunk) -> list[Any]:
     return [column for name, column in table.items() if name.startswith("key_")]
-
-
-def new_key_first(first: float, column: Array, xp: Any) -> Array:
-    """Return a learned column in the memory of `xp`, with the number of new keys at place 0."""
-    column = xp.asarray(column)
-    return xp.concatenate([xp.asarray([first], dtype=column.dtype), column])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tutorlib.chunk import Array, Chunk, array_namespace
-from tutorlib.ops.group_op import GroupOp, new_key_first
+from tutorlib.copies import Copies
+from tutorlib.ops.group_op import GroupOp
 from tutorlib.ops.groups import GroupSums
 
 STATISTICS = ("count", "sum", "mean", "std", "min", "max")
@@ -97,18 +98,25 @@ class JoinGroupby(GroupOp):
             numbers[made] = _statistic(groups, column, statistic).astype(self.dtype)
         return self._table(groups, numbers)
 
+    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
+        """Take the tables back."""
+        super().restore(learned, tables)
+        self._by_key = {
+            (key, made): Copies(np.append(_of_no_rows(made, table[made].dtype), table[made]))
+            for key, table in tables.items()
+            for made in self.made()
+        }
+
     def _numbers_at(
         self, key: str, places: Array, chunk: Chunk, offsets: Array | None
     ) -> dict[str, Array]:
         xp = array_namespace(places)
-        table = self._tables[key]
-        return {
-            made: new_key_first(_of_no_rows(made), table[made], xp)[places] for made in self.made()
-        }
+        return {made: self._by_key[key, made].on(xp)[places] for made in self.made()}
 
 
-def _of_no_rows(made: str) -> float:
-    return 0.0 if made.rpartition("_")[2] in ("count", "sum") else math.nan
+def _of_no_rows(made: str, dtype: np.dtype) -> np.ndarray:
+    number = 0.0 if made.rpartition("_")[2] in ("count", "sum") else math.nan
+    return np.array(number, dtype)
 
 
 def _statistic(groups: GroupSums, name: str, statistic: str) -> np.ndarray:

@@ -6,6 +6,7 @@ They are no ops of a group, for a row goes from all columns alike:
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -265,9 +266,39 @@ def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
     if texts:
         return there & xp.asarray(_compared_texts(values, comparison, value))
     if comparison in _MEMBER:
-        met = xp.isin(values, xp.asarray(value)) if value else xp.zeros(len(there), dtype=bool)
+        met = _is_in(values, value, xp)
         return there & (met if comparison == "in" else ~met)
-    return there & _COMPARE[comparison](values, value)
+    return there & _compared_numbers(values, comparison, value)
+
+
+def _is_in(values: Array, wanted: Sequence[float], xp: Any) -> Array:
+    """Return bool [n]: which numbers are among the wanted, which are made ones of their dtype."""
+    if values.dtype.kind == "b":
+        values = values.astype(np.uint8)
+    dtype = np.dtype(np.float64)
+    if values.dtype.kind != "f":
+        dtype = values.dtype
+        wanted = [int(one) for one in wanted if math.isfinite(one) and one == math.floor(one)]
+        wanted = [one for one in wanted if _holds(dtype, one)]
+    if not wanted:
+        return xp.zeros(len(values), dtype=bool)
+    return xp.isin(values, xp.asarray(wanted, dtype=dtype))
+
+
+def _compared_numbers(values: Array, comparison: str, value: float) -> Array:
+    """Return bool [n]: the same of NumPy and CuPy, which treat Python's numbers differently."""
+    if values.dtype.kind in "iu":
+        if isinstance(value, float):
+            values = values.astype(np.float64)  # CuPy would take float16 for int8
+        elif not _holds(values.dtype, value):
+            values, value = values * 0, 1 if value > 0 else -1
+            values = values.astype(np.int8)
+    return _COMPARE[comparison](values, value)
+
+
+def _holds(dtype: np.dtype, number: int) -> bool:
+    limits = np.iinfo(dtype)
+    return limits.min <= number <= limits.max
 
 
 def _compared_texts(values: Strings, comparison: str, value: Any) -> np.ndarray:

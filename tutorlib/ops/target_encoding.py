@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Array, Chunk, Ragged, array_namespace, row_ids, to_host
+from tutorlib.copies import Copies
 from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
 from tutorlib.ops.base import Op
 from tutorlib.ops.columns import per_column
@@ -239,12 +240,13 @@ class TargetEncoding(GroupOp):
         """Take priors and means back."""
         super().restore(learned, tables)
         self._priors = learned.get("priors", {})
-        self._means: dict[tuple[str, str], np.ndarray] = {}
+        self._means: dict[tuple[str, str], Copies] = {}
         for key, table in tables.items():
             for target in self.targets:
                 columns = [table[f"{target}_mean{view}"] for view in self._views()]
                 priors = np.array(self._priors[key][target], dtype=self.dtype)
-                self._means[key, target] = np.vstack([priors, np.column_stack(columns)])
+                means = np.vstack([priors, np.column_stack(columns)])
+                self._means[key, target] = Copies(means)
 
     def for_serving(self) -> Op:
         """Return the op with the means of all rows, which needs no fold column."""
@@ -269,7 +271,7 @@ class TargetEncoding(GroupOp):
             view = self._folds_of(chunk) + 1
             view = view if offsets is None else view[row_ids(offsets)]
         return {
-            f"{target}_mean": xp.asarray(self._means[key, target])[places, view]
+            f"{target}_mean": self._means[key, target].on(xp)[places, view]
             for target in self.targets
         }
 
