@@ -6,9 +6,11 @@ All that a GPU does beyond this is CUDA's: test_gpu.py.
 import gc
 import itertools
 import re
+import sys
 
 import numpy as np
 import pytest
+from cupy_stand_in import StandIn, cupy
 from device_helpers import SCHEMA, assert_same_batches, chunk_of, loader_of, write_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,10 +38,12 @@ class NumpyDevice(HostPlace):
         self.waited += 1
 
 
-@pytest.fixture
-def place(monkeypatch):
-    """NumPy in the place of the GPU."""
-    place = NumpyDevice()
+@pytest.fixture(params=[NumpyDevice, StandIn])
+def place(request, monkeypatch):
+    """NumPy in the place of the GPU, or what refuses all that CuPy refuses."""
+    place = request.param()
+    if request.param is StandIn:
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr("tutorlib.loader.place_of", {"gpu": place}.get)
     return place
 

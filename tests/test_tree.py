@@ -23,7 +23,7 @@ TUTORLIB = ROOT / "tutorlib"
 
 # Which modules of tutorlib each one may import; a new module needs a line here.
 BASE = {"schema", "device", "chunk", "files"}
-OPS = {"chunk", "schema", "hashing"}
+OPS = {"chunk", "copies", "schema", "hashing"}
 OPS |= {"ops.columns", "ops.base", "ops.exact", "ops.keys", "ops.counts", "ops.groups"}
 OPS |= {"ops.group_op", "ops.vocabularies", "encoded"}
 OPS_ROOMS = ["categorify", "elementwise", "external", "filling", "groupby", "ids", "lag", "lists"]
@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "device": set(),
     "files": set(),
     "chunk": set(),
-    "hashing": {"chunk"},
+    "copies": {"chunk"},
+    "hashing": {"chunk", "copies"},
     "encoded": {"chunk"},
     "streams": set(),
     "paths": set(),
@@ -62,9 +63,9 @@ MAY_IMPORT = {
     "buffers": set(),
     "places": {"buffers", "device"},
     "device_pool": {"buffers", "places"},
-    "device_batches": {"batching", "chunk", "device_pool", "layout"},
+    "device_batches": {"batching", "chunk", "device_pool", "layout", "lengths"},
     "layout": {"schema", "chunk"},
-    "batching": {"chunk", "plan", "buffers", "layout"},
+    "batching": {"chunk", "plan", "buffers", "layout", "lengths"},
     "pipeline": {"plan", "batching", "buffers", "device_pool", "layout"},
     "progress": set(),
     "unfinished": {"files"},
@@ -72,10 +73,10 @@ MAY_IMPORT = {
     "encoded_source": {"encoded", "parquet", "parquet_files"},
     "row_split": {"chunk", "hashing", "parquet", "parts"},
     "spilling": {"ops"},
-    "learning": {"encoded_source", "ops", "parts", "spilling"},
+    "learning": {"encoded_source", "ops", "parts", "places", "spilling"},
     "cluster": {"learning", "parts"},
     "rewriting": {"chunk", "cluster", "encoded", "encoded_source", "learning", "parquet", "parts"}
-    | {"unfinished"},
+    | {"places", "unfinished"},
     "workflow_files": {"chunk", "ops"},
     "workflow": BASE
     | {"workflow_files", "ops", "parts", "learning", "cluster", "rewriting", "progress", "serving"},
@@ -90,14 +91,20 @@ MAY_IMPORT = {
     "fit_bridge": BASE | {"parquet", "ops", "plan", "fit_arguments"},
     "sizing": {"plan"},
     "resume": set(),
-    "tensors": {"schema", "batching", "buffers", "chunk", "device_pool", "fit_bridge"},
+    "lengths": set(),
+    "tensors": {"schema", "batching", "buffers", "chunk", "device_pool", "fit_bridge", "lengths"},
+    "online": {"chunk", "parquet", "schema"},
+    "row_bytes": {"layout", "parquet", "schema", "sizing"},
+    "dealing": {"batching", "buffers", "chunk", "device_batches", "device_pool", "layout"}
+    | {"parquet", "pipeline", "plan"},
     "loader": BASE
     | {"parquet", "plan", "batching", "buffers", "layout", "pipeline", "fit_bridge"}
-    | {"sizing", "resume", "tensors", "places", "device_batches", "device_pool"},
+    | {"lengths", "sizing", "resume", "tensors", "places", "device_batches", "device_pool"}
+    | {"dealing", "online", "row_bytes"},
     "layers.checks": {"schema"},
     "layers.columns": {"schema"},
     "layers.rows": set(),
-    "layers.buckets": set(),
+    "layers.buckets": {"lengths"},
     "layers.tables": {"layers.checks", "layers.rows"},
     "layers.dense": {"layers.checks", "layers.tables"},
     "layers.interactions": {"layers.checks", "layers.tables"},

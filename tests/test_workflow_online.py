@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from workflow_rows import OUTPUTS, rows, workflow, write
 
+from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, DifferenceLag, Dropna, FillMissing, Filter, Normalize
+from tutorlib.parquet import ParquetError
+from tutorlib.schema import Column, Schema
 from tutorlib.workflow import Workflow
 
 
@@ -28,6 +31,20 @@ def batches(loader):
         arrays = {name: np.asarray(tensor) for name, tensor in inputs.items()}
         found.append({**arrays, "label": np.asarray(label)})
     return found
+
+
+def test_a_column_that_the_workflow_leaves_alone_keeps_its_cardinality(tmp_path):
+    ids = {"C1": np.arange(20), "C2": np.arange(20), "x": np.ones(20), "y": np.ones(20)}
+    raw = write(tmp_path / "raw.parquet", Chunk(ids), 10)
+    known = Schema([Column("C1", "categorical", cardinality=20), Column("y", "label", "float64")])
+    workflow = Workflow(["C1"], ["C2"] >> Categorify(), ["x"] >> Normalize()).fit(raw)
+    loader = KerasSequenceLoader(raw, 5, schema=known).map(workflow)
+    assert loader.schema["C1"] == Column("C1", "categorical", "int64", cardinality=20)
+    assert loader.schema.embedding_sizes()["C2"][0] == 23
+    assert loader.peek()[0]["C1"].dtype == "int32"
+    wrong = Schema([Column("C1", "categorical", cardinality=19), known["y"]])
+    with pytest.raises(ParquetError, match="column 'C1'"):
+        list(KerasSequenceLoader(raw, 5, schema=wrong, check_ids=True).map(workflow))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -20,6 +20,7 @@ import numpy as np
 from tutorlib.buffers import ALIGNMENT, BufferPool
 from tutorlib.chunk import Ragged, gather_rows
 from tutorlib.layout import Field, Layout
+from tutorlib.lengths import ListLengths
 from tutorlib.plan import Share
 
 RUN_FIELDS = 8  # columns that are dealt out together
@@ -33,7 +34,7 @@ class HostBatch:
     Args:
         num_rows: rows.
         scalars: {name: [rows, 1]}, or for stacked batches {"categorical": [rows, n], ...}.
-        lists: {name: `Ragged` of rows lists}.
+        lists: {name: `Ragged` of rows lists}, whose values may be padded behind the last list.
     """
 
     num_rows: int
@@ -48,14 +49,22 @@ class Group:
         layout: how the columns lie.
         num_rows: rows of all its batches.
         pool: where memory comes from.
+        lengths: how long the arrays of lists are.
 
     Attributes:
         fields: [num_rows] of each field of the layout, a cell a row.
     """
 
-    def __init__(self, layout: Layout, num_rows: int, pool: BufferPool) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        num_rows: int,
+        pool: BufferPool,
+        *,
+        lengths: ListLengths | None = None,
+    ) -> None:
         self.layout, self.num_rows = layout, num_rows
-        self._pool = pool
+        self._pool, self._lengths = pool, lengths or ListLengths()
         self._memory = pool.empty((_padded(num_rows) * layout.row_bytes,), np.uint8)
         self.fields = _fields(layout, num_rows, self._memory)
         self._parts: dict[str, dict[int, Ragged]] = {name: {} for name in layout.ragged}
@@ -81,8 +90,12 @@ class Group:
                 they are.
         """
         for name, parts in self._parts.items():
-            lists = _joined([parts.pop(first) for first in sorted(parts)], self._pool)
-            self._lists[name] = lists if order is None else lists.take(order)
+            lists = [parts.pop(first) for first in sorted(parts)]
+            if len(sizes) == 1:
+                self._lists[name] = self._batch_lists(name, lists)
+                continue
+            joined = _joined(lists, sum(len(part.values) for part in lists), self._pool)
+            self._lists[name] = joined if order is None else joined.take(order)
         self._sizes = list(sizes)
         self._first_rows = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         self._stride = _padded(max(sizes))  # rows from one batch to the next
@@ -113,11 +126,16 @@ class Group:
         first = self._first_rows[number]
         lists = {}
         for name, column in self._lists.items():
-            part = column.slice(first, first + rows)
             if len(self._sizes) > 1:
-                part = _joined([part], self._pool)
-            lists[name] = part
+                part = column.slice(first, first + rows)
+                column = self._batch_lists(name, [part])
+            lists[name] = column
         return HostBatch(rows, scalars, lists)
+
+    def _batch_lists(self, name: str, parts: Sequence[Ragged]) -> Ragged:
+        """Return the lists of a batch, their values in an array as long as is asked for."""
+        rows, count = sum(map(len, parts)), sum(len(part.values) for part in parts)
+        return _joined(parts, self._lengths.values(name, rows, count), self._pool)
 
 
 def _padded(rows: int) -> int:
@@ -141,16 +159,21 @@ def _fields(layout: Layout, num_rows: int, memory: np.ndarray) -> list[np.ndarra
     return fields
 
 
-def _joined(parts: Sequence[Ragged], pool: BufferPool) -> Ragged:
-    """Return lists one after the other, in memory of their own that starts aligned."""
-    counts = [len(part.values) for part in parts]
-    values = pool.empty((sum(counts),), parts[0].values.dtype)
+def _joined(parts: Sequence[Ragged], length: int, pool: BufferPool) -> Ragged:
+    """Return lists one after the other, in memory of their own that starts aligned.
+
+    What their array is longer than they are repeats the last value: any other would be an id that
+    these rows may not have (see `layers.bucketed`).
+    """
+    values = pool.empty((length,), parts[0].values.dtype)
     offsets = np.zeros(sum(map(len, parts)) + 1, dtype=np.int64)
     first, row = 0, 1
-    for part, count in zip(parts, counts, strict=True):
+    for part in parts:
+        count = len(part.values)
         values[first : first + count] = part.values
         np.add(part.offsets[1:], first, out=offsets[row : row + len(part)])
         first, row = first + count, row + len(part)
+    values[first:] = values[first - 1] if first else 0
     return Ragged(values, offsets)
 
 

@@ -21,6 +21,7 @@ from tutorlib.batching import Delivery, HostBatch
 from tutorlib.chunk import Ragged, array_namespace, concat_columns, gather_rows, to_host
 from tutorlib.device_pool import DevicePool
 from tutorlib.layout import Layout
+from tutorlib.lengths import ListLengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +75,20 @@ class DeviceGroup:
         layout: how the columns lie.
         num_rows: rows of all its batches.
         pool: where memory comes from.
+        lengths: how long the arrays of lists are.
     """
 
-    def __init__(self, layout: Layout, num_rows: int, pool: DevicePool) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        num_rows: int,
+        pool: DevicePool,
+        *,
+        lengths: ListLengths | None = None,
+    ) -> None:
         self.layout, self.num_rows = layout, num_rows
         self._pool, self._banks = pool, banks_of(layout)
+        self._lengths = lengths or ListLengths()
         stride = self._padded(num_rows)
         self._matrices = [bank.empty(stride, pool) for bank in self._banks]
         self._parts: dict[str, dict[int, Ragged]] = {name: {} for name in layout.ragged}
@@ -154,8 +164,13 @@ class DeviceGroup:
         lists = self._lists[name]
         first, last = self._first_rows[number : number + 2]
         start, stop = self._bounds[name][number : number + 2]
-        offsets = self._pool.copy(lists.offsets[first : last + 1] - start)
-        return Ragged(self._pool.copy(lists.values[start:stop]), offsets)
+        count = stop - start
+        length = self._lengths.values(name, last - first, count)
+        values = self._pool.empty((length,), lists.values.dtype)
+        values[:count] = lists.values[start:stop]
+        if count < length:  # the last value again, as on the CPU
+            values[count:] = lists.values[stop - 1 : stop] if count else 0
+        return Ragged(values, self._pool.copy(lists.offsets[first : last + 1] - start))
 
 
 def deal_out(

@@ -6,41 +6,39 @@ where, `batching` copies it there, `pipeline` runs this on threads, `fit_bridge`
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
-import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 
-from tutorlib import batching, device_batches
-from tutorlib.batching import Delivery
+from tutorlib.batching import Group
 from tutorlib.buffers import BufferPool
 from tutorlib.chunk import Chunk
+from tutorlib.dealing import Dealer
 from tutorlib.device import host_memory_bytes
 from tutorlib.device_batches import DeviceGroup
 from tutorlib.device_pool import DevicePool
 from tutorlib.fit_bridge import LoaderAdapter, gpu_tensor_maker, least_integer_on_gpu
-from tutorlib.layout import Layout, batch_dtype
-from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.layout import Layout
+from tutorlib.lengths import list_lengths
+from tutorlib.online import online
+from tutorlib.parquet import ParquetSource
 from tutorlib.pipeline import Pipeline, Stopwatch
 from tutorlib.places import Place, place_of
-from tutorlib.plan import EpochPlan, Piece
+from tutorlib.plan import EpochPlan
 from tutorlib.resume import differences, matching
-from tutorlib.schema import ROLES, Column, Schema, resolve_schema
+from tutorlib.row_bytes import row_bytes, row_bytes_on_device
+from tutorlib.schema import ROLES, Schema, resolve_schema
 from tutorlib.sizing import ChunkSize, RowBytes, chunk_size
 from tutorlib.tensors import BatchMaker
 
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 PLANNED_THREADS = 4  # for which a memory budget is divided
-READING_COPIES = 3  # of what is decoded at a time: compressed, decompressed, decoded
-DEALING_COPIES = 2  # of a piece on a GPU: as it comes, and in the order in which it is dealt out
-SLICE_COPIES = 2  # of a slice, all columns at once: in parts as they are decoded, and joined
-LIST_COPIES = 2  # of lists in a chunk: as they come, and joined
 
 
 class KerasSequenceLoader(LoaderAdapter):
@@ -93,6 +91,12 @@ class KerasSequenceLoader(LoaderAdapter):
         nulls: "error" refuses nulls, and NaN in continuous columns; "fill" puts 0 in their place;
             {name: value} puts the value there in these columns.
         max_list_length: refuse longer lists; with `multi_hot="padded"`, what all are padded to.
+        bucket_lists: bring lists to few shapes, for XLA (which Keras uses on TensorFlow unless
+            `jit_compile=False`) and JAX compile for each. `g__values` is padded behind the last
+            list, by what the files say of the lists' mean length: nearly always to one length, a
+            tenth to a third more with batches of thousands to hundreds of rows. Layers ignore what
+            is over. "padded" without `max_list_length` becomes 1, 2, 3, 4, 6, 8, 12, ... wide. A
+            last batch that is not full is one shape more: see `drop_last`.
 
     Raises:
         FileNotFoundError: if no file is there.
@@ -144,6 +148,7 @@ class KerasSequenceLoader(LoaderAdapter):
         limit_rows: int | None = None,
         nulls: str | Mapping[str, float] = "error",
         max_list_length: int | None = None,
+        bucket_lists: bool = False,
     ) -> None:
         _one_of("engine", engine, ("parquet",))
         _one_of("batch_layout", batch_layout, BATCH_LAYOUTS)
@@ -185,6 +190,7 @@ class KerasSequenceLoader(LoaderAdapter):
         if max_list_length is not None and max_list_length < 1:
             raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
         self._multi_hot, self._max_list_length = multi_hot, max_list_length
+        self._list_lengths = list_lengths(multi_hot, bucket_lists, self.source)
         self._layout_settings = {
             "stacked": batch_layout == "stacked",
             "check_ids": check_ids,
@@ -287,37 +293,9 @@ class KerasSequenceLoader(LoaderAdapter):
             self._transform = workflow_or_function
             self._forget_plans()
             return self
-        workflow = workflow_or_function
-        if workflow.row_ops:
-            raise ValueError(
-                f"the workflow drops rows by {workflow.row_ops}, but batches are planned before "
-                "rows are read. Give the loader the condition as filters=, and "
-                "map(workflow.keeping_rows())."
-            )
-        if workflow.rows_before:
-            raise ValueError(
-                "the workflow looks back at other rows, which a shuffled chunk does not have. "
-                "Write its results by transform_to_parquet first."
-            )
-        missing = [n for n in workflow.input_names if n not in self.source.column_types]
-        if missing:
-            raise ValueError(
-                f"the workflow needs columns {missing}, which the files do not have: "
-                f"{list(self.source.column_types)}"
-            )
-        made = workflow.output_schema
-        kept = [c for c in self._file_schema if c.role in ("label", "weight")]
-        kept_names = [column.name for column in kept]
-        features = [column for column in made.features if column.name not in kept_names]
-        passed = [name for name in kept_names if name not in made]
-        schema = Schema([*features, *(_relabelled(c, made) for c in kept)])
-        self._set_schema(schema, dict.fromkeys([*workflow.input_names, *passed]))
-
-        def transform(chunk: Chunk) -> Chunk:
-            result = workflow.transform(chunk.select(workflow.input_names))
-            return result.with_columns({name: chunk[name] for name in passed})
-
-        self._transform = transform
+        made = online(workflow_or_function, self.source, self._file_schema)
+        self._set_schema(made.schema, made.columns)
+        self._transform = made.transform
         return self
 
     # ---- the plan ---------------------------------------------------------------------------
@@ -329,16 +307,14 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._chunk_size
 
     def _chosen_size(self) -> ChunkSize:
-        # Without a budget a GPU's plan must be that of the CPU.
-        on_device = self._place is not None and self._budget is not None
-        row_bytes = self._row_bytes_on_device() if on_device else self._row_bytes()
+        nbytes = self._row_bytes()
         buffer_rows = None if self._buffer_size is None else int(self._buffer_size)
         if self._buffer_size is not None and self._buffer_size < 1:
             memory = host_memory_bytes() if self._place is None else self._place.limit_bytes
-            buffer_rows = max(1, int(self._buffer_size * memory / row_bytes.batch))
+            buffer_rows = max(1, int(self._buffer_size * memory / nbytes.batch))
         return chunk_size(
             [group.num_rows for group in self.source.row_groups],
-            row_bytes,
+            nbytes,
             batch_size=self._settings["batch_size"],
             # A budget is not divided by the threads there are: the order must not depend on them.
             threads=self._threads if self._budget is None else PLANNED_THREADS,
@@ -349,34 +325,12 @@ class KerasSequenceLoader(LoaderAdapter):
         )
 
     def _row_bytes(self) -> RowBytes:
-        """Bytes of a row in a batch, of lists what they have in the files, and while read."""
-        stored = {name: self.source.nbytes_per_row([name]) for name in self._columns}
-        lists = [name for name in self._columns if self.source.column_types[name][1]]
-        scalars = sum(_row_bytes(column) for column in self.schema if not column.multi_hot)
-        at_a_time = sum if self._transform else max  # columns are read one by one, or all
-        records = 2 * scalars if self._layout_settings["stacked"] else 0  # and their columns
-        reading = READING_COPIES * at_a_time(stored.values()) + records
-        return RowBytes(
-            batch=scalars + sum(LIST_COPIES * (stored[name] + 8) for name in lists),
-            reading=reading,
-            slicing=max(reading, SLICE_COPIES * sum(stored.values()) + records),
-            stream=self.source.stream_nbytes(self._columns),
-        )
-
-    def _row_bytes_on_device(self) -> RowBytes:
-        """The same on a GPU, where integers may be wider, and all columns are decoded at once."""
-        wide = 1 if self._least_integer == "int32" else 2  # times the CPU's bytes, at most
-        stored = {name: self.source.nbytes_per_row([name]) for name in self._columns}
-        lists = [name for name in self._columns if self.source.column_types[name][1]]
-        scalars = sum(wide * _row_bytes(column) for column in self.schema if not column.multi_hot)
-        decoded = sum(stored.values())
-        reading = READING_COPIES * decoded + DEALING_COPIES * scalars
-        return RowBytes(
-            batch=scalars + sum(LIST_COPIES * (wide * stored[name] + 8) for name in lists),
-            reading=reading,
-            slicing=reading,
-            stream=decoded * max(group.num_rows for group in self.source.row_groups),
-        )
+        files = self.source, self._columns, self.schema
+        if self._place is not None and self._budget is not None:
+            return row_bytes_on_device(*files, least_integer=self._least_integer)
+        # Without a budget a GPU's plan must be that of the CPU.
+        stacked = self._layout_settings["stacked"]
+        return row_bytes(*files, whole=self._transform is not None, stacked=stacked)
 
     def _plan(self, epoch: int, seed: int) -> EpochPlan:
         key = (epoch, seed)
@@ -582,14 +536,15 @@ class KerasSequenceLoader(LoaderAdapter):
         size = self._size()
         source = self.source.for_a_pass(2 * size.parts_per_chunk)  # two chunks
         self._pool.limit_bytes = size.peak_bytes
-        maker = (self.schema, self._multi_hot, self._max_list_length)
-        on_device: dict[str, Any] = {}
-        if self._place is None:
-            finish, deal = BatchMaker(*maker), self._dealer(source, batching.deal_out)
-        else:
+        deal = Dealer(
+            source, self._columns, self.layout, self._pool, self._stopwatch,
+            self._transform, self.schema.names,
+        )  # fmt: skip
+        maker = (self.schema, self._multi_hot, self._max_list_length, self._list_lengths)
+        finish, group, on_device = BatchMaker(*maker), Group, {}
+        if self._place is not None:
             finish = BatchMaker(*maker, least_integer=self._least_integer, pool=self._pool)
-            deal = self._device_dealer(source, self._place)
-            on_device = {"new_group": DeviceGroup, "working": self._place.work}
+            group, on_device = DeviceGroup, {"working": self._place.work}
         return Pipeline(
             self._plan(self._epoch, self._seed_of_epoch()),
             self.layout,
@@ -599,59 +554,10 @@ class KerasSequenceLoader(LoaderAdapter):
             stopwatch=self._stopwatch,
             pool=self._pool,
             at_end=source.close,
+            new_group=functools.partial(group, lengths=self._list_lengths),
             first_batch=self._first_batch,
             **on_device,
         )
-
-    def _device_dealer(
-        self, source: ParquetSource, place: Place
-    ) -> Callable[[Piece, list[Delivery]], None]:
-        """Return what a thread does with a piece on a device; it needs less where memory ends."""
-        pool = self._pool
-
-        def relieve() -> None:
-            source.save_memory()
-            pool.clear()
-
-        def advice(piece: Piece, _: list[Delivery]) -> str:
-            rows = f"rows [{piece.start}, {piece.stop}) of {source.place(piece.row_group)}"
-            return f"{rows}: they do not fit, nor do they in small steps. {place.advice()}"
-
-        deal = self._dealer(source, device_batches.deal_out)
-        return device_batches.again_with_less(deal, relieve, advice)
-
-    def _dealer(
-        self, source: ParquetSource, deal_out: Callable[..., None]
-    ) -> Callable[[Piece, list[Delivery]], None]:
-        """Return what a thread does with a piece; it must not refer to the loader itself."""
-        columns, transform = self._columns, self._transform
-        names, layout = self.schema.names, self.layout
-        stopwatch, pool = self._stopwatch, self._pool
-
-        def deal(piece: Piece, deliveries: list[Delivery]) -> None:
-            started = time.perf_counter()
-            spent = Counter[str]()
-            read = _timed(
-                source.columns(piece.row_group, columns, piece.start, piece.stop), spent, "read"
-            )
-            try:
-                if transform is not None:
-                    chunk = Chunk(dict(read))
-                    began = time.perf_counter()
-                    read = _transformed(transform, chunk, names).items()
-                    spent["transform"] = time.perf_counter() - began
-                deal_out(layout, read, deliveries, pool, first_row=piece.start)
-            except ParquetError:
-                raise
-            except ValueError as error:
-                raise ParquetError(f"{error} (in {source.place(piece.row_group)})") from error
-            except Exception as error:
-                error.add_note(f"in {source.place(piece.row_group)}")
-                raise
-            shuffle = time.perf_counter() - started - spent.total()
-            stopwatch.add(**spent, shuffle=shuffle)
-
-        return deal
 
     def to_tf_dataset(self) -> Any:
         """Return a `tf.data.Dataset` for code that must have one; each pass is the next epoch.
@@ -768,49 +674,6 @@ class Batches(Iterator[Any]):
         if self._pipeline is not None:
             self._end.detach()
             self._pipeline.close()
-
-
-def _timed(items: Iterable[Any], spent: Counter[str], name: str) -> Iterator[Any]:
-    """Yield the items, adding the seconds that each took to come to `spent[name]`."""
-    items = iter(items)
-    while True:
-        started = time.perf_counter()
-        try:
-            item = next(items)
-        except StopIteration:
-            return
-        finally:
-            spent[name] += time.perf_counter() - started
-        yield item
-        del item
-
-
-def _transformed(transform: Callable[[Chunk], Chunk], chunk: Chunk, names: list[str]) -> Chunk:
-    result = transform(chunk)
-    if not isinstance(result, Chunk):
-        raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
-    missing = [name for name in names if name not in result]
-    if missing or result.num_rows != chunk.num_rows:
-        raise ValueError(
-            f"map(): gave {result.num_rows} rows with columns {result.names}, but "
-            f"{chunk.num_rows} rows with {names} are needed"
-        )
-    return result
-
-
-def _relabelled(column: Column, made: Schema) -> Column:
-    """Return a label or weight column with the type that the workflow gives it."""
-    if column.name not in made:
-        return column
-    return Column(column.name, column.role, made[column.name].dtype)
-
-
-def _row_bytes(column: Column) -> int:
-    """Return the bytes of a value in a batch; 8 for one that a Workflow has to change first."""
-    try:
-        return batch_dtype(column).itemsize
-    except ValueError:
-        return 8
 
 
 def _index(number: Any) -> int | None:

@@ -14,6 +14,7 @@ from tutorlib.buffers import aligned
 from tutorlib.chunk import array_namespace
 from tutorlib.device_pool import DevicePool
 from tutorlib.fit_bridge import gpu_tensor_maker, tensor_maker
+from tutorlib.lengths import ListLengths
 from tutorlib.schema import Schema
 
 
@@ -23,7 +24,8 @@ class BatchMaker:
     Args:
         schema: of the batches.
         multi_hot: the form of lists: "nnzs", "offsets", "ragged" or "padded".
-        max_list_length: what "padded" pads to; None for the longest list of the batch.
+        max_list_length: what "padded" pads to; None for what `lengths` say of the longest list.
+        lengths: how long the arrays of lists are.
         least_integer: dtype of the numbers of values.
         pool: where the memory of a device's batches comes from; None for batches of the CPU.
     """
@@ -33,6 +35,7 @@ class BatchMaker:
         schema: Schema,
         multi_hot: str,
         max_list_length: int | None = None,
+        lengths: ListLengths | None = None,
         *,
         least_integer: str = "int32",
         pool: DevicePool | None = None,
@@ -40,6 +43,7 @@ class BatchMaker:
         self._labels = schema.labels.names
         self._weights = schema.with_role("weight").names
         self._multi_hot, self._max_list_length = multi_hot, max_list_length
+        self._lengths = lengths or ListLengths()
         self._integer = np.dtype(least_integer)
         self._tensor, self._copy, self._finish = tensor_maker(), aligned, _nothing
         if pool is not None:
@@ -72,7 +76,8 @@ class BatchMaker:
     def _padded(self, lists: Any) -> Any:
         values, xp = lists.values, array_namespace(lists.offsets)
         lengths = xp.diff(lists.offsets)
-        width = self._max_list_length or max(1, int(lengths.max()) if len(lengths) else 0)
+        longest = max(1, int(lengths.max()) if len(lengths) else 0)
+        width = self._max_list_length or self._lengths.width(longest)
         padded = xp.zeros((len(lists), width), values.dtype)
         padded[xp.arange(width) < lengths[:, None]] = values
         return padded

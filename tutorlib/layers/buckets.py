@@ -1,8 +1,7 @@
-"""Buckets: lists of ids padded to few different lengths, so that XLA compiles few times.
+"""Buckets: batches with lists of ids brought to few different shapes, whatever they come from.
 
-XLA and JAX compile anew for every shape. The values of a multi-hot column have another length in
-every batch, which would be a compilation a step. Does not belong here: the layers, which ignore
-values behind the last row's.
+The loader does it by itself where `bucket_lists=True`. Does not belong here: which lengths
+(`lengths.py`), the layers, which ignore values behind the last row's.
 """
 
 from __future__ import annotations
@@ -14,28 +13,19 @@ import keras
 import numpy as np
 from keras import ops
 
-# 64, 72, 80, ..., 128, 144, ...: eight lengths until each doubling.
-LENGTHS = np.array([m << k for k in range(3, 36) for m in range(8, 16)], np.int64)
-
-
-def bucket_length(size: int) -> int:
-    """Return the length to which `size` values are padded: the next of 64, 72, 80, ..., 128, 144.
-
-    There are eight such lengths until each doubling, so at most an eighth is added, and a training
-    whose batches differ by a factor of two in their number of values compiles at most nine times.
-
-    Example:
-        >>> [bucket_length(size) for size in (1, 64, 65, 1000)]
-        [64, 64, 72, 1024]
-    """
-    return int(LENGTHS[np.searchsorted(LENGTHS, size)])
+from tutorlib.lengths import LENGTHS, bucket_length
 
 
 def bucketed(inputs: Any, *others: Any) -> Any:
-    """Return a batch with every `g__values` padded by id 0 to a `bucket_length`.
+    """Return a batch with every `g__values` padded to a `bucket_length`.
 
-    The layers ignore what stands behind the values of the last row. For training under
-    `jit_compile=True` or on JAX: map it over batches, before the compiled step.
+    For training under XLA or on JAX, which compile anew for every shape: map it over batches that
+    come from elsewhere, before the compiled step. Every array is copied; a `KerasSequenceLoader`
+    with `bucket_lists=True` gives the same without a copy.
+
+    The batch's last value is repeated, for any other would be an id that the batch may not hold,
+    and `RowSparseAdam` moves each row that a batch names. The layers ignore what stands behind the
+    values of the last row.
 
     Args:
         inputs: dict of tensors or arrays, as the loader gives it.
@@ -44,11 +34,14 @@ def bucketed(inputs: Any, *others: Any) -> Any:
     Returns:
         The dict, or (dict, *others).
 
+    Raises:
+        ValueError: if `inputs` is no dict.
+
     Example:
         >>> batch = {"g__values": np.array([[3], [1]]), "g__nnzs": np.array([[2]])}
         >>> bucketed(batch)["g__values"].shape
         (64, 1)
-        >>> dataset = loader.to_tf_dataset().map(bucketed)  # doctest: +SKIP
+        >>> dataset = parsed_batches("data/records").map(bucketed)  # doctest: +SKIP
     """
     if not isinstance(inputs, Mapping):
         raise ValueError(f"bucketed needs a dict of columns, got {type(inputs).__name__}")
@@ -61,8 +54,8 @@ def bucketed(inputs: Any, *others: Any) -> Any:
 
 def _padded(values: Any) -> Any:
     if isinstance(values, np.ndarray):
-        missing = bucket_length(len(values)) - len(values)
-        return np.pad(values, [[0, missing], *[[0, 0]] * (values.ndim - 1)])
+        missing = [[0, bucket_length(len(values)) - len(values)], *[[0, 0]] * (values.ndim - 1)]
+        return np.pad(values, missing, mode="edge" if len(values) else "constant")
     size = ops.shape(values)[0]
     if isinstance(size, int):
         missing = bucket_length(size) - size
@@ -70,5 +63,6 @@ def _padded(values: Any) -> Any:
         lengths = ops.convert_to_tensor(LENGTHS)
         size = ops.cast(size, "int64")
         missing = ops.take(lengths, ops.searchsorted(lengths, size[None])[0]) - size
-    filler = ops.zeros((missing, *values.shape[1:]), keras.backend.standardize_dtype(values.dtype))
-    return ops.concatenate([values, filler], axis=0)
+    dtype = keras.backend.standardize_dtype(values.dtype)
+    last = ops.sum(values[-1:], axis=0, keepdims=True)  # 0 where there is no value
+    return ops.concatenate([values, ops.repeat(ops.cast(last, dtype), missing, axis=0)], axis=0)

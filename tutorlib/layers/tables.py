@@ -106,7 +106,8 @@ class EmbeddingBag(EmbeddingTable):
     With weights w, "mean" is sum(w v) / sum(w) and "sqrtn" sum(w v) / sqrt(sum(w w)), zeros where
     that would divide by zero.
 
-    XLA and JAX compile anew for every other number of values: see `bucketed`.
+    XLA and JAX compile anew for every other number of values: see the loader's `bucket_lists`, and
+    `bucketed`.
 
     Args:
         cardinality: rows of the table; ids lie in [0, cardinality).

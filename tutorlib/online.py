@@ -1,0 +1,86 @@
+"""Online: a fitted Workflow at work on chunks as they are read, before their rows are dealt out.
+
+Does not belong here: the threads that read (`pipeline.py`), what a Workflow does (`workflow.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tutorlib.chunk import Chunk
+from tutorlib.parquet import ParquetSource
+from tutorlib.schema import Column, Schema
+
+
+@dataclasses.dataclass(frozen=True)
+class Online:
+    """What a loader needs to know of a workflow.
+
+    Args:
+        schema: of what comes out, with the labels and weights of the files.
+        columns: to read.
+        transform: what is done with each chunk of them.
+    """
+
+    schema: Schema
+    columns: list[str]
+    transform: Callable[[Chunk], Chunk]
+
+
+def online(workflow: Any, source: ParquetSource, given: Schema) -> Online:
+    """Return a fitted workflow as what is done with the chunks of a source.
+
+    Args:
+        workflow: fitted.
+        source: the files.
+        given: what is known of their columns. A column that goes through the workflow unchanged
+            keeps its cardinality, and labels and weights stay.
+
+    Raises:
+        ValueError: if the workflow drops rows, looks back at other rows, or needs a column that the
+            files do not have.
+    """
+    if workflow.row_ops:
+        raise ValueError(
+            f"the workflow drops rows by {workflow.row_ops}, but batches are planned before "
+            "rows are read. Give the loader the condition as filters=, and "
+            "map(workflow.keeping_rows())."
+        )
+    if workflow.rows_before:
+        raise ValueError(
+            "the workflow looks back at other rows, which a shuffled chunk does not have. "
+            "Write its results by transform_to_parquet first."
+        )
+    inputs = workflow.input_names
+    missing = [name for name in inputs if name not in source.column_types]
+    if missing:
+        raise ValueError(
+            f"the workflow needs columns {missing}, which the files do not have: "
+            f"{list(source.column_types)}"
+        )
+    made = workflow.output_schema
+    kept = [column for column in given if column.role in ("label", "weight")]
+    kept_names = [column.name for column in kept]
+    unchanged = {name for group in workflow.groups if not group.ops for name in group.names}
+    features = [
+        given[column.name] if column.name in unchanged and column.name in given else column
+        for column in made.features
+        if column.name not in kept_names
+    ]
+    passed = [name for name in kept_names if name not in made]
+
+    def transform(chunk: Chunk) -> Chunk:
+        result = workflow.transform(chunk.select(inputs))
+        return result.with_columns({name: chunk[name] for name in passed})
+
+    schema = Schema([*features, *(_with_type_made(column, made) for column in kept)])
+    return Online(schema, list(dict.fromkeys([*inputs, *passed])), transform)
+
+
+def _with_type_made(column: Column, made: Schema) -> Column:
+    """Return a label or weight column with the type that the workflow gives it."""
+    if column.name not in made:
+        return column
+    return Column(column.name, column.role, made[column.name].dtype)
