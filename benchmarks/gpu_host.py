@@ -7,25 +7,31 @@ again the next time. `--device cpu` rehearses all of it on a CPU, with few rows.
     python -m benchmarks gpu-host --minutes 9        # as many steps as nine minutes hold
     python -m benchmarks gpu-host --list             # what is done, what is left
 
+The step `backend` finds out whether TensorFlow does arithmetic on the GPU; if not, all steps after
+it are measured with Keras on JAX. `--backend` says it by hand.
 Does not belong here: what a step measures (`gpu_steps.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import fnmatch
 import json
 import os
+import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.gpu_steps import ROOT, Settings, names
+from benchmarks.gpu_data import BACKENDS, ROOT, Settings
+from benchmarks.gpu_steps import names
 from tutorlib.files import written_whole
 
 SUMMARY = "all that is to be measured on a host with a GPU, step by step (an hour; see --list)"
@@ -40,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="gpu, or cpu for a rehearsal with few rows (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--backend", choices=BACKENDS,
+        help="Keras's backend (default: what the step 'backend' finds)",
+    )  # fmt: skip
+    parser.add_argument(
         "--only", nargs="+", default=["*"], metavar="STEP",
         help="steps, or patterns such as 'train-dlrm-*' (default: all)",
     )  # fmt: skip
@@ -50,8 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path,
         help="folder of the JSON files (default: benchmarks/results/gpu-host-MACHINE)",
     )  # fmt: skip
-    parser.add_argument("--data", type=Path, help="folder of the rows (default: build/benchmarks)")
-    parser.add_argument("--work", type=Path, help="folder of the traces (default: build/gpu-host)")
+    parser.add_argument(
+        "--data", type=Path, help="folder of the rows (default: build/gpu-host/data)"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="folder of traces and notebooks (default: build/gpu-host)"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="TAR",
+        help="file for the JSON files, notebooks and pages so far, to be carried home",
+    )  # fmt: skip
     parser.add_argument("--recon", type=Path, help="script with questions to the host, if any")
     parser.add_argument("--rows", type=int, help="rows of each data set, in place of the default")
     parser.add_argument("--list", action="store_true", help="show the steps, and do nothing")
@@ -67,7 +85,14 @@ def run(arguments: argparse.Namespace) -> None:
         return
     Path(settings.work).mkdir(parents=True, exist_ok=True)
     limit_s = None if arguments.minutes is None else 60 * arguments.minutes
-    outcomes = do_steps(chosen, out, lambda name, left: perform(name, settings, left), limit_s)
+
+    def do(name: str, left_s: float) -> dict[str, Any]:
+        chosen_backend = arguments.backend or backend_of(out)
+        return perform(name, dataclasses.replace(settings, backend=chosen_backend), left_s)
+
+    outcomes = do_steps(chosen, out, do, limit_s)
+    if arguments.keep is not None:
+        keep(arguments.keep, out, Path(settings.work))
     done = sum(state(out, name) == "done" for name in chosen)
     print(f"{done} of {len(chosen)} steps are done: {out}")
     if not all(outcomes.values()):
@@ -83,6 +108,23 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     if arguments.rows is not None:
         changes["rows"] = arguments.rows
     return Settings.tiny(**changes) if arguments.device == "cpu" else Settings(**changes)
+
+
+def keep(path: Path, out: Path, work: Path) -> None:
+    """Write all that is small into one file: the JSON files, the lessons that were run."""
+    with written_whole(path) as partial, tarfile.open(partial, "w:xz") as archive:
+        for file in sorted(out.glob("*.json")):
+            archive.add(file, f"{out.name}/{file.name}")
+        for file in sorted((work / "lessons").glob("*.*")):
+            archive.add(file, f"lessons/{file.name}")
+
+
+def backend_of(out: Path) -> str:
+    """Return the backend that the step of that name has chosen; TensorFlow before it is done."""
+    chosen = out / "backend.json"
+    if not chosen.is_file():
+        return BACKENDS[0]
+    return json.loads(chosen.read_text(encoding="utf-8"))["result"]["backend"]
 
 
 def choose(steps: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -161,16 +203,24 @@ def perform(name: str, settings: Settings, timeout: float) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "benchmarks.gpu_steps", name]
     command.append(json.dumps(dataclasses.asdict(settings)))
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"more than {timeout:.0f} s") from error
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-3000:]}")
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "KERAS_BACKEND": settings.backend}
+    if settings.backend == "jax":
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the loader has a part of the GPU
+    # A group of its own: a notebook's kernel, say, must not outlive the step and keep its memory.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env=environment, process_group=0,
+    ) as process:  # fmt: skip
+        try:
+            said, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"more than {timeout:.0f} s") from error
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
+    if process.returncode or not lines:
+        raise RuntimeError(f"exit code {process.returncode}: {errors[-3000:]}")
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
@@ -184,7 +234,8 @@ def summary(record: Mapping[str, Any]) -> str:
     """Return a step's file in a line."""
     if "error" in record:
         return f"failed after {record['elapsed_s']:,.0f} s: {record['error'][-300:]}"
-    keys = ("rows_per_s", "samples_per_s", "step_ms", "loss", "idle_share", "counts")
+    keys = ("backend", "rows_per_s", "samples_per_s", "step_ms", "loss", "idle_share", "counts")
+    keys += ("collected", "headline")
     found = {key: record["result"][key] for key in keys if key in record["result"]}
     figures = ", ".join(
         f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
