@@ -4,6 +4,8 @@ Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format
 multi-hot form MovieLens-shaped ones, all in the page cache. Every candidate delivers whole batches
 of tensors that are looked at, but for those that say so: bare Arrow only decodes, which is what
 the disk format allows. Slow candidates go through fewer rows; how many stands in the table.
+Readers of TFRecord that handle one record at a time are measured with the cores kept awake, as
+beside a training (`tutorlib.profiling.cores_awake`): by themselves they may be half as fast.
 
 Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
 python, PyDataset and generator; plain, Parquet as most people have it; movielens; fit, in training;
@@ -188,6 +190,17 @@ def delivering(batches: Iterable[Any]) -> Candidate:
     return Candidate(functools.partial(consume, batches), batches)
 
 
+def beside_training(candidate: Candidate) -> Candidate:
+    """Return a candidate whose processors are kept awake, as a training does."""
+    from tutorlib.profiling import cores_awake
+
+    def work() -> int:
+        with cores_awake():
+            return candidate.work()
+
+    return dataclasses.replace(candidate, work=work)
+
+
 def consume(batches: Iterable[Any]) -> int:
     """Go through batches, look at the shape of each tensor, return the rows.
 
@@ -233,13 +246,15 @@ def of_tfdata(inputs: Inputs) -> dict[str, Candidate]:
     data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
     examples = data.examples(inputs.slow_rows)
     few_examples = data.examples(max(1, inputs.slow_rows // 4))
-    pipelines = {
+    by_record = {
         "parse_single_example, shuffled": readers.parsed_examples(few_examples, size, schema),
         BASELINE: tfrecords.native_dataset(examples, size, schema),
         PARSE_BATCHES: tfrecords.parsed_batches(examples, size, schema),
-        PREBATCHED: tfrecords.prebatched_dataset(data.prebatched(size), schema),
     }
-    return {name: delivering(pipeline) for name, pipeline in pipelines.items()}
+    return {name: beside_training(delivering(pipeline)) for name, pipeline in by_record.items()} | {
+        f"{BASELINE}, cores asleep between records": delivering(by_record[BASELINE]),
+        PREBATCHED: delivering(tfrecords.prebatched_dataset(data.prebatched(size), schema)),
+    }
 
 
 def of_raw(inputs: Inputs) -> dict[str, Candidate]:

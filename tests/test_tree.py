@@ -130,8 +130,9 @@ MAY_IMPORT = {
     "profiling.timeline": {"profiling.intervals", "profiling.trace"},
     "profiling.diagnosis": {"loader", "waiting"},
     "profiling.recording": set(),
+    "profiling.awake": set(),
     "profiling": {"profiling.diagnosis", "profiling.intervals", "profiling.timeline"}
-    | {"profiling.recording", "profiling.trace"},
+    | {"profiling.awake", "profiling.recording", "profiling.trace"},
     "optimizers": {"layers.rows"},
     "shuffling": set(),
     "tfrecords.facts": {"schema"},

@@ -3,6 +3,7 @@
 Does not belong here: logging while one trains (`callbacks`).
 """
 
+from tutorlib.profiling.awake import cores_awake
 from tutorlib.profiling.diagnosis import Diagnosis, Pace, diagnose
 from tutorlib.profiling.intervals import Intervals
 from tutorlib.profiling.recording import ProfileSteps
@@ -18,6 +19,7 @@ __all__ = [
     "Pace",
     "ProfileSteps",
     "Trace",
+    "cores_awake",
     "diagnose",
     "draw_timeline",
     "read_trace",
