@@ -4,8 +4,13 @@ Traces are real ones, of the profiler at work on the CPU; what a GPU's would hol
 file of the same format, with times that are known.
 """
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
@@ -22,7 +27,14 @@ from tutorlib.chunk import Chunk, Ragged
 from tutorlib.layers import DenseFeatures, keras_inputs
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
-from tutorlib.profiling import Intervals, ProfileSteps, diagnose, draw_timeline, read_trace
+from tutorlib.profiling import (
+    Intervals,
+    ProfileSteps,
+    cores_awake,
+    diagnose,
+    draw_timeline,
+    read_trace,
+)
 from tutorlib.profiling.trace import CPU_NAME
 
 ROWS, BATCH = 512, 64
@@ -524,3 +536,46 @@ def test_a_timeline_draws_the_last_steps_into_given_axes(starved):
     assert axes.get_xlim()[1] == pytest.approx(spans[1][1] - spans[0][0])
     with pytest.raises(ValueError, match="steps must be at least 1"):
         draw_timeline(starved, 0)
+
+
+# ---- processors that do not sleep ---------------------------------------------------------------
+
+
+def children(process):
+    """Return {number: priority} of the running child processes of a process, as Linux tells."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, *rest = path.read_text().rpartition(")")[2].split()
+            if int(parent) == process and state != "Z":
+                found[int(path.parent.name)] = int(rest[14])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_of_the_lowest_priority_keep_cores_awake_and_end_with_the_block():
+    before = children(os.getpid())
+    with cores_awake():
+        deadline = time.monotonic() + 30
+        while True:
+            spinning = {p: n for p, n in children(os.getpid()).items() if p not in before}
+            lowest = [pid for pid, nice in spinning.items() if nice == 19]
+            if len(lowest) == os.cpu_count() or time.monotonic() > deadline:
+                break
+        assert len(lowest) == os.cpu_count()
+    assert not set(lowest) & set(children(os.getpid()))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_they_end_with_a_process_that_is_killed():
+    code = "from tutorlib.profiling import cores_awake\nwith cores_awake():\n print(flush=True)\n"
+    code += " import time\n time.sleep(60)\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        spinning = list(children(process.pid))
+        assert len(spinning) >= os.cpu_count()
+        process.kill()
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{pid}") for pid in spinning) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in spinning if os.path.exists(f"/proc/{pid}")]

@@ -63,7 +63,7 @@ _ROOMS = {
     "optimizers": ["RowSparseAdam", "RowWiseAdagrad"],
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
     "plan": ["EpochPlan"],
-    "profiling": ["ProfileSteps", "diagnose", "draw_timeline", "read_trace"],
+    "profiling": ["ProfileSteps", "cores_awake", "diagnose", "draw_timeline", "read_trace"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
     "shuffling": ["ShuffleQuality", "shuffle_quality"],

@@ -1,4 +1,4 @@
-"""cores_awake: processors that do not fall asleep, to measure by itself what runs beside a training.
+"""cores_awake: processors that do not sleep, to measure alone what else runs beside a training.
 
 Belongs here: the conditions of a measurement. Does not belong here: measuring.
 """
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-SPIN = "import os\nos.nice(19)\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+SPIN = "import os, sys\nos.nice(19)\nwhile os.getppid() == int(sys.argv[1]): pass"
 
 
 @contextlib.contextmanager
@@ -31,7 +31,8 @@ def cores_awake() -> Iterator[None]:
         45
     """
     cores = os.cpu_count() or 1
-    spinning = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(cores)]
+    command = [sys.executable, "-IS", "-c", SPIN, str(os.getpid())]
+    spinning = [subprocess.Popen(command) for _ in range(cores)]
     try:
         yield
     finally:
