@@ -57,6 +57,19 @@ def test_more_than_the_limit_is_not_kept():
     assert pool.free_bytes == 0
 
 
+def test_memory_of_other_sizes_makes_room():
+    pool = BufferPool(limit_bytes=4 * MIB)
+    arrays = [pool.empty((MIB,), np.uint8) for _ in range(4)]
+    arrays.clear()
+    assert pool.free_bytes == 4 * MIB
+    other = pool.empty((2 * MIB,), np.uint8)
+    assert pool.free_bytes == 2 * MIB
+    more = pool.empty((8 * MIB,), np.uint8)  # what is needed is given
+    assert pool.free_bytes == 0
+    del other, more
+    assert pool.free_bytes <= 4 * MIB
+
+
 def test_threads_never_get_the_same_memory():
     pool, wrong = BufferPool(limit_bytes=64 * MIB), []
 

@@ -7,6 +7,7 @@ anew holds half as much again as it needs. Does not belong here: what is in a ba
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections import deque
 from typing import Any
@@ -76,16 +77,28 @@ class BufferPool:
         try:
             memory = self._free[size].pop()
         except (KeyError, IndexError):
+            self._make_room(size)
             memory = _mapped(size)
         self._shown[memory.ctypes.data] = size
         buffer = np.asarray(_Lease(self, memory))
         return buffer[:nbytes].view(dtype).reshape(shape)
 
+    def _make_room(self, nbytes: int) -> None:
+        """Free memory of other sizes that is kept, as far as it and `nbytes` are too much."""
+        while self._too_much(nbytes):
+            kept = [buffers for buffers in list(self._free.values()) if buffers]
+            if not kept:
+                return
+            with contextlib.suppress(IndexError):  # another thread has just taken it
+                kept[0].pop()
+
+    def _too_much(self, nbytes: int) -> bool:
+        return sum(list(self._shown.values())) + self.free_bytes + nbytes > self.limit_bytes
+
     def give_back(self, memory: np.ndarray) -> None:
         """Take memory that nobody shows any more."""
         del self._shown[memory.ctypes.data]
-        shown_bytes = sum(list(self._shown.values()))
-        if shown_bytes + self.free_bytes + memory.nbytes <= self.limit_bytes:
+        if not self._too_much(memory.nbytes):
             self._free.setdefault(memory.nbytes, deque()).append(memory)
 
     def clear(self) -> None:
