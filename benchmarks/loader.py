@@ -31,6 +31,7 @@ SUMMARY = "rows/s of the loader against tf.data, other libraries and bare Arrow 
 COLUMNS = "loader, columns, shuffled"
 STACKED = "loader, stacked, shuffled"
 BASELINE = "make_batched_features_dataset, shuffled"
+ASLEEP = "make_batched_features_dataset, cores asleep"
 PARSE_BATCHES = "batch then parse_example, shuffled"
 PREBATCHED = "prebatched TFRecord, not shuffled"
 PLAIN_LOADER = "plain files: loader, columns, shuffled"
@@ -252,7 +253,7 @@ def of_tfdata(inputs: Inputs) -> dict[str, Candidate]:
         PARSE_BATCHES: tfrecords.parsed_batches(examples, size, schema),
     }
     return {name: beside_training(delivering(pipeline)) for name, pipeline in by_record.items()} | {
-        f"{BASELINE}, cores asleep between records": delivering(by_record[BASELINE]),
+        ASLEEP: delivering(by_record[BASELINE]),
         PREBATCHED: delivering(tfrecords.prebatched_dataset(data.prebatched(size), schema)),
     }
 
