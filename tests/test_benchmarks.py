@@ -16,7 +16,7 @@ import pytest
 from benchmarks import figures, measure, peers
 from benchmarks.__main__ import MEASURING, main
 from benchmarks.data import column_sums, criteo_shape, movielens_shape
-from benchmarks.loader import BASELINE, FIT, SECTIONS, Inputs, consume
+from benchmarks.loader import ASLEEP, BASELINE, FIT, SECTIONS, Inputs, consume
 from benchmarks.memory_epochs import MemoryWatch
 
 
@@ -192,7 +192,7 @@ def delivered(batches, schema):
 
 
 def test_every_candidate_delivers_exactly_the_rows_that_the_files_hold(candidates):
-    assert len(candidates) == 15
+    assert len(candidates) == 16
     for name, (candidate, data) in candidates.items():
         rows, sums = delivered(candidate.batches, data.schema)
         assert rows in (20_480, 4000, 1000), name
@@ -350,8 +350,9 @@ def measured(folder):
 def test_the_loader_benchmark_measures_all_candidates_over_the_rows_it_says(measured, folder):
     result = json.loads(measured.read_text())
     rows = {entry["name"]: entry["rows"] for entry in result["candidates"]}
-    assert len(rows) == 22
-    assert {rows.pop(name) for name in (BASELINE, "batch then parse_example, shuffled")} == {4000}
+    assert len(rows) == 23
+    parsed = (BASELINE, ASLEEP, "batch then parse_example, shuffled")
+    assert {rows.pop(name) for name in parsed} == {4000}
     assert rows.pop("parse_single_example, shuffled") == 1000
     assert set(rows.values()) == {20_480}
     assert result["baseline"] == BASELINE
