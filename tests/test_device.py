@@ -1,5 +1,10 @@
 """Device: memory is limited only when asked, in the unit that was meant."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import tensorflow as tf
 
@@ -9,10 +14,12 @@ from tutorlib.device import (
     missing_for_gpu,
     parse_allocation,
     resolve_device,
+    usable_cores,
 )
 from tutorlib.parquet import ParquetSource
 
 GIB = 2**30
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize(
@@ -63,3 +70,14 @@ def test_after_the_gpu_is_in_use_the_limit_is_refused():
     tf.zeros(1).gpu()
     with pytest.raises(RuntimeError, match="already initialised"):
         limit_tensorflow_memory(0.5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds a process to cores")
+def test_the_cores_of_a_process_are_those_that_it_may_use(monkeypatch):
+    code = "import os\nfrom tutorlib.device import usable_cores\nos.sched_setaffinity(0, {%d})\n"
+    one = min(os.sched_getaffinity(0))
+    program = [sys.executable, "-c", code % one + "print(usable_cores())"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "1\n"
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert usable_cores() == os.cpu_count()

@@ -130,7 +130,7 @@ MAY_IMPORT = {
     "profiling.timeline": {"profiling.intervals", "profiling.trace"},
     "profiling.diagnosis": {"loader", "waiting"},
     "profiling.recording": set(),
-    "profiling.awake": set(),
+    "profiling.awake": {"device"},
     "profiling": {"profiling.diagnosis", "profiling.intervals", "profiling.timeline"}
     | {"profiling.awake", "profiling.recording", "profiling.trace"},
     "optimizers": {"layers.rows"},

@@ -148,6 +148,17 @@ def missing_for_gpu() -> str | None:
     return None
 
 
+def usable_cores() -> int:
+    """Return how many processors this process may use; where that cannot be asked, how many are.
+
+    Example:
+        >>> usable_cores() >= 1
+        True
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS has not
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def host_memory_bytes() -> int:
     """Return the memory that this process may use: of the machine, or of its container if less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,7 +18,7 @@ from tutorlib.batching import Group
 from tutorlib.buffers import BufferPool
 from tutorlib.chunk import Chunk
 from tutorlib.dealing import Dealer
-from tutorlib.device import host_memory_bytes
+from tutorlib.device import host_memory_bytes, usable_cores
 from tutorlib.device_batches import DeviceGroup
 from tutorlib.device_pool import DevicePool
 from tutorlib.fit_bridge import LoaderAdapter, gpu_tensor_maker, least_integer_on_gpu
@@ -688,7 +687,7 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _thread_count(reader_kwargs: Mapping[str, Any] | None) -> int:
     given = dict(reader_kwargs or {})
-    threads = given.pop("threads", len(os.sched_getaffinity(0)))
+    threads = given.pop("threads", usable_cores())
     if given:
         raise ValueError(f"reader_kwargs understands only 'threads', got also {sorted(given)}")
     try:

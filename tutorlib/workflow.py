@@ -17,6 +17,7 @@ from typing import Any
 
 from tutorlib.chunk import Chunk
 from tutorlib.cluster import learn_on_cluster
+from tutorlib.device import usable_cores
 from tutorlib.files import refuse_existing, written_whole
 from tutorlib.learning import Pass, learn_on_threads
 from tutorlib.ops import ColumnGroup, RowOp, as_group, role_of
@@ -611,8 +612,7 @@ def _is_seed(seed: Any) -> bool:
 
 def _thread_count(threads: int | None) -> int:
     if threads is None:
-        affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
-        return len(affinity(0)) if affinity else os.cpu_count() or 1
+        return usable_cores()
     if not isinstance(threads, int) or threads < 1:
         raise ValueError(f"threads must be an integer from 1 on, got {threads!r}")
     return threads

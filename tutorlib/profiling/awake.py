@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from tutorlib.device import usable_cores
+
 SPIN = "import os, sys\nos.nice(19)\nwhile os.getppid() == int(sys.argv[1]): pass"
 
 
@@ -30,9 +32,8 @@ def cores_awake() -> Iterator[None]:
         ...     sum(range(10))
         45
     """
-    cores = os.cpu_count() or 1
     command = [sys.executable, "-IS", "-c", SPIN, str(os.getpid())]
-    spinning = [subprocess.Popen(command) for _ in range(cores)]
+    spinning = [subprocess.Popen(command) for _ in range(usable_cores())]
     try:
         yield
     finally:
