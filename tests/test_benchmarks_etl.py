@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from figure_helpers import assert_drawn_alike
 
 from benchmarks import etl, etl_jobs, figures
 from benchmarks.__main__ import main
@@ -125,11 +126,4 @@ def test_a_library_that_is_not_here_is_named_with_the_way_to_have_it(
 
 
 def test_the_figure_is_drawn_and_is_the_same_each_time(measured, tmp_path):
-    command = ["figures", "--only", "etl", "--results", measured.parent, "--images", tmp_path]
-    assert main([*map(str, command)]) == 0
-    result = figures.newest("etl", measured.parent)
-    for name in ("other.svg", "one.png"):
-        figures.draw_etl(result, tmp_path / name)
-    assert (tmp_path / "etl.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
-    assert b"<svg" in (tmp_path / "etl.svg").read_bytes()
-    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    assert_drawn_alike("etl", figures.draw_etl, measured.parent, tmp_path)

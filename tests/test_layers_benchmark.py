@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from figure_helpers import assert_drawn_alike
 
 from benchmarks import figures, layers, measure
 from benchmarks.__main__ import main
@@ -58,10 +59,4 @@ def test_each_layer_stands_once_in_its_figure_beside_what_it_is_compared_with(me
 
 
 def test_the_figure_is_drawn_and_is_the_same_each_time(measured, tmp_path):
-    command = ["figures", "--only", "layers", "--results", measured.parent, "--images", tmp_path]
-    assert main([*map(str, command)]) == 0
-    result = figures.newest("layers", measured.parent)
-    for name in ("other.svg", "one.png"):
-        figures.draw_layers(result, tmp_path / name)
-    assert (tmp_path / "layers.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
-    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    assert_drawn_alike("layers", figures.draw_layers, measured.parent, tmp_path)
