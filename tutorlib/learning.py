@@ -79,12 +79,11 @@ class Merger:
 
     Args:
         work: says how to merge.
-        runs: takes the states that are above the budget; None to keep all in memory.
-        memory_budget: bytes of states; half of it is for merging.
+        runs: takes the states that are above its limit; None to keep all in memory.
     """
 
-    def __init__(self, work: Pass, runs: Runs | None = None, memory_budget: int = 0) -> None:
-        self._work, self._runs, self._limit = work, runs, memory_budget // 2
+    def __init__(self, work: Pass, runs: Runs | None = None) -> None:
+        self._work, self._runs = work, runs
         self._lock = threading.Lock()
         self._levels: dict[int, list[States]] = {}
 
@@ -111,7 +110,7 @@ class Merger:
     def _spill(self, runs: Runs) -> None:
         with self._lock:
             held = self.held()
-            if sum(spillable_nbytes(self._work.ops, states) for states in held) <= self._limit:
+            if sum(spillable_nbytes(self._work.ops, states) for states in held) <= runs.limit_bytes:
                 return
             self._levels = {}
         self.add(runs.write(self._work.merge(held)))
@@ -136,8 +135,8 @@ def learn_on_threads(
     if memory_budget is None:
         _learn(work, Merger(work), threads, done)
         return
-    with Runs(work.ops) as runs:
-        _learn(work, Merger(work, runs, memory_budget), threads, done)
+    with Runs(work.ops, memory_budget) as runs:
+        _learn(work, Merger(work, runs), threads, done)
 
 
 def _learn(work: Pass, merger: Merger, threads: int, done: Callable[[int], None]) -> None:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tutorlib.ops import LearningOp, SpillingOp
 
-BLOCK_ROWS = 65_536  # rows of a run read at a time: 1 MB of integers and counts
+BLOCK_ROWS = (1024, 65_536)  # rows of a run read at a time, at least and at most
 MOST_RUNS = 64  # merged at a time; each is an open file, and a block in memory
 
 
@@ -32,10 +32,17 @@ class Runs:
 
     Args:
         ops: ops that learn in a pass, in order.
+        memory_budget: bytes of states. The blocks of runs that are merged take at most a quarter
+            of it, unless 1,024 rows of each run do not fit there.
+
+    Attributes:
+        limit_bytes: of states in memory, beyond which they are to be written: half of the budget,
+            for merging them takes the other half.
     """
 
-    def __init__(self, ops: Sequence[LearningOp]) -> None:
-        self._ops = ops
+    def __init__(self, ops: Sequence[LearningOp], memory_budget: int) -> None:
+        self._ops, self.limit_bytes = ops, memory_budget // 2
+        self._block_bytes = memory_budget // 4 // MOST_RUNS
         self._files: dict[tuple[int, str], list[Path]] = {}
         self._schemas: dict[tuple[int, str], pa.Schema] = {}
         self._written, self._lock = 0, threading.Lock()
@@ -57,7 +64,7 @@ class Runs:
             for key, state in by_key.items():
                 table, path = op.to_table(state), self._new_path()
                 self._refuse_other_keys(op, (number, key), table)
-                _write_run(path, [in_order(table)])
+                self._write(path, [in_order(table)])
                 with self._lock:
                     self._files.setdefault((number, key), []).append(path)
             rest.append({})
@@ -67,7 +74,7 @@ class Runs:
         """Let the op raise its error if keys are of other types than those written before."""
         with self._lock:
             known = self._schemas.setdefault(place, table.schema)
-        types = [[schema.field(n).type for n in _keys(table)] for schema in (known, table.schema)]
+        types = [[schema.field(n).type for n in _keys(schema)] for schema in (known, table.schema)]
         if types[0] != types[1]:
             empty = (op.from_table(schema.empty_table()) for schema in (known, table.schema))
             op.merge(*({place[1]: state} for state in empty))
@@ -76,6 +83,20 @@ class Runs:
         with self._lock:
             self._written += 1
             return Path(self._place.name) / f"run_{self._written}.arrow"
+
+    def _write(
+        self, path: Path, tables: Iterable[pa.Table], schema: pa.Schema | None = None
+    ) -> None:
+        """Write sorted tables, each behind the one before; None for the schema of the only one."""
+        with contextlib.ExitStack() as stack:
+            writer = None
+            for table in tables:
+                if writer is None:
+                    schema = schema or table.schema
+                    writer = stack.enter_context(pa.ipc.new_file(str(path), schema))
+                rows = self._block_bytes * table.num_rows // max(table.nbytes, 1)
+                rows = min(max(rows, BLOCK_ROWS[0]), BLOCK_ROWS[1])
+                writer.write_table(_with_zeros(table, schema), max_chunksize=rows)
 
     def merge(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the states merged with all that was written, for `finalize`.
@@ -88,7 +109,7 @@ class Runs:
             op = self._ops[number]
             while len(paths) > MOST_RUNS:
                 some, paths = paths[:MOST_RUNS], [*paths[MOST_RUNS:], self._new_path()]
-                _write_run(paths[-1], MergedRuns(op, some).tables(), _schema_of_all(some))
+                self._write(paths[-1], MergedRuns(op, some).tables(), _schema_of_all(some))
                 for path in some:
                     path.unlink()
             states[number][key] = op.gathered(key, MergedRuns(op, paths))
@@ -124,23 +145,53 @@ class MergedRuns:
             runs = [_read_run(stack.enter_context(pa.OSFile(str(p)))) for p in self._paths]
             held = [next(run, None) for run in runs]
             while any(block is not None for block in held):
-                limit = min(_key(block, -1) for block in held if block is not None)
+                limit = min(block.last for block in held if block is not None)
                 ready = []
                 for number, block in enumerate(held):
                     if block is None:
                         continue
-                    end = bisect.bisect_right(
-                        range(block.num_rows), limit, key=lambda row, block=block: _key(block, row)
-                    )
-                    if end:
-                        ready.append(block.slice(0, end))
-                    rest = block.slice(end)
-                    held[number] = rest if rest.num_rows else next(runs[number], None)
+                    rows = block.take_up_to(limit)
+                    if rows is not None:
+                        ready.append(rows)
+                    if not block.num_rows:
+                        held[number] = next(runs[number], None)
                 if len(ready) == 1:
                     yield ready[0]
                     continue
                 merged = op.merge(*({"": op.from_table(table)} for table in ready))
                 yield in_order(op.to_table(merged[""]))
+
+
+class _Block:
+    """Sorted rows of a run that are in memory, and have not gone out yet.
+
+    Args:
+        batch: at least one row.
+    """
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch, self._start = batch, 0
+        self._keys = [batch.column(name) for name in _keys(batch.schema)]
+        self.last = self._key(batch.num_rows - 1)
+
+    def _key(self, row: int) -> tuple[tuple[bool, Any], ...]:
+        """Return the key of a row, to be compared with others as `in_order` does."""
+        parts = [column[row].as_py() for column in self._keys]
+        return tuple((p is None, p.encode() if isinstance(p, str) else p) for p in parts)
+
+    @property
+    def num_rows(self) -> int:
+        return self._batch.num_rows - self._start
+
+    def take_up_to(self, limit: Any) -> pa.Table | None:
+        """Return the rows whose keys are not above `limit`, and let go of them; None for no row."""
+        start, stop = self._start, self._batch.num_rows
+        if self.last > limit:
+            stop = bisect.bisect_right(range(stop), limit, lo=start, key=self._key)
+        self._start = stop
+        if start == stop:
+            return None
+        return pa.Table.from_batches([self._batch.slice(start, stop - start)])
 
 
 def in_order(table: pa.Table) -> pa.Table:
@@ -150,7 +201,7 @@ def in_order(table: pa.Table) -> pa.Table:
         >>> in_order(pa.table({"key_0": [7, None, 5], "count": [1, 2, 3]}))["count"].to_pylist()
         [3, 1, 2]
     """
-    keys = _keys(table)
+    keys = _keys(table.schema)
     if len(keys) == 1 and pa.types.is_integer(table.schema.field(keys[0]).type):
         values = table[keys[0]]
         if not values.null_count and (np.diff(values.to_numpy()) > 0).all():
@@ -167,25 +218,8 @@ def spillable_nbytes(ops: Sequence[LearningOp], states: list[dict[str, Any]]) ->
     )  # fmt: skip
 
 
-def _keys(table: pa.Table) -> list[str]:
-    return [name for name in table.column_names if name.startswith("key_")]
-
-
-def _key(table: pa.Table, row: int) -> tuple[tuple[bool, Any], ...]:
-    """Return the key of a row, to be compared with others as `in_order` does."""
-    parts = [table[name][row].as_py() for name in _keys(table)]
-    return tuple((p is None, p.encode() if isinstance(p, str) else p) for p in parts)
-
-
-def _write_run(path: Path, tables: Iterable[pa.Table], schema: pa.Schema | None = None) -> None:
-    """Write sorted tables, each behind the one before; None for the schema of the only one."""
-    with contextlib.ExitStack() as stack:
-        writer = None
-        for table in tables:
-            if writer is None:
-                schema = schema or table.schema
-                writer = stack.enter_context(pa.ipc.new_file(str(path), schema))
-            writer.write_table(_with_zeros(table, schema), max_chunksize=BLOCK_ROWS)
+def _keys(schema: pa.Schema) -> list[str]:
+    return [name for name in schema.names if name.startswith("key_")]
 
 
 def _with_zeros(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -206,9 +240,9 @@ def _schema_of_all(paths: Iterable[Path]) -> pa.Schema:
     return pa.schema(fields.values())
 
 
-def _read_run(file: Any) -> Iterator[pa.Table]:
+def _read_run(file: Any) -> Iterator[_Block]:
     reader = pa.ipc.open_file(file)
     for number in range(reader.num_record_batches):
         batch = reader.get_batch(number)
         if batch.num_rows:
-            yield pa.Table.from_batches([batch])
+            yield _Block(batch)
