@@ -14,6 +14,7 @@ from oracles import MASK, hash_text, mix
 
 from tutorlib.chunk import Chunk
 from tutorlib.ops import Categorify, FillMedian, HashedCross, LogOp, NormalizeMinMax
+from tutorlib.ops.keys import CombinationIndex
 from tutorlib.workflow import Workflow
 
 PAIRS = st.lists(st.tuples(INTEGERS, TEXTS, st.sampled_from([None, 0, 1])), min_size=1, max_size=40)
@@ -255,3 +256,14 @@ def test_the_least_value_is_the_same_zero_whichever_came_first():
         assert str(one.learned()) == "{'min': {'x': 0.0}, 'range': {'x': 1.0}}"
     one = Workflow(["x"] >> FillMedian()).fit(list(zeros))
     assert one.fingerprint == Workflow(["x"] >> FillMedian()).fit(list(zeros[::-1])).fingerprint
+
+
+def test_combinations_are_found_where_their_numbers_exceed_32_bits():
+    """200,000 pairs and as many values of the next part make 4e10 numbers."""
+    generator, count = np.random.default_rng(0), 200_000
+    last = generator.permutation(count)
+    index = CombinationIndex([np.arange(count), np.zeros(count, np.int64), last])
+    first, other = generator.integers(0, count, (2, 1_000_000))
+    other[:500] = last[first[:500]]
+    found = index.find([first, np.zeros(len(first), np.int64), other])
+    assert found.tolist() == np.where(last[first] == other, first + 1, 0).tolist()

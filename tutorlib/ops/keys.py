@@ -79,7 +79,7 @@ class CombinationIndex:
     def _packed(self, number: Array, place: int, part: Any) -> Array:
         """Return one number for each pair of a number so far and a value of the next part."""
         following = self._number(place, part)
-        packed = number * (len(self._indexes[place].keys) + 2) + following
+        packed = number.astype(np.int64) * (len(self._indexes[place].keys) + 2) + following
         packed[(number == 0) | (following == 0)] = -1
         return packed
 
