@@ -76,7 +76,7 @@ class StandIn(HostPlace):
     def finish(self):
         _current().synchronize()
 
-    def finish_all(self):
+    def finish_consumers(self):
         self.waited += 1
         for stream in STREAMS:
             stream.synchronize()

@@ -25,13 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def run(code, *arguments, **environment):
     """Run code in a process of its own, from the project's root; returns what it printed."""
+    path = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=600,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", **environment},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()

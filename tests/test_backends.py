@@ -160,7 +160,7 @@ def test_the_layers_learn_from_every_form_of_batches(backend, folder):
 
 MEMORY = """
 from tutorlib.buffers import aligned_empty
-from tutorlib.fit_bridge import tensor_maker
+from tutorlib.backend import tensor_maker
 array = aligned_empty((6, 1), np.float32)
 tensor = tensor_maker()(array)
 array[:] = 7
@@ -174,6 +174,24 @@ def test_a_batch_is_the_loaders_own_memory(backend, folder):
     values, kind = run(backend, folder, MEMORY)
     assert values == [[7.0]] * 6
     assert kind == {"jax": "numpy", "torch": "torch"}[backend]  # JAX likes NumPy best
+
+
+NO_GPU = """
+from tutorlib.backend import gpu_tensor_maker, wait_for_gpu
+if keras.config.backend() == "jax":
+    wait_for_gpu()  # works on any device
+try:
+    gpu_tensor_maker()
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@both
+def test_a_backend_that_sees_no_gpu_is_refused(backend, folder):
+    said = run(backend, folder, NO_GPU)
+    assert "cannot take: it sees no GPU. Install " in said
+    assert said.endswith("or leave device='cpu'.")
 
 
 EARLY = """

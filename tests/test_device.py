@@ -11,6 +11,7 @@ import tensorflow as tf
 from tutorlib.device import (
     host_memory_bytes,
     limit_tensorflow_memory,
+    loader_gpu_bytes,
     missing_for_gpu,
     parse_allocation,
     resolve_device,
@@ -70,6 +71,16 @@ def test_after_the_gpu_is_in_use_the_limit_is_refused():
     tf.zeros(1).gpu()
     with pytest.raises(RuntimeError, match="already initialised"):
         limit_tensorflow_memory(0.5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(missing_for_gpu() is not None, reason="needs an NVIDIA GPU with CuPy")
+def test_the_memory_of_the_gpu_is_what_cuda_says(monkeypatch):
+    import cupy
+
+    monkeypatch.delenv("TF_MEMORY_ALLOCATION", raising=False)
+    monkeypatch.setattr("tutorlib.device._GIVEN", {})
+    assert loader_gpu_bytes() == pytest.approx(cupy.cuda.Device(0).mem_info[1], rel=0.05)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds a process to cores")

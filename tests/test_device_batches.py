@@ -34,7 +34,7 @@ class NumpyDevice(HostPlace):
         super().__init__(limit_bytes)
         self.waited = 0
 
-    def finish_all(self):
+    def finish_consumers(self):
         self.waited += 1
 
 
@@ -274,6 +274,31 @@ def test_a_piece_that_never_fits_is_named(folder, monkeypatch):
     with pytest.raises(MemoryError, match=named):
         list(loader)
     assert not reader_threads()
+
+
+def test_what_to_change_is_said_where_batches_cannot_be_put_in_order():
+    place = NumpyDevice()
+    layout = Layout(SCHEMA, stacked=False, nulls="fill")
+    group = DeviceGroup(layout, 100, DevicePool(place, 0))
+    group.add_lists("tags", 0, chunk_of(100)["tags"])
+    full = FullAtFirst(1)
+    place.finish = full.finish
+    with pytest.raises(MemoryError, match=r"no room for a row group\)\. Give a smaller "):
+        group.close([50, 50], np.arange(100))
+    assert full.failed == 1
+
+
+def test_who_waits_for_a_batch_does_not_wait_for_memory_of_others(folder, place, monkeypatch):
+    held = []
+
+    def new_group(*arguments, **named):
+        held.append(sys._getframe(1).f_locals["self"]._changed._is_owned())
+        return DeviceGroup(*arguments, **named)
+
+    monkeypatch.setattr("tutorlib.loader.DeviceGroup", new_group)
+    assert sum(len(weights) for *_, weights in loader_of(folder, device="gpu")) == 1000
+    assert held
+    assert not any(held)  # the lock that the consumer needs, while memory is waited for
 
 
 def test_a_budget_bounds_what_is_planned_on_the_device(folder, place):

@@ -20,7 +20,7 @@ class Watched(HostPlace):
         super().__init__(limit_bytes)
         self.events = []
 
-    def finish_all(self):
+    def finish_consumers(self):
         self.events.append("waited")
 
     def allocate(self, nbytes):
@@ -108,6 +108,20 @@ def test_free_memory_is_given_up_before_one_says_that_there_is_none():
     pool = DevicePool(place, 10 * MIB)
     pool.empty((4 * MIB,), np.uint8)
     assert len(pool.empty((6 * MIB,), np.uint8)) == 6 * MIB
+
+
+def test_room_is_made_elsewhere_before_one_says_that_there_is_none():
+    class Full(Watched):
+        def allocate(self, nbytes):
+            if "relieved" not in self.events:
+                raise MemoryError("full")
+            return super().allocate(nbytes)
+
+    place = Full()
+    pool = DevicePool(place, MIB, relieve=lambda: place.events.append("relieved"))
+    assert len(pool.empty((100,), np.uint8)) == 100
+    pool.empty((MIB,), np.uint8)
+    assert place.events.count("relieved") == 1
 
 
 def test_where_there_is_none_it_says_what_to_change():

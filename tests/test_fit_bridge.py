@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from leftovers import reader_threads
 
-from tutorlib.buffers import aligned_empty
 from tutorlib.chunk import Chunk, Ragged
-from tutorlib.fit_bridge import tensor_maker
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
 
@@ -158,14 +156,6 @@ def test_offsets_that_would_falsify_the_loss_are_refused(folder):
     loader = loader_of(folder, cat_names=["a"], multi_hot="offsets")
     with pytest.raises(ValueError, match="first input, 'a__offsets'"):
         model_of().evaluate(loader, verbose=0)
-
-
-def test_the_tensor_of_an_array_is_the_array(folder):
-    array = aligned_empty((5, 1), np.float32)
-    tensor = tensor_maker()(array)
-    array[:] = 7  # before the tensor's first use
-    np.testing.assert_array_equal(tensor, np.full((5, 1), 7))
-    assert np.shares_memory(np.from_dlpack(tensor), array)
 
 
 MOVED = """

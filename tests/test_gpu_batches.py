@@ -1,5 +1,6 @@
 """On a GPU: batches are those of the CPU, stay there, and are whole when a model uses them."""
 
+import functools
 import gc
 import re
 
@@ -102,7 +103,7 @@ def test_tensors_are_on_the_gpu_aligned_with_wide_integers(folder):
     for name, tensor in {**inputs, **labels}.items():
         assert tensor.device.endswith("GPU:0"), name
         assert tensor.dtype.name in ("int64", "float32"), name
-        assert cupy.from_dlpack(tensor).data.ptr % 256 == 0, name
+        assert cupy.from_dlpack(tensor.__dlpack__()).data.ptr % 256 == 0, name
     assert weights.device.endswith("GPU:0")
 
 
@@ -203,10 +204,38 @@ def test_in_the_train_step_a_batch_is_on_the_gpu(many):
     assert all(device.endswith("GPU:0") for _, device in seen), set(seen)
 
 
-def test_an_epoch_of_fit_copies_no_batch_to_the_host(many, tmp_path):
+def dlrm_of(jit_compile, batch_layout="columns"):
+    from tutorlib.models import DLRM
+    from tutorlib.schema import Column, Schema
+
+    sizes = {"row": 2_000_000, "id": 97}
+    ids = [Column(n, "categorical", cardinality=c, embedding_dim=8) for n, c in sizes.items()]
+    schema = Schema([*ids, Column("x", "continuous")])
+    model = DLRM(schema, 8, [16], [16], batch_layout=batch_layout)
+    model.compile("adam", "binary_crossentropy", jit_compile=jit_compile)
+    return model
+
+
+@pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
+def test_a_training_that_xla_compiles_reads_whole_batches(many, batch_layout):
+    """Hundreds of steps: XLA records CUDA graphs while readers use the GPU and wait for it."""
+    import keras
+
+    settings = {"batch_size": 4096, "batch_layout": batch_layout, "reader_kwargs": {"threads": 4}}
+    losses = []
+    for device in ("gpu", "cpu"):
+        keras.utils.set_random_seed(1)
+        loader = many_of(many, device=device, **settings)
+        model = dlrm_of(jit_compile=True, batch_layout=batch_layout)
+        losses.append(model.fit(loader, epochs=2, verbose=0).history["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+@pytest.mark.parametrize("make", [model_of, functools.partial(dlrm_of, jit_compile=False)])
+def test_an_epoch_of_fit_copies_no_batch_to_the_host(many, tmp_path, make):
     import tensorflow as tf
 
-    model, loader = model_of(), many_of(many)
+    model, loader = make(), many_of(many)
     model.fit(loader, verbose=0)  # warm-up
     tf.profiler.experimental.start(str(tmp_path))
     model.fit(loader, verbose=0)
@@ -231,7 +260,12 @@ def arrays(device):
     )
     return [{n: t for n, t in inputs.items()} | {"label": label} for inputs, label in loader]
 
-ours, theirs = arrays("gpu"), arrays("cpu")
+try:
+    ours, theirs = arrays("gpu"), arrays("cpu")
+except ValueError as error:
+    if "it sees no GPU" not in str(error):
+        raise
+    sys.exit(print("sees no GPU"))
 assert len(ours) == len(theirs) > 5
 for one, other in zip(ours, theirs):
     for name, tensor in one.items():
@@ -254,4 +288,7 @@ print(model.fit(loader, epochs=2, verbose=0).history["loss"][-1] < 1e9)
 def test_on_another_backend_of_keras(folder, backend):
     pytest.importorskip(backend)
     settings = {"KERAS_BACKEND": backend, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    assert run(OTHER_BACKEND, folder, **settings) == "True"
+    said = run(OTHER_BACKEND, folder, **settings)
+    if said == "sees no GPU":
+        pytest.skip(f"{backend} {said}")
+    assert said == "True"

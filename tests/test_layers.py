@@ -48,6 +48,15 @@ def test_a_bag_of_only_empty_rows_gives_zeros():
     np.testing.assert_array_equal(out, np.zeros((3, 2)))
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int16", "uint8"])
+@pytest.mark.parametrize("part", ["nnzs", "offsets"])
+def test_a_bag_takes_counts_of_any_integer_type(part, dtype):
+    """A GPU's loader gives int64."""
+    inputs, lists = bag_forms()[part]
+    out = built_bag("mean")(inputs | {part: np.asarray(inputs[part]).astype(dtype)})
+    np.testing.assert_allclose(out, combine(TABLE, lists, "mean"), rtol=1e-6)
+
+
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
 def test_a_bags_gradient_is_the_oracles_also_under_xla(combiner, jit):

@@ -195,7 +195,8 @@ WRITERS[sys.argv[1]](HalfWay([some_rows(), some_rows()]), sys.argv[2])
 def test_a_killed_writer_leaves_nothing_that_looks_whole(form, tmp_path, root, parquet):
     folder = tmp_path / "folder"
     command = [sys.executable, "-c", HANGS_HALF_WAY, form, str(folder)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")])}
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests"), *before])}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert process.stdout.readline() == "half way\n"

@@ -61,7 +61,8 @@ MAY_IMPORT = {
     "ops": {"ops.columns", "ops.base", "ops.exact", *(f"ops.{room}" for room in OPS_ROOMS)},
     "plan": BASE,
     "buffers": set(),
-    "places": {"buffers", "device"},
+    "backend": set(),
+    "places": {"backend", "buffers", "device"},
     "device_pool": {"buffers", "places"},
     "device_batches": {"batching", "chunk", "device_pool", "layout", "lengths"},
     "layout": {"schema", "chunk"},
@@ -88,11 +89,11 @@ MAY_IMPORT = {
     "serving": {"files", "layers", "ops", "schema"}
     | {"serving_base", "serving_keys", "serving_numbers"},
     "fit_arguments": set(),
-    "fit_bridge": BASE | {"parquet", "ops", "plan", "fit_arguments"},
+    "fit_bridge": {"fit_arguments"},
     "sizing": {"plan"},
     "resume": set(),
     "lengths": set(),
-    "tensors": {"schema", "batching", "buffers", "chunk", "device_pool", "fit_bridge", "lengths"},
+    "tensors": {"backend", "schema", "batching", "buffers", "chunk", "device_pool", "lengths"},
     "online": {"chunk", "parquet", "schema"},
     "row_bytes": {"layout", "parquet", "schema", "sizing"},
     "dealing": {"batching", "buffers", "chunk", "device_batches", "device_pool", "layout"}
@@ -100,7 +101,7 @@ MAY_IMPORT = {
     "loader": BASE
     | {"parquet", "plan", "batching", "buffers", "layout", "pipeline", "fit_bridge"}
     | {"lengths", "sizing", "resume", "tensors", "places", "device_batches", "device_pool"}
-    | {"dealing", "online", "row_bytes"},
+    | {"backend", "dealing", "online", "row_bytes"},
     "layers.checks": {"schema"},
     "layers.columns": {"schema"},
     "layers.rows": set(),
@@ -109,7 +110,7 @@ MAY_IMPORT = {
     "layers.dense": {"layers.checks", "layers.tables"},
     "layers.interactions": {"layers.checks", "layers.tables"},
     "layers.crosses": {"layers.checks", "layers.tables"},
-    "layers.inputs": {"schema", "layers.checks", "layers.columns"},
+    "layers.inputs": {"backend", "schema", "layers.checks", "layers.columns"},
     "layers.features": {"schema", "layers.checks", "layers.columns", "layers.tables"},
     "layers.fused": {"schema", *(f"layers.{room}" for room in LAYERS_BELOW_FUSED)},
     "layers": {"layers.fused", "layers.buckets", "layers.crosses", "layers.dense"}

@@ -6,6 +6,7 @@ first touches a GPU, so that TensorFlow and the loader can share one.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -104,9 +105,17 @@ def loader_gpu_bytes() -> int:
 
 
 def _gpu_memory_bytes() -> int:
-    import cupy
-
-    return int(cupy.cuda.Device(0).mem_info[1])
+    """Return the memory of the first GPU that CUDA shows; asks the driver, and so takes none."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, total = ctypes.c_int(), ctypes.c_size_t()
+    for name, error in (
+        ("cuInit", cuda.cuInit(0)),
+        ("cuDeviceGet", cuda.cuDeviceGet(ctypes.byref(device), 0)),
+        ("cuDeviceTotalMem", cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)),
+    ):
+        if error:
+            raise RuntimeError(f"the NVIDIA driver's {name} failed with error {error}")
+    return total.value
 
 
 def resolve_device(device: str | None) -> str:

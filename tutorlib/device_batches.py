@@ -115,7 +115,19 @@ class DeviceGroup:
             sizes: rows of each batch.
             order: int64 [num_rows] on the host, the order in which the rows make up the batches;
                 None for as they are.
+
+        Raises:
+            MemoryError: if the place has not enough of it; says what to change.
         """
+        try:
+            self._close(sizes, order)
+        except MemoryError as error:
+            advice = self._pool.place.advice()
+            if advice in str(error):
+                raise
+            raise MemoryError(f"no memory to make batches ({error}). {advice}") from error
+
+    def _close(self, sizes: Sequence[int], order: np.ndarray | None) -> None:
         place = self._pool.place
         self._sizes = list(sizes)
         self._first_rows = np.concatenate([[0], np.cumsum(sizes)]).tolist()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class DevicePool:
         place: where the memory is.
         limit_bytes: of memory that is shown by arrays or kept for the next request. Requests go
             beyond it where they must; what then comes back is freed.
+        relieve: makes room elsewhere; called where there is no more memory.
 
     Example:
         >>> from tutorlib.places import HostPlace
@@ -41,8 +43,10 @@ class DevicePool:
         False
     """
 
-    def __init__(self, place: Place, limit_bytes: int) -> None:
-        self.place, self.limit_bytes = place, limit_bytes
+    def __init__(
+        self, place: Place, limit_bytes: int, relieve: Callable[[], None] = lambda: None
+    ) -> None:
+        self.place, self.limit_bytes, self._relieve = place, limit_bytes, relieve
         self._free: dict[int, list[Any]] = {}
         self._shown: dict[int, int] = {}  # bytes by lease
         self._returned: deque[Any] = deque()  # a consumer may still be working on these
@@ -82,6 +86,7 @@ class DevicePool:
                 return self.place.allocate(size)
             except MemoryError:
                 self._free.clear()
+            self._relieve()
             try:
                 return self.place.allocate(size)
             except MemoryError as error:
@@ -96,7 +101,7 @@ class DevicePool:
             returned.append(self._returned.popleft())
         if not returned:
             return
-        self.place.finish_all()
+        self.place.finish_consumers()
         kept = sum(size * len(memories) for size, memories in self._free.items())
         kept += sum(list(self._shown.values()))
         for memory in returned:
@@ -112,7 +117,7 @@ class DevicePool:
 
     def __del__(self) -> None:
         if self._returned:
-            self.place.finish_all()
+            self.place.finish_consumers()
 
 
 class _Lease:

@@ -122,14 +122,18 @@ class ClassWeights:
     def __init__(self, class_weight: Any) -> None:
         try:
             pairs = sorted((int(key), float(weight)) for key, weight in class_weight.items())
-            self._classes = np.array([key for key, _ in pairs], dtype=np.int64)
-            self._weights = np.array([weight for _, weight in pairs], dtype=np.float32)
-            usable = len(pairs) > 0 and all(key == int(key) for key in class_weight)
+            # One class more, which no label comes behind: other labels weigh 1.
+            self._classes = np.array([key for key, _ in pairs] + [np.inf], dtype=np.float32)
+            self._weights = np.array([weight for _, weight in pairs] + [1], dtype=np.float32)
+            usable = len(pairs) > 0 and all(
+                key == int(key) and abs(key) <= 2**24 for key in class_weight
+            )
         except (AttributeError, TypeError, ValueError):
             usable = False
         if not usable:
             raise ValueError(
-                f"class_weight must be a dict of integer classes to weights, got {class_weight!r}"
+                "class_weight must be a dict of integer classes, up to 2**24, to weights, got "
+                f"{class_weight!r}"
             )
 
     def __call__(self, batch: tuple[Any, ...]) -> tuple[Any, Any, Any]:
@@ -145,10 +149,11 @@ class ClassWeights:
                 f"class_weight needs one label, the loader's labels are {names}. Weigh the rows "
                 f"with a column: in the loader, {INSTEAD['sample_weight']}."
             )
-        classes = np.rint(keras.ops.convert_to_numpy(labels)).astype(np.int64).reshape(-1)
-        places = np.searchsorted(self._classes, classes).clip(max=len(self._classes) - 1)
-        known = self._classes[places] == classes
-        weights = np.where(known, self._weights[places], np.float32(1))
+        ops = keras.ops  # the labels may be on a GPU, and stay there
+        classes = ops.round(ops.cast(ops.reshape(labels, (-1,)), "float32"))
+        places = ops.searchsorted(self._classes, classes)
+        known = ops.equal(ops.take(self._classes, places), classes)
+        weights = ops.where(known, ops.take(self._weights, places), np.float32(1))
         for own in given:
-            weights = weights * keras.ops.convert_to_numpy(own).reshape(-1)
-        return inputs, labels, keras.ops.convert_to_tensor(weights)
+            weights = weights * ops.reshape(own, (-1,))
+        return inputs, labels, weights

@@ -1,4 +1,4 @@
-"""How a loader feeds Keras: tensors without a copy, and the adapter that `fit` takes as it is.
+"""How a loader feeds Keras: the adapter that `fit` takes as it is.
 
 Keras turns generators, PyDatasets and torch loaders into `tf.data.Dataset.from_generator`, which
 copies every tensor through NumPy. It passes an instance of its own `DataAdapter` through untouched,
@@ -12,11 +12,10 @@ import abc
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 
 from tutorlib.fit_arguments import ClassWeights, begins_anew, given_beside, refuse_ignored
 
@@ -26,85 +25,6 @@ try:
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 except ImportError:  # a loader is then none, and says so when Keras tries what else it may be
     DataAdapter = object
-
-
-def tensor_maker() -> Callable[[np.ndarray], Any]:
-    """Return the function that makes a tensor of Keras's backend from a NumPy array, uncopied.
-
-    The array must start at a multiple of 64 bytes (`buffers.aligned_empty`): TensorFlow's DLPack
-    import stops the process otherwise. The tensor keeps the array's memory alive.
-
-    Raises:
-        ValueError: for a backend without tensors of its own making here.
-    """
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        from tensorflow.experimental import dlpack
-
-        def to_tensorflow(array: np.ndarray) -> Any:
-            if not array.size:
-                return keras.ops.convert_to_tensor(array)
-            return dlpack.from_dlpack(array.__dlpack__())
-
-        return to_tensorflow
-    if backend == "torch":
-        import torch
-
-        def to_torch(array: np.ndarray) -> Any:
-            return keras.ops.convert_to_tensor(torch.from_numpy(array))  # on Keras's device
-
-        return to_torch
-    if backend in ("jax", "numpy"):
-        return lambda array: array
-    raise ValueError(f"no way to make tensors for the Keras backend {backend!r}")
-
-
-# TensorFlow keeps int32 arguments of a function in host memory, on a GPU too: an id that is int32
-# there would go to the host and back in every step. int64 stays. Other backends make no difference.
-_LEAST_INTEGERS = {"tensorflow": "int64"}
-
-
-def least_integer_on_gpu() -> str:
-    """Return the dtype that integers of a batch have at least, if it is made on a GPU."""
-    return _LEAST_INTEGERS.get(keras.backend.backend(), "int32")
-
-
-def gpu_tensor_maker() -> Callable[[Any], Any]:
-    """Return the function that makes a tensor of Keras's backend from a CuPy array, uncopied.
-
-    By DLPack, without a word to any stream: whatever makes the array must have ended
-    (`Place.finish`). The tensor keeps the array, and the array its memory, which may not be written
-    to again before the backend is done with it (`DevicePool`).
-
-    Raises:
-        ValueError: for a backend without tensors on a GPU, or that sees none.
-    """
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        import tensorflow as tf
-        from tensorflow.experimental import dlpack
-
-        if not tf.config.list_physical_devices("GPU"):
-            raise ValueError(
-                "device='gpu' makes batches that TensorFlow cannot take: it sees no GPU. Install "
-                "tensorflow[and-cuda], or leave device='cpu'."
-            )
-
-        def to_tensorflow(array: Any) -> Any:
-            if not array.size:
-                return keras.ops.convert_to_tensor(array.get())
-            return dlpack.from_dlpack(array.__dlpack__(stream=-1))
-
-        return to_tensorflow
-    if backend == "torch":
-        import torch
-
-        return lambda array: keras.ops.convert_to_tensor(torch.from_dlpack(array))
-    if backend == "jax":
-        from jax import dlpack
-
-        return dlpack.from_dlpack
-    raise ValueError(f"device='gpu' needs a Keras backend with a GPU, not {backend!r}")
 
 
 class _Epochs(Iterable[Any]):

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from tutorlib.backend import gpu_tensor_maker, least_integer_on_gpu
 from tutorlib.batching import Group
 from tutorlib.buffers import BufferPool
 from tutorlib.chunk import Chunk
@@ -21,7 +22,7 @@ from tutorlib.dealing import Dealer
 from tutorlib.device import host_memory_bytes, usable_cores
 from tutorlib.device_batches import DeviceGroup
 from tutorlib.device_pool import DevicePool
-from tutorlib.fit_bridge import LoaderAdapter, gpu_tensor_maker, least_integer_on_gpu
+from tutorlib.fit_bridge import LoaderAdapter
 from tutorlib.layout import Layout
 from tutorlib.lengths import list_lengths
 from tutorlib.online import online
@@ -243,7 +244,7 @@ class KerasSequenceLoader(LoaderAdapter):
     def _new_pool(self, limit_bytes: int) -> BufferPool | DevicePool:
         if self._place is None:
             return BufferPool(limit_bytes)
-        return DevicePool(self._place, limit_bytes)
+        return DevicePool(self._place, limit_bytes, self.source.save_memory)
 
     def _set_schema(self, schema: Schema, columns: Iterable[str]) -> None:
         """Take the schema of the batches, and the columns to read for it."""

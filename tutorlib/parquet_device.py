@@ -134,8 +134,9 @@ class DeviceReader:
             return decode(names)
         except (*self._decoder.errors, EOFError) as error:
             self.stored.refuse_change(group)
-            at_fault = names if len(names) == 1 else self._undecodable(decode, names)
-            column = f", column {at_fault[0]!r}" if at_fault else ""
+            lost = "Fatal CUDA error" in str(error)  # from then on nothing can be decoded
+            at_fault = names if len(names) == 1 or lost else self._undecodable(decode, names)
+            column = f", column {at_fault[0]!r}" if len(at_fault) == 1 else ""
             raise ParquetError(
                 f"{self.stored.place(group)}{column}: cuDF cannot read it "
                 f"({type(error).__name__}: {error}). If device='cpu' can, write the file anew, by "

@@ -80,6 +80,21 @@ class CudfDecoder:
             MemoryError: if there is not enough of it on the GPU.
             Exception: one of `errors`, if the file cannot be read.
         """
+        try:
+            return self._decoded(path, names, row_group, rows, in_steps)
+        except RuntimeError as error:  # so CUDA says it where RMM is not asked, as for a kernel
+            if "out of memory" in str(error) or "MemoryAllocation" in str(error):
+                raise MemoryError(str(error)) from error
+            raise
+
+    def _decoded(
+        self,
+        path: str,
+        names: list[str],
+        row_group: int | None,
+        rows: tuple[int, int] | None,
+        in_steps: bool,
+    ) -> dict[str, Any]:
         parquet, source = self._plc.io.parquet, self._plc.io.types.SourceInfo([str(path)])
         builder = parquet.ParquetReaderOptions.builder(source)
         options = builder.use_pandas_metadata(False).use_arrow_schema(False)

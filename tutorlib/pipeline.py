@@ -192,11 +192,12 @@ class Pipeline:
 
     def _group(self, number: int) -> Group:
         """Return a group that is being filled; made by the first piece that has rows for it."""
-        with self._changed:
+        with self._dealing:  # not the consumer's lock: a device may have to be waited for
             if number not in self._groups:
-                self._rows_left[number] = self._plan.group_rows(number)
-                rows = self._rows_left[number]
-                self._groups[number] = self._new_group(self._layout, rows, self._pool)
+                rows = self._plan.group_rows(number)
+                group = self._new_group(self._layout, rows, self._pool)
+                with self._changed:
+                    self._rows_left[number], self._groups[number] = rows, group
             return self._groups[number]
 
     def _deal_piece(self, chunk: int, piece: Piece, first_block: int) -> None:

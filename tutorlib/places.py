@@ -7,8 +7,8 @@ it: `batching.py` is faster there.)
 What runs on a GPU is not done when a call returns. Each reader thread has a stream of its own, on
 which its work is done in order, side by side with that of the others and with training. Two rules
 keep memory whole: what one thread has made, another uses only after `finish()`, and lets go of only
-after a `finish()` of its own; and what a consumer has had, which works on streams that nobody here
-knows, is used again or freed only after `finish_all()` (`device_pool.py` sees to that).
+after a `finish()` of its own; and what a consumer has had, which works on a stream of its own, is
+used again or freed only after `finish_consumers()` (`device_pool.py` sees to that).
 Does not belong here: what is in a batch, files.
 """
 
@@ -48,8 +48,8 @@ class Place(abc.ABC):
         """Wait until everything that this thread has begun is done."""
 
     @abc.abstractmethod
-    def finish_all(self) -> None:
-        """Wait until everything that anybody has begun here is done, consumers included."""
+    def finish_consumers(self) -> None:
+        """Wait until consumers are done with all that they have begun."""
 
     @abc.abstractmethod
     def allocate(self, nbytes: int) -> Any:
@@ -102,7 +102,7 @@ class HostPlace(Place):
     def finish(self) -> None:
         """Return at once."""
 
-    def finish_all(self) -> None:
+    def finish_consumers(self) -> None:
         """Return at once."""
 
     def allocate(self, nbytes: int) -> np.ndarray:
@@ -168,15 +168,26 @@ class GpuPlace(Place):
             self.xp.cuda.using_allocator(rmm_cupy_allocator),
             self.stream(),
         ):
-            yield
+            try:
+                yield
+            except BaseException:
+                self.finish()  # before the memory goes that is still being worked on
+                raise
 
     def finish(self) -> None:
         """Wait until everything that this thread has begun is done."""
         self.stream().synchronize()
 
-    def finish_all(self) -> None:
-        """Wait until everything that was begun on the GPU before is done, training included."""
-        self.xp.cuda.Device(0).synchronize()
+    def finish_consumers(self) -> None:
+        """Wait until all that Keras's backend was asked for on the GPU is done.
+
+        Not until the GPU itself is idle: CUDA forbids asking for that while a thread records a
+        graph, which XLA does in the middle of a training.
+        """
+        from tutorlib.backend import wait_for_gpu
+
+        self.finish()
+        wait_for_gpu()
 
     def allocate(self, nbytes: int) -> Any:
         """Return uninitialised memory, uint8 [nbytes], aligned."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tutorlib.backend import gpu_tensor_maker, tensor_maker
 from tutorlib.batching import HostBatch
 from tutorlib.buffers import aligned
 from tutorlib.chunk import array_namespace
 from tutorlib.device_pool import DevicePool
-from tutorlib.fit_bridge import gpu_tensor_maker, tensor_maker
 from tutorlib.lengths import ListLengths
 from tutorlib.schema import Schema
 

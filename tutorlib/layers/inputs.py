@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tutorlib.backend import least_integer_of_models
 from tutorlib.layers.checks import check_choice, refuse_multi_hot
 from tutorlib.layers.columns import read_columns, vector_length
 from tutorlib.schema import Column, Schema
@@ -24,6 +25,8 @@ def keras_inputs(
     """Return `keras.Input`s that match a loader's batches, for a functional model.
 
     Ids are declared int32 where the cardinality fits and int64 otherwise; Keras casts what comes.
+    TensorFlow keeps int32 of a GPU's computations in host memory, so all are int64 where it has a
+    GPU.
 
     Args:
         columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
@@ -68,8 +71,8 @@ def _stacked_inputs(features: Schema) -> dict[str, Any]:
     refuse_multi_hot(features, "batch_layout='stacked'")
     inputs = {}
     if len(features.categorical):
-        wide = any(_input_dtype(column) == "int64" for column in features.categorical)
-        dtype = "int64" if wide else "int32"
+        dtypes = {_input_dtype(column) for column in features.categorical}
+        dtype = "int64" if "int64" in dtypes else "int32"
         inputs["categorical"] = keras.Input(
             (len(features.categorical),), name="categorical", dtype=dtype
         )
@@ -87,12 +90,12 @@ def _multi_hot_inputs(column: Column, form: str) -> dict[str, Any]:
     if form == "nnzs":
         return {
             values: keras.Input((1,), name=values, dtype=dtype),
-            nnzs: keras.Input((1,), name=nnzs, dtype="int32"),
+            nnzs: keras.Input((1,), name=nnzs, dtype=least_integer_of_models()),
         }
     if form == "offsets":
         return {
             values: keras.Input((), name=values, dtype=dtype),
-            offsets: keras.Input((), name=offsets, dtype="int32"),
+            offsets: keras.Input((), name=offsets, dtype=least_integer_of_models()),
         }
     length = vector_length(column) if form == "padded" else None
     return {name: keras.Input((length,), name=name, dtype=dtype, ragged=form == "ragged")}
@@ -101,4 +104,5 @@ def _multi_hot_inputs(column: Column, form: str) -> dict[str, Any]:
 def _input_dtype(column: Column) -> str:
     if column.role != "categorical":
         return "float32"
-    return "int32" if (column.cardinality or INT32_IDS) < INT32_IDS else "int64"
+    narrow = (column.cardinality or INT32_IDS) < INT32_IDS
+    return least_integer_of_models() if narrow else "int64"

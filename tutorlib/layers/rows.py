@@ -40,17 +40,19 @@ def take_rows(table: Any, ids: Any) -> Any:
 
 
 def row_numbers(counts: Any, size: Any) -> Any:
-    """Return for each of `size` values the number of the row it belongs to, int32 [size].
+    """Return for each of `size` values the number of the row it belongs to, [size].
 
     One mark at the end of each row, then a running sum. (A binary search, which says it in one
     line, compares everything with everything under XLA: 49 GiB for 65,536 rows of three values.)
 
     Args:
-        counts: integers [batch], values of each row.
+        counts: integers [batch], values of each row; int64 gives int64, others int32.
         size: number of values; those behind the last row's get the number `batch`.
     """
-    ends = ops.cast(ops.cumsum(counts), "int32")
-    marks = ops.segment_sum(ops.ones_like(ends), ends, num_segments=size + 1)
+    wide = keras.backend.standardize_dtype(counts.dtype) == "int64"
+    ends = ops.cumsum(ops.cast(counts, "int64" if wide else "int32"))
+    ones = ops.cast(ops.ones_like(ends), "int32")  # TensorFlow adds up no int64 on a GPU
+    marks = ops.cast(ops.segment_sum(ones, ends, num_segments=size + 1), ends.dtype)
     return ops.cumsum(marks[:size])
 
 
@@ -59,7 +61,7 @@ def sum_rows(values: Any, rows: Any, batch: Any) -> Any:
 
     Args:
         values: numbers [size, ...].
-        rows: int32 [size] that `row_numbers` gave; values of row `batch` are left out.
+        rows: integers [size] that `row_numbers` gave; values of row `batch` are left out.
         batch: number of rows.
     """
     if keras.config.backend() != "tensorflow" or compiled_by_xla():
