@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 MEASURING = ("loader", "memory", "layers", "etl", "train")
-COMMANDS = (*MEASURING, "gpu-host", "figures")
+COMMANDS = (*MEASURING, "gpu-host", "gpu-report", "figures")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -221,16 +221,13 @@ def draw_train(result: Mapping[str, Any], path: Path) -> None:
 
 def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
     """Draw an epoch of the native training above one of the accelerated, on one scale of time."""
-    from benchmarks.timelines import as_trace  # with it comes TensorFlow
+    from benchmarks.timelines import as_trace, height  # with it comes TensorFlow
     from tutorlib.profiling import draw_timeline
 
     traces = {name: as_trace(timeline) for name, timeline in result["timelines"].items()}
     elapsed_s = {entry["name"]: entry["elapsed_s"] for entry in result["candidates"]}
     untraced = [f"{1e3 * statistics.median(elapsed_s[name]):,.0f}" for name in traces]
-    heights = [
-        len(trace.device.lanes) + len(list(filter(len, (trace.waiting, trace.reading))))
-        for trace in traces.values()
-    ]
+    heights = [height(trace) for trace in traces.values()]
     with page(path, 0.45 * sum(heights) + 0.5 * len(traces) + 1.2) as figure:
         all_axes = figure.subplots(len(traces), sharex=True, height_ratios=heights)
         for axes, (name, trace) in zip(all_axes, traces.items(), strict=True):

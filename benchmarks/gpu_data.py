@@ -38,9 +38,11 @@ class Settings:
         lesson_rows: rows of clicks for the lessons, those for validation included.
         ratings: for the lesson about films.
         batch_size: rows of a batch.
-        warm_up_steps: steps before the clock starts: XLA compiles in them.
         settle_steps: steps of an epoch before those that are timed.
         steps: steps that are timed, at most.
+        slow_settle_steps: the same where rows are read one by one, and as many to warm up before.
+        slow_steps: the same there.
+        traced_steps: steps under the profiler, after those that are timed.
         repeat: times that a reader goes through an epoch.
         widths: "published" or "scaled" widths of the models.
         profile: of the lessons, see notebooks/params.
@@ -53,12 +55,14 @@ class Settings:
     backend: str = "tensorflow"
     rows: int = 8_388_608
     slow_rows: int = 524_288
-    lesson_rows: int = 2_400_000
+    lesson_rows: int = 1_400_000
     ratings: int = 1_000_000
     batch_size: int = 65_536
-    warm_up_steps: int = 10
     settle_steps: int = 8
     steps: int = 60
+    slow_settle_steps: int = 2
+    slow_steps: int = 12
+    traced_steps: int = 8
     repeat: int = 5
     widths: str = "published"
     profile: str = "gpu"
@@ -69,12 +73,23 @@ class Settings:
     @classmethod
     def tiny(cls, **changes: Any) -> Settings:
         """Return settings of which every step takes seconds on a CPU: a rehearsal."""
-        small = {"rows": 8_192, "slow_rows": 4_096, "batch_size": 1_024, "warm_up_steps": 1}
+        small = {"rows": 8_192, "slow_rows": 4_096, "batch_size": 1_024, "traced_steps": 3}
         small |= {"lesson_rows": 400_000, "ratings": 40_000, "profile": "small"}
-        small |= {"device": "cpu", "settle_steps": 2, "steps": 3, "repeat": 1, "widths": "scaled"}
+        small |= {"settle_steps": 2, "steps": 3, "slow_settle_steps": 1, "slow_steps": 2}
+        small |= {"device": "cpu", "repeat": 1, "widths": "scaled"}
         return cls(**small | changes)
 
-    def dataset(self, model: str) -> Dataset:
+    @property
+    def compared_steps(self) -> int:
+        """Steps after which losses are compared: all that a slow way does until its clock stops.
+
+        Example:
+            >>> Settings("gpu").compared_steps
+            17
+        """
+        return 1 + 2 * self.slow_settle_steps + self.slow_steps
+
+    def dataset(self, model: str) -> Prepared:
         """Return the data that a model trains on, made if it is not there."""
         folder = Path(self.data) / f"{self.rows}-rows" / model
         {"dlrm": clicks, "movielens": ratings, "wide_and_deep": lists}[model](folder, self.rows)
@@ -86,7 +101,7 @@ class Prepared(Dataset):
 
     Args:
         name: of the model that trains on them.
-        home: folder with `train/`.
+        home: folder with `train/` and `valid/`.
     """
 
     def __init__(self, name: str, home: Path) -> None:
@@ -99,6 +114,11 @@ class Prepared(Dataset):
     def source(self) -> ParquetSource:
         """The rows as the ETL has written them."""
         return ParquetSource(self._home / "train")
+
+    @property
+    def valid(self) -> Path:
+        """The rows for validation."""
+        return self._home / "valid"
 
     def facts(self) -> dict[str, Any]:
         """Return rows, columns by role, and the bytes on disk of each format that is there."""

@@ -10,11 +10,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_data import ROOT, Settings, for_lessons
-from benchmarks.gpu_training import timeline
+from benchmarks.gpu_training import idle_share, timeline
 
 LESSONS = {
     "02": "02_cpu_native",
@@ -49,16 +50,13 @@ def lesson(number: str, settings: Settings) -> dict[str, Any]:
     for parameter in sorted(_parameters(name) & given.keys()):
         command += ["-p", f"{parameter}={given[parameter]}"]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
-    )
+    done, said = passing_on(command, {"PYTHONPATH": os.pathsep.join(paths)})
     notebook = kept / f"{name}.ipynb"
     if notebook.is_file():
         shrink(notebook)
-    found = re.search(rf"^{name} +([\d.]+)  (.*)$", done.stdout, re.MULTILINE)
-    if done.returncode or found is None:
-        raise RuntimeError(f"exit code {done.returncode}: {(done.stdout + done.stderr)[-2500:]}")
+    found = re.search(rf"^{name} +([\d.]+)  (.*)$", said, re.MULTILINE)
+    if done or found is None:
+        raise RuntimeError(f"exit code {done}: {said[-2500:]}")
     return {
         "lesson": name,
         "profile": settings.profile,
@@ -68,6 +66,35 @@ def lesson(number: str, settings: Settings) -> dict[str, Any]:
         "notebook_bytes": notebook.stat().st_size,
         "traces": {kind: _traced(logs / part) for kind, part in TRACES.get(number, {}).items()},
     }
+
+
+def passing_on(
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    folder: str | os.PathLike[str] = ROOT,
+) -> tuple[int, str]:
+    """Run a command and return its exit code and all that it says.
+
+    That is passed on line by line: of a step that is ended for its time, it is what is known.
+    """
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        cwd=folder, env={**os.environ, **(environment or {})},
+    ) as process:  # fmt: skip
+        said = []
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            said.append(line)
+    return process.returncode, "".join(said)
+
+
+def code(name: str, tag: str | None = None) -> str:
+    """Return the code of a lesson, or of its cells that are tagged so."""
+    content = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    if tag is not None:
+        cells = [cell for cell in cells if tag in cell["metadata"].get("tags", [])]
+    return "\n".join("".join(cell["source"]) for cell in cells)
 
 
 def shrink(notebook: Path) -> int:
@@ -94,13 +121,7 @@ def shrink(notebook: Path) -> int:
 
 def _parameters(name: str) -> set[str]:
     """Return the names in the cell of a lesson that is tagged `parameters`."""
-    content = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
-    sources = [
-        "".join(cell["source"])
-        for cell in content["cells"]
-        if "parameters" in cell["metadata"].get("tags", [])
-    ]
-    return set(re.findall(r"^([A-Z_]+) =", "\n".join(sources), re.MULTILINE))
+    return set(re.findall(r"^([A-Z_]+) =", code(name, "parameters"), re.MULTILINE))
 
 
 def _traced(folder: Path) -> dict[str, Any]:
@@ -108,5 +129,5 @@ def _traced(folder: Path) -> dict[str, Any]:
     from tutorlib.profiling import read_trace
 
     found = read_trace(folder)
-    shares = {"idle_share": found.device.idle_share, "waiting_share": found.waiting_share}
-    return {**shares, "timeline": timeline(found)}
+    shares = {"idle_share": idle_share(found), "waiting_share": found.waiting_share}
+    return {"traced": found.device.name, **shares, "timeline": timeline(found)}

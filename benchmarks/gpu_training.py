@@ -6,8 +6,9 @@ belong here: the names of the steps (`gpu_steps.py`), the rows (`gpu_data.py`).
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,29 @@ PRECISIONS = ("float32", "mixed_float16")
 PIPELINES = ("cpu-native", "native", "prebatched", "raw", "columns", "stacked")
 LAYOUTS = ("columns", "stacked")
 READERS = ("native", "prebatched", "raw", "raw_stacked")
+SLOW = ("cpu-native", "native")  # read rows one by one, so that a step takes a second
+SLOW_REPEAT = 2
 TIMELINE_STEPS = 6
+VALID_BATCHES = 4
 
 
 def reader(name: str, settings: Settings) -> dict[str, Any]:
-    """Return rows/s of an epoch of one of TensorFlow's readers, which make batches on the CPU."""
+    """Return rows/s of an epoch of one of TensorFlow's readers, which make batches on the CPU.
+
+    Where rows are read one by one, the cores are kept awake, as they are beside a training.
+    """
+    from tutorlib.profiling import cores_awake
+
     made = settings.dataset("dlrm")
     batches = _native(name, made.schema, settings, made)
+    one_by_one = name in SLOW
 
     def epoch() -> int:
-        return sum(int(labels.shape[0]) for _, labels in batches)
+        with cores_awake() if one_by_one else contextlib.nullcontext():
+            return sum(int(labels.shape[0]) for _, labels in batches)
 
-    [timing] = measure.turns({name: epoch}, repeat=settings.repeat, progress=False)
+    repeat = min(SLOW_REPEAT, settings.repeat) if one_by_one else settings.repeat
+    [timing] = measure.turns({name: epoch}, repeat=repeat, progress=False)
     return timing.to_dict()
 
 
@@ -43,6 +55,7 @@ def loader(layout: str, settings: Settings) -> dict[str, Any]:
     made = settings.dataset("dlrm")
     options = {"schema": made.schema, "batch_layout": layout, "device": settings.device}
     batches = KerasSequenceLoader(made.source, settings.batch_size, **options)
+    machine.watch_loaders()
     started = time.perf_counter()
     batches.peek()
     machine.synchronise()
@@ -69,23 +82,57 @@ def loader(layout: str, settings: Settings) -> dict[str, Any]:
 
 
 def train(model: str, pipeline: str, precision: str, settings: Settings) -> dict[str, Any]:
-    """Return samples/s, ms a step, loss and memory of training one model with one pipeline."""
-    return _trained(model, pipeline, precision, settings)
+    """Return samples/s, ms a step, losses, memory and idle share of one model with one pipeline.
+
+    The idle share is of a GPU, by a short trace after all else; None without a GPU's events, and
+    where rows are read one by one: a trace has events for each, and takes four seconds a step.
+    """
+    training = _Training(model, pipeline, precision, settings)
+    result = {**training.facts(), **training.measured(), "idle_share": None}
+    if pipeline in SLOW or not training.can_be_traced:
+        return result
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = training.traced(Path(folder), settings.traced_steps)
+    except (ValueError, OSError, RuntimeError) as error:  # what was measured holds all the same
+        return {**result, "untraced": f"{type(error).__name__}: {error}"}
+    return {**result, "idle_share": idle_share(found) if found.on_gpu else None}
 
 
 def trace(model: str, pipeline: str, precision: str, settings: Settings) -> dict[str, Any]:
-    """Return how busy the device is in training, by a profiler's trace, and keep that trace."""
-    from tutorlib.profiling import read_trace
+    """Return how busy the device is in training, by a profiler's trace, and keep that trace.
 
+    Raises:
+        RuntimeError: if a GPU trains, and the trace has no events of it.
+    """
+    training = _Training(model, pipeline, precision, settings)
+    if not training.can_be_traced:
+        return {**training.facts(), "traced": None, "why": "JAX's profiler shows no work of a CPU"}
+    training.fit(1 + settings.slow_settle_steps)
     folder = Path(settings.work) / "traces" / f"{model}-{pipeline}-{precision}"
-    settings = dataclasses.replace(settings, steps=min(settings.steps, 10))
-    result = _trained(model, pipeline, precision, settings, folder)
-    if (result["backend"], result["device"]) == ("jax", "cpu"):
-        return {**result, "traced": None, "why": "JAX's profiler shows no work of a CPU"}
-    found = read_trace(folder)
+    found = training.traced(folder, settings.traced_steps)
+    if training.device == "gpu" and not found.on_gpu:
+        raise RuntimeError(
+            f"{found.path} has no events of the GPU: the profiler could not load CUPTI, or was not "
+            "allowed to use it (TF_CPP_MAX_VLOG_LEVEL=1 says which)"
+        )
     ops = [operation._asdict() for operation in found.device.top_ops(10)]
-    shares = {"traced": found.device.name, "idle_share": found.device.idle_share}
-    return {**result, **shares, "top_ops": ops, "timeline": timeline(found), "trace": folder.name}
+    shares = {"traced": found.device.name, "idle_share": idle_share(found)}
+    shares["waiting_share"] = found.waiting_share
+    kept = {"top_ops": ops, "timeline": timeline(found), "trace": folder.name}
+    return {**training.facts(), **shares, **kept}
+
+
+def idle_share(found: Any) -> float:
+    """Return the share of the last steps of a trace in which its device did nothing.
+
+    Not of the first ones: while the profiler starts, readers fill their buffers.
+    """
+    spans = list(found.steps.values())[-TIMELINE_STEPS:]
+    if not spans:
+        return found.device.idle_share
+    start, stop = spans[0][0], spans[-1][1]
+    return found.device.idle.within(start, stop).total_ms / (stop - start)
 
 
 def timeline(found: Any) -> dict[str, Any] | None:
@@ -93,75 +140,137 @@ def timeline(found: Any) -> dict[str, Any] | None:
     from benchmarks.timelines import as_json
 
     steps = min(TIMELINE_STEPS, len(found.steps) - 1)
-    return as_json(found, steps) if steps > 0 else None
+    return {"steps": steps, **as_json(found, steps)} if steps > 0 else None
 
 
-def _trained(
-    model: str, pipeline: str, precision: str, settings: Settings, log_dir: Path | None = None
-) -> dict[str, Any]:
-    if pipeline == "cpu-native":
-        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
-    import keras
+class _Training:
+    """A model on the batches of one pipeline, compiled and not trained yet.
 
-    from benchmarks.train_runs import MODELS as NETWORKS
+    Args:
+        model: "dlrm", "movielens" or "wide_and_deep".
+        pipeline: one of `PIPELINES`.
+        precision: Keras's policy.
+        settings: how much, and where.
+    """
 
-    machine = _Machine(settings)
-    keras.mixed_precision.set_dtype_policy(precision)
-    keras.utils.set_random_seed(0)
-    data = settings.dataset(model)
-    networks = NETWORKS[model](data.schema, settings.widths)
-    fused = pipeline in ("stacked", "raw")
-    network = networks.fused() if fused else networks.by_column()
-    has_lists = any(column.multi_hot for column in networks.schema)
-    network.compile(
-        keras.optimizers.Adam(0.001),
-        "binary_crossentropy",
-        # Lists of other lengths are another shape, unless the loader brings them to few.
-        jit_compile=False if has_lists and pipeline not in LAYOUTS else "auto",
-    )
-    batches = _batches(pipeline, networks.schema, settings, data)
-    settle, steps = settings.settle_steps, settings.steps
-    if pipeline in LAYOUTS:
-        steps = min(steps, len(batches) - settle)
-    started = time.perf_counter()
-    network.fit(batches, steps_per_epoch=1, verbose=0)
-    machine.synchronise()
-    first_s = time.perf_counter() - started
-    network.fit(batches, steps_per_epoch=settings.warm_up_steps, verbose=0)
-    machine.synchronise()
-    clock: list[float] = []
+    def __init__(self, model: str, pipeline: str, precision: str, settings: Settings) -> None:
+        self.of = {"model": model, "pipeline": pipeline, "precision": precision}
+        self.pipeline, self.precision, self.settings = pipeline, precision, settings
+        self.device = "cpu" if pipeline == "cpu-native" else settings.device
+        if pipeline == "cpu-native":
+            os.environ |= {"CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
+        import keras
 
-    def start(batch: int, logs: Any = None) -> None:
-        """Start the clock when the readers' buffers are full, and all so far is done."""
-        if batch == settle - 1:
-            machine.synchronise()
-            clock.append(time.perf_counter())
+        from benchmarks.train_runs import MODELS as NETWORKS
 
-    callbacks = machine.start_profiler(log_dir, settle + 1, settle + steps)
-    callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=start))
-    history = network.fit(
-        batches, steps_per_epoch=settle + steps, callbacks=callbacks, verbose=0
-    ).history
-    machine.synchronise()
-    elapsed_s = time.perf_counter() - clock[0]
-    machine.stop_profiler(log_dir)
-    return {
-        "model": model,
-        "pipeline": pipeline,
-        "precision": precision,
-        "backend": machine.backend,
-        "device": "cpu" if pipeline == "cpu-native" else settings.device,
-        "batch_size": settings.batch_size,
-        "steps": steps,
-        "samples_per_s": steps * settings.batch_size / elapsed_s,
-        "step_ms": 1e3 * elapsed_s / steps,
-        "first_step_s": first_s,
-        "loss": history["loss"][0],
-        "parameters": network.count_params(),
-        "jit_compile": bool(network.jit_compile),
-        "tf32": machine.tf32(),
-        "gpu_memory": machine.memory(),
-    }
+        self.machine = _Machine(settings)
+        keras.mixed_precision.set_dtype_policy(precision)
+        keras.utils.set_random_seed(0)
+        self.data = settings.dataset(model)
+        networks = NETWORKS[model](self.data.schema, settings.widths)
+        self.schema = networks.schema
+        self.layout = "stacked" if pipeline in ("stacked", "raw") else "columns"
+        self.network = networks.fused() if self.layout == "stacked" else networks.by_column()
+        has_lists = any(column.multi_hot for column in self.schema)
+        self.network.compile(
+            keras.optimizers.Adam(0.001),
+            "binary_crossentropy",
+            # Lists of other lengths are another shape, unless the loader brings them to few.
+            jit_compile=False if has_lists and pipeline not in LAYOUTS else "auto",
+        )
+        self.batches = _batches(pipeline, self.schema, settings, self.data)
+        slow = pipeline in SLOW
+        self.settle = settings.slow_settle_steps if slow else settings.settle_steps
+        if pipeline in LAYOUTS:
+            self.machine.watch_loaders()
+
+    def fit(self, steps: int, *callbacks: Any) -> float:
+        """Train some steps from the begin of an epoch, wait for them, and return their loss."""
+        options = {"steps_per_epoch": steps, "callbacks": list(callbacks), "verbose": 0}
+        history = self.network.fit(self.batches, **options).history
+        self.machine.synchronise()
+        return history["loss"][0]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is trained, where and how."""
+        on_gpu_in_float32 = self.device == "gpu" and self.precision == "float32"
+        return {
+            **self.of,
+            "backend": self.machine.backend,
+            "device": self.device,
+            "batch_size": self.settings.batch_size,
+            "widths": self.settings.widths,
+            "parameters": self.network.count_params(),
+            "jit_compile": bool(self.network.jit_compile),
+            "tf32": self.machine.tf32() if on_gpu_in_float32 else None,
+        }
+
+    def measured(self) -> dict[str, Any]:
+        """Train; return how fast, the losses, and the memory that it took.
+
+        `valid_loss` is after `Settings.compared_steps` steps, whatever the pipeline; `loss` is of
+        the steps that are timed, which are others in each.
+        """
+        import keras
+
+        slow, settings = self.pipeline in SLOW, self.settings
+        steps = self._at_most(settings.slow_steps if slow else settings.steps)
+        started = time.perf_counter()
+        self.fit(1)
+        first_s = time.perf_counter() - started
+        self.fit(self.settle if slow else settings.compared_steps - 1)
+        valid_loss = None if slow else self._valid_loss()
+        clock: list[float] = []
+
+        def start(batch: int, logs: Any = None) -> None:
+            """Start the clock when the readers' buffers are full, and all so far is done."""
+            if batch == self.settle - 1:
+                self.machine.synchronise()
+                clock.append(time.perf_counter())
+
+        watch = keras.callbacks.LambdaCallback(on_train_batch_end=start)
+        loss = self.fit(self.settle + steps, watch)
+        elapsed_s = time.perf_counter() - clock[0]
+        memory = self.machine.memory()
+        return {
+            "steps": steps,
+            "samples_per_s": steps * settings.batch_size / elapsed_s,
+            "step_ms": 1e3 * elapsed_s / steps,
+            "first_step_s": first_s,
+            "loss": loss,
+            "valid_loss": self._valid_loss() if slow else valid_loss,
+            "compared_steps": settings.compared_steps,
+            "gpu_memory": memory,
+        }
+
+    @property
+    def can_be_traced(self) -> bool:
+        """Whether a trace says anything: JAX's profiler shows no work of a CPU."""
+        return (self.machine.backend, self.device) != ("jax", "cpu")
+
+    def traced(self, folder: Path, steps: int) -> Any:
+        """Train some steps under the profiler and return the `Trace`."""
+        from tutorlib.profiling import read_trace
+
+        last = self.settle + self._at_most(steps)
+        self.fit(last, *self.machine.start_profiler(folder, self.settle + 1, last))
+        self.machine.stop_profiler()
+        return read_trace(folder)
+
+    def _at_most(self, steps: int) -> int:
+        """Return no more steps than an epoch of a loader has after those in which it settles."""
+        return min(steps, len(self.batches) - self.settle) if self.pipeline in LAYOUTS else steps
+
+    def _valid_loss(self) -> float:
+        """Return the loss on a few batches for validation, the same ones for every pipeline."""
+        from tutorlib.loader import KerasSequenceLoader
+
+        size = self.settings.batch_size
+        batches = KerasSequenceLoader(
+            self.data.valid, size, schema=self.schema, batch_layout=self.layout, shuffle=False,
+            limit_rows=VALID_BATCHES * size, bucket_lists=True,
+        )  # fmt: skip
+        return float(self.network.evaluate(batches, verbose=0))
 
 
 def _batches(pipeline: str, schema: Any, settings: Settings, data: Dataset) -> Any:
@@ -211,6 +320,7 @@ class _Machine:
         from tutorlib.device import limit_tensorflow_memory
 
         self.backend = keras.backend.backend()
+        self._device, self._watched = settings.device, False
         if self.backend == "tensorflow":
             limit_tensorflow_memory()
 
@@ -235,8 +345,19 @@ class _Machine:
 
         return str(jax.config.jax_default_matmul_precision or "default")
 
+    def watch_loaders(self) -> None:
+        """Count from now on what loaders take of the GPU; the first one has been made."""
+        if self._device == "gpu":
+            import rmm.statistics
+
+            rmm.statistics.enable_statistics()  # around the resource that the loader has chosen
+            self._watched = True
+
     def memory(self) -> dict[str, Any] | None:
-        """Return the backend's bytes on the GPU, now and at most, and those of the whole device."""
+        """Return {"tensorflow" or "jax" and "rmm", the loader: {"current", "peak"}} in bytes.
+
+        What their arrays take on the GPU; what they and CUDA hold in reserve is not in it.
+        """
         if self.backend == "tensorflow":
             import tensorflow as tf
 
@@ -250,15 +371,16 @@ class _Machine:
                 return None
             stats = jax.devices()[0].memory_stats()
             own = {"current": stats["bytes_in_use"], "peak": stats["peak_bytes_in_use"]}
-        import cupy
+        found = {self.backend: own}
+        if self._watched:
+            import rmm.statistics
 
-        free, total = cupy.cuda.Device(0).mem_info
-        return {self.backend: own, "used": total - free, "total": total}
+            loaders = rmm.statistics.get_statistics()
+            found["rmm"] = {"current": loaders.current_bytes, "peak": loaders.peak_bytes}
+        return found
 
-    def start_profiler(self, log_dir: Path | None, first: int, last: int) -> list[Any]:
+    def start_profiler(self, log_dir: Path, first: int, last: int) -> list[Any]:
         """Start a trace into a folder, or have it started; return callbacks for `fit`."""
-        if log_dir is None:
-            return []
         if self.backend == "tensorflow":
             from tutorlib.profiling import ProfileSteps
 
@@ -268,9 +390,9 @@ class _Machine:
         jax.profiler.start_trace(str(log_dir))
         return []
 
-    def stop_profiler(self, log_dir: Path | None) -> None:
+    def stop_profiler(self) -> None:
         """End the trace."""
-        if log_dir is not None and self.backend == "jax":
+        if self.backend == "jax":
             import jax
 
             jax.profiler.stop_trace()

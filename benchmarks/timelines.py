@@ -69,6 +69,11 @@ def as_trace(timeline: Mapping[str, Any]) -> Trace:
     return Trace(Path(), (device,), {}, waiting, _intervals(timeline["reading"]))
 
 
+def height(trace: Trace) -> int:
+    """Return how many rows `draw_timeline` gives a trace."""
+    return len(trace.device.lanes) + len(list(filter(len, (trace.waiting, trace.reading))))
+
+
 def _intervals(text: str) -> Intervals:
     return Intervals.union([tuple(map(float, span.split("-"))) for span in text.split()])
 

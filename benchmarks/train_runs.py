@@ -26,6 +26,7 @@ from tutorlib.layers import (
     LinearFeatures,
     keras_inputs,
 )
+from tutorlib.layers.tables import embedding_initializer
 from tutorlib.models import DLRM, WideAndDeep, movielens_network
 from tutorlib.profiling import ProfileSteps, read_trace
 from tutorlib.schema import Schema
@@ -101,7 +102,8 @@ def dlrm_by_column(schema: Schema, bottom: Sequence[int], top: Sequence[int]) ->
     dense = MLP(bottom, 8)(numbers)
     vectors = [keras.layers.Reshape((1, 8))(dense)]
     for column in schema.categorical:
-        table = keras.layers.Embedding(column.cardinality, column.width)
+        start = embedding_initializer(column.width)  # as the fused tables begin
+        table = keras.layers.Embedding(column.cardinality, column.width, start)
         vectors.append(table(inputs[column.name]))
     pairs = DotProductInteraction()(keras.layers.Concatenate(axis=1)(vectors))
     x = MLP(top)(keras.layers.Concatenate()([dense, pairs]))

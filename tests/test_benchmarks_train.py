@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -64,6 +65,20 @@ def test_fused_tables_hold_as_many_weights_as_tables_for_each_column(section, pl
     shapes = {"dlrm": criteo_shape, "movielens": movielens_shape, "wide_and_deep": nhot_shape}
     models = MODELS[section](shapes[section](place, ROWS).schema, "scaled")
     assert models.fused().count_params() == models.by_column().count_params()
+
+
+@pytest.mark.parametrize("section", MODELS)
+def test_tables_of_both_forms_begin_alike(section, place):
+    """Else the losses of two ways would differ by what they begin with."""
+    data = {"dlrm": criteo_shape, "movielens": movielens_shape, "wide_and_deep": nhot_shape}
+    models = MODELS[section](data[section](place, ROWS).schema, "scaled")
+    spreads = []
+    for model in (models.by_column(), models.fused()):
+        tables = [w.numpy() for w in model.weights if "embedding" in w.path and w.shape[-1] > 1]
+        values = np.concatenate([table.ravel() for table in tables])
+        spreads.append(values.std())
+        assert abs(values.mean()) < 0.01
+    assert spreads[0] == pytest.approx(spreads[1], rel=0.02)
 
 
 def test_a_section_is_one_model_in_three_ways(place):
