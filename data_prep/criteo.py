@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from data_prep.output import (
     read_settings,
 )
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
+from tutorlib.device import usable_cores
 from tutorlib.files import remove
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
@@ -134,7 +134,7 @@ def raw_to_parquet(
         on_bad_lines: "error" refuses the data after having read the file to its end, so that the
             message has the total; "skip" keeps malformed lines out and reports them.
         overwrite: replace an output made with other settings.
-        workers: files read at a time; None for as many as there are cores.
+        workers: files read at a time; None for as many as there are cores to use.
         client: `distributed.Client`, whose workers read the files instead.
 
     Returns:
@@ -179,7 +179,7 @@ def _each(
         futures = client.map(function, sources, targets, pure=False)
         yield from (future.result() for future in futures)
         return
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(workers or usable_cores()) as pool:
         futures = [pool.submit(function, *pair) for pair in zip(sources, targets, strict=True)]
         try:
             yield from (future.result() for future in futures)

@@ -10,6 +10,7 @@ Does not belong here: what is in a batch, host memory of the CPU path (`buffers.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -116,7 +117,7 @@ class DevicePool:
             self._free = {}
 
     def __del__(self) -> None:
-        if self._returned:
+        if self._returned and not sys.is_finalizing():
             self.place.finish_consumers()
 
 
