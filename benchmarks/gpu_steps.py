@@ -1,8 +1,8 @@
-"""What `gpu-host` measures, a step at a time, each in a process of its own.
+"""What `gpu-host` measures, and in which order, a step at a time, each in a process of its own.
 
 A step is a function of `Settings` that returns JSON values. A process of its own starts with an
-empty GPU, and a step that brings its process down takes no other with it. Does not belong here: the
-order of the steps, their files, the rest of a run (`gpu_host.py`).
+empty GPU, and a step that brings its process down takes no other with it. Does not belong here:
+the files of the steps, the time that is left, the rest of a run (`gpu_host.py`).
 """
 
 from __future__ import annotations

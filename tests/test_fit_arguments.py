@@ -141,7 +141,9 @@ def test_class_weight_needs_one_label(path):
         model_of().fit(loader_of(path, label_names=[]), class_weight={0: 2.0}, verbose=0)
 
 
-@pytest.mark.parametrize("wrong", [{}, {"a": 1.0}, {0: "heavy"}, {0.5: 2.0}, [1.0, 2.0]])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"a": 1.0}, {0: "heavy"}, {0.5: 2.0}, {2**24 + 1: 2.0}, [1.0, 2.0]]
+)
 def test_class_weight_must_be_a_dict_of_classes(wrong):
     with pytest.raises(ValueError, match="class_weight must be a dict of integer classes"):
         ClassWeights(wrong)
