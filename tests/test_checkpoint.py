@@ -198,9 +198,12 @@ def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before(folder, tm
         process = start(*arguments)
 
         def writing(left_over=left_over):
-            halves = path.glob("*.partial/variables.npy")
-            new = [half for half in halves if half.stat().st_mtime_ns != left_over]
-            return len(find_checkpoints(path)) == 2 and new and size_of(new[0]) > 0
+            try:
+                halves = path.glob("*.partial/variables.npy")
+                new = [half for half in halves if half.stat().st_mtime_ns != left_over]
+                return len(find_checkpoints(path)) == 2 and new and size_of(new[0]) > 0
+            except FileNotFoundError:  # written whole, or cleared away, while we looked
+                return False
 
         wait_for(writing, process)
         kill(process)
