@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk, Ragged
-from tutorlib.files import written_whole
 from tutorlib.parquet import ParquetSink, ParquetSource, fast_encoding
 from tutorlib.schema import Column, Schema
+from tutorlib.storage import written_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "benchmarks"

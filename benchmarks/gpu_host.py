@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.gpu_data import BACKENDS, ROOT, Settings
 from benchmarks.gpu_steps import kind_of, names
-from tutorlib.files import written_whole
+from tutorlib.storage import written_whole
 
 SUMMARY = "all that is to be measured on a host with a GPU, step by step (an hour; see --list)"
 KEPT_CHARACTERS = 3000  # of what a step that failed has said, on each of stdout and stderr

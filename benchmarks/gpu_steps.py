@@ -44,7 +44,7 @@ RUNNER_NEEDS = {"papermill", "nbclient", "nbconvert", "nbformat", "ipykernel", "
 
 def environment(settings: Settings) -> dict[str, Any]:
     """Return hardware, versions, and what the GPU's part of the work would miss."""
-    from tutorlib.device import missing_for_gpu
+    from tutorlib.memory import missing_for_gpu
 
     return {
         "hardware": measure.hardware(),
@@ -350,7 +350,7 @@ def done(name: str, settings: Settings) -> dict[str, Any]:
     if lacking:
         raise RuntimeError(f"not tried, for these packages are missing: {', '.join(lacking)}")
     if settings.device == "gpu" and NEED_CUDF.match(name):
-        from tutorlib.device import missing_for_gpu
+        from tutorlib.memory import missing_for_gpu
 
         if why := missing_for_gpu():
             raise RuntimeError(f"not tried: {why}")

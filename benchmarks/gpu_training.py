@@ -317,7 +317,7 @@ class _Machine:
     def __init__(self, settings: Settings) -> None:
         import keras
 
-        from tutorlib.device import limit_tensorflow_memory
+        from tutorlib.memory import limit_tensorflow_memory
 
         self.backend = keras.backend.backend()
         self._device, self._watched = settings.device, False

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorlib.device import host_memory_bytes
+from tutorlib.memory import host_memory_bytes
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIBRARIES = ("tensorflow", "keras", "numpy", "pyarrow", "tutorlib")

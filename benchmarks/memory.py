@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks import measure, memory_epochs
 from benchmarks.data import FOLDER, Dataset, criteo_shape, movielens_shape
-from tutorlib.files import written_whole
+from tutorlib.storage import written_whole
 
 SUMMARY = "peak memory and rows/s of the loader for data of 1 to 20 times its budget (5 minutes)"
 SIZES = (1, 2, 5, 10, 20)  # of the data, in budgets

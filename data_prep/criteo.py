@@ -33,8 +33,8 @@ from data_prep.output import (
     read_settings,
 )
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
-from tutorlib.device import usable_cores
-from tutorlib.files import remove
+from tutorlib.memory import usable_cores
+from tutorlib.storage.atomic import remove
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072
@@ -500,7 +500,7 @@ def split_by_time(days: list[Path], valid_days: int, valid_share: float) -> dict
         DataPrepError: if there are too few days, or rows, to have some on each side.
     """
     from tutorlib.parquet import ParquetSource
-    from tutorlib.row_split import split_rows
+    from tutorlib.workflow import split_rows
 
     if len(days) == 1:
         try:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tutorlib.files import remove, replace
+from tutorlib.storage.atomic import remove, replace
 
 SETTINGS_FILE = "_settings.json"  # readers of data folders pass over names with "_"
 

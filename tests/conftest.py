@@ -59,7 +59,7 @@ def folder(columns, tmp_path_factory):
 @pytest.fixture
 def no_thread_is_left():
     """A pass ends with its loader, also one that was interrupted."""
-    from leftovers import reader_threads
+    from tests.support.leftovers import reader_threads
 
     yield
     assert not reader_threads()

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import MASK, hash_text, mix
 
+from tests.support.oracles import MASK, hash_text, mix
 from tutorlib.chunk import Strings, column_from_arrow
 from tutorlib.hashing import KeyIndex, hash_integers, hash_strings, hash_values, to_buckets
 from tutorlib.ops.keys import combined_hashes
@@ -28,7 +28,9 @@ def test_integer_hash_gives_the_published_outputs_of_splitmix64():
         assert hash_integers(np.array(states, np.uint64)).tolist() == published
 
 
-VECTORS = json.loads((Path(__file__).parent / "hash_vectors.json").read_text(encoding="utf-8"))
+VECTORS = json.loads(
+    (Path(__file__).parent / "support" / "hash_vectors.json").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("kind", ["integers", "strings"])

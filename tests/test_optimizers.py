@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_backends import both, run
 
+from tests.support.backends import both, run
 from tutorlib.callbacks import LoaderCheckpoint
 from tutorlib.chunk import Chunk
 from tutorlib.layers import DenseFeatures, FusedEmbedding

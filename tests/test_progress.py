@@ -5,8 +5,8 @@ import threading
 
 import numpy as np
 import pytest
-from workflow_rows import rows, workflow, write
 
+from tests.support.workflow_rows import rows, workflow, write
 from tutorlib.chunk import Chunk
 from tutorlib.ops import Categorify
 from tutorlib.progress import row_bar

@@ -20,7 +20,7 @@ _ROOMS = {
         "ThroughputLogger",
     ],
     "chunk": ["Chunk", "Masked", "Ragged", "Strings"],
-    "device": ["limit_tensorflow_memory"],
+    "memory": ["limit_tensorflow_memory"],
     "layers": [
         "CIN",
         "MLP",
@@ -37,7 +37,7 @@ _ROOMS = {
         "bucketed",
         "keras_inputs",
     ],
-    "loader": ["KerasSequenceLoader"],
+    "loader": ["EpochPlan", "KerasSequenceLoader", "ShuffleQuality", "shuffle_quality"],
     "models": ["DLRM", "DCNv2", "DeepFM", "WideAndDeep", "movielens_network"],
     "ops": [
         "Bucketize",
@@ -62,11 +62,9 @@ _ROOMS = {
     ],
     "optimizers": ["RowSparseAdam", "RowWiseAdagrad"],
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
-    "plan": ["EpochPlan"],
     "profiling": ["ProfileSteps", "cores_awake", "diagnose", "draw_timeline", "read_trace"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
-    "shuffling": ["ShuffleQuality", "shuffle_quality"],
     "tfrecords": [
         "native_dataset",
         "parsed_batches",

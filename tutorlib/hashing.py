@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Array, Strings, array_namespace, take
-from tutorlib.copies import Copies
+from tutorlib.memory import Copies
 
 _GAMMA, _FACTOR_1, _FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

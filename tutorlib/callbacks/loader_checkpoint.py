@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tutorlib.checkpoints import find_checkpoints, new_checkpoint, remove_old
+from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 
 VARIABLES_FILE = "variables.npy"
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tutorlib.waiting import TimedBatches
+from tutorlib.keras_bridge import TimedBatches
 
 # What a loader calls its stages in `stats()`, and what they are called here.
 STAGES = {"read": "reading", "transform": "transforming", "shuffle": "dealing"}

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tutorlib.lengths import LENGTHS, bucket_length
+from tutorlib.loader.list_lengths import LENGTHS, bucket_length
 
 
 def bucketed(inputs: Any, *others: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tutorlib.backend import least_integer_of_models
+from tutorlib.keras_bridge import least_integer_of_models
 from tutorlib.layers.checks import check_choice, refuse_multi_hot
 from tutorlib.layers.columns import read_columns, vector_length
 from tutorlib.schema import Column, Schema

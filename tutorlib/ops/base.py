@@ -252,7 +252,8 @@ class LearningOp(Op):
 class SpillingOp(LearningOp):
     """A learning op whose states may be kept in files when they take too much memory.
 
-    A state is then a table of keys, each once; `tutorlib.spilling` sorts, writes and merges them.
+    A state is then a table of keys, each once; `tutorlib.workflow.spill` sorts, writes and
+    merges them.
     """
 
     @abstractmethod

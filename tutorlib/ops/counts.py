@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.chunk import Array, Strings, array_namespace, column_to_arrow, to_host
-from tutorlib.encoded import EncodedStrings
+from tutorlib.encoded_strings import EncodedStrings
 
 _SAMPLE = 4096  # values of which so few may differ that counting them beats sorting
 _LEAST_HELD = 65_536  # counted values that are not worth looking through for the most frequent

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk, Ragged, Strings, array_namespace
-from tutorlib.copies import Copies
 from tutorlib.hashing import KeyIndex
+from tutorlib.memory import Copies
 from tutorlib.ops.base import Op
 from tutorlib.ops.columns import column_type, role_of, take_or_null
 from tutorlib.ops.keys import find_keys

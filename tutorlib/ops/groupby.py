@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Array, Chunk, array_namespace
-from tutorlib.copies import Copies
+from tutorlib.memory import Copies
 from tutorlib.ops.group_op import GroupOp
 from tutorlib.ops.groups import GroupSums
 

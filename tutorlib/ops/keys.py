@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.chunk import Array, Strings, column_from_arrow, column_to_arrow, take
-from tutorlib.encoded import EncodedStrings
+from tutorlib.encoded_strings import EncodedStrings
 from tutorlib.hashing import KeyIndex, hash_values, mix
 from tutorlib.ops.columns import parts_of
 

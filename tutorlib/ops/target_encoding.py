@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Array, Chunk, Ragged, array_namespace, row_ids, to_host
-from tutorlib.copies import Copies
 from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
+from tutorlib.memory import Copies
 from tutorlib.ops.base import Op
 from tutorlib.ops.columns import per_column
 from tutorlib.ops.group_op import GroupOp

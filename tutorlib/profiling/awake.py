@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from tutorlib.device import usable_cores
+from tutorlib.memory import usable_cores
 
 SPIN = "import os, sys\nos.nice(19)\nwhile os.getppid() == int(sys.argv[1]): pass"
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tutorlib.loader import Batches, KerasSequenceLoader
-from tutorlib.waiting import TimedBatches
+from tutorlib.keras_bridge import TimedBatches
+from tutorlib.loader.loader import Batches, KerasSequenceLoader
 
 HELD_BATCHES = 3  # compile the step: with lists, the shapes of the first two or three differ
 DUMMY_STEPS = 30

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
-from tutorlib.files import refuse_existing, written_whole
-from tutorlib.parts import Part, as_source, cut, errors_at, parts_of, read
 from tutorlib.progress import row_bar
+from tutorlib.storage import refuse_existing, written_whole
 from tutorlib.tfrecords.facts import ENDING, FACTS_FILE
+from tutorlib.workflow.inputs import Part, as_source, cut, errors_at, parts_of, read
 
 Write = Callable[[Chunk], None]
 

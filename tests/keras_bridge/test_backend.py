@@ -1,0 +1,31 @@
+"""Tensors over memory of ours, and waiting for a backend; others than TensorFlow: test_backends."""
+
+import numpy as np
+import tensorflow as tf
+
+from tutorlib.keras_bridge import tensor_maker, wait_for_gpu
+from tutorlib.memory import aligned_empty
+
+
+def test_the_tensor_of_an_array_is_the_array():
+    array = aligned_empty((5, 1), np.float32)
+    tensor = tensor_maker()(array)
+    array[:] = 7  # before the tensor's first use
+    np.testing.assert_array_equal(tensor, np.full((5, 1), 7))
+    assert np.shares_memory(np.from_dlpack(tensor), array)
+
+
+def test_the_backend_can_be_waited_for_while_a_function_is_traced():
+    """The garbage collector may bring memory back at any moment."""
+    waited = []
+
+    @tf.function
+    def doubled(x):
+        wait_for_gpu()
+        waited.append(True)
+        return 2 * x
+
+    assert int(doubled(tf.constant(3))) == 6
+    assert waited
+    operations = doubled.get_concrete_function(tf.constant(3)).graph.get_operations()
+    assert "SyncDevice" not in [op.type for op in operations]

@@ -1,0 +1,294 @@
+"""On a GPU: batches are those of the CPU, stay there, and are whole when a model uses them."""
+
+import functools
+import gc
+import re
+
+import numpy as np
+import pytest
+
+from tests.support.device_batches import assert_same_batches, chunk_of, loader_of, write_rows
+from tests.support.gpu import ON_GPU, copied_bytes, run
+from tests.support.leftovers import reader_threads
+from tutorlib.chunk import Chunk
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.ops import Categorify, FillMissing, HashBucket, Normalize
+from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
+from tutorlib.workflow import Workflow
+
+pytestmark = ON_GPU
+
+FORMS = {
+    "nnzs": {},
+    "offsets": {"multi_hot": "offsets"},
+    "ragged": {"multi_hot": "ragged"},
+    "padded": {"multi_hot": "padded"},
+    "stacked": {"batch_layout": "stacked"},
+    "in order": {"shuffle": False},
+    "one thread": {"reader_kwargs": {"threads": 1}},
+    "whole row groups": {"buffer_size": 1000},
+    "small pieces": {"buffer_size": 20, "parts_per_chunk": 4},
+    "filtered": {"filters": [("small", ">", 333)]},
+    "a rank": {"global_size": 3, "global_rank": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("data") / "train")
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Two million rows: more than fit into one chunk."""
+    rows = np.arange(2_000_000)
+    columns = {"row": rows, "id": (rows % 97).astype(np.int32), "x": rows.astype(np.float32)}
+    columns["label"] = (rows % 2).astype(np.float32)
+    path = tmp_path_factory.mktemp("data") / "many"
+    with ParquetSink(path, row_group_rows=250_000, rows_per_file=1_000_000) as sink:
+        sink.write(Chunk(columns))
+    return path
+
+
+def many_of(path, batch_size=65_536, **changes):
+    settings = {"cat_names": ["row", "id"], "cont_names": ["x"], "device": "gpu", **changes}
+    return KerasSequenceLoader(path, batch_size, ["label"], **settings)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("batch_size", [7, 64, 300])
+def test_batches_are_those_of_the_cpu(folder, form, batch_size):
+    with loader_of(folder, batch_size, device="gpu", **FORMS[form]) as ours:
+        with loader_of(folder, batch_size, **FORMS[form]) as theirs:
+            assert_same_batches(ours, theirs)
+            assert_same_batches(ours, theirs)  # the next epoch, in another order
+    assert not reader_threads()
+
+
+@pytest.mark.parametrize("batch_size", [1000, 65_536])
+@pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
+def test_many_rows_come_in_the_order_of_the_cpu(many, batch_size, batch_layout):
+    changes = {"batch_layout": batch_layout}
+    ours = many_of(many, batch_size, **changes)
+    assert_same_batches(ours, many_of(many, batch_size, device="cpu", **changes))
+
+
+def test_a_workflow_makes_the_ids_of_the_cpu(folder):
+    workflow = Workflow(
+        ["id"] >> Categorify(),
+        ["row"] >> HashBucket(1000),
+        ["holes"] >> FillMissing(0) >> Normalize(),
+        ["label"],
+    )
+    workflow.fit(ParquetSource(folder))
+    settings = {"schema": None, "label_names": ["label"], "cat_names": ["id", "row"]}
+    settings |= {"cont_names": ["holes"], "nulls": "error"}
+    with loader_of(folder, device="gpu", **settings).map(workflow) as ours:
+        assert_same_batches(ours, loader_of(folder, **settings).map(workflow))
+
+
+def test_a_saved_place_goes_on_on_the_other_device(folder):
+    ours, theirs = loader_of(folder, device="gpu"), loader_of(folder)
+    begun = iter(ours)
+    for _ in range(5):
+        next(begun)
+    theirs.load_state_dict(ours.state_dict())
+    assert_same_batches(begun, list(theirs))
+
+
+def test_tensors_are_on_the_gpu_aligned_with_wide_integers(folder):
+    import cupy
+
+    inputs, labels, weights = next(iter(loader_of(folder, device="gpu")))
+    for name, tensor in {**inputs, **labels}.items():
+        assert tensor.device.endswith("GPU:0"), name
+        assert tensor.dtype.name in ("int64", "float32"), name
+        assert cupy.from_dlpack(tensor.__dlpack__()).data.ptr % 256 == 0, name
+    assert weights.device.endswith("GPU:0")
+
+
+def test_a_fault_is_named_as_on_the_cpu(tmp_path):
+    chunk = chunk_of(1000)
+    faulty = np.where(np.arange(1000) == 737, 97, np.arange(1000) % 97).astype(np.int32)
+    with ParquetSink(tmp_path / "a.parquet", row_group_rows=100) as sink:
+        sink.write(chunk.with_columns({"id": faulty}))
+    said = []
+    for device in ("cpu", "gpu"):
+        with pytest.raises(ParquetError) as error:
+            list(loader_of(tmp_path, device=device))
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert re.search(r"column 'id': id 97 .* at row 37.*row group 7 of ", said[0])
+    assert not reader_threads()
+
+
+def test_a_number_too_large_is_named_as_on_the_cpu(tmp_path):
+    chunk = chunk_of(1000)
+    x64 = np.where(np.arange(1000) == 737, 1e39, np.arange(1000) / 16)
+    with ParquetSink(tmp_path / "a.parquet", row_group_rows=100) as sink:
+        sink.write(chunk.with_columns({"x64": x64}))
+    with pytest.raises(ParquetError, match=r"column 'x64': 1e\+39 at row 37 is too large for"):
+        list(loader_of(tmp_path, device="gpu"))
+
+
+# ---- whole while somebody uses them --------------------------------------------------------------
+
+
+def test_batches_that_are_kept_do_not_change(many):
+    loader = many_of(many, 40_000)
+    held = [inputs["row"] for inputs, _ in loader]
+    copies = [tensor.numpy().copy() for tensor in held]
+    for _ in range(2):
+        del held[0], copies[0]
+        assert sum(len(labels) for _, labels in loader) == 2_000_000
+        for tensor, copy in zip(held, copies, strict=True):
+            np.testing.assert_array_equal(tensor.numpy(), copy)
+
+
+def test_batches_that_are_let_go_at_once_are_whole_until_the_step_is_done(many):
+    """The GPU lags behind: a long computation goes before each use of a batch."""
+    import tensorflow as tf
+
+    with tf.device("GPU:0"):
+        big = tf.random.normal((8192, 8192))
+    sums = []
+    for inputs, _ in many_of(many, 65_536, reader_kwargs={"threads": 4}):
+        busy = tf.reduce_sum(tf.linalg.matmul(tf.linalg.matmul(big, big), big)) * 0
+        late = tf.cast(busy, tf.int64) * 0
+        sums.append(tf.reduce_sum(inputs["row"] + late))
+        del inputs
+    assert sum(int(total) for total in sums) == 2_000_000 * 1_999_999 // 2
+
+
+def test_memory_does_not_grow_from_epoch_to_epoch(many):
+    import cupy
+
+    loader, used = many_of(many), []
+    for _ in range(4):
+        for _ in loader:
+            pass
+        gc.collect()
+        free, total = cupy.cuda.Device(0).mem_info
+        used.append(total - free)
+    assert used[3] <= used[1] * 1.02
+
+
+# ---- in training ---------------------------------------------------------------------------------
+
+
+def model_of(run_eagerly=False, seen=None):
+    import keras
+
+    class Watching(keras.Model):
+        """A linear model that notes the devices of what its train step is given."""
+
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.dense = keras.layers.Embedding(97, 4), keras.layers.Dense(1)
+
+        def call(self, inputs):
+            if seen is not None:
+                seen.extend((name, tensor.device) for name, tensor in inputs.items())
+            embedded = keras.ops.squeeze(self.embedding(inputs["id"]), 1)
+            return self.dense(keras.ops.concatenate([embedded, inputs["x"] / 2e6], -1))
+
+    model = Watching()
+    model.compile("sgd", "mse", run_eagerly=run_eagerly, jit_compile=False)
+    return model
+
+
+def test_in_the_train_step_a_batch_is_on_the_gpu(many):
+    seen = []
+    model_of(run_eagerly=True, seen=seen).fit(many_of(many, limit_rows=300_000), verbose=0)
+    assert len(seen) >= 3 * 5
+    assert all(device.endswith("GPU:0") for _, device in seen), set(seen)
+
+
+def dlrm_of(jit_compile, batch_layout="columns"):
+    from tutorlib.models import DLRM
+    from tutorlib.schema import Column, Schema
+
+    sizes = {"row": 2_000_000, "id": 97}
+    ids = [Column(n, "categorical", cardinality=c, embedding_dim=8) for n, c in sizes.items()]
+    schema = Schema([*ids, Column("x", "continuous")])
+    model = DLRM(schema, 8, [16], [16], batch_layout=batch_layout)
+    model.compile("adam", "binary_crossentropy", jit_compile=jit_compile)
+    return model
+
+
+@pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
+def test_a_training_that_xla_compiles_reads_whole_batches(many, batch_layout):
+    """Hundreds of steps: XLA records CUDA graphs while readers use the GPU and wait for it."""
+    import keras
+
+    settings = {"batch_size": 4096, "batch_layout": batch_layout, "reader_kwargs": {"threads": 4}}
+    losses = []
+    for device in ("gpu", "cpu"):
+        keras.utils.set_random_seed(1)
+        loader = many_of(many, device=device, **settings)
+        model = dlrm_of(jit_compile=True, batch_layout=batch_layout)
+        losses.append(model.fit(loader, epochs=2, verbose=0).history["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+@pytest.mark.parametrize("make", [model_of, functools.partial(dlrm_of, jit_compile=False)])
+def test_an_epoch_of_fit_copies_no_batch_to_the_host(many, tmp_path, make):
+    import tensorflow as tf
+
+    model, loader = make(), many_of(many)
+    model.fit(loader, verbose=0)  # warm-up
+    tf.profiler.experimental.start(str(tmp_path))
+    model.fit(loader, verbose=0)
+    tf.profiler.experimental.stop()
+    copied = copied_bytes(tmp_path)
+    batches = loader.num_rows * loader.layout.row_bytes
+    files = sum(path.stat().st_size for path in many.iterdir())
+    order = 16 * loader.num_rows  # of the rows, in blocks and in groups: computed on the host
+    assert copied["MemcpyD2H"] < 0.01 * batches, copied
+    assert 0 < copied["MemcpyH2D"] < files + order + 0.05 * batches, copied
+
+
+OTHER_BACKEND = """
+import sys
+sys.modules["tensorflow"] = None
+import numpy as np, keras
+from tutorlib.loader import KerasSequenceLoader
+
+def arrays(device):
+    loader = KerasSequenceLoader(
+        sys.argv[1], 64, ["label"], cat_names=["id", "tags"], cont_names=["x"], device=device
+    )
+    return [{n: t for n, t in inputs.items()} | {"label": label} for inputs, label in loader]
+
+try:
+    ours, theirs = arrays("gpu"), arrays("cpu")
+except ValueError as error:
+    if "it sees no GPU" not in str(error):
+        raise
+    sys.exit(print("sees no GPU"))
+assert len(ours) == len(theirs) > 5
+for one, other in zip(ours, theirs):
+    for name, tensor in one.items():
+        where = str(tensor.device).lower()
+        assert "cuda" in where or "gpu" in where, (name, where)
+        want = keras.ops.convert_to_numpy(other[name])
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(tensor), want, err_msg=name)
+inputs = {n: keras.Input((1,), name=n, dtype=d) for n, d in (("id", "int32"), ("x", "float32"))}
+x = keras.layers.Flatten()(keras.layers.Embedding(97, 4)(inputs["id"]))
+model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()([x, inputs["x"]])))
+model.compile("adam", "mse")
+loader = KerasSequenceLoader(
+    sys.argv[1], 64, ["label"], cat_names=["id"], cont_names=["x"], device="gpu"
+)
+print(model.fit(loader, epochs=2, verbose=0).history["loss"][-1] < 1e9)
+"""
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_on_another_backend_of_keras(folder, backend):
+    pytest.importorskip(backend)
+    settings = {"KERAS_BACKEND": backend, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    said = run(OTHER_BACKEND, folder, **settings)
+    if said == "sees no GPU":
+        pytest.skip(f"{backend} {said}")
+    assert said == "True"

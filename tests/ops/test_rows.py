@@ -1,0 +1,494 @@
+"""Filter, Dropna, DifferenceLag, ListSlice: which rows and values stay, what stands before them."""
+
+import operator
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.ops import chunk_of, column, cut, plain, through_disk
+from tests.support.ops_strategies import FEW, INTEGERS, NUMBERS, TEXTS
+from tutorlib.chunk import Chunk, Ragged
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.ops import (
+    Categorify,
+    DifferenceLag,
+    Dropna,
+    FillMissing,
+    Filter,
+    ListSlice,
+    Normalize,
+    TargetEncoding,
+)
+from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.workflow import Workflow
+
+CUTS = st.lists(st.integers(0, 40), max_size=4)
+
+# ---------------------------------------------------------------------------------- Filter, Dropna
+
+
+def test_dropna_by_hand():
+    chunk = chunk_of(
+        n=[1, None, 3, 4, 5],
+        x=[0.5, 1.5, None, 2.5, 3.5],
+        s=["a", "b", "c", None, ""],
+        tags=[[1], [2], [3], [4], []],
+        row=[0, 1, 2, 3, 4],
+    )
+    for names, rows in {
+        "n": [0, 2, 3, 4], "x": [0, 1, 3, 4], "s": [0, 1, 2, 4], "tags": [0, 1, 2, 3],
+        "row": [0, 1, 2, 3, 4],
+    }.items():  # fmt: skip
+        assert Dropna([names]).apply(chunk)["row"].tolist() == rows
+    out = Dropna(["n", "x", "s", "tags"]).apply(chunk)
+    assert {name: plain(values) for name, values in out.items()} == {
+        "n": [1], "x": [0.5], "s": ["a"], "tags": [[1]], "row": [0],
+    }  # fmt: skip
+
+
+def test_dropna_leaves_a_list_with_a_null_and_drops_a_null_list():
+    chunk = chunk_of(tags=([[None], None, [1]], pa.list_(pa.int64())), row=[0, 1, 2])
+    assert Dropna(["tags"]).apply(chunk)["row"].tolist() == [0, 2]
+
+
+ROWS = st.lists(st.tuples(INTEGERS, TEXTS, NUMBERS), max_size=20)
+COMPARE = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    ">=": operator.ge, "in": lambda a, b: a in b, "not in": lambda a, b: a not in b,
+}  # fmt: skip
+
+
+def table(rows):
+    numbers, texts, values = zip(*rows, strict=True) if rows else ((), (), ())
+    return chunk_of(
+        n=(numbers, pa.int64()), t=(texts, pa.string()), x=(values, pa.float64()),
+        row=(range(len(rows)), pa.int64()),
+    )  # fmt: skip
+
+
+@st.composite
+def comparisons(draw):
+    name, values = draw(
+        st.sampled_from([("n", st.integers(-3, 3)), ("t", st.sampled_from(["", "a", "b"])),
+                         ("x", st.integers(-3, 3).map(float))])
+    )  # fmt: skip
+    comparison = draw(st.sampled_from(sorted(COMPARE)))
+    many = comparison in ("in", "not in")
+    return name, comparison, draw(st.lists(values, max_size=3) if many else values)
+
+
+@FEW
+@given(ROWS, st.lists(st.lists(comparisons(), min_size=1, max_size=2), min_size=1, max_size=2))
+def test_filter_equals_the_comparisons_in_python(rows, condition):
+    def met(row, name, comparison, value):
+        one = row["ntx".index(name)]
+        if one is None:
+            return False
+        if isinstance(one, str):
+            one = one.encode()
+            value = [v.encode() for v in value] if isinstance(value, list) else value.encode()
+        return COMPARE[comparison](one, value)
+
+    want = [
+        place
+        for place, row in enumerate(rows)
+        if any(all(met(row, *one) for one in every) for every in condition)
+    ]
+    assert Filter(condition).apply(table(rows))["row"].tolist() == want
+
+
+@FEW
+@given(ROWS, st.lists(st.sampled_from("ntx"), min_size=1, unique=True))
+def test_dropna_equals_pandas(rows, names):
+    frame = pd.DataFrame(rows, columns=["n", "t", "x"], dtype=object)
+    want = frame.dropna(subset=names).index.tolist()
+    assert Dropna(names).apply(table(rows))["row"].tolist() == want
+
+
+def test_filter_keeps_the_rows_that_the_loaders_filters_keep(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = pa.table(
+        {
+            "n": pa.array(generator.integers(0, 9, 500), mask=generator.random(500) < 0.1),
+            "t": pa.array(generator.choice(["a", "b", "c", None], 500)),
+            "row": np.arange(500),
+        }
+    )
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=100)
+    for condition in (
+        [("n", ">", 3), ("t", "!=", "a")],
+        [[("n", "in", [1, 2])], [("t", "not in", ["a", "b"]), ("t", "!=", "")]],
+        [("t", "<=", "b")],
+    ):
+        source = ParquetSource(tmp_path / "rows.parquet", filters=condition)
+        want = [row for chunk in source.chunks(["row"]) for row in chunk["row"].tolist()]
+        assert 0 < len(want) < 500
+        assert Filter(condition).apply(Chunk.from_arrow(rows))["row"].tolist() == want
+
+
+def test_filter_by_a_function_gets_its_columns_alone():
+    def short(chunk):
+        assert chunk.names == ["tags"]
+        return np.diff(chunk["tags"].offsets) < 2
+
+    chunk = chunk_of(tags=[[1], [1, 2], []], row=[0, 1, 2])
+    assert Filter(short, ["tags"]).apply(chunk)["row"].tolist() == [0, 2]
+    with pytest.raises(ValueError, match=r"\['row'\]: Filter expects .* got int64 \(3,\)"):
+        Filter(lambda c: c["row"], ["row"]).apply(chunk)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), "condition must be a list of"),
+        (([("x", ">")],), "condition must be a list of"),
+        (([("x", "~", 1)],), "column 'x': Filter: operators are"),
+        (([("x", "in", 1)],), "'in' takes a list of values, got 1"),
+        (([("x", "==", [1])],), "'==' takes one value"),
+        (([("x", "==", None)],), "To keep rows that have a value, use Dropna"),
+        (([("x", "!=", float("nan"))],), "use Dropna"),
+        ((lambda chunk: chunk,), "say in names which columns"),
+        (([("x", ">", 1)], ["x"]), "names goes with a function"),
+    ],
+)
+def test_filter_refuses_conditions_that_make_no_sense(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Filter(*arguments)
+
+
+def test_filter_names_the_column_that_it_cannot_compare():
+    chunk = chunk_of(n=[1], t=["a"], tags=[[1]])
+    with pytest.raises(TypeError, match="'n': Filter cannot compare int64 with 'a'"):
+        Filter([("n", "==", "a")]).apply(chunk)
+    with pytest.raises(TypeError, match="'t': Filter cannot compare string with 1"):
+        Filter([("t", "in", ["a", 1])]).apply(chunk)
+    with pytest.raises(TypeError, match="'tags': Filter takes one value a row, got lists"):
+        Filter([("tags", "==", 1)]).apply(chunk)
+    with pytest.raises(ValueError, match="Dropna: names must be a list of column names, got 'n'"):
+        Dropna("n")
+
+
+def test_rows_are_dropped_from_all_groups_alike_in_fit_and_transform(tmp_path):
+    chunk = chunk_of(
+        user=["a", "b", "c", "c", None], rating=[3.0, None, 5.0, 0.5, 4.0], label=[1, 0, 1, 0, 1]
+    )
+    row_ops = [Dropna(["rating"]), Filter([("rating", ">", 1)])]
+    groups = ["user"] >> Categorify(), ["rating"] >> Normalize(dtype="float64"), ["label"]
+    loaded = through_disk(tmp_path, *groups, chunk=chunk, row_ops=row_ops)
+    assert loaded.groups[0].ops[0].vocabulary("user") == ["a", "c"]  # "b" and one "c" are dropped
+    assert loaded.groups[1].ops[0].learned()["mean"] == {"rating": 4.0}
+    out = loaded.transform(chunk)
+    assert out["user"].tolist() == [3, 4, 1]
+    assert out["label"].tolist() == [1, 1, 1]
+    assert loaded.input_names == ["user", "rating", "label"]
+    assert [repr(op) for op in loaded.row_ops] == [repr(op) for op in row_ops]
+    served = loaded.for_serving().transform(chunk)
+    assert served["user"].tolist() == [3, 2, 4, 4, 1]
+    assert Workflow(*groups).fit(chunk).fingerprint != loaded.fingerprint
+
+
+def positive(chunk):
+    return chunk["x"] > 0
+
+
+def test_a_filter_by_a_function_is_saved_by_its_name_only(tmp_path):
+    chunk = chunk_of(x=[1.0, -1.0], row=[0, 1])
+    loaded = through_disk(tmp_path, ["row"], chunk=chunk, row_ops=[Filter(positive, ["x"])])
+    assert loaded.transform(chunk)["row"].tolist() == [0]
+    with pytest.raises(ValueError, match=r"Filter: the saved workflow needs .* 'positive'"):
+        Workflow.load(tmp_path / "workflow")
+    nameless = Workflow(["row"], row_ops=[Filter(lambda c: c["x"] > 0, ["x"])]).fit(chunk)
+    with pytest.raises(ValueError, match="Filter: a function without a name cannot be saved"):
+        nameless.save(tmp_path / "other")
+
+
+def test_row_ops_in_a_group_say_where_they_belong():
+    for left in (["x"], ["x"] >> FillMissing(0)):
+        with pytest.raises(TypeError, match=r"Pass it to the workflow: .*row_ops=\[Dropna"):
+            left >> Dropna(["x"])
+    with pytest.raises(TypeError, match="row_ops takes Filter and Dropna, got FillMissing"):
+        Workflow(["x"], row_ops=[FillMissing(0)])
+
+
+@pytest.mark.parametrize("shuffle_seed", [None, 7])
+def test_transform_to_parquet_writes_the_rows_that_stay(tmp_path, shuffle_seed):
+    generator = np.random.default_rng(0)
+    rows = pa.table({"x": generator.normal(size=1000), "row": np.arange(1000)})
+    pq.write_table(rows, tmp_path / "raw.parquet", row_group_size=130)
+    keep = Filter([("x", ">", 0.5), ("row", "<", 600)])  # nothing of the last row groups stays
+    workflow = Workflow(["x", "row"], row_ops=[keep]).fit(tmp_path / "raw.parquet")
+    workflow.transform_to_parquet(
+        tmp_path / "raw.parquet", tmp_path / "out", shuffle_seed=shuffle_seed
+    )
+    written = pq.read_table(tmp_path / "out", columns=["row"])["row"].to_pylist()
+    x = rows["x"].to_numpy()
+    want = np.flatnonzero((x > 0.5) & (np.arange(1000) < 600)).tolist()
+    assert (written if shuffle_seed is None else sorted(written)) == want
+    assert (written == want) == (shuffle_seed is None)
+
+
+# ----------------------------------------------------------------------------------- DifferenceLag
+
+
+def test_difference_lag_by_hand():
+    chunk = chunk_of(
+        user=["a", "a", "a", "b", "b", None, None],
+        shop=[1, 1, 2, 2, 2, 2, 2],
+        time=[10, 13, 20, 1, None, 3, 4],
+        price=[0.5, 1.0, 4.0, 2.0, 1.5, 3.0, 3.5],
+    )
+    out = (["time", "price"] >> DifferenceLag("user")).transform(chunk)
+    assert plain(out["time_difference_lag_1"]) == ["nan", 3, 7, *["nan"] * 4]
+    assert plain(out["price_difference_lag_1"]) == ["nan", 0.5, 3, "nan", -0.5, "nan", "nan"]
+    assert out["price_difference_lag_1"].dtype == np.float32
+    two = (["price"] >> DifferenceLag(["user", "shop"], shift=2)).transform(chunk)
+    assert plain(two["price_difference_lag_2"]) == ["nan"] * 7
+    one = (["price"] >> DifferenceLag(["shop", "user"])).transform(chunk)
+    assert plain(one["price_difference_lag_1"]) == ["nan", 0.5, "nan", "nan", -0.5, "nan", "nan"]
+    far = (["price"] >> DifferenceLag("user", shift=9)).transform(chunk)
+    assert plain(far["price_difference_lag_9"]) == ["nan"] * 7
+
+
+def test_difference_lag_of_large_integers_is_exact():
+    largest, smallest = 2**63 - 1, -(2**63)
+    chunk = chunk_of(user=[1] * 4, time=[largest - 1, largest, smallest, 0])
+    group = ["time"] >> DifferenceLag("user", dtype="float64")
+    out = group.transform(chunk)["time_difference_lag_1"]
+    assert plain(out) == ["nan", 1, -(2.0**64), 2.0**63]
+    unsigned = Chunk({"user": np.ones(3, int), "time": np.array([0, 2**64 - 1, 5], np.uint64)})
+    assert plain(group.transform(unsigned)["time_difference_lag_1"]) == ["nan", 2.0**64, -(2.0**64)]
+    small = Chunk({"user": np.ones(2, int), "time": np.array([-128, 127], np.int8)})
+    assert plain(group.transform(small)["time_difference_lag_1"]) == ["nan", 255]
+
+
+LAGS = st.lists(
+    st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, "a", "b"]), INTEGERS, NUMBERS),
+    min_size=1, max_size=30,
+)  # fmt: skip
+
+
+def lag_by_definition(rows, value, shift):
+    result = []
+    for place, row in enumerate(rows):
+        before = rows[place - shift] if place >= shift else (None,) * 4
+        whole = None not in (*row[:2], row[value], before[value]) and row[:2] == before[:2]
+        result.append(float(row[value] - before[value]) if whole else "nan")
+    return result
+
+
+@FEW
+@given(LAGS, CUTS, st.integers(1, 3))
+def test_difference_lag_equals_its_definition_however_the_data_is_cut(rows, cuts, shift):
+    n, t, i, x = zip(*rows, strict=True)
+    chunk = chunk_of(n=(n, pa.int64()), t=(t, pa.string()), i=(i, pa.int64()), x=(x, pa.float64()))
+    group = ["i", "x"] >> DifferenceLag(["n", "t"], shift, dtype="float64")
+    want = {"i": lag_by_definition(rows, 2, shift), "x": lag_by_definition(rows, 3, shift)}
+    out = group.transform(chunk)
+    assert {name[0]: plain(values) for name, values in out.items()} == want
+    workflow = Workflow(group).fit(chunk)
+    parts = cut(chunk, cuts)
+    before = [Chunk.concat([chunk.slice(0, 0), *parts[:place]]) for place in range(len(parts))]
+    pieces = [workflow.transform(part, before=b) for part, b in zip(parts, before, strict=True)]
+    for name in out:
+        assert plain(Chunk.concat(pieces)[name]) == plain(out[name])
+
+
+def steps(generator, count):
+    """Rows sorted by user, several row groups a user."""
+    user = np.sort(generator.integers(0, 4, count))
+    time = pa.array(generator.integers(0, 99, count), mask=generator.random(count) < 0.1)
+    return pa.table({"user": user, "time": time, "row": np.arange(count)})
+
+
+@pytest.mark.parametrize("shuffle_seed", [None, 3])
+def test_differences_over_the_borders_of_row_groups_and_files(tmp_path, shuffle_seed):
+    rows = steps(np.random.default_rng(0), 500)
+    with ParquetSink(tmp_path / "raw", row_group_rows=7, rows_per_file=140) as sink:
+        sink.write(rows)
+
+    def workflow():
+        lag = ["time"] >> DifferenceLag("user", shift=9)  # longer than a row group
+        return Workflow(lag >> FillMissing(0) >> Normalize(), ["row"])
+
+    fitted = workflow().fit(tmp_path / "raw")
+    whole = Chunk.from_arrow(rows)
+    assert fitted.fingerprint == workflow().fit(whole).fingerprint
+    want = fitted.transform(whole, before=whole.slice(0, 0))["time_difference_lag_9"]
+    frame = rows.to_pandas()
+    lagged = frame["time"] - frame["time"].shift(9).where(frame["user"] == frame["user"].shift(9))
+    lagged = lagged.fillna(0)
+    np.testing.assert_allclose(want, (lagged - lagged.mean()) / lagged.std(ddof=0), atol=1e-6)
+    fitted.transform_to_parquet(tmp_path / "raw", tmp_path / "out", shuffle_seed=shuffle_seed)
+    written = pq.read_table(tmp_path / "out").to_pandas().sort_values("row")
+    assert written["time_difference_lag_9"].tolist() == want.tolist()
+
+
+def test_transform_asks_for_the_rows_before_and_takes_none_that_nobody_looks_at():
+    chunk = chunk_of(user=[1, 1], time=[3, 5])
+    looking_back = Workflow(["time"] >> DifferenceLag("user")).fit(chunk)
+    assert looking_back.rows_before == 1
+    with pytest.raises(ValueError, match=r"looks back at 1 rows: .*chunk.slice\(0, 0\)"):
+        looking_back.transform(chunk)
+    out = looking_back.transform(chunk.slice(1, 2), before=chunk.slice(0, 1))
+    assert out["time_difference_lag_1"].tolist() == [2.0]
+    with pytest.raises(ValueError, match="no op of this workflow looks back"):
+        Workflow(["time"]).fit(chunk).transform(chunk, before=chunk)
+    with pytest.raises(ValueError, match=r"row_ops .* that an op of the groups looks back"):
+        Workflow(["time"] >> DifferenceLag("user"), row_ops=[Dropna(["time"])])
+
+
+def test_chained_differences_look_back_at_the_rows_of_both():
+    rows = steps(np.random.default_rng(1), 60)
+    whole = Chunk.from_arrow(rows)
+    group = ["time"] >> DifferenceLag("user", 2) >> DifferenceLag("user", 3)
+    workflow = Workflow(group).fit(whole)
+    assert workflow.rows_before == 5
+    want = plain(workflow.transform(whole, before=whole.slice(0, 0))[workflow.output_names[0]])
+    got = []
+    for row in range(60):
+        before = whole.slice(max(0, row - 5), row)
+        out = workflow.transform(whole.slice(row, row + 1), before=before)
+        got += plain(out[workflow.output_names[0]])
+    assert got == want
+
+
+def test_difference_lag_names_op_and_column():
+    chunk = chunk_of(user=[1, 1], time=[3, 5], text=["a", "b"], tags=[[1], [2]], x=[0.5, 1.0])
+    for name, by, message in (
+        ("text", "user", "'text': DifferenceLag takes numbers, got strings"),
+        ("tags", "user", "'tags': DifferenceLag takes one value a row, got lists"),
+        ("time", "x", "'x': DifferenceLag takes integers or strings, got float64"),
+        ("time", "tags", "'tags': DifferenceLag takes one value a row to part by, got lists"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            ([name] >> DifferenceLag(by)).transform(chunk)
+    with pytest.raises(ValueError, match=r"DifferenceLag: columns \['user'\] are read beside"):
+        ["user", "time"] >> DifferenceLag("user")
+    with pytest.raises(ValueError, match="shift must be an integer from 1 on, got 0"):
+        DifferenceLag("user", 0)
+
+
+def test_difference_lag_through_disk(tmp_path):
+    chunk = chunk_of(user=["a", "a", "b"], time=[3, 5, 9])
+    loaded = through_disk(tmp_path, ["time"] >> DifferenceLag("user"), chunk=chunk)
+    assert loaded.output_schema.continuous.names == ["time_difference_lag_1"]
+
+
+# --------------------------------------------------------------------------------------- ListSlice
+
+
+def test_list_slice_by_hand():
+    tags = column([[1, 2, 3], [], [4], [5, None]])
+    lists = {
+        (0, 2): [[1, 2], [], [4], [5, None]],
+        (1, None): [[2, 3], [], [], [None]],
+        (-2, None): [[2, 3], [], [4], [5, None]],
+        (0, -1): [[1, 2], [], [], [5]],
+    }
+    for (start, end), want in lists.items():
+        out = (["t"] >> ListSlice(start, end)).transform(Chunk({"t": tags}))["t"]
+        assert out.tolist() == want
+        assert out.values.values.dtype == np.int64
+    padded = (["t"] >> ListSlice(0, 2, pad=True)).transform(Chunk({"t": tags}))["t"]
+    assert padded.tolist() == [[1, 2], [0, 0], [4, 0], [5, None]]
+    texts = column([["a", "b"], [], ["c"]])
+    out = (["t"] >> ListSlice(-2, pad=True, pad_value="?")).transform(Chunk({"t": texts}))["t"]
+    assert out.tolist() == [["a", "b"], ["?", "?"], ["c", "?"]]
+
+
+PLACES = st.one_of(st.none(), st.integers(-5, 5))
+
+
+@FEW
+@given(
+    st.one_of(
+        st.lists(st.lists(INTEGERS, max_size=6), min_size=1),
+        st.lists(st.lists(TEXTS, max_size=6), min_size=1),
+        st.lists(st.lists(st.floats(-5, 5, width=32), max_size=6), min_size=1),
+    ),
+    st.integers(-5, 5),
+    PLACES,
+)
+def test_list_slice_equals_pythons_slices(lists, start, end):
+    flat = [value for values in lists for value in values if value is not None]
+    kind = pa.string() if any(isinstance(v, str) for v in flat) else pa.int64()
+    kind = pa.float32() if any(isinstance(v, float) for v in flat) else kind
+    chunk = chunk_of(t=(lists, pa.list_(kind)))
+    out = (["t"] >> ListSlice(start, end)).transform(chunk)["t"].tolist()
+    want = [values[start:end] for values in lists]
+    assert out == want
+    length = len(([0] * 99)[start:end])
+    if 0 < length < 20:
+        fill = "?" if kind == pa.string() else 7
+        group = ["t"] >> ListSlice(start, end, pad=True, pad_value=fill)
+        out = group.transform(chunk)["t"].tolist()
+        assert out == [values + [fill] * (length - len(values)) for values in want]
+
+
+def test_list_slice_keeps_ids_and_their_cardinality(tmp_path):
+    chunk = chunk_of(tags=[["a", "b", "a"], [], ["b", None]])
+    group = ["tags"] >> Categorify() >> ListSlice(0, 2, pad=True)
+    loaded = through_disk(tmp_path, group, chunk=chunk)
+    out = loaded.transform(chunk)["tags"]
+    assert out.tolist() == [[3, 4], [0, 0], [4, 1]]
+    assert isinstance(out, Ragged)
+    assert (loaded.output_schema["tags"].cardinality, out.values.dtype) == (5, np.int32)
+
+
+@pytest.mark.parametrize("places", [(0, None), (-3, 2), (2, -1), (3, 3), (-1, -4)])
+def test_list_slice_refuses_to_pad_to_no_one_length(places):
+    with pytest.raises(ValueError, match="pad=True needs a slice of one length"):
+        ListSlice(*places, pad=True)
+
+
+def test_list_slice_names_op_and_column():
+    with pytest.raises(TypeError, match="'x': ListSlice takes lists, got float64"):
+        (["x"] >> ListSlice(1)).transform(chunk_of(x=[0.5]))
+    whole, texts = chunk_of(l=[[1]]), chunk_of(l=[["a"]])
+    with pytest.raises(ValueError, match=r"'l': ListSlice cannot put 0.5 into lists of int64"):
+        (["l"] >> ListSlice(0, 2, pad=True, pad_value=0.5)).transform(whole)
+    with pytest.raises(TypeError, match="'l': ListSlice cannot put 0 into lists of string"):
+        (["l"] >> ListSlice(0, 2, pad=True)).transform(texts)
+
+
+# ------------------------------------------------------------------------------------------ online
+
+
+def test_a_loader_drops_rows_by_its_filters_and_maps_the_workflow_that_keeps_them(tmp_path):
+    rows = pa.table({"x": np.arange(100) - 50, "label": np.arange(100) / 100})
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=20)
+    condition = [("x", ">", 0)]
+    workflow = Workflow(["x"] >> Normalize(), ["label"], row_ops=[Filter(condition)])
+    workflow.fit(tmp_path / "rows.parquet")
+    options = {"label_names": ["label"], "cont_names": ["x"], "shuffle": False}
+    with (
+        KerasSequenceLoader(tmp_path / "rows.parquet", 10, **options) as loader,
+        pytest.raises(ValueError, match="rows"),
+    ):
+        next(iter(loader.map(workflow)))
+    with KerasSequenceLoader(tmp_path / "rows.parquet", 10, filters=condition, **options) as loader:
+        batches = [inputs["x"] for inputs, _ in loader.map(workflow.keeping_rows())]
+    want = workflow.transform(Chunk.from_arrow(rows))["x"]
+    assert np.concatenate(batches)[:, 0].tolist() == want.tolist()
+    assert len(want) == 49
+
+
+def test_a_loader_reads_the_fold_column_that_a_workflow_looks_at(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = pa.table(
+        {"k": generator.integers(0, 5, 400), "row": np.arange(400), "label": generator.random(400)}
+    )
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=100)
+    op = TargetEncoding("label", "row", dtype="float32")
+    workflow = Workflow(["k"] >> op, ["label"]).fit(tmp_path / "rows.parquet")
+    with KerasSequenceLoader(
+        tmp_path / "rows.parquet", 100, label_names=["label"], cont_names=["k"], shuffle=False
+    ) as loader:
+        batches = [inputs["k_label_mean"] for inputs, _ in loader.map(workflow)]
+    want = workflow.transform(Chunk.from_arrow(rows))["k_label_mean"]
+    assert np.concatenate(batches)[:, 0].tolist() == want.tolist()

@@ -1,0 +1,114 @@
+"""Texts read as codes of a dictionary are the texts that are in the file."""
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.ops_strategies import FEW, TEXTS
+from tutorlib.chunk import Chunk, Masked, Strings, column_from_arrow, column_to_arrow
+from tutorlib.encoded_strings import EncodedStrings, encoded_column, plain_texts
+from tutorlib.ops import Categorify, FillMissing, HashBucket
+from tutorlib.parquet import ParquetSource, with_encoded_texts
+from tutorlib.workflow import Workflow, split_rows
+
+WORDS = ["b", "", None, "Müller", "b", "東京", None, "b", "a", ""]
+KINDS = {
+    "a dictionary": ({}, pa.string()),
+    "no dictionary": ({"use_dictionary": False}, pa.string()),
+    "two pages": ({"dictionary_pagesize_limit": 4, "data_page_size": 8}, pa.string()),
+    "differences": ({"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}, pa.string()),
+    "large strings": ({}, pa.large_string()),
+    "string views": ({}, pa.string_view()),
+    "an Arrow dictionary": ({}, pa.dictionary(pa.int8(), pa.string())),
+}
+
+
+@FEW
+@given(st.lists(TEXTS, max_size=30), st.lists(st.integers(0, 29), max_size=9), st.integers(0, 30))
+def test_encoded_texts_do_what_texts_do(texts, rows, end):
+    array = pa.array(texts, pa.string())
+    column, want = encoded_column(array), column_from_arrow(array)
+    rows = np.array([row for row in rows if row < len(texts)], np.int64)
+    end = min(end, len(texts))
+    for have, other in (
+        (column, want),
+        (column.take(rows), want.take(rows)),
+        (column.slice(1, end), want.slice(1, end)) if end else (column, want),
+        (pickle.loads(pickle.dumps(column)), want),
+    ):
+        assert have.tolist() == other.tolist()
+        assert column_to_arrow(have).to_pylist() == column_to_arrow(other).to_pylist()
+        assert len(have) == len(other)
+    assert plain_texts(column).tolist() == want.tolist()
+
+
+def test_encoded_texts_joined_are_plain_ones():
+    chunks = [Chunk({"x": encoded_column(pa.array(texts))}) for texts in (["a", "b", "a"], ["c"])]
+    joined = Chunk.concat(chunks)["x"]
+    assert type(joined) is Strings
+    assert joined.tolist() == ["a", "b", "a", "c"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_gives_the_texts_of_the_file_in_whatever_encoding(kind, tmp_path):
+    options, arrow_type = KINDS[kind]
+    texts = pa.array(WORDS).cast(arrow_type) if arrow_type != pa.string() else pa.array(WORDS)
+    table = pa.table({"t": texts, "n": range(10), "l": [["x", "y"]] * 10})
+    if "column_encoding" in options:
+        options = {**options, "column_encoding": {"t": options["column_encoding"]}}
+    path = tmp_path / "texts.parquet"
+    pq.write_table(table, path, row_group_size=6, **options)
+    plain, encoded = ParquetSource(path), with_encoded_texts(ParquetSource(path))
+    for position, start, stop in ((0, 0, 6), (1, 0, 4), (0, 2, 5), (0, 3, 3)):
+        have = encoded.read(position, None, start, stop)
+        assert have["t"].tolist() == WORDS[6 * position :][start:stop]
+        for name, column in plain.read(position, ["n", "l"], start, stop).items():
+            assert have[name].tolist() == column.tolist()
+        column = have["t"].values if isinstance(have["t"], Masked) else have["t"]
+        assert isinstance(column, EncodedStrings)
+    assert encoded.fingerprint() == plain.fingerprint()
+    assert pickle.loads(pickle.dumps(encoded)).read(1)["t"].tolist() == WORDS[6:]
+
+
+def test_rows_of_a_source_are_encoded_too(tmp_path):
+    path = tmp_path / "texts.parquet"
+    pq.write_table(pa.table({"t": WORDS, "n": range(10)}), path, row_group_size=6)
+    half = split_rows(ParquetSource(path), {"a": 0.5, "b": 0.5}, seed=2)["a"]
+    column = with_encoded_texts(half).read(0, ["t"])["t"]
+    assert column.tolist() == half.read(0, ["t"])["t"].tolist()
+    some = ParquetSource(path, filters=[("n", ">", 2), ("t", "in", ["b", "a"])])
+    assert with_encoded_texts(some).read(0)["t"].tolist() == ["b"]
+
+
+@FEW
+@given(st.lists(TEXTS, min_size=1, max_size=40), st.integers(1, 9))
+def test_ops_make_the_same_of_encoded_texts(texts, buckets):
+    array = pa.array(texts, pa.string())
+    plain, encoded = Chunk({"t": column_from_arrow(array)}), Chunk({"t": encoded_column(array)})
+    for group in (
+        ["t"] >> Categorify(num_oov_buckets=2),
+        ["t"] >> Categorify(vocabularies={"t": ["a", "zz", "Müller"]}),
+        ["t"] >> FillMissing("b") >> Categorify(freq_threshold=2),
+        ["t"] >> HashBucket(buckets),
+        ["t"] >> FillMissing("b", add_binary_cols=True),
+    ):
+        fitted = Workflow(group).fit(plain)
+        assert Workflow(group).fit(encoded).fingerprint == fitted.fingerprint
+        one, other = fitted.transform(plain), fitted.transform(encoded)
+        for name in one:
+            assert one[name].tolist() == other[name].tolist()
+
+
+def test_texts_that_pass_through_come_out_as_ever(tmp_path):
+    path = tmp_path / "texts.parquet"
+    pq.write_table(pa.table({"t": WORDS, "u": ["x"] * 10}), path, row_group_size=3)
+    made = Workflow(["t"] >> FillMissing("b"), ["u"]).fit(path)
+    made.transform_to_parquet(path, tmp_path / "out", shuffle_seed=1)
+    out = pq.read_table(tmp_path / "out/part_00000.parquet")
+    assert out.schema.types == [pa.large_string()] * 2
+    assert sorted(out["t"].to_pylist()) == sorted(w or ("b" if w is None else "") for w in WORDS)

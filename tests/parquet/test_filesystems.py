@@ -1,0 +1,188 @@
+"""Files that are elsewhere: URLs of fsspec, filesystems that are given, folders that may not be."""
+
+import http.server
+import os
+import pickle
+import re
+import sys
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from tutorlib.chunk import Chunk
+from tutorlib.parquet import ParquetError, ParquetSource, find_files
+
+fsspec = pytest.importorskip("fsspec")
+
+NAMES = [f"day={day}/part_{part}.parquet" for day in (1, 2) for part in (0, 1)]
+
+
+def table_of(number):
+    return pa.table({"x": np.arange(10 * number, 10 * number + 10), "y": np.ones(10)})
+
+
+def file_of(number):
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table_of(number), buffer, row_group_size=4)
+    return buffer.getvalue().to_pybytes()
+
+
+@pytest.fixture
+def memory():
+    """Four files in fsspec's memory filesystem, and others that are not data."""
+    filesystem = fsspec.filesystem("memory")
+    for number, name in enumerate(NAMES):
+        filesystem.pipe(f"/bucket/data/{name}", file_of(number))
+    for name in ("_SUCCESS", "notes.txt", "_temporary/0.parquet", "day=1/.hidden.parquet"):
+        filesystem.pipe(f"/bucket/data/{name}", b"not data")
+    yield filesystem
+    filesystem.rm("/bucket", recursive=True)
+
+
+def all_x(source):
+    return Chunk.concat(list(source.chunks(["x"])))["x"].tolist()
+
+
+def test_a_folder_a_pattern_a_file_and_a_list_may_be_urls(memory):
+    folder = "memory://bucket/data"
+    source = ParquetSource(folder)
+    assert source.files == [f"memory:///bucket/data/{name}" for name in NAMES]
+    assert all_x(source) == list(range(40))
+    for pattern in ("*/*.parquet", "**/part_?.parquet", "day=[12]/*", "**/*.parquet"):
+        assert ParquetSource(f"{folder}/{pattern}").files == source.files
+    assert ParquetSource(f"{folder}/day=2/*").files == source.files[2:]
+    assert all_x(ParquetSource(source.files[::-1])) == [
+        *range(30, 40), *range(20, 30), *range(10, 20), *range(10),
+    ]  # fmt: skip
+    assert all_x(ParquetSource(source.files[1])) == list(range(10, 20))
+    for nowhere in ("memory://bucket/nothing", f"{folder}/*.csv", "memory://other/*.parquet"):
+        with pytest.raises(FileNotFoundError, match=re.escape(f"no Parquet file at '{nowhere}'")):
+            ParquetSource(nowhere)
+
+
+def test_keys_filters_slices_and_columns_are_as_with_local_files(memory, tmp_path):
+    for number, name in enumerate(NAMES):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(file_of(number))
+    filters = [("day", "==", 2), ("x", ">", 25)]
+    source = ParquetSource("memory://bucket/data", filters)
+    local = ParquetSource(tmp_path, filters)
+    assert source.column_types == local.column_types
+    assert source.row_groups == local.row_groups
+    for position in range(len(source)):
+        for bounds in ((0, None), (0, 1), (1, 2)):
+            chunks = [s.read(position, ["day", "x"], *bounds).to_arrow() for s in (source, local)]
+            assert chunks[0].equals(chunks[1])
+    assert [name for name, _ in source.columns(0, ["y", "day"])] == ["y", "day"]
+    assert source.fingerprint() == local.fingerprint()
+
+
+def test_a_file_written_again_elsewhere_is_noticed(memory):
+    source = ParquetSource("memory://bucket/data/day=1/part_0.parquet")
+    again = table_of(0).set_column(0, "x", pa.array(np.arange(10)[::-1].copy()))
+    buffer = pa.BufferOutputStream()
+    pq.write_table(again, buffer, row_group_size=4)
+    memory.pipe("/bucket/data/day=1/part_0.parquet", buffer.getvalue().to_pybytes())
+    with pytest.raises(ParquetError, match=r"part_0\.parquet: the file has changed since it was"):
+        source.read(0)
+    memory.rm("/bucket/data/day=1/part_0.parquet")
+    with pytest.raises(ParquetError, match=r"has changed since it was opened: it is gone"):
+        source.read(0)
+
+
+def test_a_filesystem_that_is_given_is_used(memory, tmp_path):
+    with_fsspec = ParquetSource("/bucket/data/day=1", filesystem=memory)
+    with_arrow = ParquetSource("day=1", filesystem=fs.SubTreeFileSystem(
+        "/bucket/data", fs.PyFileSystem(fs.FSSpecHandler(memory))
+    ))  # fmt: skip
+    assert all_x(with_fsspec) == all_x(with_arrow) == list(range(20))
+    assert with_fsspec.files[0] == "/bucket/data/day=1/part_0.parquet"
+    path = tmp_path / "x.parquet"
+    path.write_bytes(file_of(0))
+    for local in (fs.LocalFileSystem(), fsspec.filesystem("file")):
+        (file,) = find_files(path, local)
+        assert file.is_local
+        assert all_x(ParquetSource(path, filesystem=local)) == list(range(10))
+    with pytest.raises(TypeError, match=r"one of pyarrow.fs or fsspec, got builtins\.str"):
+        ParquetSource(path, filesystem="memory")
+
+
+def test_file_urls_are_local_files(tmp_path):
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    (folder / "x.parquet").write_bytes(file_of(0))
+    source = ParquetSource(folder.as_uri())
+    assert source.files == [str(folder / "x.parquet")]
+    assert ParquetSource(f"file://{folder}/*.parquet").files == source.files
+    assert find_files(folder.as_uri())[0].is_local
+
+
+def test_a_source_with_a_filesystem_can_be_pickled(memory):
+    source = ParquetSource("memory://bucket/data", filters=[("x", "in", [3, 33])])
+    assert all_x(pickle.loads(pickle.dumps(source))) == [3, 33]
+
+
+class RangeHandler(http.server.SimpleHTTPRequestHandler):
+    """A file server that can send a part of a file, which Python's own cannot."""
+
+    def log_message(self, *_):
+        pass
+
+    def send_head(self):
+        data = open(self.translate_path(self.path), "rb").read()
+        wanted = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        first, last = 0, len(data) - 1
+        if wanted:
+            first, last = int(wanted[1]), min(last, int(wanted[2] or last))
+        self.send_response(206 if wanted else 200)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(last - first + 1))
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(data[first : last + 1] if self.command == "GET" else b"")
+
+
+def test_files_come_over_http(tmp_path):
+    pytest.importorskip("aiohttp", reason="fsspec reads http:// with aiohttp")
+    (tmp_path / "a.parquet").write_bytes(file_of(0))
+    (tmp_path / "b.parquet").write_bytes(file_of(1))
+
+    def handler(*arguments):
+        return RangeHandler(*arguments, directory=str(tmp_path))
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            base = f"http://127.0.0.1:{server.server_port}"
+            source = ParquetSource([f"{base}/b.parquet", f"{base}/a.parquet"])
+            assert source.files[0] == f"{base}/b.parquet"
+            assert all_x(source) == [*range(10, 20), *range(10)]
+            assert source.read(0, ["x"], 2, 4)["x"].tolist() == [12, 13]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_url_that_nobody_can_read_is_refused(monkeypatch):
+    with pytest.raises(ImportError, match=r"reading nowhere:// needs fsspec and its driver for it"):
+        ParquetSource("nowhere://x/y.parquet")
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ImportError, match=r"memory://x: reading memory:// needs fsspec"):
+        ParquetSource("memory://x")
+
+
+def test_folders_are_searched_through_without_hidden_names(tmp_path):
+    for name in ("b/c/2.parquet", "b/1.pq", "a.parquet", "_x/3.parquet", ".y/4.parquet", "_5.pq"):
+        path = tmp_path / "d" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file_of(0))
+    (tmp_path / "d" / "folder.parquet").mkdir()
+    found = [os.path.relpath(file.path, tmp_path / "d") for file in find_files(tmp_path / "d")]
+    assert found == ["a.parquet", "b/1.pq", "b/c/2.parquet"]
+    pattern = find_files(tmp_path / "d" / "**" / "*.p*q*")
+    assert [os.path.relpath(file.path, tmp_path / "d") for file in pattern] == found

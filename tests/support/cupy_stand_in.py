@@ -1,0 +1,427 @@
+"""A stand-in for CuPy on a machine without a GPU: NumPy arrays that refuse what CuPy refuses.
+
+`cupy` is a module to be put in CuPy's place (`sys.modules["cupy"]`). It lets the code for a GPU run
+on a CPU, and raises where a GPU would, or where one would go on with wrong values:
+
+* what CuPy lacks: functions, methods and parameters that are not listed here, texts and objects;
+* an array of NumPy among arrays of the device, other than by `asarray`, or as an index;
+* a device's array where NumPy wants one of its own, or Python an index;
+* several values written to one place, of which any may stay;
+* an array used on another stream than that which made it, before that one was waited for.
+
+Read from the sources of CuPy 14.2; `test_gpu_ops.py` holds the lists against the real one.
+Does not belong here: what is tested with it.
+"""
+
+import contextlib
+import functools
+import itertools
+import operator
+import threading
+import types
+
+import numpy as np
+
+from tutorlib.memory import HostPlace
+from tutorlib.memory.spaces import _HostLease
+
+# ---- streams: what was begun on each, and what of it is known to be done -------------------------
+
+
+class Stream:
+    """What a thread does, in order."""
+
+    def __init__(self):
+        self.begun = self.done = 0
+        STREAMS.append(self)
+
+    def synchronize(self):
+        """Wait until all that was begun is done."""
+        self.done = self.begun
+
+
+STREAMS = []
+DEFAULT = Stream()
+_of_thread = threading.local()
+
+
+def _current():
+    return getattr(_of_thread, "stream", DEFAULT)
+
+
+cupy = types.ModuleType("cupy")
+cupy.cuda = types.SimpleNamespace(Stream=Stream, get_current_stream=_current)
+
+
+class StandIn(HostPlace):
+    """A device whose array library is this module, with a stream for each thread that works."""
+
+    xp = cupy
+
+    def __init__(self, limit_bytes=None):
+        super().__init__(limit_bytes)
+        self.waited = 0
+        self._streams = threading.local()
+
+    @contextlib.contextmanager
+    def work(self):
+        before = _current()
+        if not hasattr(self._streams, "own"):
+            self._streams.own = Stream()
+        _of_thread.stream = self._streams.own
+        try:
+            yield
+        finally:
+            _of_thread.stream = before
+
+    def finish(self):
+        _current().synchronize()
+
+    def finish_consumers(self):
+        self.waited += 1
+        for stream in STREAMS:
+            stream.synchronize()
+
+    def allocate(self, nbytes):
+        memory = _made(super().allocate(nbytes))
+        self.finish()
+        return memory
+
+    def lease(self, memory, owner):
+        return _made(np.asarray(_HostLease(memory._host, owner)), memory._memory)
+
+
+# ---- arrays --------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """When the values of an array, and of all that share memory with it, were last written."""
+
+    def __init__(self):
+        self.write()
+
+    def write(self):
+        self.stream = _current()
+        self.stream.begun += 1
+        self.moment = self.stream.begun
+
+    def read(self):
+        if self.stream is not _current() and self.moment > self.stream.done:
+            raise AssertionError("used on another stream before its own was waited for")
+
+
+def _made(host, memory=None):
+    host = np.asarray(host)
+    if host.dtype.kind not in "biuf":
+        raise ValueError(f"Unsupported dtype {host.dtype}")
+    array = object.__new__(ndarray)
+    array._host, array._memory = host, memory or _Memory()
+    return array
+
+
+def _value(x):
+    """What an operation works with: the values of an array of the device, or a scalar."""
+    if isinstance(x, ndarray):
+        x._memory.read()
+        return x._host
+    if isinstance(x, bool | int | float | np.generic):
+        return x
+    if isinstance(x, list | tuple):
+        return type(x)(map(_value, x))
+    raise TypeError(f"Unsupported type {type(x)}")
+
+
+def _result(value):
+    if isinstance(value, tuple):
+        return tuple(map(_made, value))
+    return _made(value)
+
+
+def _quiet(function, *arguments, **options):
+    with np.errstate(all="ignore"):  # a GPU does not tell
+        return function(*arguments, **options)
+
+
+class ndarray:
+    """An array of the stand-in."""
+
+    __slots__ = ("__weakref__", "_host", "_memory")
+    __hash__ = None
+
+    dtype, shape, ndim, size, nbytes, itemsize = (
+        property(operator.attrgetter(f"_host.{name}"))
+        for name in ("dtype", "shape", "ndim", "size", "nbytes", "itemsize")
+    )
+
+    def __len__(self):
+        return len(self._host)
+
+    def __iter__(self):
+        return (self[place] for place in range(len(self)))
+
+    def __repr__(self):
+        return f"device {self._host!r}"
+
+    def __reduce__(self):
+        return _made, (self.get(),)
+
+    def __array__(self, *_, **__):
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
+            "a NumPy array explicitly."
+        )
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **options):
+        function = getattr(cupy, ufunc.__name__, None) if method == "__call__" else None
+        if function is None:
+            return NotImplemented
+        return function(*inputs, **options, **({"out": out[0]} if out else {}))
+
+    def __array_function__(self, function, kinds, arguments, options):
+        ours = getattr(cupy, function.__name__, None)
+        return NotImplemented if ours is None else ours(*arguments, **options)
+
+    def __dlpack__(self, stream=None):
+        """Hand over; nobody waits for anything, so that it must have been done here."""
+        if self._memory.moment > self._memory.stream.done:
+            raise AssertionError("handed over before its stream was waited for")
+        return self._host.__dlpack__()
+
+    def get(self):
+        """Return a copy in the host's memory."""
+        copied = _value(self).copy()
+        _current().synchronize()
+        return copied
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def item(self):
+        return self.get().item()
+
+    def __bool__(self):
+        return bool(self.get())
+
+    def __int__(self):
+        return int(self.get())
+
+    def __float__(self):
+        return float(self.get())
+
+    def __format__(self, how):
+        return format(self.get(), how)
+
+    def _shared(self, host):
+        """An array over the same memory, or one of its own."""
+        shares = np.shares_memory(host, self._host) or not host.size
+        return _made(host, self._memory if shares else None)
+
+    def __getitem__(self, key):
+        key = key if isinstance(key, tuple) else (key,)
+        if all(part is None or isinstance(part, int | slice | type(...)) for part in key):
+            return self._shared(self._host[key if ... in key else (*key, ...)])
+        return _made(_value(self)[tuple(map(_index, key))])
+
+    def __setitem__(self, key, value):
+        value = _value(value)
+        if isinstance(value, list | tuple):
+            raise TypeError(f"Unsupported type {type(value)}")
+        key = tuple(map(_index, key if isinstance(key, tuple) else (key,)))
+        self._host[key] = value
+        self._memory.write()
+        written = self._host[key]
+        wanted = np.broadcast_to(np.asarray(value).astype(self.dtype), np.shape(written))
+        if not np.array_equal(written, wanted, equal_nan=self.dtype.kind == "f"):
+            raise AssertionError("several values for one place: on a GPU any of them may stay")
+
+    def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
+        if not copy and self.dtype == dtype:
+            return self
+        return _made(_quiet(_value(self).astype, dtype))
+
+    def view(self, dtype=None):
+        return self._shared(self._host.view(dtype or self.dtype))
+
+    def reshape(self, *shape, order="C"):
+        return self._shared(self._host.reshape(*shape, order=order))
+
+    def ravel(self, order="C"):
+        return self._shared(self._host.ravel(order))
+
+    def copy(self, order="C"):
+        return _made(_value(self).copy())
+
+    def fill(self, value):
+        self[...] = value
+
+    def clip(self, min=None, max=None, out=None):
+        return _made(_value(self).clip(*map(_optional, (min, max))))
+
+    @property
+    def T(self):
+        return self._shared(self._host.T)
+
+
+def _index(part):
+    """An index as NumPy takes it; CuPy copies those of NumPy to the device."""
+    if isinstance(part, ndarray):
+        return _value(part)
+    if part is None or isinstance(part, int | np.integer | slice | type(...) | list | np.ndarray):
+        return part
+    raise TypeError(f"Unsupported type {type(part)}")
+
+
+def _optional(value):
+    return None if value is None else _value(value)
+
+
+BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+BINARY += ("lshift", "rshift")
+COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _define_operators():
+    def binary(function, swapped, self, other):
+        one, two = _value(self), _value(other)
+        return _made(_quiet(function, two, one) if swapped else _quiet(function, one, two))
+
+    def in_place(function, self, other):
+        other = _value(other)
+        _value(self)
+        _quiet(function, self._host, other)
+        self._memory.write()
+        return self
+
+    for name in (*BINARY, *COMPARE):
+        function = getattr(operator, f"__{name}__")
+        setattr(ndarray, f"__{name}__", functools.partialmethod(_Call(binary), function, False))
+        if name in BINARY:
+            changed = getattr(operator, f"__i{name}__")
+            reverse = functools.partialmethod(_Call(binary), function, True)
+            setattr(ndarray, f"__r{name}__", reverse)
+            setattr(ndarray, f"__i{name}__", functools.partialmethod(_Call(in_place), changed))
+    for name in ("invert", "neg", "abs"):
+        function = getattr(operator, f"__{name}__")
+        setattr(ndarray, f"__{name}__", lambda self, f=function: _made(f(_value(self))))
+
+
+class _Call:
+    """Puts `self` first again, which `partialmethod` puts before what it adds."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __get__(self, instance, owner=None):
+        return lambda *given: self._function(*given[:-1], instance, given[-1])
+
+
+_define_operators()
+ndarray.__module__ = "cupy"  # by which `chunk.is_array` knows one
+
+# ---- functions -----------------------------------------------------------------------------------
+
+ELEMENTWISE = ("abs", "isinf", "isnan", "log1p", "maximum", "minimum", "not_equal", "right_shift")
+ELEMENTWISE += ("add", "equal", "greater", "left_shift", "less", "multiply", "subtract", "sqrt")
+REDUCTIONS = ("all", "any", "max", "min")
+REDUCTIONS_WITH_DTYPE = ("argmax", "argmin", "sum")
+PARAMETERS = {  # of CuPy's functions, as far as the project needs them
+    **dict.fromkeys(ELEMENTWISE, "x1 x2 out dtype"),
+    **dict.fromkeys(REDUCTIONS, "a axis out keepdims"),
+    **dict.fromkeys(REDUCTIONS_WITH_DTYPE, "a axis dtype out keepdims"),
+    "concatenate": "tup axis out dtype casting",
+    "cumsum": "a axis dtype out",
+    "diff": "a n axis prepend append",
+    "flatnonzero": "a",
+    "repeat": "a repeats axis",
+    "sort": "a axis",
+    "stack": "tup axis out dtype casting",
+    "take": "a indices axis out",
+    "where": "condition x y",
+}
+CREATION = ("arange", "empty", "empty_like", "full", "ones", "zeros", "zeros_like")
+METHODS = (*REDUCTIONS, *REDUCTIONS_WITH_DTYPE, "take", "cumsum", "repeat")
+
+
+def _function(name, parameters):
+    theirs, known = getattr(np, name), parameters.split()
+
+    def function(*arguments, out=None, **options):
+        wrong = set(options) - set(known)
+        if wrong or len(arguments) > len(known):
+            raise TypeError(f"cupy.{name} has no parameters {wrong or arguments[len(known) :]}")
+        if not any(isinstance(x, ndarray) for x in _flat(arguments)):
+            raise TypeError(f"cupy.{name} takes arrays of the device, got {arguments}")
+        arguments = list(arguments)
+        if name == "take":
+            arguments[1] = _index(arguments[1])
+            given = [_value(arguments[0]), *arguments[1:]]
+        else:
+            given = [None if x is None else _value(x) for x in arguments]
+        made = _quiet(theirs, *given, **options)
+        if out is None:
+            return _result(made)
+        if name == "take" and (out.dtype, out.shape) != (made.dtype, made.shape):
+            raise TypeError("Output dtype or shape mismatch")
+        if not np.can_cast(made.dtype, out.dtype, "same_kind"):
+            raise TypeError(f"output of {made.dtype} cannot be cast to {out.dtype}")
+        out[...] = _made(made)
+        return out
+
+    function.__name__ = name
+    return function
+
+
+def _flat(arguments):
+    lists = (x if isinstance(x, list | tuple) else [x] for x in arguments)
+    return itertools.chain.from_iterable(lists)
+
+
+def asarray(a, dtype=None):
+    if isinstance(a, ndarray):
+        return a if dtype is None else a.astype(dtype, copy=False)
+    return _made(np.array(a, dtype))  # a copy: the device has memory of its own
+
+
+def append(arr, values, axis=None):
+    return cupy.concatenate((asarray(arr).ravel(), asarray(values).ravel()))
+
+
+def isin(element, test_elements):
+    one, two = _value(element), _value(test_elements)
+    if {one.dtype.kind, two.dtype.kind} == {"i", "u"}:
+        raise AssertionError("compared as C++ does: a negative number equals a large one")
+    return _made(np.isin(one, two))
+
+
+def searchsorted(a, v, side="left", sorter=None):
+    return _made(np.searchsorted(_value(a), _value(v), side))
+
+
+def _creator(name):
+    theirs = getattr(np, name)
+
+    def create(*arguments, **options):
+        given = [_value(x) if isinstance(x, ndarray) else x for x in arguments]
+        return _made(theirs(*given, **options))
+
+    return create
+
+
+def get_array_module(*arguments):
+    return cupy if any(isinstance(x, ndarray) for x in arguments) else np
+
+
+def _fill():
+    for name, known in PARAMETERS.items():
+        setattr(cupy, name, _function(name, known))
+    for name in CREATION:
+        setattr(cupy, name, _creator(name))
+    for function in (asarray, append, isin, searchsorted, get_array_module):
+        setattr(cupy, function.__name__, function)
+    cupy.ndarray, cupy.absolute = ndarray, cupy.abs
+    for name in METHODS:
+        function = getattr(cupy, name)
+        setattr(ndarray, name, lambda self, *a, f=function, **options: f(self, *a, **options))
+
+
+_fill()

@@ -1,0 +1,28 @@
+"""What a loader must not leave behind: its threads, and what holds the memory of its batches."""
+
+import gc
+import os
+import threading
+
+from tutorlib.loader.device_batches import DeviceGroup
+from tutorlib.loader.host_batches import Group
+from tutorlib.loader.loader import Batches
+from tutorlib.loader.pipeline import Pipeline
+
+
+def reader_threads():
+    """Names of the loaders' threads that run, once what nobody holds is gone."""
+    gc.collect()
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith("tutorlib-reader")]
+
+
+def passes_in_memory():
+    """Passes, and groups of their batches, that something still holds."""
+    kinds = (Batches, Pipeline, Group, DeviceGroup)
+    return [held for held in gc.get_objects() if type(held) in kinds]
+
+
+def open_files():
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))

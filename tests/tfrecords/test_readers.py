@@ -1,0 +1,185 @@
+"""Readers of TFRecord files give exactly the rows of the Parquet files, as the loader does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.tfrecords_rows import (
+    ROWS,
+    SCALARS,
+    SCHEMA,
+    as_lists,
+    as_parquet,
+    gathered,
+    some_rows,
+    text,
+)
+from tutorlib.chunk import Chunk
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetSink
+from tutorlib.schema import Column, Schema
+from tutorlib.tfrecords import (
+    native_dataset,
+    parsed_batches,
+    parsed_examples,
+    prebatched_dataset,
+    write_examples,
+    write_prebatched,
+)
+
+
+def parallel_examples(*arguments, **options):
+    """Parse four records at a time."""
+    return parsed_examples(*arguments, parallel_calls=4, **options)
+
+
+READERS = (native_dataset, parsed_examples, parallel_examples, parsed_batches)
+
+
+@pytest.fixture
+def rows():
+    return some_rows()
+
+
+@pytest.fixture
+def parquet(tmp_path, rows):
+    return as_parquet(rows, tmp_path / "parquet")
+
+
+@pytest.fixture
+def examples(tmp_path, parquet):
+    write_examples(parquet, tmp_path / "examples", rows_per_file=400, progress=False)
+    return tmp_path / "examples"
+
+
+@pytest.fixture
+def prebatched(tmp_path, parquet):
+    write_prebatched(
+        parquet, tmp_path / "prebatched", batch_size=128, batches_per_file=3, progress=False
+    )
+    return tmp_path / "prebatched"
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_examples_hold_the_rows_of_the_parquet_files_in_their_order(reader, examples, rows):
+    read = gathered(reader(examples, 128, SCHEMA, shuffle=False))
+    assert read == as_lists(rows)
+
+
+def test_prebatched_records_hold_the_rows_of_the_parquet_files_in_their_order(prebatched, rows):
+    read = gathered(prebatched_dataset(prebatched, SCHEMA))
+    assert read == as_lists(rows)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_shuffled_readers_give_each_row_once_in_another_order(reader, examples, rows):
+    read = gathered(reader(examples, 128, SCHEMA, seed=1))
+    expected = as_lists(rows)
+    assert read["I1"] != expected["I1"]
+    order = [expected["I1"].index(value) for value in read["I1"]]
+    assert sorted(order) == list(range(ROWS))
+    assert read == {name: [column[i] for i in order] for name, column in expected.items()}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_seed_fixes_the_order(reader, examples):
+    first, again, other = (gathered(reader(examples, 128, SCALARS, seed=s)) for s in (3, 3, 4))
+    assert first == again != other
+
+
+def test_readers_give_the_names_and_shapes_of_the_loader(examples, prebatched, parquet):
+    loader = KerasSequenceLoader(parquet, 128, schema=SCHEMA, shuffle=False)
+    inputs, label = loader.peek()
+    for dataset in (
+        *(reader(examples, 128, SCHEMA, shuffle=False) for reader in READERS),
+        prebatched_dataset(prebatched, SCHEMA),
+    ):
+        sizes = []
+        for number, (read, read_label) in enumerate(dataset):
+            sizes.append(read_label.shape[0])
+            if number == 0:
+                assert {n: t.shape for n, t in read.items()} == {
+                    n: t.shape for n, t in inputs.items()
+                }
+                kinds = {n: t.dtype.is_integer for n, t in read.items()}
+                assert kinds == {n: t.dtype.is_integer for n, t in inputs.items()}
+                assert read_label.shape == label.shape
+                assert read_label.dtype == label.dtype
+        assert sizes == [128] * 7 + [104]
+
+
+def test_dtypes_are_int64_and_float32_from_examples_and_as_stored_from_prebatched(
+    examples, prebatched
+):
+    for reader in READERS:
+        inputs, label = next(iter(reader(examples, 8, SCHEMA)))
+        dtypes = {name: tensor.dtype.name for name, tensor in inputs.items()}
+        assert dtypes == {
+            "C1": "int64", "I1": "float32", "genres__values": "int64", "genres__nnzs": "int32",
+        }  # fmt: skip
+        assert label.dtype.name == "float32"
+    inputs, _ = next(iter(prebatched_dataset(prebatched, SCHEMA)))
+    assert inputs["C1"].dtype.name == "int32"
+    assert inputs["genres__values"].dtype.name == "int64"
+
+
+def test_a_dataset_of_prebatched_records_knows_its_length(prebatched):
+    assert len(prebatched_dataset(prebatched, SCALARS)) == 8
+
+
+def test_drop_last_leaves_out_the_batch_that_is_not_full(examples):
+    for reader in READERS:
+        sizes = [label.shape[0] for _, label in reader(examples, 128, SCALARS, drop_last=True)]
+        assert sizes == [128] * 7
+
+
+def test_several_labels_and_a_weight_come_as_from_the_loader(examples):
+    schema = Schema(
+        [
+            SCHEMA["C1"],
+            SCHEMA["label"],
+            Column("genres", "categorical", multi_hot=True),
+            Column("I1", "weight", "float32"),
+        ]
+    )
+    two = Schema([SCHEMA["C1"], SCHEMA["label"], Column("I1", "label", "float32")])
+    for reader in (parsed_batches, parsed_examples):
+        inputs, label, weights = next(iter(reader(examples, 8, schema)))
+        assert set(inputs) == {"C1", "genres__values", "genres__nnzs"}
+        assert (label.shape, weights.shape) == ([8, 1], [8])
+        _, labels = next(iter(reader(examples, 8, two)))
+        assert set(labels) == {"label", "I1"}
+    for unfit in (schema, two):
+        with pytest.raises(ValueError, match="exactly one label and no weight"):
+            native_dataset(examples, 8, unfit)
+
+
+def test_text_is_read_back(tmp_path):
+    with ParquetSink(tmp_path / "p") as sink:
+        sink.write(Chunk({"title": text(["Alien", "", "Ärger"]), "label": np.ones(3, np.float32)}))
+    write_examples(tmp_path / "p", tmp_path / "e", progress=False)
+    schema = Schema([Column("title", "categorical", "string"), Column("label", "label", "float32")])
+    inputs, _ = next(iter(parsed_batches(tmp_path / "e", 3, schema, shuffle=False)))
+    assert [t.decode() for t in inputs["title"].numpy()[:, 0]] == ["Alien", "", "Ärger"]
+
+
+def test_readers_refuse_what_is_not_there(tmp_path, examples, prebatched):
+    with pytest.raises(FileNotFoundError, match="no TFRecord file"):
+        parsed_batches(tmp_path / "nowhere", 8, SCHEMA)
+    with pytest.raises(FileNotFoundError, match="was not written by write_examples"):
+        prebatched_dataset(tmp_path / "nowhere", SCHEMA)
+    with pytest.raises(ValueError, match="holds the form 'prebatched'"):
+        parsed_batches(prebatched, 8, SCHEMA)
+    with pytest.raises(ValueError, match="holds the form 'examples'"):
+        prebatched_dataset(examples, SCHEMA)
+    with pytest.raises(ValueError, match=r"lacks columns \['C9'\]"):
+        native_dataset(examples, 8, Schema([*SCHEMA, Column("C9", "categorical")]))
+
+
+def test_an_unknown_option_is_refused(examples):
+    for reader in READERS:
+        with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
+            reader(examples, 8, SCHEMA, window=10)
+    with pytest.raises(ValueError, match="shuffle_buffer must be at least 1, got 0"):
+        parsed_batches(examples, 8, SCHEMA, shuffle_buffer=0)

@@ -1,0 +1,168 @@
+"""A Dask cluster of real processes learns what threads learn, to the bit, and survives a death."""
+
+import contextlib
+import os
+import signal
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.workflow_rows import OUTPUTS, all_rows, rows, same, workflow, write
+from tutorlib.ops import Categorify, LogOp, Normalize
+from tutorlib.parquet import ParquetSource
+from tutorlib.workflow import Workflow
+
+distributed = pytest.importorskip("distributed")
+
+
+@contextlib.contextmanager
+def cluster_of(workers):
+    """Give the client of so many worker processes."""
+    options = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with (
+        distributed.LocalCluster(processes=True, **options) as running,
+        distributed.Client(running) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def cluster(request):
+    with cluster_of(request.param) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    with cluster_of(2) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("dask") / "rows.parquet", rows(2000), 57)
+
+
+def test_workers_learn_what_threads_learn(cluster, source):
+    on_threads = workflow().fit(source)
+    on_workers = workflow().fit(source, cluster)
+    assert on_workers.fingerprint == on_threads.fingerprint
+    assert on_workers.output_schema == on_threads.output_schema
+    chunk = ParquetSource(source).read(3)
+    assert same(on_workers.transform(chunk), on_threads.transform(chunk))
+
+
+def test_workers_write_the_files_that_threads_write(cluster, source, tmp_path):
+    fitted = workflow().fit(source)
+    options = {"row_group_rows": 100, "rows_per_file": 300, "shuffle_seed": 3}
+    threads = fitted.transform_to_parquet(source, tmp_path / "threads", **options)
+    workers = fitted.transform_to_parquet(source, tmp_path / "workers", client=cluster, **options)
+    files = sorted(path.relative_to(threads) for path in threads.rglob("*.*"))
+    assert files == sorted(path.relative_to(workers) for path in workers.rglob("*.*"))
+    assert len([file for file in files if file.name.startswith("part_")]) == 7
+    for file in files:
+        assert (threads / file).read_bytes() == (workers / file).read_bytes(), file
+    assert sorted(all_rows(workers)["label"].tolist()) == sorted(rows(2000)["label"].to_pylist())
+    assert ParquetSource(workers).read(0).names == OUTPUTS
+
+
+def test_what_is_in_memory_goes_to_the_workers(two_workers):
+    table = rows(300)
+    fitted = workflow().fit(table, two_workers, progress=False)
+    assert fitted.fingerprint == workflow().fit(table).fingerprint
+
+
+class Deadly(Normalize):
+    """Normalize whose process dies, once for each file name in `folder`, as by the system."""
+
+    def __init__(self, folder, dtype="float32"):
+        super().__init__(dtype)
+        self.folder = folder
+
+    def partial(self, chunk):
+        for death in os.listdir(self.folder):
+            try:
+                os.remove(os.path.join(self.folder, death))
+            except FileNotFoundError:
+                continue  # the other process died of it
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.02)
+        return super().partial(chunk)
+
+
+def test_a_worker_killed_in_the_middle_changes_nothing(two_workers, source, tmp_path):
+    (tmp_path / "deaths").mkdir()
+    want = Workflow(["price"] >> Normalize(), ["word"] >> Categorify()).fit(source)
+    before = set(two_workers.run(os.getpid).values())
+    (tmp_path / "deaths" / "first").touch()
+    dying = Workflow(["price"] >> Deadly(str(tmp_path / "deaths")), ["word"] >> Categorify())
+    dying.fit(source, two_workers)
+    assert dying.groups[0].ops[0].learned() == want.groups[0].ops[0].learned()
+    assert dying.groups[1].ops[0].vocabulary("word") == want.groups[1].ops[0].vocabulary("word")
+    assert os.listdir(tmp_path / "deaths") == []
+    two_workers.wait_for_workers(2)
+    assert len(before - set(two_workers.run(os.getpid).values())) == 1
+
+
+def test_rows_that_kill_every_worker_end_in_an_error(source, tmp_path):
+    for number in range(20):
+        (tmp_path / str(number)).touch()
+    dying = Workflow(["price"] >> Deadly(str(tmp_path)))
+    with (
+        cluster_of(1) as client,
+        pytest.raises(distributed.scheduler.KilledWorker),
+    ):
+        dying.fit(source, client)
+    with pytest.raises(ValueError, match="Call fit"):
+        dying.transform(ParquetSource(source).read(0))
+
+
+def test_an_error_of_an_op_on_a_worker_names_op_column_and_row_group(two_workers, tmp_path):
+    path = write(tmp_path / "x.parquet", pa.table({"x": [0.0, 1.0, -5.0, 2.0]}), 2)
+    failing = Workflow(["x"] >> LogOp() >> Normalize())
+    with pytest.raises(ValueError, match=r"'x': LogOp .* got -5.0 .*row group 1 of .*x\.parquet"):
+        failing.fit(path, two_workers)
+    with pytest.raises(ValueError, match="Call fit"):
+        failing.transform(ParquetSource(path).read(0))
+    fitted = Workflow(["x"] >> LogOp()).fit(path, two_workers)
+    with pytest.raises(ValueError, match=r"'x': LogOp .* got -5.0 .*row group 1 of .*x\.parquet"):
+        fitted.transform_to_parquet(path, tmp_path / "out", client=two_workers)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def bytes_received(function):
+    """Return how many bytes of results this process, the client, unpacks while `function` runs."""
+    received, loads = [], distributed.protocol.pickle.loads
+
+    def listening(data, **options):
+        received.append(len(data) + sum(memoryview(b).nbytes for b in options.get("buffers", ())))
+        return loads(data, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed.protocol.pickle, "loads", listening)
+        function()
+    return sum(received)
+
+
+def test_states_stay_on_the_workers(two_workers, tmp_path):
+    """Of 300,000 values seen once the client gets those that are kept, and no state."""
+    many = np.random.default_rng(0).permutation(300_000)
+    path = write(tmp_path / "ids.parquet", pa.table({"id": many}), 10_000)
+    nothing_kept = Workflow(["id"] >> Categorify(freq_threshold=2))
+    assert bytes_received(lambda: nothing_kept.fit(path, two_workers)) < 300_000
+    assert nothing_kept.embedding_sizes()["id"][0] == 3
+    all_kept = Workflow(["id"] >> Categorify())
+    received = bytes_received(lambda: all_kept.fit(path, two_workers))
+    assert 300_000 * 16 <= received < 300_000 * 20  # a vocabulary once: value and count
+
+
+def test_threads_and_budget_are_not_those_of_a_cluster(two_workers, source, tmp_path):
+    for setting in ({"threads": 2}, {"memory_budget": 2**20}):
+        with pytest.raises(ValueError, match="with client="):
+            workflow().fit(source, two_workers, **setting)
+    with pytest.raises(ValueError, match="with client="):
+        workflow().fit(source).transform_to_parquet(
+            source, tmp_path / "out", client=two_workers, threads=2
+        )

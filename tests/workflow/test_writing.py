@@ -1,0 +1,385 @@
+"""transform_to_parquet: the same files from any number of threads, after any number of deaths."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.workflow_rows import all_rows, rows, same, workflow, write
+from tutorlib.chunk import Chunk
+from tutorlib.ops import DifferenceLag, FillMissing, Filter, LambdaOp, LogOp, Normalize
+from tutorlib.parquet import ParquetSource
+from tutorlib.storage import FACTS_FILE, unfinished_folder
+from tutorlib.workflow import Workflow, split_rows
+from tutorlib.workflow import inputs as parts
+
+SIZES = {"row_group_rows": 100, "rows_per_file": 250}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("writing") / "rows.parquet", rows(3000), 70)
+
+
+@pytest.fixture(scope="module")
+def fitted(source):
+    return workflow().fit(source)
+
+
+def contents(folder):
+    """Return {name: bytes} of all files below a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_the_files_do_not_depend_on_the_number_of_threads(fitted, source, tmp_path):
+    for seed in (None, 7):
+        folders = [
+            fitted.transform_to_parquet(
+                source, tmp_path / f"{seed}_{threads}", threads=threads, shuffle_seed=seed, **SIZES
+            )
+            for threads in (1, 2, 5)
+        ]
+        first = contents(folders[0])
+        assert len([name for name in first if name.startswith("part_")]) == 15
+        for folder in folders[1:]:
+            assert contents(folder) == first
+
+
+def test_part_files_have_the_rows_asked_for_and_the_manifest_names_them(fitted, source, tmp_path):
+    folder = fitted.transform_to_parquet(source, tmp_path / "out", **SIZES)
+    manifest = json.loads((folder / "_manifest.json").read_text())
+    assert [file["rows"] for file in manifest["files"]] == [200] * 15
+    for file in manifest["files"]:
+        path = folder / file["name"]
+        assert path.stat().st_size == file["bytes"]
+        assert [group.num_rows for group in ParquetSource(path).row_groups] == [100, 100]
+    assert manifest["facts"]["workflow"] == fitted.fingerprint
+    assert manifest["facts"]["sources"][""]["rows"] == 3000
+
+
+def test_row_groups_larger_than_a_part_are_read_in_slices(fitted, source, tmp_path, monkeypatch):
+    whole = fitted.transform_to_parquet(source, tmp_path / "whole", **SIZES)
+    monkeypatch.setattr(parts, "PART_ROWS", 37)
+    assert workflow().fit(source).fingerprint == fitted.fingerprint
+    sliced = fitted.transform_to_parquet(source, tmp_path / "sliced", **SIZES)
+    assert contents(sliced) == contents(whole)
+
+
+def test_an_op_that_looks_back_sees_the_rows_before_each_part(tmp_path, monkeypatch):
+    table = pa.table(
+        {"user": np.repeat(np.arange(40), 25), "x": np.random.default_rng(0).random(1000)}
+    )
+    source = write(tmp_path / "rows.parquet", table, 7)
+    looking = Workflow(["x"] >> DifferenceLag("user", shift=10) >> FillMissing(0) >> Normalize())
+    whole = Chunk.from_arrow(table)
+    want = looking.fit(table)
+    assert looking.fit(source, threads=3).fingerprint == want.fingerprint
+    monkeypatch.setattr(parts, "PART_ROWS", 3)
+    folder = looking.transform_to_parquet(source, tmp_path / "out", **SIZES)
+    assert same(all_rows(folder), want.transform(whole, whole.slice(0, 0)))
+
+
+def test_rows_that_are_filtered_out_leave_smaller_files_and_none_without_rows(tmp_path):
+    table = pa.table({"x": np.arange(1000), "label": np.arange(1000) % 2})
+    source = write(tmp_path / "rows.parquet", table, 50)
+    some = Workflow(["x", "label"], row_ops=[Filter([("x", ">", 430), ("x", "!=", 500)])])
+    folder = some.fit(source).transform_to_parquet(source, tmp_path / "out", **SIZES)
+    names = [os.path.basename(path) for path in ParquetSource(folder).files]
+    assert names == ["part_00002.parquet", "part_00003.parquet", "part_00004.parquet"]
+    assert all_rows(folder)["x"].tolist() == [x for x in range(431, 1000) if x != 500]
+    none = Workflow(["x"], row_ops=[Filter([("x", ">", 5000)])]).fit(source)
+    with pytest.raises(ValueError, match="no row came out"):
+        none.transform_to_parquet(source, tmp_path / "none")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "rows.parquet"]
+
+
+# --- splits -------------------------------------------------------------------------------------
+
+
+def test_a_split_by_time_learns_from_the_earlier_rows_only(tmp_path):
+    table = pa.table({"day": np.repeat(np.arange(10), 100), "x": np.arange(1000.0)})
+    path = write(tmp_path / "rows.parquet", table, 130)
+    split = {
+        "train": ParquetSource(path, filters=[("day", "<", 8)]),
+        "valid": ParquetSource(path, filters=[("day", ">=", 8)]),
+    }
+    fitted = Workflow(["x"] >> Normalize(), ["day"]).fit(split["train"])
+    assert fitted.groups[0].ops[0].learned()["mean"] == {"x": 399.5}
+    folder = fitted.transform_to_parquet(split, tmp_path / "out", **SIZES)
+    assert [all_rows(folder / name).num_rows for name in split] == [800, 200]
+    assert set(all_rows(folder / "valid")["day"].tolist()) == {8, 9}
+    assert {path.name for path in folder.iterdir()} == {
+        "train", "valid", "_workflow", "_manifest.json",
+    }  # fmt: skip
+    assert (folder / "valid" / "_schema.json").is_file()
+    whole = fitted.transform(Chunk.from_arrow(table))
+    assert same(Chunk.concat([all_rows(folder / name) for name in split]), whole)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_split_by_share_has_every_row_once(source, tmp_path, seed):
+    split = split_rows(source, {"train": 0.7, "test": 0.1, "valid": 0.2}, seed=seed)
+    fitted = Workflow(["count", "price", "label"]).fit(split["train"])
+    seeds = {"train": 1, "test": None, "valid": None}
+    folder = fitted.transform_to_parquet(split, tmp_path / "out", shuffle_seed=seeds, **SIZES)
+    found = [all_rows(folder / name) for name in split]
+    counts = [part.num_rows for part in found]
+    assert counts == [part.num_rows for part in split.values()]
+    assert sum(counts) == 3000
+    assert counts == [2100, 300, 600] or (seed and np.allclose(counts, [2100, 300, 600], atol=90))
+    prices = np.concatenate([part["price"] for part in found])
+    np.testing.assert_array_equal(np.sort(prices), np.sort(rows(3000)["price"].to_numpy()))
+    again = split_rows(ParquetSource(source), {"train": 0.7, "test": 0.1, "valid": 0.2}, seed=seed)
+    assert [again[name].fingerprint() for name in split] == [
+        split[name].fingerprint() for name in split
+    ]
+
+
+def test_the_parts_of_a_split_keep_the_order_and_a_random_one_mixes_evenly():
+    rows, shares = Chunk({"x": np.arange(100_000)}), {"a": 0.75, "b": 0.25}
+    split = split_rows([rows.slice(0, 33_333), rows.slice(33_333, 100_000)], shares, seed=5)
+    drawn = np.concatenate([split["b"].read(p, ["x"])["x"] for p in range(len(split["b"]))])
+    assert (np.diff(drawn) > 0).all()
+    per_block = np.bincount(drawn // 1000, minlength=100)
+    assert abs(len(drawn) - 25_000) < 600
+    assert (abs(per_block - 250) < 70).all()  # five times the standard deviation
+    other = split_rows(rows, shares, seed=6)["b"].read(0, ["x"])["x"]
+    assert 0.2 < np.isin(other, drawn).mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ({"train": 0.8, "valid": 0.3}, "add up to 1"),
+        ({"train": 1.0, "valid": 0.0}, "above 0"),
+        ({"train": 0.99, "valid": 0.01}, "gives none to 'valid'"),
+    ],
+)
+def test_shares_that_make_no_split_are_refused(shares, message):
+    with pytest.raises(ValueError, match=message):
+        split_rows(Chunk({"x": np.arange(10)}), shares)
+
+
+def test_names_of_splits_that_would_leave_the_folder_are_refused(fitted, source, tmp_path):
+    for name in ("../valid", "", "_valid", "a/b"):
+        with pytest.raises(ValueError, match=f"the name of a split .* got {name!r}"):
+            fitted.transform_to_parquet({name: source}, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"shuffle_seed names \['vald'\], but the splits are"):
+        fitted.transform_to_parquet({"train": source}, tmp_path / "out", shuffle_seed={"vald": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- runs that end early ------------------------------------------------------------------------
+
+
+WRITE = """
+import sys
+from tutorlib.workflow import Workflow
+from tutorlib.workflow import split_rows
+
+made = Workflow.load(sys.argv[1])
+split = split_rows(sys.argv[2], {"train": 0.8, "valid": 0.2}, seed=1)
+print("ready", flush=True)
+seeds = {"train": 4, "valid": None}
+made.transform_to_parquet(
+    split, sys.argv[3], row_group_rows=500, rows_per_file=1000, shuffle_seed=seeds, threads=2
+)
+"""
+
+
+def start(*arguments):
+    command = [sys.executable, "-c", WRITE, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def kill_after(parts, process, finished, moments):
+    """Kill a run at a random moment behind its next so many part files; return its status."""
+    wanted = len(finished()) + parts
+    while process.poll() is None and len(finished()) < wanted:
+        time.sleep(0.001)
+    time.sleep(moments.uniform(0, 0.02))
+    process.send_signal(signal.SIGKILL)
+    return process.wait()
+
+
+def test_a_run_killed_at_ten_random_moments_leaves_what_the_next_one_finishes(tmp_path):
+    source = write(tmp_path / "rows.parquet", rows(40_000), 3000)
+    saved = workflow().fit(source).save(tmp_path / "saved")
+    assert start(saved, source, tmp_path / "undisturbed").wait() == 0
+    want = contents(tmp_path / "undisturbed")
+    moments, target, partial = random.Random(0), tmp_path / "out", tmp_path / "out.partial"
+    names = {name for name in want if "/part_" in name}
+    deaths, halfway, kept = 0, 0, set()
+
+    def finished():
+        return {name for name in names if (partial / name).exists()}
+
+    for turn in range(100):
+        process = start(saved, source, target)
+        deaths += kill_after(moments.randrange(12), process, finished, moments) != 0
+        if target.exists():  # it was at its end
+            assert contents(target) == want
+            target.rename(tmp_path / f"finished_{turn}")
+            kept = set()
+        elif partial.exists():
+            assert all((partial / name).read_bytes() == want[name] for name in finished())
+            assert kept <= finished()  # what one run has finished, the next one keeps
+            kept = finished()
+            halfway += 0 < len(kept) < len(names)
+        if deaths == 10:
+            break
+    assert deaths == 10
+    assert halfway >= 3
+    if not target.exists():
+        assert start(saved, source, target).wait() == 0
+    assert contents(target) == want
+    assert not partial.exists()
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.fixture
+def interrupted(fitted, source, tmp_path, monkeypatch):
+    """Give a target beside which an interrupted run has left some part files."""
+    run_until(5, fitted, source, tmp_path / "out", monkeypatch)
+    return tmp_path / "out"
+
+
+def run_until(number, fitted, source, target, monkeypatch, error=Interrupted, **options):
+    """Write until so many parts are transformed, then raise an error in a thread."""
+    transform, counted, lock = Workflow.transform, [], threading.Lock()
+
+    def failing(self, chunk, before=None):
+        with lock:
+            counted.append(chunk.num_rows)
+            if len(counted) > number * 4:
+                raise error("now")
+        return transform(self, chunk, before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workflow, "transform", failing)
+        with pytest.raises(error):
+            fitted.transform_to_parquet(source, target, threads=1, **{**SIZES, **options})
+
+
+def part_files(folder):
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("part_*")}
+
+
+def test_an_interrupted_run_is_taken_up_where_it_ended(fitted, source, interrupted, tmp_path):
+    partial = tmp_path / "out.partial"
+    kept = part_files(partial)
+    assert 2 <= len(kept) < 15
+    fitted.transform_to_parquet(source, interrupted, **SIZES)
+    assert kept.items() <= part_files(interrupted).items()
+    undisturbed = fitted.transform_to_parquet(source, tmp_path / "undisturbed", **SIZES)
+    assert contents(interrupted) == contents(undisturbed)
+    assert not partial.exists()
+
+
+def changed_settings(fitted, source):
+    return fitted, source, {**SIZES, "row_group_rows": 50}
+
+
+def changed_workflow(fitted, source):
+    return workflow().fit(rows(200)), source, SIZES
+
+
+def changed_rows(fitted, source):
+    return fitted, write(os.path.dirname(source) + "/other.parquet", rows(3000, seed=1), 70), SIZES
+
+
+def touched_file(fitted, source):
+    os.utime(source)
+    return fitted, source, SIZES
+
+
+@pytest.mark.parametrize("change", [changed_settings, changed_workflow, changed_rows, touched_file])
+def test_a_run_with_anything_changed_begins_anew(change, fitted, source, interrupted, tmp_path):
+    kept = part_files(tmp_path / "out.partial")
+    made, data, options = change(fitted, source)
+    made.transform_to_parquet(data, interrupted, **options)
+    assert not kept.items() & part_files(interrupted).items()
+    assert contents(interrupted) == contents(
+        made.transform_to_parquet(data, tmp_path / "undisturbed", **options)
+    )
+
+
+def doubled(values):
+    return values * 2
+
+
+def test_rows_in_memory_and_functions_of_the_user_begin_anew(source, tmp_path, monkeypatch):
+    named = Workflow(["price"] >> LambdaOp(doubled)).fit(source)
+    for name, data, made in (("a", rows(3000), Workflow(["price"])), ("b", source, named)):
+        monkeypatch.setattr(parts, "PART_ROWS", 50)
+        run_until(5, made.fit(data), data, tmp_path / name, monkeypatch)
+        kept = part_files(tmp_path / f"{name}.partial")
+        assert kept
+        made.transform_to_parquet(data, tmp_path / name, **SIZES)
+        assert not kept.items() & part_files(tmp_path / name).items()
+
+
+def test_an_error_leaves_nothing(fitted, source, tmp_path, monkeypatch):
+    run_until(5, fitted, source, tmp_path / "out", monkeypatch, error=OSError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_in_one_part_file_ends_all_and_is_the_one_that_is_raised(tmp_path):
+    values = np.ones(5000)
+    values[3210] = -7
+    source = write(tmp_path / "rows.parquet", pa.table({"x": values}), 50)
+    made = Workflow(["x"] >> LogOp()).fit(source)
+    before = threading.active_count()
+    with pytest.raises(ValueError, match=r"got -7.0 at value 10 .*row group 64 of .*rows\.parquet"):
+        made.transform_to_parquet(source, tmp_path / "out", threads=4, **SIZES)
+    assert threading.active_count() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_two_processes_do_not_build_one_folder(fitted, source, tmp_path):
+    with unfinished_folder(tmp_path / "out", None) as building:
+        assert (building / FACTS_FILE).exists()
+        with pytest.raises(BlockingIOError, match=r"another process is writing .*out\.partial"):
+            fitted.transform_to_parquet(source, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_finished_folder_is_replaced_only_when_told(fitted, source, tmp_path):
+    folder = fitted.transform_to_parquet(source, tmp_path / "out", **SIZES)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        fitted.transform_to_parquet(source, folder)
+    fitted.transform_to_parquet(source, folder, overwrite=True, row_group_rows=3000)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert len(ParquetSource(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"row_group_rows": 0}, "need 1 <= row_group_rows <= rows_per_file"),
+        ({"row_group_rows": 9, "rows_per_file": 8}, "need 1 <= row_group_rows"),
+        ({"encoding": "slow"}, "encoding must be one of"),
+        ({"threads": 0}, "threads must be an integer from 1 on, got 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(fitted, source, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        fitted.transform_to_parquet(source, tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,43 @@
+"""Memory: where batches live, on the host and on a GPU, and how much of it may be used.
+
+`limits` says how much there is; `spaces` are the two kinds of memory with their array libraries;
+`host_pool` and `device_pool` reuse buffers; `device_cache` holds on a device what an op learned.
+"""
+
+from tutorlib.memory.device_cache import Copies
+from tutorlib.memory.device_pool import DevicePool
+from tutorlib.memory.host_pool import ALIGNMENT, BufferPool, aligned, aligned_empty
+from tutorlib.memory.limits import (
+    DEVICES,
+    host_memory_bytes,
+    limit_tensorflow_memory,
+    loader_gpu_bytes,
+    missing_for_gpu,
+    parse_allocation,
+    resolve_device,
+    usable_cores,
+)
+from tutorlib.memory.spaces import GpuPlace, HostPlace, Place, gpu_place, place_of, working_at
+
+__all__ = [
+    "ALIGNMENT",
+    "DEVICES",
+    "BufferPool",
+    "Copies",
+    "DevicePool",
+    "GpuPlace",
+    "HostPlace",
+    "Place",
+    "aligned",
+    "aligned_empty",
+    "gpu_place",
+    "host_memory_bytes",
+    "limit_tensorflow_memory",
+    "loader_gpu_bytes",
+    "missing_for_gpu",
+    "parse_allocation",
+    "place_of",
+    "resolve_device",
+    "usable_cores",
+    "working_at",
+]

@@ -1,0 +1,24 @@
+"""Parquet: files to chunks of columns and back.
+
+`source` is a data set of one or many files, `sink` writes one; `paths` finds files, `filters`
+chooses rows, `slices` reads part of a row group; `device_reader`, `cudf_decoder` read on a GPU.
+"""
+
+from tutorlib.parquet.encoded_source import with_encoded_texts
+from tutorlib.parquet.files import ParquetError, RowGroup, column_type, on_threads
+from tutorlib.parquet.paths import as_arrow_filesystem, find_files
+from tutorlib.parquet.sink import ParquetSink, fast_encoding
+from tutorlib.parquet.source import ParquetSource
+
+__all__ = [
+    "ParquetError",
+    "ParquetSink",
+    "ParquetSource",
+    "RowGroup",
+    "as_arrow_filesystem",
+    "column_type",
+    "fast_encoding",
+    "find_files",
+    "on_threads",
+    "with_encoded_texts",
+]

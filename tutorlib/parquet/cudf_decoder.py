@@ -1,0 +1,168 @@
+"""CudfDecoder: columns of Parquet files decoded by a GPU, as CuPy arrays over cuDF's own memory.
+
+Written for pylibcudf 26.10, which is what cuDF itself stands on. libcudf reads the file (by KvikIO,
+straight into GPU memory where the system has GPUDirect Storage), decompresses and decodes on the
+stream of the calling thread. Nothing is copied here: a column's buffers are shown as arrays, and
+live as long as one of these does. Does not belong here: slices, errors, what Arrow decodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tutorlib.chunk import Masked, Ragged, Strings, concat_columns
+from tutorlib.memory import Place
+
+STEP_BYTES = 64 * 2**20  # decoded at a time, and again so much for decompressing, to save memory
+
+
+class CudfDecoder:
+    """Decodes columns of a Parquet file on the GPU.
+
+    Args:
+        place: the GPU.
+
+    Attributes:
+        errors: what libcudf raises for a file that it cannot read.
+    """
+
+    errors = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, OSError)
+
+    def __init__(self, place: Place) -> None:
+        import pylibcudf
+
+        self._place, self._xp, self._plc = place, place.xp, pylibcudf
+
+    def takes(self, field: Any) -> bool:
+        """Return whether cuDF decodes a column to what Arrow makes of it.
+
+        So it is with integers, float32, float64, booleans, texts, and lists of these. Times, for
+        one, have other widths there.
+
+        Args:
+            field: `pyarrow.Field`.
+        """
+        import pyarrow as pa
+
+        kind = field.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = kind.value_type
+        return "." not in field.name and (  # which names a part of a column there
+            pa.types.is_integer(kind)
+            or pa.types.is_float32(kind)
+            or pa.types.is_float64(kind)
+            or pa.types.is_boolean(kind)
+            or pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+        )
+
+    def decode(
+        self,
+        path: str,
+        names: list[str],
+        *,
+        row_group: int | None = None,
+        rows: tuple[int, int] | None = None,
+        in_steps: bool = False,
+    ) -> dict[str, Any]:
+        """Return columns of one row group, or of some rows of the file.
+
+        Args:
+            path: of a file on this machine.
+            names: columns.
+            row_group: number of the row group in the file, or
+            rows: (first, one behind the last) over the whole file.
+            in_steps: decode `STEP_BYTES` at a time and join them: slower, with less memory.
+
+        Raises:
+            MemoryError: if there is not enough of it on the GPU.
+            Exception: one of `errors`, if the file cannot be read.
+        """
+        try:
+            return self._decoded(path, names, row_group, rows, in_steps)
+        except RuntimeError as error:  # so CUDA says it where RMM is not asked, as for a kernel
+            if "out of memory" in str(error) or "MemoryAllocation" in str(error):
+                raise MemoryError(str(error)) from error
+            raise
+
+    def _decoded(
+        self,
+        path: str,
+        names: list[str],
+        row_group: int | None,
+        rows: tuple[int, int] | None,
+        in_steps: bool,
+    ) -> dict[str, Any]:
+        parquet, source = self._plc.io.parquet, self._plc.io.types.SourceInfo([str(path)])
+        builder = parquet.ParquetReaderOptions.builder(source)
+        options = builder.use_pandas_metadata(False).use_arrow_schema(False)
+        options = options.column_names(names).build()
+        if rows is None:
+            options.set_row_groups([[row_group]])
+        else:  # libcudf takes no rows of a row group, but of the file
+            options.set_skip_rows(rows[0])
+            options.set_num_rows(rows[1] - rows[0])
+        stream = self._stream()
+        if not in_steps:
+            return self._columns(parquet.read_parquet(options, stream))
+        reader = parquet.ChunkedParquetReader(
+            options, stream, chunk_read_limit=STEP_BYTES, pass_read_limit=STEP_BYTES
+        )
+        steps = []
+        while reader.has_next():
+            steps.append(self._columns(reader.read_chunk()))
+        return {name: concat_columns([step[name] for step in steps]) for name in names}
+
+    def _stream(self) -> Any:
+        """Return the stream of this thread as RMM knows it."""
+        from rmm.pylibrmm.stream import Stream
+
+        return Stream(self._place.stream())
+
+    def _columns(self, table: Any) -> dict[str, Any]:
+        names = table.column_names(include_children=False)
+        return dict(zip(names, map(self._column, table.tbl.columns()), strict=True))
+
+    def _column(self, column: Any) -> Any:
+        """Return a column of pylibcudf as one of a chunk, over the same memory."""
+        kind, size = column.type().id(), column.size()
+        if kind == self._plc.TypeId.LIST:
+            # A null list has no values in Parquet, so it is an empty one already.
+            lists = column.list_view()
+            return Ragged(self._column(lists.child()), self._offsets(lists.offsets(), size))
+        if kind == self._plc.TypeId.STRING:
+            offsets = self._offsets(column.child(0) if size else None, size)
+            data = column.data()
+            values: Any = Strings(
+                self._array(data, np.uint8, 0 if data is None else data.size), offsets
+            )
+        elif kind == self._plc.TypeId.BOOL8:
+            values = self._array(column.data(), np.bool_, size)
+        else:
+            values = self._array(column.data(), np.dtype(kind.name.lower()), size)
+        mask = column.null_mask()
+        if mask is None or not column.null_count():
+            return values
+        plain = self._plc.transform.mask_to_bools(mask.ptr, 0, size, self._stream())
+        valid = self._array(plain.data(), np.bool_, size)
+        if isinstance(values, Strings) or values.dtype.kind != "f":
+            return Masked(values, valid)
+        return self._xp.where(valid, values, values.dtype.type("nan"))
+
+    def _offsets(self, column: Any, size: int) -> Any:
+        """Return the offsets of lists or texts, int64 [size + 1]; libcudf's may be int32."""
+        if not size:
+            return self._xp.zeros(1, dtype=np.int64)
+        dtype = np.dtype(column.type().id().name.lower())
+        return self._array(column.data(), dtype, size + 1).astype(np.int64, copy=False)
+
+    def _array(self, memory: Any, dtype: Any, size: int) -> Any:
+        """Return an array over memory of libcudf, which it keeps."""
+        dtype = np.dtype(dtype)
+        if not size:
+            return self._xp.empty(0, dtype=dtype)
+        cuda = self._xp.cuda
+        unowned = cuda.UnownedMemory(memory.ptr, size * dtype.itemsize, memory, 0)
+        return self._xp.ndarray((size,), dtype, cuda.MemoryPointer(unowned, 0))

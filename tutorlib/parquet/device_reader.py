@@ -1,0 +1,176 @@
+"""DeviceReader: row groups of Parquet files as columns in the memory of a device.
+
+The counterpart of `ParquetFiles.columns`, with the same columns and errors. On a GPU, cuDF decodes
+what it can (`parquet_gpu.py`); the rest, and files that are not on this machine, Arrow decodes on
+the CPU, and the columns are copied over. Does not belong here: where files are, filters and keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tutorlib.chunk import column_from_arrow, copied, slice_rows, take, to_namespace
+from tutorlib.memory import Place
+from tutorlib.parquet.files import ParquetError, ParquetFiles, RowGroup
+
+
+class DeviceReader:
+    """Reads columns of row groups into a place.
+
+    A row group that is read in slices is decoded once and stays there until its last slice has been
+    taken. Where memory runs out (`save_memory`), every slice is decoded by itself instead, and in
+    small steps.
+
+    Args:
+        stored: the files.
+        place: where the columns shall be.
+
+    Example:
+        >>> import tempfile
+        >>> import pyarrow as pa
+        >>> import pyarrow.parquet as pq
+        >>> from tutorlib.parquet.paths import find_files
+        >>> from tutorlib.memory import HostPlace
+        >>> path = tempfile.mkdtemp() + "/a.parquet"
+        >>> pq.write_table(pa.table({"x": [1, 2, 3]}), path)
+        >>> reader = DeviceReader(ParquetFiles(find_files(path)), HostPlace())
+        >>> dict(reader.columns(RowGroup(0, 0, 3), ["x"], 1, 3))
+        {'x': array([2, 3])}
+    """
+
+    def __init__(self, stored: ParquetFiles, place: Place) -> None:
+        self.stored, self.place = stored, place
+        self._saves_memory = False
+        self._decoder: Any = None
+        if place.on_gpu:
+            from tutorlib.parquet.cudf_decoder import CudfDecoder
+
+            self._decoder = CudfDecoder(place)
+
+    def __reduce__(self) -> Any:
+        return DeviceReader, (self.stored, self.place)
+
+    def over(self, stored: ParquetFiles) -> DeviceReader:
+        """Return a reader of the same place over a copy of the files."""
+        return DeviceReader(stored, self.place)
+
+    def save_memory(self) -> None:
+        """Let go of what is kept for later slices, and need less memory from now on."""
+        self._saves_memory = True
+        self.stored.streams.close()
+
+    def column(self, array: Any) -> Any:
+        """Return a column of the place: that of an Arrow array, or one that is there already."""
+        if not hasattr(array, "type"):
+            return array
+        return to_namespace(column_from_arrow(array), self.place.xp)
+
+    def take(self, column: Any, rows: np.ndarray) -> Any:
+        """Return the given rows of a column of the place."""
+        return take(column, self.place.array(rows))
+
+    def columns(
+        self, group: RowGroup, names: Sequence[str], first: int, last: int
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield (name, rows [first, last) as stored), columns of the place.
+
+        Raises:
+            ParquetError: if a column cannot be decoded, or the file has changed.
+            MemoryError: if the device has not enough of it.
+        """
+        with self.place.work():
+            columns = self._rows(group, list(names), first, last)
+        for name in names:
+            yield name, columns.pop(name)
+
+    def _rows(self, group: RowGroup, names: list[str], first: int, last: int) -> dict[str, Any]:
+        rows = self.stored.num_rows(group)
+        if not names or last - first == rows or self._saves_memory:
+            return self._decoded(group, names, first, last)
+        key = (group.file, group.index, *names)
+        return self.stored.streams.read(key, first, last, rows, lambda: self._opened(group, names))
+
+    def _opened(self, group: RowGroup, names: list[str]) -> _Kept:
+        return _Kept(self._decoded(group, names, 0, self.stored.num_rows(group)), self.place)
+
+    def _decoded(self, group: RowGroup, names: list[str], first: int, last: int) -> dict[str, Any]:
+        local = self.stored.files[group.file].is_local
+        takes = self._decoder.takes if self._decoder and local else lambda field: False
+        fast = [name for name in names if takes(self.stored.schema.field(name))]
+        columns = self._decoded_there(group, fast, first, last) if fast else {}
+        slow = [name for name in names if name not in columns]
+        for name, array in self.stored.columns(group, slow, first, last):
+            try:
+                columns[name] = self.column(array)
+            except TypeError as error:
+                place = self.stored.place(group)
+                raise ParquetError(f"{place}, column {name!r}: {error}") from error
+        self.place.finish()  # the caller, or who takes the next slice, may work on another stream
+        return columns
+
+    def _decoded_there(
+        self, group: RowGroup, names: list[str], first: int, last: int
+    ) -> dict[str, Any]:
+        """Return what the device's own decoder makes of the columns."""
+        self.stored.refuse_change(group)
+        footer = self.stored.footers[group.file]
+        before = sum(footer.row_group(index).num_rows for index in range(group.index))
+        path = self.stored.files[group.file].inner
+        whole = last - first == self.stored.num_rows(group)
+        where = {"row_group": group.index} if whole else {"rows": (before + first, before + last)}
+
+        def decode(some: list[str]) -> dict[str, Any]:
+            in_steps = self._saves_memory
+            columns = self._decoder.decode(path, some, in_steps=in_steps, **where)
+            rows = {len(column) for column in columns.values()}
+            if rows != {last - first} or list(columns) != some:
+                raise EOFError(f"{rows} rows of {list(columns)}, where {last - first} are expected")
+            return columns
+
+        try:
+            return decode(names)
+        except (*self._decoder.errors, EOFError) as error:
+            self.stored.refuse_change(group)
+            lost = "Fatal CUDA error" in str(error)  # from then on nothing can be decoded
+            at_fault = names if len(names) == 1 or lost else self._undecodable(decode, names)
+            column = f", column {at_fault[0]!r}" if len(at_fault) == 1 else ""
+            raise ParquetError(
+                f"{self.stored.place(group)}{column}: cuDF cannot read it "
+                f"({type(error).__name__}: {error}). If device='cpu' can, write the file anew, by "
+                "ParquetSink."
+            ) from error
+
+    def _undecodable(self, decode: Any, names: list[str]) -> list[str]:
+        """Return the first column that cannot be decoded by itself, if one cannot."""
+        for name in names:
+            try:
+                decode([name])
+            except (*self._decoder.errors, EOFError):
+                return [name]
+        return []
+
+
+class _Kept:
+    """The decoded rows of a row group, from which slices are copied: a `Stream` for `Streams`.
+
+    A slice is a copy, for what it is copied from goes when the last slice has been taken, and the
+    device may be behind then.
+    """
+
+    def __init__(self, columns: dict[str, Any], place: Place) -> None:
+        self._columns, self._place = columns, place
+
+    def read(self, start: int, stop: int) -> dict[str, Any]:
+        """Return rows [start, stop) of every column."""
+        slices = {
+            name: copied(slice_rows(column, start, stop)) for name, column in self._columns.items()
+        }
+        self._place.finish()
+        return slices
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        self._columns = {}

@@ -1,0 +1,301 @@
+"""ParquetFiles: open Parquet files of one schema, whose row groups are read as they are stored.
+
+Whatever goes wrong with a file is found here, and said with file, row group and column. One thing
+is not: bytes that changed in a page which can still be decoded. Checksums would tell, and cost a
+quarter more of the time to decode. Does not belong here: where files are (`paths.py`), rows that
+are left out, keys and chunks (`parquet.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tutorlib.chunk import column_from_arrow
+from tutorlib.parquet.paths import DataFile
+from tutorlib.parquet.slices import Stream, Streams
+
+STREAM_BUFFER = 262_144  # bytes read ahead of each column of a stream
+STREAM_PAGE = 1_572_864  # bytes that a stream holds of each column, as measured with 1 MiB pages
+STREAM_ROWS = 16_384  # decoded at once by a stream, at least
+OPENING_THREADS = 8
+
+
+class ParquetError(ValueError):
+    """A Parquet file that does not fit: the message names file, row group and column."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowGroup:
+    """Where some rows stand: `num_rows` rows in row group `index` of file number `file`.
+
+    With a filter, `num_rows` counts the rows that pass.
+    """
+
+    file: int
+    index: int
+    num_rows: int
+
+
+def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
+    """Return (NumPy name of one value or "string", whether a row holds a list)."""
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        return column_type(arrow_type.value_type)[0], True
+    if pa.types.is_fixed_size_list(arrow_type):
+        return column_type(arrow_type.value_type)[0], True
+    if pa.types.is_dictionary(arrow_type):
+        return column_type(arrow_type.value_type)
+    if pa.types.is_temporal(arrow_type):
+        return f"int{arrow_type.bit_width}", False
+    if pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type):
+        return np.dtype(arrow_type.to_pandas_dtype()).name, False
+    if pa.types.is_boolean(arrow_type):
+        return "bool", False
+    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
+        return "string", False
+    if str(arrow_type) == "string_view":
+        return "string", False
+    return str(arrow_type), False
+
+
+class ParquetFiles:
+    """Parquet files with their footers, which must have the same columns in the same types.
+
+    Args:
+        files: the files, as they were found.
+
+    Attributes:
+        paths: of the files, for people.
+        footers: `pyarrow.parquet.FileMetaData` of each file.
+        schema: `pyarrow.Schema` of the columns in the files.
+        streams: `Streams`, row groups that are being read in slices.
+
+    Raises:
+        ParquetError: if a file is not Parquet, is cut short, may not be read, or has other columns
+            or types than the first one.
+
+    Example:
+        >>> import tempfile
+        >>> from tutorlib.parquet.paths import find_files
+        >>> path = tempfile.mkdtemp() + "/a.parquet"
+        >>> pq.write_table(pa.table({"x": [1, 2, 3]}), path)
+        >>> files = ParquetFiles(find_files(path))
+        >>> [(name, array.to_pylist()) for name, array in files.columns(RowGroup(0, 0, 3), ["x"])]
+        [('x', [1, 2, 3])]
+    """
+
+    def __init__(self, files: Sequence[DataFile]) -> None:
+        self.files = list(files)
+        self.paths = [file.path for file in self.files]
+        self.footers = on_threads(_footer, self.files)
+        self.schema = self._check_schemas()
+        self.streams = Streams()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "streams": self.streams.limit}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, streams=Streams(state["streams"]))
+
+    def _check_schemas(self) -> pa.Schema:
+        first = self.footers[0].schema.to_arrow_schema()
+        if len(set(first.names)) < len(first.names):
+            raise ParquetError(f"{self.paths[0]}: columns of one name in {first.names}")
+        want = {field.name: _stored_type(field.type) for field in first}
+        for path, footer in zip(self.paths[1:], self.footers[1:], strict=True):
+            have = {f.name: _stored_type(f.type) for f in footer.schema.to_arrow_schema()}
+            missing, extra = [sorted(a.keys() - b.keys()) for a, b in ((want, have), (have, want))]
+            if missing or extra:
+                raise ParquetError(
+                    f"{path}: columns differ from {self.paths[0]}: missing {missing}, extra {extra}"
+                )
+            for name, kind in want.items():
+                if have[name] != kind:
+                    raise ParquetError(
+                        f"{path}: column {name!r} is {_say(have[name])}, but {_say(kind)} in "
+                        f"{self.paths[0]}. Write both with one type."
+                    )
+        return first
+
+    def row_groups(self) -> list[RowGroup]:
+        """Return the row groups of all files, in order, but those without rows."""
+        return [
+            RowGroup(number, index, footer.row_group(index).num_rows)
+            for number, footer in enumerate(self.footers)
+            for index in range(footer.num_row_groups)
+            if footer.row_group(index).num_rows
+        ]
+
+    def num_rows(self, group: RowGroup) -> int:
+        """Return the rows that are stored in a row group, whether they pass a filter or not."""
+        return self.footers[group.file].row_group(group.index).num_rows
+
+    def leaves(self, group: RowGroup, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """Yield (name, `pyarrow.parquet.ColumnChunkMetaData`) of the named columns.
+
+        A list has one under a path such as `name.list.element`, a struct several.
+        """
+        names, stored = set(names), self.footers[group.file].row_group(group.index)
+        for k in range(stored.num_columns):
+            leaf = stored.column(k)
+            path = leaf.path_in_schema
+            name = path if path in names else path.partition(".")[0]
+            if name in names:
+                yield name, leaf
+
+    def place(self, group: RowGroup) -> str:
+        """Return words for where a row group stands, for an error message."""
+        return f"row group {group.index} of {self.paths[group.file]}"
+
+    def columns(
+        self, group: RowGroup, names: Sequence[str], first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        """Yield (name, rows [first, last) as stored), each column decoded when it is asked for.
+
+        All columns are decoded at once for a part of the row group, and from a file that is not on
+        this machine, which is asked once for what it has to send.
+
+        Raises:
+            ParquetError: if a column cannot be decoded, or the file has changed.
+        """
+        rows = self.num_rows(group)
+        last = rows if last is None else last
+        if last - first < rows or not self.files[group.file].is_local:
+            table = self.table(group, names, first, last)
+            for name in names:
+                yield name, table.column(name)
+            return
+        with contextlib.ExitStack() as stack:
+            file = None
+            for name in names:
+                with self.errors_at(group, [name]):
+                    file = file or stack.enter_context(self._open(group))
+                    table = file.read_row_group(group.index, columns=[name], use_threads=False)
+                    _check_length(table, rows)
+                yield name, table.column(name)
+
+    def column(self, array: Any) -> Any:
+        """Return an Arrow array as a column of a chunk."""
+        return column_from_arrow(array)
+
+    def take(self, array: Any, rows: np.ndarray) -> Any:
+        """Return the given rows of an Arrow array."""
+        return array.take(pa.array(rows))
+
+    def table(self, group: RowGroup, names: Sequence[str], first: int, last: int) -> pa.Table:
+        """Return rows [first, last) as stored, at least one, decoded on this thread.
+
+        Raises:
+            ParquetError: if a column cannot be decoded, or the file has changed.
+        """
+        names, rows = list(names), self.num_rows(group)
+        if not names:
+            return pa.table({})
+        with self.errors_at(group, names):
+            if last - first == rows:
+                with self._open(group) as file:
+                    table = file.read_row_group(group.index, columns=names, use_threads=False)
+                    return _check_length(table, rows)
+            self.refuse_change(group)
+            key = (group.file, group.index, *names)
+            opener = functools.partial(self._open_stream, group, names, last - first)
+            return self.streams.read(key, first, last, rows, opener)
+
+    def refuse_change(self, group: RowGroup) -> None:
+        """Raise ParquetError if the file of a row group is not the one whose footer was read."""
+        change = self.files[group.file].change()
+        if change:
+            raise ParquetError(
+                f"{self.place(group)}: the file has changed since it was opened: {change}. "
+                "Open the source again."
+            )
+
+    @contextlib.contextmanager
+    def errors_at(self, group: RowGroup, names: Sequence[str] = ()) -> Iterator[None]:
+        """Raise errors of reading as ParquetError with the place, and the column if it is one."""
+        try:
+            yield
+        except (pa.ArrowException, OSError, EOFError) as error:
+            self.refuse_change(group)
+            at_fault = [n for n in names if len(names) == 1 or not self._can_be_read(group, n)]
+            column = f", column {at_fault[0]!r}" if at_fault else ""
+            raise ParquetError(
+                f"{self.place(group)}{column}: cannot be read ({type(error).__name__}: {error})"
+            ) from error
+
+    def _can_be_read(self, group: RowGroup, name: str) -> bool:
+        rows = self.num_rows(group)
+        try:
+            with contextlib.closing(self._open_stream(group, [name], STREAM_ROWS)) as stream:
+                stream.read(rows - 1, rows)
+        except (pa.ArrowException, OSError, EOFError):
+            return False
+        return True
+
+    def _open(self, group: RowGroup, **options: Any) -> pq.ParquetFile:
+        self.refuse_change(group)
+        file = self.files[group.file]
+        # Not memory-mapped: that is no faster, and where reading a file that was cut short raises
+        # an error, a mapped one kills the process by a signal.
+        return pq.ParquetFile(
+            file.inner,
+            filesystem=file.filesystem,
+            metadata=self.footers[group.file],
+            pre_buffer=not file.is_local,
+            **options,
+        )
+
+    def _open_stream(self, group: RowGroup, names: list[str], rows: int) -> Stream:
+        file = self._open(group, buffer_size=STREAM_BUFFER)
+        batches = file.iter_batches(
+            max(rows, STREAM_ROWS), row_groups=[group.index], columns=names, use_threads=False
+        )
+        return Stream(batches, file.close)
+
+    def stream_nbytes(self, group: RowGroup, names: Iterable[str]) -> int:
+        """Return about how many bytes a row group holds that is kept open between two slices."""
+        return sum(
+            min(leaf.total_uncompressed_size, STREAM_PAGE)
+            + min(leaf.total_compressed_size, STREAM_BUFFER)
+            for _, leaf in self.leaves(group, names)
+        )
+
+
+def on_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Return the function's results in order, or raise the first of its errors."""
+    with ThreadPoolExecutor(OPENING_THREADS) as pool:
+        return list(pool.map(function, items))
+
+
+def _check_length(table: pa.Table, rows: int) -> pa.Table:
+    if table.num_rows != rows:
+        raise EOFError(f"{table.num_rows} rows, where the footer says {rows}")
+    return table
+
+
+def _footer(file: DataFile) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(file.inner, filesystem=file.filesystem)
+    except PermissionError as error:
+        raise ParquetError(f"{file.path}: may not be read ({error})") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ParquetError(
+            f"{file.path}: not a whole Parquet file ({error}). Write it again, or take it out."
+        ) from error
+
+
+def _stored_type(kind: pa.DataType) -> tuple[str, bool]:
+    """Return the column type, and for a time also its unit, which must not be mixed."""
+    return (str(kind), False) if pa.types.is_temporal(kind) else column_type(kind)
+
+
+def _say(kind: tuple[str, bool]) -> str:
+    return f"a list of {kind[0]}" if kind[1] else kind[0]

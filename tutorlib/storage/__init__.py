@@ -1,0 +1,21 @@
+"""Storage: outputs that are whole or absent, also after a crash or a full disk.
+
+`atomic` writes a file or folder beside its target, then renames it; `resumable` continues a
+folder that an earlier run began; `checkpoints` numbers a training's folders and finds the newest.
+"""
+
+from tutorlib.storage.atomic import refuse_existing, written_whole
+from tutorlib.storage.checkpoints import Checkpoint, find_checkpoints, new_checkpoint, remove_old
+from tutorlib.storage.resumable import FACTS_FILE, unfinished_folder, written_into
+
+__all__ = [
+    "FACTS_FILE",
+    "Checkpoint",
+    "find_checkpoints",
+    "new_checkpoint",
+    "refuse_existing",
+    "remove_old",
+    "unfinished_folder",
+    "written_into",
+    "written_whole",
+]

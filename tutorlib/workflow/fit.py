@@ -1,0 +1,174 @@
+"""One pass over the data: what is learned from each part, merged in pairs, on threads.
+
+States may be merged in any order, and are: a thread that has a state merges it with another of as
+many parts, if there is one. Does not belong here: what a state is (`ops`), which ops learn in a
+pass (`workflow.py`), other machines (`cluster.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+from tutorlib.memory import working_at
+from tutorlib.ops import LearningOp
+from tutorlib.parquet import with_encoded_texts
+from tutorlib.workflow.inputs import Part, errors_at, parts_of, read, read_before
+from tutorlib.workflow.spill import Runs, spillable_nbytes
+
+States = list[dict[str, Any]]  # one for each op that learns
+FAN_IN = 8
+
+
+@dataclasses.dataclass
+class Pass:
+    """What a pass over the data has to do; can be sent to another process.
+
+    Args:
+        workflow: whose `partial` gives the states of a chunk.
+        pending: (group, place of the op in it) of the ops that learn.
+        source: of the interface of a `ParquetSource`.
+    """
+
+    workflow: Any
+    pending: list[tuple[Any, int]]
+    source: Any
+
+    def __post_init__(self) -> None:
+        self.source = with_encoded_texts(self.source)
+
+    @property
+    def ops(self) -> list[LearningOp]:
+        """The ops that learn."""
+        return [group.ops[place] for group, place in self.pending]
+
+    def parts(self) -> list[Part]:
+        """Return what the data consists of."""
+        return parts_of(self.source)
+
+    def learn_from(self, part: Part) -> States:
+        """Return the states of the rows of a part."""
+        workflow, names = self.workflow, self.workflow.names_to_learn(self.pending)
+        with working_at(self.source):
+            chunk = read(self.source, part, names)
+            before = read_before(self.source, part, names, workflow.rows_before)
+            with errors_at(self.source, part):
+                return workflow.partial(self.pending, chunk, before)
+
+    def merge(self, several: Sequence[States]) -> States:
+        """Return the states of the rows of all."""
+        by_op = zip(self.ops, *several, strict=True)
+        return [op.merge(*states) for op, *states in by_op]
+
+    def merge_all(self, states: Iterable[States]) -> States:
+        """Return all states merged, with a few of them in memory at a time."""
+        merger = Merger(self)
+        for state in states:
+            merger.add(state)
+        return merger.result()
+
+
+class Merger:
+    """Merges states as they come, from any thread.
+
+    `FAN_IN` states of equally many parts are merged at once, so that n states of size s cost
+    O(n s log n), not n^2 s. Merging two at a time would take a third longer.
+
+    Args:
+        work: says how to merge.
+        runs: takes the states that are above its limit; None to keep all in memory.
+    """
+
+    def __init__(self, work: Pass, runs: Runs | None = None) -> None:
+        self._work, self._runs = work, runs
+        self._lock = threading.Lock()
+        self._levels: dict[int, list[States]] = {}
+
+    def add(self, states: States) -> None:
+        """Take the states of a part."""
+        level = 0
+        while several := self._keep_or_pop(level, states):
+            states = self._work.merge(several)
+            level += 1
+        if self._runs is not None:
+            self._spill(self._runs)
+
+    def _keep_or_pop(self, level: int, states: States) -> list[States]:
+        """Keep the states, or return them with others of their level if there are enough."""
+        with self._lock:
+            kept = self._levels.setdefault(level, [])
+            kept.append(states)
+            return self._levels.pop(level) if len(kept) == FAN_IN else []
+
+    def held(self) -> list[States]:
+        """Return the states in memory."""
+        return [states for level in sorted(self._levels) for states in self._levels[level]]
+
+    def _spill(self, runs: Runs) -> None:
+        with self._lock:
+            held = self.held()
+            if sum(spillable_nbytes(self._work.ops, states) for states in held) <= runs.limit_bytes:
+                return
+            self._levels = {}
+        self.add(runs.write(self._work.merge(held)))
+
+    def result(self) -> States:
+        """Return the states of all parts."""
+        states = self._work.merge(self.held())
+        return states if self._runs is None else self._runs.merge(states)
+
+
+def learn_on_threads(
+    work: Pass, threads: int, memory_budget: int | None, done: Callable[[int], None]
+) -> None:
+    """Let the ops of a pass learn, each thread working on a part at a time.
+
+    Args:
+        work: the pass.
+        threads: each holds a part.
+        memory_budget: bytes of states, beyond which those that can be are kept in files; or None.
+        done: called with the rows of each part.
+    """
+    if memory_budget is None:
+        _learn(work, Merger(work), threads, done)
+        return
+    with Runs(work.ops, memory_budget) as runs:
+        _learn(work, Merger(work, runs), threads, done)
+
+
+def _learn(work: Pass, merger: Merger, threads: int, done: Callable[[int], None]) -> None:
+    parts = iter(work.parts())
+    lock, stop = threading.Lock(), threading.Event()
+
+    def learn() -> None:
+        while not stop.is_set():
+            with lock:
+                part = next(parts, None)
+            if part is None:
+                return
+            merger.add(work.learn_from(part))
+            done(part.num_rows)
+
+    run_together([learn] * threads, stop)
+    for op, state in zip(work.ops, merger.result(), strict=True):
+        op.finalize(state)
+
+
+def run_together(tasks: Sequence[Callable[[], None]], stop: threading.Event) -> None:
+    """Run each task on a thread of its own; after an error of one, raised here, all stop.
+
+    Args:
+        tasks: that look at `stop` from time to time.
+        stop: is set at the end, however it comes.
+    """
+    with ThreadPoolExecutor(len(tasks), thread_name_prefix="workflow") as pool:
+        try:
+            futures = [pool.submit(task) for task in tasks]
+            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+    for future in [*finished, *futures]:
+        future.result()
