@@ -31,8 +31,13 @@ from benchmarks.gpu_training import LAYOUTS, PIPELINES, PRECISIONS, READERS
 QUESTIONS = ("tensorflow_sees_gpu", "int32_arguments", "dlpack_alignment", "parquet_read")
 QUESTIONS += ("shuffle", "dlrm_step")
 TESTS = ROOT / "tests"
-TEST_FILES = {path.stem.removeprefix("test_gpu_"): path for path in TESTS.glob("test_gpu_*.py")}
-TEST_FILES |= {name: TESTS / f"test_{name}.py" for name in ("device", "callbacks")}
+TEST_FILES = {
+    "batches": TESTS / "loader" / "test_gpu_batches.py",
+    "callbacks": TESTS / "callbacks" / "test_callbacks.py",
+    "device": TESTS / "memory" / "test_limits.py",
+    "ops": TESTS / "ops" / "test_on_gpu.py",
+    "parquet": TESTS / "parquet" / "test_gpu_decoder.py",
+}
 TEST_S = 100  # seconds after which a test says where it is
 ALL_NEED = {"keras", "tensorflow", "pyarrow", "numpy"}
 NEED_CUDF = re.compile(r"loader-|(train|trace)-\w+-(columns|stacked)-")
@@ -250,8 +255,7 @@ def _names(settings: Settings) -> Iterator[str]:
 
 
 def _needs_of_tests(name: str) -> set[str]:
-    beside = {path.stem for path in TESTS.glob("*.py")}  # other files of the tests
-    return ALL_NEED | {"pytest"} | imports(TEST_FILES[name].read_text(encoding="utf-8")) - beside
+    return ALL_NEED | {"pytest"} | imports(TEST_FILES[name].read_text(encoding="utf-8")) - {"tests"}
 
 
 def _needs_of_lesson(number: str) -> set[str]:

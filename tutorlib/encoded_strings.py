@@ -109,8 +109,8 @@ def encoded_column(array: Any) -> EncodedStrings | Masked:
     return texts if valid is None else Masked(texts, valid)
 
 
-def plain_texts(column: Any) -> Any:
+def plain_strings(column: Any) -> Any:
     """Return a column whose texts, if it holds any, are not encoded."""
     if isinstance(column, Masked):
-        return Masked(plain_texts(column.values), column.valid)
+        return Masked(plain_strings(column.values), column.valid)
     return column._decoded if isinstance(column, EncodedStrings) else column

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Array, Strings, array_namespace, take
-from tutorlib.memory import Copies
+from tutorlib.memory import DeviceCache
 
 _GAMMA, _FACTOR_1, _FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -188,7 +188,7 @@ class KeyIndex:
             slots[waiting] = (slots[waiting] + 1) & (size - 1)
         stored = np.zeros(size, dtype=np.int64)
         stored[slots] = self._words(self.keys, hashes)
-        self._tables = Copies(ranks), Copies(stored), Copies(self.keys)
+        self._tables = DeviceCache(ranks), DeviceCache(stored), DeviceCache(self.keys)
         found = self.find(self.keys)
         if not np.array_equal(found, np.arange(1, len(found) + 1)):
             twice = int(np.argmax(found != np.arange(1, len(found) + 1)))

@@ -283,8 +283,8 @@ class Schema:
             elif kind == "NumericColumn" and shape == (1,):
                 column = Column(inner.key, "continuous", "float32")
             elif kind == "NumericColumn" and len(shape) == 1:
-                facts = {"multi_hot": True, "embedding_dim": shape[0]}
-                column = Column(inner.key, "continuous", "float32", **facts)
+                metadata = {"multi_hot": True, "embedding_dim": shape[0]}
+                column = Column(inner.key, "continuous", "float32", **metadata)
             else:
                 refused.append(f"{type(item).__name__}({getattr(item, 'name', item)})")
                 continue

@@ -339,19 +339,19 @@ def test_a_loader_that_transforms_slowly_is_reported_as_such(folder, tmp_path):
     for stall in report.stalls:
         assert stall.steps == 8
         assert 0.5 <= stall.first_wait_s <= stall.wait_s <= stall.elapsed_s
-        assert set(stall.stages) == {"reading", "transforming", "dealing", "tensors"}
-        assert stall.by_stage["transforming"] > 0.8 * stall.share
+        assert set(stall.stages) == {"read", "transform", "scatter", "convert"}
+        assert stall.by_stage["transform"] > 0.8 * stall.share
         assert sum(stall.by_stage.values()) == pytest.approx(stall.share)
-    assert "transforming" in str(report.stalls[0])
+    assert "transform" in str(report.stalls[0])
     with open(tmp_path / "logs.csv") as file:
         rows = list(csv.DictReader(file))
-    stages = ["stall_reading", "stall_transforming", "stall_dealing", "stall_tensors"]
+    stages = ["stall_read", "stall_transform", "stall_scatter", "stall_convert"]
     for name in ["stall", *stages]:
         assert [float(row[name]) for row in rows] == pytest.approx(logs[name])
 
 
 def test_stalls_of_an_epoch_in_which_nothing_was_read_have_no_stage():
-    assert Stall(0, 3, 1.0, 0.1, 0.0, {"reading": 0.0}).by_stage == {"reading": 0.0}
+    assert Stall(0, 3, 1.0, 0.1, 0.0, {"read": 0.0}).by_stage == {"read": 0.0}
 
 
 def test_stall_report_tells_if_fit_trains_on_something_else(folder):

@@ -20,7 +20,7 @@ from tutorlib.chunk import Chunk, Ragged
 from tutorlib.layers import DenseFeatures, EmbeddingBag, LinearFeatures, bucketed, keras_inputs
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.loader.list_lengths import LENGTHS, BucketedValues, bucket_length, bucket_width
-from tutorlib.memory import HostPlace
+from tutorlib.memory import HostSpace
 from tutorlib.ops import ListSlice
 from tutorlib.optimizers import RowSparseAdam
 from tutorlib.parquet import ParquetSink, ParquetSource
@@ -64,7 +64,7 @@ def columns():
 @pytest.fixture
 def device(request, monkeypatch):
     """The CPU, or NumPy in the place of a GPU."""
-    monkeypatch.setattr("tutorlib.loader.loader.place_of", {"gpu": HostPlace()}.get)
+    monkeypatch.setattr("tutorlib.loader.loader.memory_space", {"gpu": HostSpace()}.get)
     return request.param
 
 

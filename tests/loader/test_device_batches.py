@@ -23,16 +23,16 @@ from tests.support.device_batches import (
 )
 from tests.support.leftovers import reader_threads
 from tutorlib.chunk import Chunk
-from tutorlib.loader.device_batches import DeviceGroup, deal_out
+from tutorlib.loader.device_batches import DeviceGroup, scatter
 from tutorlib.loader.layout import Layout
-from tutorlib.memory import DevicePool, HostPlace
+from tutorlib.memory import DevicePool, HostSpace
 from tutorlib.ops import Categorify, FillMissing, Normalize
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import Workflow
 
 
-class NumpyDevice(HostPlace):
+class NumpyDevice(HostSpace):
     """Counts how often everything was waited for, and has only so much memory."""
 
     def __init__(self, limit_bytes=None):
@@ -44,13 +44,13 @@ class NumpyDevice(HostPlace):
 
 
 @pytest.fixture(params=[NumpyDevice, StandIn])
-def place(request, monkeypatch):
+def space(request, monkeypatch):
     """NumPy in the place of the GPU, or what refuses all that CuPy refuses."""
-    place = request.param()
+    space = request.param()
     if request.param is StandIn:
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr("tutorlib.loader.loader.place_of", {"gpu": place}.get)
-    return place
+    monkeypatch.setattr("tutorlib.loader.loader.memory_space", {"gpu": space}.get)
+    return space
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("batch_size", [33, 300])
-def test_batches_are_those_of_the_cpu(folder, place, form, shuffle, batch_size):
+def test_batches_are_those_of_the_cpu(folder, space, form, shuffle, batch_size):
     changes = {**FORMS[form], "shuffle": shuffle}
     with loader_of(folder, batch_size, device="gpu", **changes) as ours:
         assert ours.device == "gpu"
@@ -106,19 +106,19 @@ plans = st.fixed_dictionaries(
     max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(plan=plans)
-def test_any_plan_gives_the_batches_of_the_cpu(folder, place, small_blocks, plan):
+def test_any_plan_gives_the_batches_of_the_cpu(folder, space, small_blocks, plan):
     with loader_of(folder, device="gpu", **plan) as ours, loader_of(folder, **plan) as theirs:
         assert_same_batches(ours, theirs)
 
 
-def test_rows_that_a_filter_leaves_come_as_on_the_cpu(folder, place):
+def test_rows_that_a_filter_leaves_come_as_on_the_cpu(folder, space):
     changes = {"filters": [("small", ">", 333)]}
     with loader_of(folder, device="gpu", **changes) as ours:
         assert_same_batches(ours, loader_of(folder, **changes))
         assert ours.num_rows == 666
 
 
-def test_keys_in_paths_become_columns(tmp_path, place):
+def test_keys_in_paths_become_columns(tmp_path, space):
     for day in (1, 2):
         with ParquetSink(tmp_path / f"day={day}" / "a.parquet") as sink:
             sink.write(Chunk({"x": np.arange(30, dtype="float32") * day}))
@@ -127,7 +127,7 @@ def test_keys_in_paths_become_columns(tmp_path, place):
         assert_same_batches(ours, loader_of(tmp_path, 16, **settings))
 
 
-def test_a_workflow_transforms_on_the_way(folder, place):
+def test_a_workflow_transforms_on_the_way(folder, space):
     names = ["id", "gaps"]
     workflow = Workflow(
         names >> Categorify(), ["holes"] >> FillMissing(0) >> Normalize(), ["label"]
@@ -139,7 +139,7 @@ def test_a_workflow_transforms_on_the_way(folder, place):
         assert_same_batches(ours, loader_of(folder, **settings).map(workflow))
 
 
-def test_a_saved_place_goes_on_with_the_rest(folder, place):
+def test_a_saved_place_goes_on_with_the_rest(folder, space):
     with loader_of(folder, device="gpu") as ours, loader_of(folder) as theirs:
         begun, other = iter(ours), list(theirs)
         for _ in range(5):
@@ -150,16 +150,16 @@ def test_a_saved_place_goes_on_with_the_rest(folder, place):
         assert_same_batches(loader_of(folder, device="gpu"), other)
 
 
-def test_a_source_on_a_device_is_enough(folder, place):
-    source = ParquetSource(folder).at(place)
+def test_a_source_on_a_device_is_enough(folder, space):
+    source = ParquetSource(folder).at(space)
     with loader_of(source) as ours:
         assert ours.device == "gpu"
         assert_same_batches(ours, loader_of(folder))
     assert loader_of(source, device="cpu").device == "cpu"
 
 
-def test_every_array_starts_aligned_and_belongs_to_one_batch(folder, place):
-    place.alignment = 256
+def test_every_array_starts_aligned_and_belongs_to_one_batch(folder, space):
+    space.alignment = 256
     with loader_of(folder, 33, device="gpu", multi_hot="offsets") as loader:
         batches = list(loader)
     spans = []
@@ -174,8 +174,8 @@ def test_every_array_starts_aligned_and_belongs_to_one_batch(folder, place):
 
 
 def test_fields_of_a_group_start_at_the_alignment_of_the_place():
-    place = HostPlace()
-    pool = DevicePool(place, 0)
+    space = HostSpace()
+    pool = DevicePool(space, 0)
     for stacked in (False, True):
         group = DeviceGroup(Layout(SCHEMA, stacked=stacked, nulls="fill"), 100, pool)
         for first in range(0, 100, 16):
@@ -192,7 +192,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_as_on_the_cpu(tmp_path, place, fault):
+def test_a_fault_is_named_as_on_the_cpu(tmp_path, space, fault):
     name, values, changes = FAULTS[fault]
     chunk = chunk_of(1000)
     if values is None:
@@ -217,32 +217,32 @@ def test_a_fault_is_named_as_on_the_cpu(tmp_path, place, fault):
 
 def test_a_function_that_leaves_the_device_is_told():
     """What map() gives must be of the device's library: here a masked one, against plain NumPy."""
-    place = HostPlace()
-    place.xp = np.ma
+    space = HostSpace()
+    space.xp = np.ma
     layout = Layout(Schema([Column("x", "continuous", "float32")]))
     columns = [("x", np.zeros(3, np.float32))]
     with pytest.raises(
         ValueError, match=r"column 'x': map\(\) gave a numpy array, but .* numpy.ma"
     ):
-        deal_out(layout, columns, [], DevicePool(place, 0))
+        scatter(layout, columns, [], DevicePool(space, 0))
 
 
-def test_memory_comes_back_when_the_batches_are_gone(folder, place):
+def test_memory_comes_back_when_the_batches_are_gone(folder, space):
     with loader_of(folder, device="gpu", reader_kwargs={"threads": 1}) as loader:
         held = list(loader)
         before = loader._pool.free_bytes
         del held
         gc.collect()
         assert loader._pool.free_bytes > before
-        waited = place.waited
+        waited = space.waited
         list(loader)
-        assert place.waited > waited  # before what came back was used again
+        assert space.waited > waited  # before what came back was used again
     assert loader._pool.free_bytes == 0
 
 
 def test_where_memory_ends_it_says_what_to_change(folder, monkeypatch):
     small = NumpyDevice(limit_bytes=2**12)
-    monkeypatch.setattr("tutorlib.loader.loader.place_of", lambda device: small)
+    monkeypatch.setattr("tutorlib.loader.loader.memory_space", lambda device: small)
     loader = loader_of(folder, device="gpu")
     with pytest.raises(MemoryError, match=r"no 0\.\d MiB for batches .*smaller memory_budget"):
         list(loader)
@@ -264,7 +264,7 @@ class FullAtFirst(NumpyDevice):
 
 def test_where_a_piece_does_not_fit_it_is_read_again_in_small_steps(folder, monkeypatch):
     full = FullAtFirst(1)
-    monkeypatch.setattr("tutorlib.loader.loader.place_of", {"gpu": full}.get)
+    monkeypatch.setattr("tutorlib.loader.loader.memory_space", {"gpu": full}.get)
     changes = {"buffer_size": 40, "reader_kwargs": {"threads": 2}}  # row groups come in slices
     with loader_of(folder, device="gpu", **changes) as ours:
         assert_same_batches(ours, loader_of(folder, **changes))
@@ -273,7 +273,7 @@ def test_where_a_piece_does_not_fit_it_is_read_again_in_small_steps(folder, monk
 
 def test_a_piece_that_never_fits_is_named(folder, monkeypatch):
     full = FullAtFirst(100)
-    monkeypatch.setattr("tutorlib.loader.loader.place_of", lambda device: full)
+    monkeypatch.setattr("tutorlib.loader.loader.memory_space", lambda device: full)
     loader = loader_of(folder, device="gpu")
     named = r"rows \[0, 100\) of row group . of .*: they do not fit, .*smaller .*no room for a row"
     with pytest.raises(MemoryError, match=named):
@@ -282,18 +282,18 @@ def test_a_piece_that_never_fits_is_named(folder, monkeypatch):
 
 
 def test_what_to_change_is_said_where_batches_cannot_be_put_in_order():
-    place = NumpyDevice()
+    space = NumpyDevice()
     layout = Layout(SCHEMA, stacked=False, nulls="fill")
-    group = DeviceGroup(layout, 100, DevicePool(place, 0))
+    group = DeviceGroup(layout, 100, DevicePool(space, 0))
     group.add_lists("tags", 0, chunk_of(100)["tags"])
     full = FullAtFirst(1)
-    place.finish = full.finish
+    space.finish = full.finish
     with pytest.raises(MemoryError, match=r"no room for a row group\)\. Give a smaller "):
         group.close([50, 50], np.arange(100))
     assert full.failed == 1
 
 
-def test_who_waits_for_a_batch_does_not_wait_for_memory_of_others(folder, place, monkeypatch):
+def test_who_waits_for_a_batch_does_not_wait_for_memory_of_others(folder, space, monkeypatch):
     held = []
 
     def new_group(*arguments, **named):
@@ -306,7 +306,7 @@ def test_who_waits_for_a_batch_does_not_wait_for_memory_of_others(folder, place,
     assert not any(held)  # the lock that the consumer needs, while memory is waited for
 
 
-def test_a_budget_bounds_what_is_planned_on_the_device(folder, place):
+def test_a_budget_bounds_what_is_planned_on_the_device(folder, space):
     free = loader_of(folder, device="gpu", buffer_size=1000)
     tight = loader_of(folder, device="gpu", buffer_size=1000, memory_budget=150_000)
     assert tight.describe()["peak_bytes"] <= 150_000 < free.describe()["peak_bytes"]

@@ -400,7 +400,7 @@ def test_describe_and_stats_say_what_is_planned_and_done(folder):
     list(loader)
     stats = loader.stats()
     assert (stats["rows"], stats["batches"]) == (ROWS, 16)
-    assert min(stats["read_s"], stats["shuffle_s"], stats["wait_s"]) > 0
+    assert min(stats["read_s"], stats["scatter_s"], stats["wait_s"]) > 0
 
 
 def test_the_memory_budget_bounds_the_chunks(folder):

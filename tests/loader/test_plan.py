@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tutorlib.loader import EpochPlan
-from tutorlib.loader.plan import _random_split
+from tutorlib.loader.plan import _random_split, blocks_of
 
 layouts = st.fixed_dictionaries(
     {
@@ -32,20 +32,24 @@ def rows_of(plan, row_counts):
     groups = [np.full(plan.group_rows(group), -1) for group in range(plan.num_groups)]
     for chunk in plan.chunks:
         blocks = [
-            np.arange(piece.start + start, piece.start + stop) + firsts[piece.row_group]
-            for piece in chunk.pieces
-            for start, stop in piece.blocks()
+            np.arange(row_range.start + start, row_range.start + stop) + firsts[row_range.row_group]
+            for row_range in chunk.row_ranges
+            for start, stop in blocks_of(row_range)
         ]
         assert chunk.block_rows == [len(block) for block in blocks]
-        for number, (block, shares) in enumerate(zip(blocks, plan.deal(chunk.index), strict=True)):
-            order = plan.order(chunk.index, number, shares)
+        for number, (block, row_slices) in enumerate(
+            zip(blocks, plan.row_slices(chunk.index), strict=True)
+        ):
+            order = plan.order(chunk.index, number, row_slices)
             rows = block if order is None else block[order]
-            for share in shares:
-                first, last = plan.chunks_of(share.group)
+            for row_slice in row_slices:
+                first, last = plan.chunks_of(row_slice.group)
                 assert first <= chunk.index <= last
-                target = groups[share.group][share.first :][: share.stop - share.start]
+                target = groups[row_slice.group][row_slice.first :][
+                    : row_slice.stop - row_slice.start
+                ]
                 assert (target == -1).all()
-                target[:] = rows[share.start : share.stop]
+                target[:] = rows[row_slice.start : row_slice.stop]
     batches = []
     for number, group in enumerate(groups):
         order = plan.group_order(number)
@@ -125,14 +129,16 @@ def test_slices_of_a_row_group_come_in_order_and_make_it_up(layout):
     row_counts = layout.pop("row_counts")
     world_size, partition_rows = layout["world_size"], layout["partition_rows"]
     plans = full_batches(row_counts, layout)
-    pieces = [piece for plan in plans for chunk in plan.chunks for piece in chunk.pieces]
+    row_ranges = [
+        row_range for plan in plans for chunk in plan.chunks for row_range in chunk.row_ranges
+    ]
     for group, rows in enumerate(row_counts):
-        slices = [piece for piece in pieces if piece.row_group == group]
-        assert sum(piece.num_rows for piece in slices) == rows
+        slices = [row_range for row_range in row_ranges if row_range.row_group == group]
+        assert sum(row_range.num_rows for row_range in slices) == rows
         for before, after in itertools.pairwise(slices):
             assert before.stop == after.start
         assert not rows or (slices[0].start, slices[-1].stop) == (0, rows)
-        assert max((piece.num_rows for piece in slices), default=0) <= partition_rows
+        assert max((row_range.num_rows for row_range in slices), default=0) <= partition_rows
         # No more than it takes: one a partition, and a block of 8 rows, and where a rank begins.
         assert len(slices) <= math.ceil(rows / partition_rows) + rows / 8 + world_size - 1
     for plan in plans:
@@ -147,12 +153,14 @@ def test_slices_of_different_row_groups_are_read_in_turn():
     plan = EpochPlan([100] * 4, batch_size=10, partition_rows=20, parts_per_chunk=4)
     assert len(plan.chunks) == 5
     for chunk in plan.chunks:
-        groups = [piece.row_group for piece in chunk.pieces]
+        groups = [row_range.row_group for row_range in chunk.row_ranges]
         assert all(sorted(turn) == [0, 1, 2, 3] for turn in zip(*[iter(groups)] * 4, strict=True))
         for group in range(4):
-            pieces = [piece for piece in chunk.pieces if piece.row_group == group]
+            row_ranges = [
+                row_range for row_range in chunk.row_ranges if row_range.row_group == group
+            ]
             start = 20 * chunk.index
-            assert (pieces[0].start, pieces[-1].stop) == (start, start + 20)
+            assert (row_ranges[0].start, row_ranges[-1].stop) == (start, start + 20)
 
 
 def test_slices_without_shuffling_are_the_source_in_order():
@@ -271,8 +279,8 @@ def test_every_chunk_block_group_rank_epoch_and_seed_has_an_order_of_its_own(mon
         settings = {"seed": 1, "epoch": 0, "world_size": 2, "rank": 0, "partition_rows": 128}
         plan = EpochPlan([128] * 8, batch_size=16, **{**settings, **changes})
         for chunk in plan.chunks:
-            for block, shares in enumerate(plan.deal(chunk.index)):
-                yield tuple(plan.order(chunk.index, block, shares))
+            for block, row_slices in enumerate(plan.row_slices(chunk.index)):
+                yield tuple(plan.order(chunk.index, block, row_slices))
         for group in range(plan.num_groups):
             yield tuple(plan.group_order(group))
 

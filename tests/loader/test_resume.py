@@ -149,8 +149,8 @@ def check_reads(source, state):
     counts = [group.num_rows for group in source.row_groups]
     plan = EpochPlan(counts, epoch=state["epoch"], **state["settings"])
     first, _ = plan.chunks_of(state["batch"] // plan.group_batches)
-    pieces = [piece for chunk in plan.chunks[first:] for piece in chunk.pieces]
-    allowed = {(piece.row_group, piece.start, piece.stop) for piece in pieces}
+    row_ranges = [row_range for chunk in plan.chunks[first:] for row_range in chunk.row_ranges]
+    allowed = {(row_range.row_group, row_range.start, row_range.stop) for row_range in row_ranges}
     assert set(source.reads) <= allowed
     assert len(source.reads) == len(set(source.reads))
 

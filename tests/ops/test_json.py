@@ -79,10 +79,10 @@ def test_an_op_is_the_same_after_json_and_its_tables(name):
     assert again.unlearned(names) == []
     assert bits(again) == bits(op)
     assert again.get_config() == op.get_config()
-    beside = CHUNK.select([*names, *op.beside])
-    assert again.output_names(names) == op.transform(beside).names
+    extra_columns = CHUNK.select([*names, *op.extra_columns])
+    assert again.output_names(names) == op.transform(extra_columns).names
     for out, want in zip(
-        again.transform(beside).values(), op.transform(beside).values(), strict=True
+        again.transform(extra_columns).values(), op.transform(extra_columns).values(), strict=True
     ):
         assert plain(out) == plain(want)
         assert type(out) is type(want)

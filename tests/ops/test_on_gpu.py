@@ -25,11 +25,11 @@ pytestmark = ON_GPU
 @pytest.fixture
 def cupy():
     """CuPy, on a stream of this thread's own."""
-    from tutorlib.memory import gpu_place
+    from tutorlib.memory import gpu_space
 
-    place = gpu_place()
-    with place.work():
-        yield place.xp
+    space = gpu_space()
+    with space.work():
+        yield space.xp
 
 
 @pytest.mark.parametrize("name", [*OPS, *ROW_OPS])

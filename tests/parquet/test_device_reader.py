@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.device_batches import chunk_of, write_rows
-from tutorlib.memory import HostPlace
+from tutorlib.memory import HostSpace
 from tutorlib.parquet import ParquetError, ParquetSource
 
 NAMES = list(chunk_of(1))
@@ -39,7 +39,7 @@ def assert_equal(ours, theirs):
 )
 def test_slices_in_any_order_are_those_of_the_cpu(folder, names, cuts, order, saves):
     theirs = ParquetSource(folder)
-    ours = theirs.at(HostPlace())
+    ours = theirs.at(HostSpace())
     if saves:
         ours.save_memory()
     slices = list(itertools.pairwise([0, *sorted(cuts), 200]))
@@ -50,7 +50,7 @@ def test_slices_in_any_order_are_those_of_the_cpu(folder, names, cuts, order, sa
 
 
 def test_a_row_group_is_decoded_once_for_all_its_slices(folder):
-    class Counting(HostPlace):
+    class Counting(HostSpace):
         """Counts what is decoded for later slices: each is waited for once, each slice once."""
 
         finished = 0
@@ -58,16 +58,16 @@ def test_a_row_group_is_decoded_once_for_all_its_slices(folder):
         def finish(self):
             self.finished += 1
 
-    place = Counting()
-    source = ParquetSource(folder).at(place)
+    space = Counting()
+    source = ParquetSource(folder).at(space)
     for start in range(0, 200, 50):
         source.read(0, ["x"], start, start + 50)
-    assert place.finished == 1 + 4
+    assert space.finished == 1 + 4
     assert len(source.streams) == 0  # the last slice has been taken
 
 
 def test_a_slice_keeps_nothing_of_its_row_group(folder):
-    source = ParquetSource(folder).at(HostPlace())
+    source = ParquetSource(folder).at(HostSpace())
     first = source.read(0, ["x", "tags", "gaps"], 0, 50)
     second = source.read(0, ["x", "tags", "gaps"], 50, 100)
     assert not np.shares_memory(first["x"], second["x"])
@@ -77,7 +77,7 @@ def test_a_slice_keeps_nothing_of_its_row_group(folder):
 
 def test_a_filter_and_a_saved_source_read_the_same(folder):
     theirs = ParquetSource(folder, filters=[("small", ">", 120)])
-    ours = pickle.loads(pickle.dumps(theirs.at(HostPlace())))
+    ours = pickle.loads(pickle.dumps(theirs.at(HostSpace())))
     for position in range(len(theirs)):
         assert_equal(ours.read(position), theirs.read(position))
         assert_equal(ours.read(position, None, 3, 40), theirs.read(position, None, 3, 40))
@@ -87,7 +87,7 @@ def test_a_type_without_a_place_in_a_chunk_is_named_as_on_the_cpu(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"i": [1], "s": pa.array([{"a": 1}])}), path)
     said = []
-    for source in (ParquetSource(path), ParquetSource(path).at(HostPlace())):
+    for source in (ParquetSource(path), ParquetSource(path).at(HostSpace())):
         with pytest.raises(
             ParquetError, match=r"row group 0 of .*, column 's': Arrow type st"
         ) as e:
@@ -99,7 +99,7 @@ def test_a_type_without_a_place_in_a_chunk_is_named_as_on_the_cpu(tmp_path):
 def test_a_file_that_has_changed_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"i": list(range(100))}), path)
-    source = ParquetSource(path).at(HostPlace())
+    source = ParquetSource(path).at(HostSpace())
     pq.write_table(pa.table({"i": list(range(2000))}), path)
     with pytest.raises(ParquetError, match="the file has changed since it was opened"):
         source.read(0)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.support.ops_strategies import FEW, TEXTS
 from tutorlib.chunk import Chunk, Masked, Strings, column_from_arrow, column_to_arrow
-from tutorlib.encoded_strings import EncodedStrings, encoded_column, plain_texts
+from tutorlib.encoded_strings import EncodedStrings, encoded_column, plain_strings
 from tutorlib.ops import Categorify, FillMissing, HashBucket
-from tutorlib.parquet import ParquetSource, with_encoded_texts
+from tutorlib.parquet import ParquetSource, with_encoded_strings
 from tutorlib.workflow import Workflow, split_rows
 
 WORDS = ["b", "", None, "Müller", "b", "東京", None, "b", "a", ""]
@@ -44,7 +44,7 @@ def test_encoded_texts_do_what_texts_do(texts, rows, end):
         assert have.tolist() == other.tolist()
         assert column_to_arrow(have).to_pylist() == column_to_arrow(other).to_pylist()
         assert len(have) == len(other)
-    assert plain_texts(column).tolist() == want.tolist()
+    assert plain_strings(column).tolist() == want.tolist()
 
 
 def test_encoded_texts_joined_are_plain_ones():
@@ -63,7 +63,7 @@ def test_a_source_gives_the_texts_of_the_file_in_whatever_encoding(kind, tmp_pat
         options = {**options, "column_encoding": {"t": options["column_encoding"]}}
     path = tmp_path / "texts.parquet"
     pq.write_table(table, path, row_group_size=6, **options)
-    plain, encoded = ParquetSource(path), with_encoded_texts(ParquetSource(path))
+    plain, encoded = ParquetSource(path), with_encoded_strings(ParquetSource(path))
     for position, start, stop in ((0, 0, 6), (1, 0, 4), (0, 2, 5), (0, 3, 3)):
         have = encoded.read(position, None, start, stop)
         assert have["t"].tolist() == WORDS[6 * position :][start:stop]
@@ -79,10 +79,10 @@ def test_rows_of_a_source_are_encoded_too(tmp_path):
     path = tmp_path / "texts.parquet"
     pq.write_table(pa.table({"t": WORDS, "n": range(10)}), path, row_group_size=6)
     half = split_rows(ParquetSource(path), {"a": 0.5, "b": 0.5}, seed=2)["a"]
-    column = with_encoded_texts(half).read(0, ["t"])["t"]
+    column = with_encoded_strings(half).read(0, ["t"])["t"]
     assert column.tolist() == half.read(0, ["t"])["t"].tolist()
     some = ParquetSource(path, filters=[("n", ">", 2), ("t", "in", ["b", "a"])])
-    assert with_encoded_texts(some).read(0)["t"].tolist() == ["b"]
+    assert with_encoded_strings(some).read(0)["t"].tolist() == ["b"]
 
 
 @FEW

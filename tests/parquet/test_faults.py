@@ -211,8 +211,8 @@ def test_a_moved_data_set_has_the_same_fingerprint(tmp_path):
 def test_a_fingerprint_tells_what_is_different(tmp_path):
     write_set(tmp_path / "a")
     files = ParquetSource(tmp_path / "a").files
-    facts = ParquetSource(tmp_path / "a").fingerprint()
-    assert (facts["files"], facts["row_groups"], facts["rows"]) == (3, 10, 100)
+    metadata = ParquetSource(tmp_path / "a").fingerprint()
+    assert (metadata["files"], metadata["row_groups"], metadata["rows"]) == (3, 10, 100)
     assert changed(files, files[:2]) == {
         "files", "row_groups", "rows", "row_counts", "file_names", "file_sizes", "footers",
     }  # fmt: skip

@@ -54,12 +54,12 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture
-def place():
-    from tutorlib.memory import gpu_place
+def space():
+    from tutorlib.memory import gpu_space
 
-    place = gpu_place()
-    with place.work():
-        yield place
+    space = gpu_space()
+    with space.work():
+        yield space
 
 
 def host(column):
@@ -82,7 +82,7 @@ def assert_equal(ours, theirs, name):
 
 
 @pytest.mark.parametrize("name", table().column_names)
-def test_every_kind_of_column_is_that_of_the_cpu(path, place, name):
+def test_every_kind_of_column_is_that_of_the_cpu(path, space, name):
     ours, theirs = ParquetSource(path, device="gpu"), ParquetSource(path)
     for position in range(3):
         assert_equal(ours.read(position, [name])[name], theirs.read(position, [name])[name], name)
@@ -104,7 +104,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("how", WRITTEN)
-def test_however_it_was_written(tmp_path, place, how):
+def test_however_it_was_written(tmp_path, space, how):
     names = ["int32", "int64", "float32", "float64", "int nulls", "text", "lists"]
     pq.write_table(
         table().select(names), tmp_path / "a.parquet", row_group_size=300, **WRITTEN[how]
@@ -116,7 +116,7 @@ def test_however_it_was_written(tmp_path, place, how):
             assert_equal(chunk[name], theirs.read(position)[name], f"{how}: {name}")
 
 
-def test_numbers_are_shown_where_cudf_put_them(path, place):
+def test_numbers_are_shown_where_cudf_put_them(path, space):
     chunk = ParquetSource(path, device="gpu").read(0, ["int32", "lists"])
     for array in (chunk["int32"], chunk["lists"].values):
         assert type(array.data.mem).__name__ == "UnownedMemory"
@@ -124,7 +124,7 @@ def test_numbers_are_shown_where_cudf_put_them(path, place):
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_slices_of_all_sizes(path, place, saves):
+def test_slices_of_all_sizes(path, space, saves):
     ours, theirs = ParquetSource(path, device="gpu"), ParquetSource(path)
     if saves:
         ours.save_memory()
@@ -135,7 +135,7 @@ def test_slices_of_all_sizes(path, place, saves):
             assert_equal(chunk[name], want[name], f"{name} [{start}, {stop})")
 
 
-def test_rows_that_a_filter_leaves(path, place):
+def test_rows_that_a_filter_leaves(path, space):
     ours = ParquetSource(path, filters=[("int32", ">", 1500)], device="gpu")
     theirs = ParquetSource(path, filters=[("int32", ">", 1500)])
     assert len(ours) == len(theirs)
@@ -145,7 +145,7 @@ def test_rows_that_a_filter_leaves(path, place):
             assert_equal(ours.read(position, [name])[name], want, name)
 
 
-def test_files_of_another_filesystem(place):
+def test_files_of_another_filesystem(space):
     fsspec = pytest.importorskip("fsspec")
     filesystem = fsspec.filesystem("memory")
     with filesystem.open("/gpu-test/a.parquet", "wb") as file:
@@ -155,7 +155,7 @@ def test_files_of_another_filesystem(place):
 
 
 def test_threads_read_side_by_side(path):
-    from tutorlib.memory import gpu_place
+    from tutorlib.memory import gpu_space
 
     ours, theirs, wrong = ParquetSource(path, device="gpu"), ParquetSource(path), []
     names = ["int64", "float32", "text", "lists"]
@@ -164,7 +164,7 @@ def test_threads_read_side_by_side(path):
         try:
             for turn in range(20):
                 position = (number + turn) % 3
-                with gpu_place().work():
+                with gpu_space().work():
                     chunk = ours.read(position, names, 10, 90)
                     for name in names:
                         assert_equal(chunk[name], theirs.read(position, [name], 10, 90)[name], name)
@@ -182,9 +182,9 @@ def test_threads_read_side_by_side(path):
 DAMAGED = """
 import sys
 from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.memory import gpu_place
+from tutorlib.memory import gpu_space
 source = ParquetSource(sys.argv[1], device="gpu")
-with gpu_place().work():
+with gpu_space().work():
     print(len(source.read(0)["int64"]))
     try:
         source.read(1)
@@ -208,7 +208,7 @@ def test_a_column_that_cannot_be_decoded_is_named(tmp_path):
     assert re.search(r"row group 1 of .*a\.parquet, column 'float64': cuDF cannot read it", said)
 
 
-def test_a_file_that_has_changed_is_refused(tmp_path, place):
+def test_a_file_that_has_changed_is_refused(tmp_path, space):
     pq.write_table(table().select(["int64"]), tmp_path / "a.parquet")
     source = ParquetSource(tmp_path, device="gpu")
     pq.write_table(table().select(["int64", "int32"]), tmp_path / "a.parquet")

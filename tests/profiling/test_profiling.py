@@ -93,7 +93,7 @@ def test_a_slow_loader_is_what_bounds_a_small_model(folder):
     assert found.wait_share > 0.5
     assert found.gain_without_input > 2
     assert found.gain_without_model < 2
-    assert found.training.steps == found.delivery.steps == ROWS // BATCH
+    assert found.training.steps == found.scatter_plan.steps == ROWS // BATCH
     assert found.training.rows == ROWS
     assert "The data is what bounds this training." in str(found)
     assert found.training.wait_s <= found.training.elapsed_s

@@ -77,7 +77,7 @@ def raw_tensors(layer, chunk, nullable):
         valid = np.ones(len(values), bool)
         if isinstance(values, Masked):
             values, valid = values.values, values.valid
-        raw[key] = hashing_tf.as_texts(values) if isinstance(values, Strings) else values
+        raw[key] = hashing_tf.as_string_tensor(values) if isinstance(values, Strings) else values
         if name in nullable:
             raw[f"{name}__valid"] = valid
     return {

@@ -22,7 +22,7 @@ import types
 
 import numpy as np
 
-from tutorlib.memory import HostPlace
+from tutorlib.memory import HostSpace
 from tutorlib.memory.spaces import _HostLease
 
 # ---- streams: what was begun on each, and what of it is known to be done -------------------------
@@ -53,7 +53,7 @@ cupy = types.ModuleType("cupy")
 cupy.cuda = types.SimpleNamespace(Stream=Stream, get_current_stream=_current)
 
 
-class StandIn(HostPlace):
+class StandIn(HostSpace):
     """A device whose array library is this module, with a stream for each thread that works."""
 
     xp = cupy

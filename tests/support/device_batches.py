@@ -74,7 +74,7 @@ def arrays_of(batch):
     return {k: v for i, part in enumerate(batch) for k, v in flat(part, str(i)).items()}
 
 
-def assert_same_batches(ours, theirs, least_integer=np.int64):
+def assert_same_batches(ours, theirs, min_int_dtype=np.int64):
     """The same batches in the same order, but for the width of integers."""
     ours, theirs = list(ours), list(theirs)
     assert len(ours) == len(theirs) > 0
@@ -83,7 +83,7 @@ def assert_same_batches(ours, theirs, least_integer=np.int64):
         for name, array in one.items():
             want = other[name]
             if want.dtype.kind == "i":
-                want = want.astype(max(want.dtype, np.dtype(least_integer)))
+                want = want.astype(max(want.dtype, np.dtype(min_int_dtype)))
             assert array.dtype == want.dtype, name
             assert array.shape == want.shape, name
             np.testing.assert_array_equal(array, want, err_msg=name)

@@ -1,7 +1,7 @@
 """What the tests of the GPU share: when they run, and what was copied to and from it.
 
 They need neither conftest.py nor hypothesis, so that they run on a host that has little beyond
-pytest: `pytest --noconftest -m gpu tests/test_gpu_*.py`.
+pytest: `pytest --noconftest -m gpu tests/*/test_*gpu*.py`.
 """
 
 import os
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(code, *arguments, **environment):
     """Run code in a process of its own, from the project's root; returns what it printed."""
-    path = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,

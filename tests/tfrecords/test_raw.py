@@ -14,7 +14,7 @@ from tutorlib.tfrecords import (
     raw_batches,
     raw_columns,
     raw_stacked,
-    read_facts,
+    read_metadata,
     write_raw,
     write_raw_batches,
 )
@@ -57,14 +57,14 @@ def test_the_file_holds_the_cells_and_nothing_else(raw, batches, rows):
     read = np.fromfile(batches / "cells.bin", np.int32)
     blocks = [expected[:, start : start + 128].ravel() for start in range(0, ROWS, 128)]
     assert np.array_equal(read, np.concatenate(blocks))
-    assert read_facts(raw) == {
+    assert read_metadata(raw) == {
         "form": "raw",
         "rows": ROWS,
         "files": 1,
         "nbytes": ROWS * 3 * 4,
         "columns": {"C1": ["int32", False], "I1": ["float32", False], "label": ["float32", False]},
     }
-    assert read_facts(batches)["batch_size"] == 128
+    assert read_metadata(batches)["batch_size"] == 128
 
 
 @pytest.mark.parametrize("reader", [raw_columns, raw_stacked])

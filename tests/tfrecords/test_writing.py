@@ -19,7 +19,7 @@ from tutorlib.tfrecords import (
     parsed_batches,
     prebatched_dataset,
     raw_columns,
-    read_facts,
+    read_metadata,
     write_examples,
     write_prebatched,
     write_raw,
@@ -62,8 +62,8 @@ def test_files_have_the_rows_asked_for_and_the_facts_tell_them(tmp_path, parquet
     counts = [sum(1 for _ in parsed_batches(path, 1, schema)) for path in files]
     assert counts == [400, 400, 100]
     assert written[:3] == (3, 900, sum(path.stat().st_size for path in files))
-    facts = read_facts(tmp_path / "e")
-    assert facts == {
+    metadata = read_metadata(tmp_path / "e")
+    assert metadata == {
         "form": "examples",
         "columns": {"C1": ["int32", False], "label": ["float32", False]},
         "rows": 900,
@@ -85,7 +85,7 @@ def test_a_target_that_is_there_is_not_touched(tmp_path, parquet, examples):
             write(parquet, examples)
     assert (examples / "part_00000.tfrecord").read_bytes() == before
     write_examples(parquet, examples, limit_rows=10, overwrite=True)
-    assert read_facts(examples)["rows"] == 10
+    assert read_metadata(examples)["rows"] == 10
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("years of work")
@@ -209,9 +209,9 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole(form, tmp_path, root, p
     assert list(left.iterdir())  # it had begun
     for unfinished in (folder, left):  # not even what it left can be read by mistake
         with pytest.raises(FileNotFoundError, match="was not written by"):
-            read_facts(unfinished)
+            read_metadata(unfinished)
         with pytest.raises(FileNotFoundError):
             raw_columns(unfinished, 8, SCALARS)
     WRITERS[form](parquet, folder)
-    assert read_facts(folder)["rows"] == 1000
+    assert read_metadata(folder)["rows"] == 1000
     assert not left.exists()

@@ -17,7 +17,7 @@ from tests.support.workflow_rows import all_rows, rows, same, workflow, write
 from tutorlib.chunk import Chunk
 from tutorlib.ops import DifferenceLag, FillMissing, Filter, LambdaOp, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
-from tutorlib.storage import FACTS_FILE, unfinished_folder
+from tutorlib.storage import METADATA_FILE, unfinished_folder
 from tutorlib.workflow import Workflow, split_rows
 from tutorlib.workflow import inputs as parts
 
@@ -71,7 +71,7 @@ def test_part_files_have_the_rows_asked_for_and_the_manifest_names_them(fitted, 
 
 def test_row_groups_larger_than_a_part_are_read_in_slices(fitted, source, tmp_path, monkeypatch):
     whole = fitted.transform_to_parquet(source, tmp_path / "whole", **SIZES)
-    monkeypatch.setattr(parts, "PART_ROWS", 37)
+    monkeypatch.setattr(parts, "RANGE_ROWS", 37)
     assert workflow().fit(source).fingerprint == fitted.fingerprint
     sliced = fitted.transform_to_parquet(source, tmp_path / "sliced", **SIZES)
     assert contents(sliced) == contents(whole)
@@ -86,7 +86,7 @@ def test_an_op_that_looks_back_sees_the_rows_before_each_part(tmp_path, monkeypa
     whole = Chunk.from_arrow(table)
     want = looking.fit(table)
     assert looking.fit(source, threads=3).fingerprint == want.fingerprint
-    monkeypatch.setattr(parts, "PART_ROWS", 3)
+    monkeypatch.setattr(parts, "RANGE_ROWS", 3)
     folder = looking.transform_to_parquet(source, tmp_path / "out", **SIZES)
     assert same(all_rows(folder), want.transform(whole, whole.slice(0, 0)))
 
@@ -328,7 +328,7 @@ def doubled(values):
 def test_rows_in_memory_and_functions_of_the_user_begin_anew(source, tmp_path, monkeypatch):
     named = Workflow(["price"] >> LambdaOp(doubled)).fit(source)
     for name, data, made in (("a", rows(3000), Workflow(["price"])), ("b", source, named)):
-        monkeypatch.setattr(parts, "PART_ROWS", 50)
+        monkeypatch.setattr(parts, "RANGE_ROWS", 50)
         run_until(5, made.fit(data), data, tmp_path / name, monkeypatch)
         kept = part_files(tmp_path / f"{name}.partial")
         assert kept
@@ -355,7 +355,7 @@ def test_an_error_in_one_part_file_ends_all_and_is_the_one_that_is_raised(tmp_pa
 
 def test_two_processes_do_not_build_one_folder(fitted, source, tmp_path):
     with unfinished_folder(tmp_path / "out", None) as building:
-        assert (building / FACTS_FILE).exists()
+        assert (building / METADATA_FILE).exists()
         with pytest.raises(BlockingIOError, match=r"another process is writing .*out\.partial"):
             fitted.transform_to_parquet(source, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

@@ -13,9 +13,7 @@ import keras
 
 from tutorlib.keras_bridge import TimedBatches
 
-# What a loader calls its stages in `stats()`, and what they are called here.
-STAGES = {"read": "reading", "transform": "transforming", "shuffle": "dealing"}
-STAGES |= {"convert": "tensors"}
+STAGES = ("read", "transform", "scatter", "convert")  # as in a loader's `stats()`
 
 
 class Stall(NamedTuple):
@@ -27,16 +25,16 @@ class Stall(NamedTuple):
         elapsed_s: seconds from its begin to the end of its last step.
         wait_s: seconds of these in which the training waited for a batch.
         first_wait_s: seconds of these in which it waited for the first one.
-        stages: {"reading" | "transforming" | "dealing" | "tensors": seconds that the loader's
+        stages: {"read" | "transform" | "scatter" | "convert": seconds that the loader's
             threads worked at it during the epoch, all threads together}; empty for other data.
 
     Example:
-        >>> stall = Stall(0, 30, 4.0, 1.0, 0.5, {"reading": 3.0, "tensors": 1.0})
+        >>> stall = Stall(0, 30, 4.0, 1.0, 0.5, {"read": 3.0, "convert": 1.0})
         >>> stall.share, stall.by_stage
-        (0.25, {'reading': 0.1875, 'tensors': 0.0625})
+        (0.25, {'read': 0.1875, 'convert': 0.0625})
         >>> print(stall)
         epoch 0: 25% of 4.00 s waiting for data, 0.50 s of it for the first batch; by the work of \
-the loader's threads: reading 19%, tensors 6%
+the loader's threads: read 19%, convert 6%
     """
 
     epoch: int
@@ -72,8 +70,8 @@ the loader's threads: reading 19%, tensors 6%
 class StallReport(keras.callbacks.Callback):
     """Adds to the logs of each epoch which share of it was spent waiting for data: `stall`.
 
-    With a `KerasSequenceLoader`, `stall_reading`, `stall_transforming`, `stall_dealing` and
-    `stall_tensors` say which work the training waited for. A callback that stands behind this one
+    With a `KerasSequenceLoader`, `stall_read`, `stall_transform`, `stall_scatter` and
+    `stall_convert` say which work the training waited for. A callback that stands behind this one
     (TensorBoard, CSVLogger) writes all of them down.
 
     What is measured: the seconds within the call that takes the next batch. Keras takes a batch
@@ -148,7 +146,7 @@ class StallReport(keras.callbacks.Callback):
                 f"fit has trained {self._steps} steps of epoch {epoch} without a batch from the "
                 "data of StallReport. Give fit what StallReport has as its `data`."
             )
-        stages = {name: spent[name] for name in STAGES.values() if name in spent}
+        stages = {name: spent[name] for name in STAGES if name in spent}
         seconds = self._last - self._begin, spent["wait"], self._first_wait_s
         self.stalls.append(Stall(epoch, self._steps, *seconds, stages))
         if logs is not None:
@@ -164,5 +162,5 @@ class StallReport(keras.callbacks.Callback):
         if isinstance(self.data, TimedBatches):
             return {"wait": self.data.wait_s, "taken": self.data.batches}
         stats = self.data.stats()
-        stages = {name: stats[f"{stage}_s"] for stage, name in STAGES.items()}
+        stages = {name: stats[f"{name}_s"] for name in STAGES}
         return {"wait": stats["wait_s"], "taken": stats["wait_s"], **stages}

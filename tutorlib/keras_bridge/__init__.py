@@ -7,8 +7,8 @@ are given beside it; `backend` makes tensors; `timed_batches` measures the wait 
 from tutorlib.keras_bridge.adapter import TESTED_KERAS, DataAdapter, LoaderAdapter, Pass
 from tutorlib.keras_bridge.backend import (
     gpu_tensor_maker,
-    least_integer_of_models,
-    least_integer_on_gpu,
+    min_int_dtype_of_models,
+    min_int_dtype_on_gpu,
     tensor_maker,
     wait_for_gpu,
 )
@@ -23,8 +23,8 @@ __all__ = [
     "Pass",
     "TimedBatches",
     "gpu_tensor_maker",
-    "least_integer_of_models",
-    "least_integer_on_gpu",
+    "min_int_dtype_of_models",
+    "min_int_dtype_on_gpu",
     "tensor_maker",
     "wait_for_gpu",
 ]

@@ -51,15 +51,15 @@ _SEES_NO_GPU = (
 
 # TensorFlow keeps int32 arguments of a function in host memory, on a GPU too: an id that is int32
 # there would go to the host and back in every step. int64 stays. Other backends make no difference.
-_LEAST_INTEGERS = {"tensorflow": "int64"}
+_MIN_INT_DTYPES = {"tensorflow": "int64"}
 
 
-def least_integer_on_gpu() -> str:
+def min_int_dtype_on_gpu() -> str:
     """Return the dtype that integers of a batch have at least, if it is made on a GPU."""
-    return _LEAST_INTEGERS.get(keras.backend.backend(), "int32")
+    return _MIN_INT_DTYPES.get(keras.backend.backend(), "int32")
 
 
-def least_integer_of_models() -> str:
+def min_int_dtype_of_models() -> str:
     """Return the dtype that integer inputs of a model have at least, here and now.
 
     A model that cast what it is given back to int32 would have it copied to the host and back.
@@ -68,15 +68,15 @@ def least_integer_of_models() -> str:
         return "int32"
     import tensorflow as tf
 
-    return least_integer_on_gpu() if tf.config.list_physical_devices("GPU") else "int32"
+    return min_int_dtype_on_gpu() if tf.config.list_physical_devices("GPU") else "int32"
 
 
 def gpu_tensor_maker() -> Callable[[Any], Any]:
     """Return the function that makes a tensor of Keras's backend from a CuPy array, uncopied.
 
     By DLPack, without a word to any stream: whatever makes the array must have ended
-    (`Place.finish`). The tensor keeps the array, and the array its memory, which may not be written
-    to again before the backend is done with it (`DevicePool`).
+    (`MemorySpace.finish`). The tensor keeps the array, and the array its memory, which may not be
+    written to again before the backend is done with it (`DevicePool`).
 
     Raises:
         ValueError: for a backend without tensors on a GPU, or that sees none.

@@ -22,7 +22,7 @@ from tutorlib.layers.tables import embedding_initializer, register
 from tutorlib.schema import Schema
 
 
-class Group(NamedTuple):
+class TableGroup(NamedTuple):
     """The columns of one width, whose tables stand below each other in one variable.
 
     Args:
@@ -140,7 +140,7 @@ class FusedEmbedding(FeatureLayer):
         columns = [ops.reshape(inputs[name], (1, -1)) for name in self.schema.names]
         return ops.transpose(ops.concatenate(columns, axis=0))
 
-    def _take(self, table: Any, group: Group, ids: Any) -> Any:
+    def _take(self, table: Any, group: TableGroup, ids: Any) -> Any:
         """Return the embeddings of the columns of one width, [batch, columns, width]."""
         if len(group.places) < len(self.schema):
             ids = ops.take(ids, np.array(group.places, np.int32), axis=1)
@@ -198,11 +198,11 @@ class FusedEmbedding(FeatureLayer):
         }
 
 
-def _groups(schema: Schema) -> list[Group]:
+def _groups(schema: Schema) -> list[TableGroup]:
     """Return the columns grouped by width, in order of their first column."""
     groups = []
     for width in dict.fromkeys(column.width for column in schema):
         places = tuple(k for k, column in enumerate(schema) if column.width == width)
         rows = np.array([schema.columns[place].cardinality for place in places], np.int64)
-        groups.append(Group(width, places, np.cumsum(rows) - rows, int(rows.sum())))
+        groups.append(TableGroup(width, places, np.cumsum(rows) - rows, int(rows.sum())))
     return groups

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tutorlib.keras_bridge import least_integer_of_models
+from tutorlib.keras_bridge import min_int_dtype_of_models
 from tutorlib.layers.checks import check_choice, refuse_multi_hot
 from tutorlib.layers.columns import read_columns, vector_length
 from tutorlib.schema import Column, Schema
@@ -90,12 +90,12 @@ def _multi_hot_inputs(column: Column, form: str) -> dict[str, Any]:
     if form == "nnzs":
         return {
             values: keras.Input((1,), name=values, dtype=dtype),
-            nnzs: keras.Input((1,), name=nnzs, dtype=least_integer_of_models()),
+            nnzs: keras.Input((1,), name=nnzs, dtype=min_int_dtype_of_models()),
         }
     if form == "offsets":
         return {
             values: keras.Input((), name=values, dtype=dtype),
-            offsets: keras.Input((), name=offsets, dtype=least_integer_of_models()),
+            offsets: keras.Input((), name=offsets, dtype=min_int_dtype_of_models()),
         }
     length = vector_length(column) if form == "padded" else None
     return {name: keras.Input((length,), name=name, dtype=dtype, ragged=form == "ragged")}
@@ -105,4 +105,4 @@ def _input_dtype(column: Column) -> str:
     if column.role != "categorical":
         return "float32"
     narrow = (column.cardinality or INT32_IDS) < INT32_IDS
-    return least_integer_of_models() if narrow else "int64"
+    return min_int_dtype_of_models() if narrow else "int64"

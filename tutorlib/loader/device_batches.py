@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Ragged, array_namespace, concat_columns, gather_rows, to_host
-from tutorlib.loader.host_batches import Delivery, HostBatch
+from tutorlib.loader.host_batches import HostBatch, ScatterPlan
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.list_lengths import ListLengths
 from tutorlib.memory import DevicePool
@@ -97,7 +97,7 @@ class DeviceGroup:
 
     def _padded(self, rows: int) -> int:
         """Return `rows`, or more, such that what stands behind that many values starts aligned."""
-        values = self._pool.place.alignment // 4
+        values = self._pool.space.alignment // 4
         return -(-rows // values) * values
 
     def rows(self, bank: int, start: int, stop: int) -> Any:
@@ -122,13 +122,13 @@ class DeviceGroup:
         try:
             self._close(sizes, order)
         except MemoryError as error:
-            advice = self._pool.place.advice()
+            advice = self._pool.space.advice()
             if advice in str(error):
                 raise
             raise MemoryError(f"no memory to make batches ({error}). {advice}") from error
 
     def _close(self, sizes: Sequence[int], order: np.ndarray | None) -> None:
-        place = self._pool.place
+        space = self._pool.space
         self._sizes = list(sizes)
         self._first_rows = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         self._stride = self._padded(max(sizes))  # rows from one batch to the next
@@ -136,25 +136,25 @@ class DeviceGroup:
         for name, parts in self._parts.items():
             held.append([parts.pop(first) for first in sorted(parts)])
             lists = concat_columns(held[-1])
-            lists = lists if order is None else lists.take(place.array(order))
+            lists = lists if order is None else lists.take(space.array(order))
             self._lists[name] = lists
-            self._bounds[name] = to_host(lists.offsets[place.array(self._first_rows)]).tolist()
+            self._bounds[name] = to_host(lists.offsets[space.array(self._first_rows)]).tolist()
         if len(sizes) > 1:
-            picks = place.array(self._picks(order))
+            picks = space.array(self._picks(order))
             ordered = []
             for bank, matrix in zip(self._banks, self._matrices, strict=True):
                 ordered.append(bank.empty(len(picks), self._pool))
-                place.xp.take(matrix, picks, axis=bank.row_axis, out=ordered[-1])
+                space.xp.take(matrix, picks, axis=bank.row_axis, out=ordered[-1])
             self._matrices = ordered
-        place.finish()
+        space.finish()
 
     def _picks(self, order: np.ndarray | None) -> np.ndarray:
         """Return the row that comes to each place, where every batch starts aligned."""
         rows = np.arange(self.num_rows)
         batch = np.repeat(np.arange(len(self._sizes)), self._sizes)
-        places = rows + batch * self._stride - np.repeat(self._first_rows[:-1], self._sizes)
+        spaces = rows + batch * self._stride - np.repeat(self._first_rows[:-1], self._sizes)
         picks = np.zeros(len(self._sizes) * self._stride, dtype=np.int64)
-        picks[places] = rows if order is None else order
+        picks[spaces] = rows if order is None else order
         return picks
 
     def batch(self, number: int) -> HostBatch:
@@ -185,10 +185,10 @@ class DeviceGroup:
         return Ragged(values, self._pool.copy(lists.offsets[first : last + 1] - start))
 
 
-def deal_out(
+def scatter(
     layout: Layout,
     columns: Iterable[tuple[str, Any]],
-    deliveries: Sequence[Delivery],
+    scatter_plans: Sequence[ScatterPlan],
     pool: DevicePool,
     *,
     first_row: int = 0,
@@ -198,7 +198,7 @@ def deal_out(
     Args:
         layout: how the columns lie.
         columns: (name, column) of each column of the layout, in any order, in the pool's place.
-        deliveries: where the rows go; the groups are `DeviceGroup`.
+        scatter_plans: where the rows go; the groups are `DeviceGroup`.
         pool: where memory comes from.
         first_row: number of the first of the rows, for messages.
 
@@ -206,10 +206,10 @@ def deal_out(
         ValueError: if a value does not fit (see `Layout.cells`), or a column is not in the place.
         MemoryError: if the device has not enough of it. It can be done again.
     """
-    place, banks = pool.place, banks_of(layout)
+    space, banks = pool.space, banks_of(layout)
     orders = [
-        None if delivery.order is None else place.array(delivery.order + delivery.start)
-        for delivery in deliveries
+        None if scatter_plan.order is None else space.array(scatter_plan.order + scatter_plan.start)
+        for scatter_plan in scatter_plans
     ]
     bank_of = {field: number for number, bank in enumerate(banks) for field in bank.fields}
     waiting: dict[int, dict[int, Any]] = {number: {} for number in range(len(banks))}
@@ -218,16 +218,18 @@ def deal_out(
             column, field, index = layout.places[name]
             number = bank_of[field]
             cells = layout.cells(column, values, first_row=first_row)
-            _check_place(name, cells, place.xp)
+            _check_place(name, cells, space.xp)
             waiting[number][index + field - banks[number].fields.start] = cells
             if len(waiting[number]) == banks[number].width:
-                _deal_bank(banks[number], number, waiting.pop(number), deliveries, orders, place.xp)
+                _scatter_bank(
+                    banks[number], number, waiting.pop(number), scatter_plans, orders, space.xp
+                )
         elif name in layout.ragged:
             lists = layout.list_cells(layout.ragged[name], values, first_row=first_row)
-            _check_place(name, lists.values, place.xp)
-            for delivery, order in zip(deliveries, orders, strict=True):
-                _deal_lists(name, lists, delivery, order)
-    place.finish()
+            _check_place(name, lists.values, space.xp)
+            for scatter_plan, order in zip(scatter_plans, orders, strict=True):
+                _scatter_lists(name, lists, scatter_plan, order)
+    space.finish()
 
 
 def _check_place(name: str, array: Any, xp: Any) -> None:
@@ -238,35 +240,40 @@ def _check_place(name: str, array: Any, xp: Any) -> None:
         )
 
 
-def _deal_bank(
+def _scatter_bank(
     bank: Bank,
     number: int,
     columns: dict[int, Any],
-    deliveries: Sequence[Delivery],
+    scatter_plans: Sequence[ScatterPlan],
     orders: Sequence[Any],
     xp: Any,
 ) -> None:
     matrix = xp.stack([columns[index] for index in range(bank.width)], axis=1 - bank.row_axis)
-    for delivery, order in zip(deliveries, orders, strict=True):
-        block, first = matrix, delivery.start
+    for scatter_plan, order in zip(scatter_plans, orders, strict=True):
+        block, first = matrix, scatter_plan.start
         if order is not None:
             block, first = xp.take(matrix, order, axis=bank.row_axis), 0
-        for group, share in delivery.shares:
-            target = group.rows(number, share.first, share.first + share.stop - share.start)
-            target[...] = bank.rows(block, first + share.start, first + share.stop)
+        for group, row_slice in scatter_plan.row_slices:
+            target = group.rows(
+                number, row_slice.first, row_slice.first + row_slice.stop - row_slice.start
+            )
+            target[...] = bank.rows(block, first + row_slice.start, first + row_slice.stop)
 
 
-def _deal_lists(name: str, lists: Ragged, delivery: Delivery, order: Any) -> None:
-    xp, first = array_namespace(lists.offsets), delivery.start
+def _scatter_lists(name: str, lists: Ragged, scatter_plan: ScatterPlan, order: Any) -> None:
+    xp, first = array_namespace(lists.offsets), scatter_plan.start
     if order is not None:
         positions, offsets = gather_rows(lists.offsets, order)
         lists, first = Ragged(xp.take(lists.values, positions), offsets), 0
     # Where the lists of each share begin and end: asked of the device for all shares at once.
-    rows = np.array([(share.start, share.stop) for _, share in delivery.shares]) + first
+    rows = (
+        np.array([(row_slice.start, row_slice.stop) for _, row_slice in scatter_plan.row_slices])
+        + first
+    )
     bounds = to_host(lists.offsets[xp.asarray(rows)]).tolist()
-    for (group, share), (start, stop) in zip(delivery.shares, bounds, strict=True):
-        offsets = lists.offsets[first + share.start : first + share.stop + 1] - start
-        group.add_lists(name, share.first, Ragged(lists.values[start:stop], offsets))
+    for (group, row_slice), (start, stop) in zip(scatter_plan.row_slices, bounds, strict=True):
+        offsets = lists.offsets[first + row_slice.start : first + row_slice.stop + 1] - start
+        group.add_lists(name, row_slice.first, Ragged(lists.values[start:stop], offsets))
 
 
 def again_with_less(

@@ -20,7 +20,7 @@ import numpy as np
 from tutorlib.chunk import Ragged, gather_rows
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.list_lengths import ListLengths
-from tutorlib.loader.plan import Share
+from tutorlib.loader.plan import RowSlice
 from tutorlib.memory import ALIGNMENT, BufferPool
 
 RUN_FIELDS = 8  # columns that are dealt out together
@@ -178,24 +178,24 @@ def _joined(parts: Sequence[Ragged], length: int, pool: BufferPool) -> Ragged:
 
 
 @dataclasses.dataclass(frozen=True)
-class Delivery:
+class ScatterPlan:
     """Where one block of rows goes.
 
     Args:
-        start: its first row within the columns given to `deal_out`.
-        order: int64 [rows], the order in which its rows are dealt out; None for as they are.
-        shares: the group that each share goes to, and the share.
+        start: its first row within the columns given to `scatter`.
+        order: int64 [rows], the order in which its rows are scattered; None for as they are.
+        row_slices: (group of batches, the rows of the block that go there)
     """
 
     start: int
     order: np.ndarray | None
-    shares: Sequence[tuple[Group, Share]]
+    row_slices: Sequence[tuple[Group, RowSlice]]
 
 
-def deal_out(
+def scatter(
     layout: Layout,
     columns: Iterable[tuple[str, Any]],
-    deliveries: Sequence[Delivery],
+    scatter_plans: Sequence[ScatterPlan],
     pool: BufferPool,
     *,
     first_row: int = 0,
@@ -207,7 +207,7 @@ def deal_out(
         columns: (name, column) of each column of the layout, in any order; one is let go before
             the next is asked for, so that columns that are decoded only then can use the same
             memory, still in the cache, one after the other.
-        deliveries: where the rows go.
+        scatter_plans: where the rows go.
         pool: where memory comes from.
         first_row: number of the first of the rows, for messages.
 
@@ -215,7 +215,7 @@ def deal_out(
         ValueError: if a value does not fit (see `Layout.cells`).
     """
     records: dict[int, _Records] = {}
-    run = _Run(layout, deliveries, pool)
+    run = _Run(layout, scatter_plans, pool)
     for name, values in columns:
         if name in layout.places:
             column, number, index = layout.places[name]
@@ -226,14 +226,14 @@ def deal_out(
             elif (
                 made := records.setdefault(number, _Records(field, pool)).add(index, cells)
             ) is not None:
-                for delivery in deliveries:
-                    _deal_records(made, number, delivery)
+                for scatter_plan in scatter_plans:
+                    _scatter_records(made, number, scatter_plan)
         elif name in layout.ragged:
             lists = layout.list_cells(layout.ragged[name], values, first_row=first_row)
-            for delivery in deliveries:
-                _deal_lists(name, lists, delivery)
+            for scatter_plan in scatter_plans:
+                _scatter_lists(name, lists, scatter_plan)
         del values
-    run.deal()
+    run.scatter()
 
 
 class _Run:
@@ -245,8 +245,10 @@ class _Run:
     time.
     """
 
-    def __init__(self, layout: Layout, deliveries: Sequence[Delivery], pool: BufferPool) -> None:
-        self._layout, self._deliveries, self._pool = layout, deliveries, pool
+    def __init__(
+        self, layout: Layout, scatter_plans: Sequence[ScatterPlan], pool: BufferPool
+    ) -> None:
+        self._layout, self._scatter_plans, self._pool = layout, scatter_plans, pool
         self._first = 0
         self._columns: list[np.ndarray] = []
 
@@ -257,31 +259,31 @@ class _Run:
             or number != self._first + len(self._columns)
             or cells.dtype != self._columns[0].dtype
         ):
-            self.deal()
+            self.scatter()
         if not self._columns:
             self._first = number
         self._columns.append(cells)
 
-    def deal(self) -> None:
+    def scatter(self) -> None:
         """Copy the rows of these columns to where they go."""
         columns, self._columns = self._columns, []
-        for delivery in self._deliveries if columns else ():
-            if delivery.order is None:
-                blocks = [cells[delivery.start :] for cells in columns]
+        for scatter_plan in self._scatter_plans if columns else ():
+            if scatter_plan.order is None:
+                blocks = [cells[scatter_plan.start :] for cells in columns]
             else:
-                shape = (len(columns), len(delivery.order))
+                shape = (len(columns), len(scatter_plan.order))
                 blocks = self._pool.empty(shape, columns[0].dtype)
                 for cells, ordered in zip(columns, blocks, strict=True):
-                    source = cells[delivery.start :]
-                    np.take(source, delivery.order, out=ordered, mode="clip")
-            for group, share in delivery.shares:
-                stop = share.first + share.stop - share.start
-                target = group.run(self._first, len(columns))[:, share.first : stop]
-                if delivery.order is None:
+                    source = cells[scatter_plan.start :]
+                    np.take(source, scatter_plan.order, out=ordered, mode="clip")
+            for group, row_slice in scatter_plan.row_slices:
+                stop = row_slice.first + row_slice.stop - row_slice.start
+                target = group.run(self._first, len(columns))[:, row_slice.first : stop]
+                if scatter_plan.order is None:
                     for place, block in zip(target, blocks, strict=True):
-                        place[:] = block[share.start : share.stop]
+                        place[:] = block[row_slice.start : row_slice.stop]
                 else:
-                    target[:] = blocks[:, share.start : share.stop]
+                    target[:] = blocks[:, row_slice.start : row_slice.stop]
 
 
 class _Records:
@@ -313,21 +315,25 @@ class _Records:
         return values.reshape(-1).view(self._field.cell)
 
 
-def _deal_records(cells: np.ndarray, number: int, delivery: Delivery) -> None:
-    block = cells[delivery.start :]
-    for group, share in delivery.shares:
-        target = group.fields[number][share.first : share.first + share.stop - share.start]
-        if delivery.order is None:
-            target[:] = block[share.start : share.stop]
+def _scatter_records(cells: np.ndarray, number: int, scatter_plan: ScatterPlan) -> None:
+    block = cells[scatter_plan.start :]
+    for group, row_slice in scatter_plan.row_slices:
+        target = group.fields[number][
+            row_slice.first : row_slice.first + row_slice.stop - row_slice.start
+        ]
+        if scatter_plan.order is None:
+            target[:] = block[row_slice.start : row_slice.stop]
         else:
-            np.take(block, delivery.order[share.start : share.stop], out=target, mode="clip")
+            np.take(
+                block, scatter_plan.order[row_slice.start : row_slice.stop], out=target, mode="clip"
+            )
 
 
-def _deal_lists(name: str, lists: Ragged, delivery: Delivery) -> None:
-    first = delivery.start
-    if delivery.order is not None:
-        positions, offsets = gather_rows(lists.offsets, delivery.start + delivery.order)
+def _scatter_lists(name: str, lists: Ragged, scatter_plan: ScatterPlan) -> None:
+    first = scatter_plan.start
+    if scatter_plan.order is not None:
+        positions, offsets = gather_rows(lists.offsets, scatter_plan.start + scatter_plan.order)
         lists, first = Ragged(np.take(lists.values, positions, mode="clip"), offsets), 0
-    for group, share in delivery.shares:
-        part = lists.slice(first + share.start, first + share.stop)
-        group.add_lists(name, share.first, part)
+    for group, row_slice in scatter_plan.row_slices:
+        part = lists.slice(first + row_slice.start, first + row_slice.stop)
+        group.add_lists(name, row_slice.first, part)

@@ -85,7 +85,7 @@ class Layout:
             {name: value} puts the value there and refuses them in other columns. Labels and weights
             must have values in any case.
         max_list_length: longest list of a multi-hot column that is allowed; None for any.
-        least_integer: integers are made at least so wide: "int32" or "int64".
+        min_int_dtype: integers are made at least so wide: "int32" or "int64".
 
     Attributes:
         dtypes: {name: dtype in a batch}.
@@ -103,12 +103,12 @@ class Layout:
         check_ids: bool = True,
         nulls: str | Mapping[str, float] = "error",
         max_list_length: int | None = None,
-        least_integer: str = "int32",
+        min_int_dtype: str = "int32",
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
         self.stacked, self.check_ids = stacked, check_ids
         self.max_list_length = max_list_length
-        self.dtypes = {c.name: _widened(batch_dtype(c), least_integer) for c in columns}
+        self.dtypes = {c.name: _widened(batch_dtype(c), min_int_dtype) for c in columns}
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
         made = [f"{name}__{part}" for name in self.ragged for part in ("values", "nnzs", "offsets")]
@@ -265,8 +265,8 @@ def _fills(
     return dict(nulls)
 
 
-def _widened(dtype: np.dtype, least_integer: str) -> np.dtype:
-    return max(dtype, np.dtype(least_integer)) if dtype.kind == "i" else dtype
+def _widened(dtype: np.dtype, min_int_dtype: str) -> np.dtype:
+    return max(dtype, np.dtype(min_int_dtype)) if dtype.kind == "i" else dtype
 
 
 def _row(place: Any, offsets: Any) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from tutorlib.chunk import Chunk
-from tutorlib.keras_bridge import LoaderAdapter, gpu_tensor_maker, least_integer_on_gpu
+from tutorlib.keras_bridge import LoaderAdapter, gpu_tensor_maker, min_int_dtype_on_gpu
 from tutorlib.loader.device_batches import DeviceGroup
 from tutorlib.loader.host_batches import Group
 from tutorlib.loader.layout import Layout
@@ -24,11 +24,18 @@ from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.resume import differences, matching
 from tutorlib.loader.row_bytes import row_bytes, row_bytes_on_device
-from tutorlib.loader.scatter import Dealer
+from tutorlib.loader.scatter import Scatterer
 from tutorlib.loader.sizing import ChunkSize, RowBytes, chunk_size
 from tutorlib.loader.tensors import BatchMaker
 from tutorlib.loader.transform import online
-from tutorlib.memory import BufferPool, DevicePool, Place, host_memory_bytes, place_of, usable_cores
+from tutorlib.memory import (
+    BufferPool,
+    DevicePool,
+    MemorySpace,
+    host_memory_bytes,
+    memory_space,
+    usable_cores,
+)
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, resolve_schema
 
@@ -58,13 +65,13 @@ class KerasSequenceLoader(LoaderAdapter):
         engine: "parquet".
         shuffle: whether rows come in random order.
         seed_fn: called at the start of each epoch for its seed, instead of `seed`.
-        buffer_size: rows of a partition: from 1 on a number of rows, below 1 a share of the
+        buffer_size: rows of a partition: from 1 on a number of rows, below 1 a row_slice of the
             memory (where ranks run on machines of different memory, give rows). None chooses: a
             million rows a chunk, fewer if the budget says so or rows are wide.
         device: where files are decoded and batches are made: "cpu", or "gpu" (an NVIDIA GPU with
             cuDF), where they stay in its memory; None for where the source is read, else "cpu".
             The order of the rows is the same. For TensorFlow, integers are int64 on a GPU.
-        parts_per_chunk: partitions, from distant places, that are mixed in a shuffled chunk; None
+        parts_per_chunk: partitions, from distant spaces, that are mixed in a shuffled chunk; None
             for one each row group, but at least 8, or 1 if `buffer_size` is given.
         reader_kwargs: {"threads": number of reader threads}; by default one a processor, for a
             GPU four at most.
@@ -84,7 +91,7 @@ class KerasSequenceLoader(LoaderAdapter):
         memory_budget: bytes that the loader may hold, on a GPU of its memory. It bounds
             `buffer_size`, the automatic one too, and the threads, to four; None sets no bound.
         limit_rows: use only the first so many rows.
-        nulls: "error" refuses nulls, and NaN in continuous columns; "fill" puts 0 in their place;
+        nulls: "error" refuses nulls, and NaN in continuous columns; "fill" puts 0 in their space;
             {name: value} puts the value there in these columns.
         max_list_length: refuse longer lists; with `multi_hot="padded"`, what all are padded to.
         bucket_lists: bring lists to few shapes, for XLA (which Keras uses on TensorFlow unless
@@ -178,10 +185,10 @@ class KerasSequenceLoader(LoaderAdapter):
         else:
             self.source = paths_or_source
         if device is not None:
-            self.source = self._read_at(place_of(device))
+            self.source = self._read_at(memory_space(device))
         self.device = "cpu" if self.source.memory is None else "gpu"
-        self._least_integer = "int32" if self._place is None else least_integer_on_gpu()
-        if self._place is not None and self._place.on_gpu:
+        self._min_int_dtype = "int32" if self._space is None else min_int_dtype_on_gpu()
+        if self._space is not None and self._space.on_gpu:
             gpu_tensor_maker()  # refuses a backend that cannot take batches from there
         if max_list_length is not None and max_list_length < 1:
             raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
@@ -192,7 +199,7 @@ class KerasSequenceLoader(LoaderAdapter):
             "check_ids": check_ids,
             "nulls": nulls,
             "max_list_length": max_list_length,
-            "least_integer": self._least_integer,
+            "min_int_dtype": self._min_int_dtype,
         }
         self._seed, self._seed_fn = operator.index(seed), seed_fn
         self._buffer_size = buffer_size
@@ -200,7 +207,7 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(f"memory_budget must be at least 1 byte, got {memory_budget}")
         self._budget, self._parts = memory_budget, _index(parts_per_chunk)
         self._threads = _thread_count(reader_kwargs)
-        if memory_budget is not None or (self._place is not None and reader_kwargs is None):
+        if memory_budget is not None or (self._space is not None and reader_kwargs is None):
             self._threads = min(self._threads, PLANNED_THREADS)
         self._settings = {
             "batch_size": operator.index(batch_size),
@@ -230,17 +237,17 @@ class KerasSequenceLoader(LoaderAdapter):
         self._plan(0, self._seed)
 
     @property
-    def _place(self) -> Place | None:
+    def _space(self) -> MemorySpace | None:
         """Where batches are made; None for the CPU's own path."""
         return self.source.memory
 
-    def _read_at(self, place: Place | None) -> ParquetSource:
-        return self.source if place is self.source.memory else self.source.at(place)
+    def _read_at(self, space: MemorySpace | None) -> ParquetSource:
+        return self.source if space is self.source.memory else self.source.at(space)
 
     def _new_pool(self, limit_bytes: int) -> BufferPool | DevicePool:
-        if self._place is None:
+        if self._space is None:
             return BufferPool(limit_bytes)
-        return DevicePool(self._place, limit_bytes, self.source.save_memory)
+        return DevicePool(self._space, limit_bytes, self.source.save_memory)
 
     def _set_schema(self, schema: Schema, columns: Iterable[str]) -> None:
         """Take the schema of the batches, and the columns to read for it."""
@@ -306,7 +313,7 @@ class KerasSequenceLoader(LoaderAdapter):
         nbytes = self._row_bytes()
         buffer_rows = None if self._buffer_size is None else int(self._buffer_size)
         if self._buffer_size is not None and self._buffer_size < 1:
-            memory = host_memory_bytes() if self._place is None else self._place.limit_bytes
+            memory = host_memory_bytes() if self._space is None else self._space.limit_bytes
             buffer_rows = max(1, int(self._buffer_size * memory / nbytes.batch))
         return chunk_size(
             [group.num_rows for group in self.source.row_groups],
@@ -322,8 +329,8 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def _row_bytes(self) -> RowBytes:
         files = self.source, self._columns, self.schema
-        if self._place is not None and self._budget is not None:
-            return row_bytes_on_device(*files, least_integer=self._least_integer)
+        if self._space is not None and self._budget is not None:
+            return row_bytes_on_device(*files, min_int_dtype=self._min_int_dtype)
         # Without a budget a GPU's plan must be that of the CPU.
         stacked = self._layout_settings["stacked"]
         return row_bytes(*files, whole=self._transform is not None, stacked=stacked)
@@ -532,19 +539,19 @@ class KerasSequenceLoader(LoaderAdapter):
         size = self._size()
         source = self.source.for_a_pass(2 * size.parts_per_chunk)  # two chunks
         self._pool.limit_bytes = size.peak_bytes
-        deal = Dealer(
+        scatter = Scatterer(
             source, self._columns, self.layout, self._pool, self._stopwatch,
             self._transform, self.schema.names,
         )  # fmt: skip
         maker = (self.schema, self._multi_hot, self._max_list_length, self._list_lengths)
         finish, group, on_device = BatchMaker(*maker), Group, {}
-        if self._place is not None:
-            finish = BatchMaker(*maker, least_integer=self._least_integer, pool=self._pool)
-            group, on_device = DeviceGroup, {"working": self._place.work}
+        if self._space is not None:
+            finish = BatchMaker(*maker, min_int_dtype=self._min_int_dtype, pool=self._pool)
+            group, on_device = DeviceGroup, {"working": self._space.work}
         return Pipeline(
             self._plan(self._epoch, self._seed_of_epoch()),
             self.layout,
-            deal,
+            scatter,
             finish,
             threads=self._threads,
             stopwatch=self._stopwatch,
@@ -613,12 +620,12 @@ class KerasSequenceLoader(LoaderAdapter):
     def stats(self) -> dict[str, float]:
         """Return what was done so far: rows, batches, and seconds by stage.
 
-        `read_s`, `transform_s`, `shuffle_s` and `convert_s` are sums over all threads; `wait_s` is
+        `read_s`, `transform_s`, `scatter_s` and `convert_s` are sums over all threads; `wait_s` is
         the time that the consumer waited for a batch.
         """
         sums = self._stopwatch.sums()
         counts = {name: int(sums.pop(name, 0)) for name in ("rows", "batches")}
-        stages = ("read", "transform", "shuffle", "convert", "wait")
+        stages = ("read", "transform", "scatter", "convert", "wait")
         return {**counts, **{f"{name}_s": sums.get(name, 0.0) for name in stages}}
 
     def __repr__(self) -> str:

@@ -19,10 +19,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from tutorlib.loader.host_batches import Delivery, Group, HostBatch
+from tutorlib.loader.host_batches import Group, HostBatch, ScatterPlan
 from tutorlib.loader.layout import Layout
-from tutorlib.loader.plan import EpochPlan, Piece, Share
+from tutorlib.loader.plan import EpochPlan, RowSlice, blocks_of
 from tutorlib.memory import BufferPool, DevicePool
+from tutorlib.parquet import RowRange
 
 CUT_BATCHES = 64  # made at a time, at most: the first of them has to wait for the last
 
@@ -60,7 +61,7 @@ class Pipeline:
         deal: reads a piece and copies its rows to where they go; called from several threads.
         finish: turns a `HostBatch` into what the consumer gets; called from several threads.
         threads: worker threads; they start with the first `next_batch`.
-        stopwatch: where seconds are added: shuffle, convert (sums over the threads) and wait.
+        stopwatch: where seconds are added: scatter, convert (sums over the threads) and wait.
         pool: where the memory of batches comes from.
         at_end: called when the threads have ended.
         new_group: makes a group of batches, of (layout, rows, pool): `Group` or `DeviceGroup`.
@@ -72,7 +73,7 @@ class Pipeline:
         self,
         plan: EpochPlan,
         layout: Layout,
-        deal: Callable[[Piece, list[Delivery]], None],
+        scatter: Callable[[RowRange, list[ScatterPlan]], None],
         finish: Callable[[HostBatch], Any],
         *,
         threads: int,
@@ -83,14 +84,14 @@ class Pipeline:
         working: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         first_batch: int = 0,
     ) -> None:
-        self._plan, self._layout, self._deal, self._finish = plan, layout, deal, finish
+        self._plan, self._layout, self._scatter, self._finish = plan, layout, scatter, finish
         self._stopwatch, self._pool, self._at_end = stopwatch, pool, at_end
         self._new_group, self._working = new_group, working
         self._changed = threading.Condition()
         self._dealing = threading.Lock()
         self._deals: deque[Callable[[], None]] = deque()
         self._cuts: deque[Callable[[], None]] = deque()  # these go first
-        self._shares: dict[int, list[list[Share]]] = {}  # of chunks that are being read
+        self._row_slices: dict[int, list[list[RowSlice]]] = {}  # of chunks that are being read
         self._pieces_left: Counter[int] = Counter()
         self._groups: dict[int, Group] = {}  # that are being filled
         self._rows_left: Counter[int] = Counter()
@@ -177,17 +178,17 @@ class Pipeline:
 
     def _queue_chunk(self, index: int) -> None:
         block = 0
-        for piece in self._plan.chunks[index].pieces:
-            self._deals.append(functools.partial(self._deal_piece, index, piece, block))
+        for row_range in self._plan.chunks[index].row_ranges:
+            self._deals.append(functools.partial(self._scatter_range, index, row_range, block))
             self._pieces_left[index] += 1
-            block += len(piece.blocks())
+            block += len(blocks_of(row_range))
 
-    def _shares_of(self, chunk: int) -> list[list[Share]]:
+    def _row_slices_of(self, chunk: int) -> list[list[RowSlice]]:
         """Return how a chunk is dealt out; worked out by the first piece that asks."""
         with self._dealing:
-            if chunk not in self._shares:
-                self._shares[chunk] = self._plan.deal(chunk)
-            return self._shares[chunk]
+            if chunk not in self._row_slices:
+                self._row_slices[chunk] = self._plan.row_slices(chunk)
+            return self._row_slices[chunk]
 
     def _group(self, number: int) -> Group:
         """Return a group that is being filled; made by the first piece that has rows for it."""
@@ -199,37 +200,37 @@ class Pipeline:
                     self._rows_left[number], self._groups[number] = rows, group
             return self._groups[number]
 
-    def _deal_piece(self, chunk: int, piece: Piece, first_block: int) -> None:
+    def _scatter_range(self, chunk: int, row_range: RowRange, first_block: int) -> None:
         started = time.perf_counter()
-        shares_of_blocks = self._shares_of(chunk)
-        deliveries = []
+        shares_of_blocks = self._row_slices_of(chunk)
+        scatter_plans = []
         arrived: Counter[int] = Counter()
-        for block, (start, _) in enumerate(piece.blocks(), start=first_block):
-            shares = [s for s in shares_of_blocks[block] if s.group >= self._first_group]
-            if shares:
-                targets = [(self._group(share.group), share) for share in shares]
+        for block, (start, _) in enumerate(blocks_of(row_range), start=first_block):
+            row_slices = [s for s in shares_of_blocks[block] if s.group >= self._first_group]
+            if row_slices:
+                targets = [(self._group(row_slice.group), row_slice) for row_slice in row_slices]
                 order = self._plan.order(chunk, block, shares_of_blocks[block])
-                deliveries.append(Delivery(start, order, targets))
-            for share in shares:
-                arrived[share.group] += share.stop - share.start
-        self._stopwatch.add(shuffle=time.perf_counter() - started)
-        if deliveries:
-            self._deal(piece, deliveries)
-        del deliveries
+                scatter_plans.append(ScatterPlan(start, order, targets))
+            for row_slice in row_slices:
+                arrived[row_slice.group] += row_slice.stop - row_slice.start
+        self._stopwatch.add(scatter=time.perf_counter() - started)
+        if scatter_plans:
+            self._scatter(row_range, scatter_plans)
+        del scatter_plans
         with self._changed:
             self._rows_left.subtract(arrived)
             whole = [number for number in arrived if not self._rows_left[number]]
             groups = {number: self._groups.pop(number) for number in whole}
             self._pieces_left[chunk] -= 1
             if not self._pieces_left[chunk]:
-                del self._shares[chunk]
+                del self._row_slices[chunk]
         for number in sorted(groups):
             self._close(number, groups.pop(number))
 
     def _close(self, number: int, group: Group) -> None:
         started = time.perf_counter()
         group.close(self._plan.group_sizes(number), self._plan.group_order(number))
-        self._stopwatch.add(shuffle=time.perf_counter() - started)
+        self._stopwatch.add(scatter=time.perf_counter() - started)
         with self._changed:
             self._whole[number] = group
             self._queue_cuts()

@@ -37,27 +37,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from tutorlib.parquet import RowRange
+
 BLOCK_ROWS = 131_072  # 512 KiB of 4-byte values
 GROUP_ROWS = 65_536  # 256 KiB of them
 
 
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """Rows [start, stop) of row group number `row_group` of the source."""
-
-    row_group: int
-    start: int
-    stop: int
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the piece."""
-        return self.stop - self.start
-
-    def blocks(self) -> list[tuple[int, int]]:
-        """Return the piece in blocks: (start, stop) from its first row on."""
-        starts = range(0, self.num_rows, BLOCK_ROWS)
-        return [(start, min(start + BLOCK_ROWS, self.num_rows)) for start in starts]
+def blocks_of(row_range: RowRange) -> list[tuple[int, int]]:
+    """Return the blocks of a row range: (start, stop), counted from its first row."""
+    starts = range(0, row_range.num_rows, BLOCK_ROWS)
+    return [(start, min(start + BLOCK_ROWS, row_range.num_rows)) for start in starts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,21 +55,23 @@ class ChunkPlan:
 
     index: int
     first: int
-    pieces: tuple[Piece, ...]
+    row_ranges: tuple[RowRange, ...]
 
     @functools.cached_property
     def num_rows(self) -> int:
         """Rows of the chunk."""
-        return sum(piece.num_rows for piece in self.pieces)
+        return sum(row_range.num_rows for row_range in self.row_ranges)
 
     @functools.cached_property
     def block_rows(self) -> list[int]:
         """Rows of each block, over all pieces in order."""
-        return [stop - start for piece in self.pieces for start, stop in piece.blocks()]
+        return [
+            stop - start for row_range in self.row_ranges for start, stop in blocks_of(row_range)
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class RowSlice:
     """Rows that a block gives to a group of batches.
 
     Args:
@@ -160,12 +151,12 @@ class EpochPlan:
             raise ValueError(f"rank must be in [0, world_size={world_size}), got {rank}")
         self.batch_size, self.shuffle = batch_size, shuffle
         self.seed, self.epoch = seed, epoch
-        pieces = _limited(row_counts, limit_rows)
-        partitions = _partitions(pieces, partition_rows)
+        row_ranges = _limited(row_counts, limit_rows)
+        partitions = _partitions(row_ranges, partition_rows)
         if shuffle:
             order = self._random(0).permutation(len(partitions))
             partitions = [partitions[i] for i in order]
-        total = sum(piece.num_rows for piece in pieces)
+        total = sum(row_range.num_rows for row_range in row_ranges)
         if total < world_size:
             raise ValueError(f"{total} rows are too few for {world_size} ranks")
         cuts = [total * r // world_size for r in range(world_size + 1)]
@@ -211,12 +202,12 @@ class EpochPlan:
         first_chunk = bisect.bisect_right(self._firsts, first) - 1
         return first_chunk, bisect.bisect_left(self._firsts, stop) - 1
 
-    def deal(self, chunk: int) -> list[list[Share]]:
+    def row_slices(self, chunk: int) -> list[list[RowSlice]]:
         """Return for each block of a chunk what it gives to which groups."""
         plan = self.chunks[chunk]
         end = min(plan.first + plan.num_rows, self._group_starts[-1])
         left = np.array(plan.block_rows)
-        shares: list[list[Share]] = [[] for _ in left]
+        row_slices: list[list[RowSlice]] = [[] for _ in left]
         starts = np.zeros_like(left)
         random = self._random(1 + self.rank, chunk)
         position = plan.first
@@ -230,13 +221,13 @@ class EpochPlan:
             first = position - self._group_starts[group]
             for block in np.flatnonzero(counts).tolist():
                 start, count = int(starts[block]), int(counts[block])
-                shares[block].append(Share(group, first, start, start + count))
+                row_slices[block].append(RowSlice(group, first, start, start + count))
                 first += count
             left, starts = left - counts, starts + counts
             position += rows
-        return shares
+        return row_slices
 
-    def order(self, chunk: int, block: int, shares: Sequence[Share]) -> np.ndarray | None:
+    def order(self, chunk: int, block: int, row_slices: Sequence[RowSlice]) -> np.ndarray | None:
         """Return the order in which the rows of a block are dealt out, int64 [rows].
 
         The rows of each share keep their order in the block, so that picking them goes through
@@ -245,12 +236,12 @@ class EpochPlan:
         Args:
             chunk: number of the chunk.
             block: number of the block in it.
-            shares: what `deal(chunk)` says of the block.
+            row_slices: what `row_slices(chunk)` says of the block.
         """
         if not self.shuffle:
             return None
         random = self._random(1 + self.rank, chunk, 1 + block)
-        counts = [share.stop - share.start for share in shares]
+        counts = [row_slice.stop - row_slice.start for row_slice in row_slices]
         rest = self.chunks[chunk].block_rows[block] - sum(counts)  # beyond the last batch
         return _random_split(random, [*counts, rest] if rest else counts)
 
@@ -303,51 +294,53 @@ def _random_split(random: np.random.Generator, counts: Sequence[int]) -> np.ndar
     return np.argsort(parts, kind="stable")
 
 
-def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[Piece]:
-    pieces, left = [], sum(row_counts) if limit_rows is None else limit_rows
+def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[RowRange]:
+    row_ranges, left = [], sum(row_counts) if limit_rows is None else limit_rows
     for index, rows in enumerate(row_counts):
         if rows and left:
-            pieces.append(Piece(index, 0, min(rows, left)))
-            left -= pieces[-1].num_rows
-    return pieces
+            row_ranges.append(RowRange(index, 0, min(rows, left)))
+            left -= row_ranges[-1].num_rows
+    return row_ranges
 
 
-def _partitions(pieces: Sequence[Piece], partition_rows: int) -> list[list[Piece]]:
+def _partitions(row_ranges: Sequence[RowRange], partition_rows: int) -> list[list[RowRange]]:
     """Put neighbouring pieces together as long as they stay within `partition_rows`."""
-    partitions: list[list[Piece]] = []
+    partitions: list[list[RowRange]] = []
     rows = 0
-    for piece in pieces:
-        if not partitions or rows + piece.num_rows > partition_rows:
+    for row_range in row_ranges:
+        if not partitions or rows + row_range.num_rows > partition_rows:
             partitions.append([])
             rows = 0
-        partitions[-1].append(piece)
-        rows += piece.num_rows
+        partitions[-1].append(row_range)
+        rows += row_range.num_rows
     return partitions
 
 
-def _cut(partitions: Sequence[list[Piece]], first: int, last: int) -> list[list[Piece]]:
+def _cut(partitions: Sequence[list[RowRange]], first: int, last: int) -> list[list[RowRange]]:
     """Return what lies in positions [first, last) of the rows of all partitions, end to end."""
     run, position = [], 0
     for partition in partitions:
         kept = []
-        for piece in partition:
-            start, stop = max(first - position, 0), min(last - position, piece.num_rows)
+        for row_range in partition:
+            start, stop = max(first - position, 0), min(last - position, row_range.num_rows)
             if start < stop:
-                kept.append(Piece(piece.row_group, piece.start + start, piece.start + stop))
-            position += piece.num_rows
+                kept.append(
+                    RowRange(row_range.row_group, row_range.start + start, row_range.start + stop)
+                )
+            position += row_range.num_rows
         if kept:
             run.append(kept)
     return run
 
 
 def _slices(
-    partitions: Sequence[list[Piece]], partition_rows: int, lanes: int
-) -> Iterator[list[Piece]]:
+    partitions: Sequence[list[RowRange]], partition_rows: int, lanes: int
+) -> Iterator[list[RowRange]]:
     """Yield partitions of at most `partition_rows` rows: large row groups come in slices.
 
     The slices of `lanes` partitions come in turn, those of one partition in their order.
     """
-    waiting, open_lanes = iter(partitions), deque[deque[list[Piece]]]()
+    waiting, open_lanes = iter(partitions), deque[deque[list[RowRange]]]()
     while True:
         for partition in itertools.islice(waiting, lanes - len(open_lanes)):
             open_lanes.append(deque(_sliced(partition, partition_rows)))
@@ -359,22 +352,22 @@ def _slices(
             open_lanes.append(lane)
 
 
-def _sliced(partition: list[Piece], partition_rows: int) -> list[list[Piece]]:
-    rows = sum(piece.num_rows for piece in partition)
+def _sliced(partition: list[RowRange], partition_rows: int) -> list[list[RowRange]]:
+    rows = sum(row_range.num_rows for row_range in partition)
     if rows <= partition_rows:
         return [partition]
-    (piece,) = partition  # only a row group by itself can be larger
-    return [_cut_evenly(part, BLOCK_ROWS) for part in _cut_evenly(piece, partition_rows)]
+    (row_range,) = partition  # only a row group by itself can be larger
+    return [_cut_evenly(part, BLOCK_ROWS) for part in _cut_evenly(row_range, partition_rows)]
 
 
-def _cut_evenly(piece: Piece, most_rows: int) -> list[Piece]:
-    count = -(-piece.num_rows // most_rows)
-    cuts = [piece.start + piece.num_rows * i // count for i in range(count + 1)]
-    return [Piece(piece.row_group, a, b) for a, b in itertools.pairwise(cuts)]
+def _cut_evenly(row_range: RowRange, most_rows: int) -> list[RowRange]:
+    count = -(-row_range.num_rows // most_rows)
+    cuts = [row_range.start + row_range.num_rows * i // count for i in range(count + 1)]
+    return [RowRange(row_range.row_group, a, b) for a, b in itertools.pairwise(cuts)]
 
 
 def _chunks(
-    partitions: Iterable[list[Piece]], parts_per_chunk: int, in_turn: bool
+    partitions: Iterable[list[RowRange]], parts_per_chunk: int, in_turn: bool
 ) -> list[ChunkPlan]:
     """Put partitions together; in turn, the first pieces of all of them come first.
 
@@ -384,12 +377,12 @@ def _chunks(
     chunks, position = [], 0
     partitions = iter(partitions)
     while group := list(itertools.islice(partitions, parts_per_chunk)):
-        lanes: dict[int, list[Piece]] = {}
+        lanes: dict[int, list[RowRange]] = {}
         for partition in group:
             lanes.setdefault(partition[0].row_group, []).extend(partition)
         turns = itertools.zip_longest(*lanes.values()) if in_turn else lanes.values()
-        pieces = [piece for turn in turns for piece in turn if piece is not None]
-        chunk = ChunkPlan(len(chunks), position, tuple(pieces))
+        row_ranges = [row_range for turn in turns for row_range in turn if row_range is not None]
+        chunk = ChunkPlan(len(chunks), position, tuple(row_ranges))
         chunks.append(chunk)
         position += chunk.num_rows
     return chunks

@@ -13,7 +13,7 @@ from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
 
 READING_COPIES = 3  # of what is decoded at a time: compressed, decompressed, decoded
-DEALING_COPIES = 2  # of a piece on a GPU: as it comes, and in the order in which it is dealt out
+SCATTER_COPIES = 2  # of a piece on a GPU: as it comes, and in the order in which it is dealt out
 SLICE_COPIES = 2  # of a slice, all columns at once: in parts as they are decoded, and joined
 LIST_COPIES = 2  # of lists in a chunk: as they come, and joined
 
@@ -43,7 +43,7 @@ def row_bytes(
 
 
 def row_bytes_on_device(
-    source: ParquetSource, columns: Sequence[str], schema: Schema, *, least_integer: str
+    source: ParquetSource, columns: Sequence[str], schema: Schema, *, min_int_dtype: str
 ) -> RowBytes:
     """Return the same on a GPU, where integers may be wider, and all columns are decoded at once.
 
@@ -51,12 +51,12 @@ def row_bytes_on_device(
         source: the files.
         columns: that are read.
         schema: of the batches.
-        least_integer: dtype that integers of a batch have at least.
+        min_int_dtype: dtype that integers of a batch have at least.
     """
-    wide = 1 if least_integer == "int32" else 2  # times the CPU's bytes, at most
+    wide = 1 if min_int_dtype == "int32" else 2  # times the CPU's bytes, at most
     stored = {name: source.nbytes_per_row([name]) for name in columns}
     scalars = sum(wide * _value_bytes(column) for column in schema if not column.multi_hot)
-    reading = READING_COPIES * sum(stored.values()) + DEALING_COPIES * scalars
+    reading = READING_COPIES * sum(stored.values()) + SCATTER_COPIES * scalars
     return RowBytes(
         batch=scalars + _list_bytes(source, stored, wide),
         reading=reading,

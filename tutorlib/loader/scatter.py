@@ -13,17 +13,16 @@ from typing import Any
 
 from tutorlib.chunk import Chunk
 from tutorlib.loader import device_batches, host_batches
-from tutorlib.loader.host_batches import Delivery
+from tutorlib.loader.host_batches import ScatterPlan
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Stopwatch
-from tutorlib.loader.plan import Piece
 from tutorlib.memory import BufferPool, DevicePool
-from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.parquet import ParquetError, ParquetSource, RowRange
 
 Transform = Callable[[Chunk], Chunk]
 
 
-class Dealer:
+class Scatterer:
     """Reads a piece, transforms it, and copies its rows to the batches that they go to.
 
     It is called from several threads, and holds nothing of the loader that it works for.
@@ -33,7 +32,7 @@ class Dealer:
         columns: to read.
         layout: how the columns lie in batches.
         pool: where the memory of batches comes from; of a device for batches on it.
-        stopwatch: where the seconds of "read", "transform" and "shuffle" are added.
+        stopwatch: where the seconds of "read", "transform" and "scatter" are added.
         transform: is given a chunk of the columns read, and returns one of as many rows.
         names: columns that `transform` has to return.
     """
@@ -51,12 +50,12 @@ class Dealer:
         self._source, self._columns, self._layout = source, columns, layout
         self._pool, self._stopwatch = pool, stopwatch
         self._transform, self._names = transform, list(names)
-        self._deal_out, self._work = host_batches.deal_out, self._deal
+        self._scatter_rows, self._work = host_batches.scatter, self._scatter
         if isinstance(pool, DevicePool):
-            self._deal_out = device_batches.deal_out
-            self._work = device_batches.again_with_less(self._deal, self._relieve, self._advice)
+            self._scatter_rows = device_batches.scatter
+            self._work = device_batches.again_with_less(self._scatter, self._relieve, self._advice)
 
-    def __call__(self, piece: Piece, deliveries: list[Delivery]) -> None:
+    def __call__(self, row_range: RowRange, scatter_plans: list[ScatterPlan]) -> None:
         """Deal the rows of a piece out.
 
         Raises:
@@ -64,27 +63,29 @@ class Dealer:
             Exception: what `transform` raised, with a note that says where.
         """
         try:
-            self._work(piece, deliveries)
+            self._work(row_range, scatter_plans)
         except ParquetError:
             raise
         except ValueError as error:
-            raise ParquetError(f"{error} (in {self._source.place(piece.row_group)})") from error
+            raise ParquetError(
+                f"{error} (in {self._source.location(row_range.row_group)})"
+            ) from error
         except Exception as error:
-            error.add_note(f"in {self._source.place(piece.row_group)}")
+            error.add_note(f"in {self._source.location(row_range.row_group)}")
             raise
 
-    def _deal(self, piece: Piece, deliveries: list[Delivery]) -> None:
+    def _scatter(self, row_range: RowRange, scatter_plans: list[ScatterPlan]) -> None:
         started, spent = time.perf_counter(), Counter[str]()
-        slice_of_group = piece.row_group, self._columns, piece.start, piece.stop
+        slice_of_group = row_range.row_group, self._columns, row_range.start, row_range.stop
         read = _timed(self._source.columns(*slice_of_group), spent, "read")
         if self._transform is not None:
             chunk = Chunk(dict(read))
             began = time.perf_counter()
             read = self._transformed(chunk).items()
             spent["transform"] = time.perf_counter() - began
-        self._deal_out(self._layout, read, deliveries, self._pool, first_row=piece.start)
-        shuffle = time.perf_counter() - started - spent.total()
-        self._stopwatch.add(**spent, shuffle=shuffle)
+        self._scatter_rows(self._layout, read, scatter_plans, self._pool, first_row=row_range.start)
+        scatter = time.perf_counter() - started - spent.total()
+        self._stopwatch.add(**spent, scatter=scatter)
 
     def _transformed(self, chunk: Chunk) -> Chunk:
         result = self._transform(chunk)
@@ -102,10 +103,10 @@ class Dealer:
         self._source.save_memory()
         self._pool.clear()
 
-    def _advice(self, piece: Piece, _: list[Delivery]) -> str:
-        place = self._source.place(piece.row_group)
-        rows = f"rows [{piece.start}, {piece.stop}) of {place}"
-        advice = self._pool.place.advice()
+    def _advice(self, row_range: RowRange, _: list[ScatterPlan]) -> str:
+        place = self._source.location(row_range.row_group)
+        rows = f"rows [{row_range.start}, {row_range.stop}) of {place}"
+        advice = self._pool.space.advice()
         return f"{rows}: they do not fit, nor do they in small steps. {advice}"
 
 

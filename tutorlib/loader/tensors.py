@@ -25,7 +25,7 @@ class BatchMaker:
         multi_hot: the form of lists: "nnzs", "offsets", "ragged" or "padded".
         max_list_length: what "padded" pads to; None for what `lengths` say of the longest list.
         lengths: how long the arrays of lists are.
-        least_integer: dtype of the numbers of values.
+        min_int_dtype: dtype of the numbers of values.
         pool: where the memory of a device's batches comes from; None for batches of the CPU.
     """
 
@@ -36,18 +36,18 @@ class BatchMaker:
         max_list_length: int | None = None,
         lengths: ListLengths | None = None,
         *,
-        least_integer: str = "int32",
+        min_int_dtype: str = "int32",
         pool: DevicePool | None = None,
     ) -> None:
         self._labels = schema.labels.names
         self._weights = schema.with_role("weight").names
         self._multi_hot, self._max_list_length = multi_hot, max_list_length
         self._lengths = lengths or ListLengths()
-        self._integer = np.dtype(least_integer)
+        self._integer = np.dtype(min_int_dtype)
         self._tensor, self._copy, self._finish = tensor_maker(), aligned, _nothing
         if pool is not None:
-            self._copy, self._finish = pool.copy, pool.place.finish
-            if pool.place.on_gpu:
+            self._copy, self._finish = pool.copy, pool.space.finish
+            if pool.space.on_gpu:
                 self._tensor = gpu_tensor_maker()
 
     def __call__(self, batch: HostBatch) -> Any:

@@ -4,7 +4,7 @@
 `host_pool` and `device_pool` reuse buffers; `device_cache` holds on a device what an op learned.
 """
 
-from tutorlib.memory.device_cache import Copies
+from tutorlib.memory.device_cache import DeviceCache
 from tutorlib.memory.device_pool import DevicePool
 from tutorlib.memory.host_pool import ALIGNMENT, BufferPool, aligned, aligned_empty
 from tutorlib.memory.limits import (
@@ -17,27 +17,34 @@ from tutorlib.memory.limits import (
     resolve_device,
     usable_cores,
 )
-from tutorlib.memory.spaces import GpuPlace, HostPlace, Place, gpu_place, place_of, working_at
+from tutorlib.memory.spaces import (
+    GpuSpace,
+    HostSpace,
+    MemorySpace,
+    gpu_space,
+    memory_space,
+    working_in,
+)
 
 __all__ = [
     "ALIGNMENT",
     "DEVICES",
     "BufferPool",
-    "Copies",
+    "DeviceCache",
     "DevicePool",
-    "GpuPlace",
-    "HostPlace",
-    "Place",
+    "GpuSpace",
+    "HostSpace",
+    "MemorySpace",
     "aligned",
     "aligned_empty",
-    "gpu_place",
+    "gpu_space",
     "host_memory_bytes",
     "limit_tensorflow_memory",
     "loader_gpu_bytes",
+    "memory_space",
     "missing_for_gpu",
     "parse_allocation",
-    "place_of",
     "resolve_device",
     "usable_cores",
-    "working_at",
+    "working_in",
 ]

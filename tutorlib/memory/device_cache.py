@@ -1,4 +1,4 @@
-"""Copies: what an op has learned, in the memory of every device where it is wanted.
+"""DeviceCache: what an op has learned, in the memory of every device where it is wanted.
 
 Does not belong here: columns of the data, which are where they were read.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from tutorlib.chunk import to_namespace
 
 
-class Copies:
+class DeviceCache:
     """A column that is copied once to each device that asks for it, and stays there.
 
     Safe with several threads, each with a stream of its own: who copies waits until it is done, for
@@ -23,7 +23,7 @@ class Copies:
         column: of any kind, in the CPU's memory.
 
     Example:
-        >>> Copies(np.array([1, 2])).on(np).tolist()
+        >>> DeviceCache(np.array([1, 2])).on(np).tolist()
         [1, 2]
     """
 
@@ -33,7 +33,7 @@ class Copies:
         self._copies: dict[str, Any] = {}
 
     def __reduce__(self) -> Any:
-        return Copies, (self._column,)
+        return DeviceCache, (self._column,)
 
     def on(self, xp: Any) -> Any:
         """Return the column in the memory that the array library `xp` works on.

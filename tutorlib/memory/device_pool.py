@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.memory.host_pool import size_class
-from tutorlib.memory.spaces import Place
+from tutorlib.memory.spaces import MemorySpace
 
 
 class DevicePool:
@@ -29,14 +29,14 @@ class DevicePool:
     may bring it at any time.
 
     Args:
-        place: where the memory is.
+        space: where the memory is.
         limit_bytes: of memory that is shown by arrays or kept for the next request. Requests go
             beyond it where they must; what then comes back is freed.
         relieve: makes room elsewhere; called where there is no more memory.
 
     Example:
-        >>> from tutorlib.memory.spaces import HostPlace
-        >>> pool = DevicePool(HostPlace(), limit_bytes=2**24)
+        >>> from tutorlib.memory.spaces import HostSpace
+        >>> pool = DevicePool(HostSpace(), limit_bytes=2**24)
         >>> first = pool.empty((1000, 100), np.float32)
         >>> address, part = first.ctypes.data, first[10:20]
         >>> del first
@@ -45,9 +45,9 @@ class DevicePool:
     """
 
     def __init__(
-        self, place: Place, limit_bytes: int, relieve: Callable[[], None] = lambda: None
+        self, space: MemorySpace, limit_bytes: int, relieve: Callable[[], None] = lambda: None
     ) -> None:
-        self.place, self.limit_bytes, self._relieve = place, limit_bytes, relieve
+        self.space, self.limit_bytes, self._relieve = space, limit_bytes, relieve
         self._free: dict[int, list[Any]] = {}
         self._shown: dict[int, int] = {}  # bytes by lease
         self._returned: deque[Any] = deque()  # a consumer may still be working on these
@@ -68,7 +68,7 @@ class DevicePool:
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._memory(size_class(max(nbytes, 1)))
-        array = self.place.lease(memory, _Lease(self, memory))
+        array = self.space.lease(memory, _DeviceLease(self, memory))
         return array[:nbytes].view(dtype).reshape(shape)
 
     def copy(self, array: Any) -> Any:
@@ -84,15 +84,15 @@ class DevicePool:
             if self._free.get(size):
                 return self._free[size].pop()
             try:
-                return self.place.allocate(size)
+                return self.space.allocate(size)
             except MemoryError:
                 self._free.clear()
             self._relieve()
             try:
-                return self.place.allocate(size)
+                return self.space.allocate(size)
             except MemoryError as error:
                 raise MemoryError(
-                    f"no {size / 2**20:,.1f} MiB for batches ({error}). {self.place.advice()}"
+                    f"no {size / 2**20:,.1f} MiB for batches ({error}). {self.space.advice()}"
                 ) from error
 
     def _reclaim(self) -> None:
@@ -102,7 +102,7 @@ class DevicePool:
             returned.append(self._returned.popleft())
         if not returned:
             return
-        self.place.finish_consumers()
+        self.space.finish_consumers()
         kept = sum(size * len(memories) for size, memories in self._free.items())
         kept += sum(list(self._shown.values()))
         for memory in returned:
@@ -118,10 +118,10 @@ class DevicePool:
 
     def __del__(self) -> None:
         if self._returned and not sys.is_finalizing():
-            self.place.finish_consumers()
+            self.space.finish_consumers()
 
 
-class _Lease:
+class _DeviceLease:
     """What the arrays over one piece of memory hold on to; gives it back when they are gone."""
 
     def __init__(self, pool: DevicePool, memory: Any) -> None:

@@ -1,6 +1,6 @@
 """Places: memory in which batches are made on a device, with the array library that works there.
 
-`GpuPlace` is a GPU with CuPy, `HostPlace` this machine's memory with NumPy: the same code makes
+`GpuSpace` is a GPU with CuPy, `HostSpace` this machine's memory with NumPy: the same code makes
 batches in both, so all of it but CUDA itself is tested without a GPU. (`device="cpu"` does not use
 it: `batching.py` is faster there.)
 
@@ -26,7 +26,7 @@ from tutorlib.memory.host_pool import ALIGNMENT, aligned_empty
 from tutorlib.memory.limits import host_memory_bytes, loader_gpu_bytes, resolve_device
 
 
-class Place(abc.ABC):
+class MemorySpace(abc.ABC):
     """Where batches are made.
 
     Attributes:
@@ -77,15 +77,15 @@ class Place(abc.ABC):
         return self.xp.asarray(values)
 
 
-class HostPlace(Place):
+class HostSpace(MemorySpace):
     """This machine's memory, with NumPy.
 
     Args:
         limit_bytes: that `allocate` gives at a time at most; None for any.
 
     Example:
-        >>> place = HostPlace()
-        >>> place.array([1, 2]).dtype.name, place.allocate(100).ctypes.data % place.alignment
+        >>> space = HostSpace()
+        >>> space.array([1, 2]).dtype.name, space.allocate(100).ctypes.data % space.alignment
         ('int64', 0)
     """
 
@@ -131,7 +131,7 @@ class _HostLease:
         self.__array_interface__ = memory.__array_interface__
 
 
-class GpuPlace(Place):
+class GpuSpace(MemorySpace):
     """The first NVIDIA GPU, with CuPy; all memory comes from RMM, which cuDF uses too.
 
     If the program has given RMM a memory resource of its own, that is used. Otherwise memory is
@@ -150,7 +150,7 @@ class GpuPlace(Place):
         self._of_thread = threading.local()
 
     def __reduce__(self) -> Any:
-        return gpu_place, ()
+        return gpu_space, ()
 
     def stream(self) -> Any:
         """Return this thread's stream; it waits for no other, and no other waits for it."""
@@ -222,28 +222,28 @@ class GpuPlace(Place):
 
 
 _LOCK = threading.Lock()
-_GPU: list[GpuPlace] = []
+_GPU: list[GpuSpace] = []
 
 
-def gpu_place() -> GpuPlace:
+def gpu_space() -> GpuSpace:
     """Return the GPU as a place, one in a process: its memory is shared by all loaders."""
     with _LOCK:
         if not _GPU:
-            _GPU.append(GpuPlace())
+            _GPU.append(GpuSpace())
         return _GPU[0]
 
 
-def place_of(device: str | None) -> Place | None:
+def memory_space(device: str | None) -> MemorySpace | None:
     """Return the place of a device; None for the CPU, whose own path needs none.
 
     Raises:
         ValueError: for a device that is not known, or not there.
     """
-    return gpu_place() if resolve_device(device) == "gpu" else None
+    return gpu_space() if resolve_device(device) == "gpu" else None
 
 
-def working_at(source: Any) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which a thread works on what a source reads: `Place.work` of its place.
+def working_in(source: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a thread works on what a source reads.
 
     Without it, CuPy works on one stream for all threads, which waits for none of those that read,
     and takes memory beside RMM's.
@@ -252,7 +252,7 @@ def working_at(source: Any) -> contextlib.AbstractContextManager[None]:
         source: what `as_source` or `split_rows` gives.
 
     Example:
-        >>> with working_at({"no": "source of a device"}):
+        >>> with working_in({"no": "source of a device"}):
         ...     print("on the CPU")
         on the CPU
     """

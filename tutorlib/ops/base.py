@@ -34,10 +34,10 @@ class Op(ABC):
 
     registry: ClassVar[dict[str, type[Op]]] = {}
 
-    beside: Sequence[str] = ()
+    extra_columns: Sequence[str] = ()
     """Columns of the data that `transform` and `partial` read beside those of the group."""
 
-    beside_to_learn: Sequence[str] = ()
+    extra_fit_columns: Sequence[str] = ()
     """Columns of the data that only `partial` reads beside those of the group."""
 
     rows_before: int = 0
@@ -286,8 +286,8 @@ class ColumnGroup:
     what comes out. Ops are copied, so that one op may stand in several groups.
 
     Raises:
-        ValueError: if there is no column, or one twice, or an op reads a column beside the group
-            that stands in the group too.
+        ValueError: if there is no column, or one twice, or an op's extra column
+            stands in the group too.
 
     Example:
         >>> from tutorlib.ops import Clip, FillMissing
@@ -308,7 +308,9 @@ class ColumnGroup:
             raise ValueError(f"need at least one column name, each once, got {list(self.names)}")
         self.output_names = list(self.names)
         for op in self.ops:
-            twice = [n for n in (*op.beside, *op.beside_to_learn) if n in self.output_names]
+            twice = [
+                n for n in (*op.extra_columns, *op.extra_fit_columns) if n in self.output_names
+            ]
             if twice:
                 raise ValueError(
                     f"{type(op).__name__}: columns {twice} are read beside the group, as the data "
@@ -319,13 +321,13 @@ class ColumnGroup:
     @property
     def input_names(self) -> list[str]:
         """Columns of the data that `transform` needs, each once."""
-        return list(dict.fromkeys([*self.names, *(n for op in self.ops for n in op.beside)]))
+        return list(dict.fromkeys([*self.names, *(n for op in self.ops for n in op.extra_columns)]))
 
     @property
     def fit_names(self) -> list[str]:
         """Columns of the data that learning needs, each once."""
-        beside = (name for op in self.ops for name in op.beside_to_learn)
-        return list(dict.fromkeys([*self.input_names, *beside]))
+        extra_columns = (name for op in self.ops for name in op.extra_fit_columns)
+        return list(dict.fromkeys([*self.input_names, *extra_columns]))
 
     @property
     def rows_before(self) -> int:
@@ -356,7 +358,7 @@ class ColumnGroup:
         """Return the group's columns of `chunk` after all, or the first `ops`, of its ops."""
         data, chunk = chunk, chunk.select(self.names)
         for op in self.ops[:ops]:
-            chunk = op.transform(chunk.with_columns(data.select(op.beside)))
+            chunk = op.transform(chunk.with_columns(data.select(op.extra_columns)))
         return chunk
 
     def partial(self, chunk: Chunk, place: int, first_row: int = 0) -> dict[str, Any]:
@@ -373,8 +375,8 @@ class ColumnGroup:
         op = self.ops[place]
         if not isinstance(op, LearningOp):
             raise TypeError(f"{op!r} has to learn, but is no LearningOp")
-        beside = chunk.select([*op.beside, *op.beside_to_learn])
-        whole = self.transform(chunk, place).with_columns(beside)
+        extra_columns = chunk.select([*op.extra_columns, *op.extra_fit_columns])
+        whole = self.transform(chunk, place).with_columns(extra_columns)
         return op.partial(whole.slice(first_row, whole.num_rows) if first_row else whole)
 
 

@@ -29,10 +29,10 @@ from tutorlib.ops.columns import (
     per_column,
 )
 from tutorlib.ops.counts import (
+    add_string_counts,
     added_up,
-    added_up_texts,
     count_integers,
-    count_texts,
+    count_strings,
     counted_from,
     counted_table,
     frequent,
@@ -170,7 +170,7 @@ class Categorify(ColumnOp, SpillingOp):
             values, valid = self._keys_to_learn(name, flat(column))
             if valid is not None:
                 values = take(values, array_namespace(valid).flatnonzero(valid))
-            count = count_texts if isinstance(values, Strings) else count_integers
+            count = count_strings if isinstance(values, Strings) else count_integers
             state = self.merge(state, {self._key(name): count(values)})
         return state
 
@@ -207,7 +207,7 @@ class Categorify(ColumnOp, SpillingOp):
             return added_up(np.concatenate(values), np.concatenate(counts))
         every = pa.concat_arrays(values)
         if not pa.types.is_struct(kind):
-            return added_up_texts(every, np.concatenate(counts))
+            return add_string_counts(every, np.concatenate(counts))
         numbers, keys = group_rows(every.flatten())
         added = np.zeros(len(keys[0]), dtype=np.int64)
         np.add.at(added, numbers, np.concatenate(counts))

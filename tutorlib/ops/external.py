@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk, Ragged, Strings, array_namespace
 from tutorlib.hashing import KeyIndex
-from tutorlib.memory import Copies
+from tutorlib.memory import DeviceCache
 from tutorlib.ops.base import Op
 from tutorlib.ops.columns import column_type, role_of, take_or_null
 from tutorlib.ops.keys import find_keys
@@ -63,7 +63,7 @@ class JoinExternal(Op):
             raise ValueError(self._wrong(on, f"needs a table with unique keys: {error}")) from error
         self.on, self.columns_ext = on, wanted
         self.table = table.select([on, *wanted])
-        self._joined = {name: Copies(table[name]) for name in wanted}
+        self._joined = {name: DeviceCache(table[name]) for name in wanted}
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the columns and those joined."""

@@ -77,7 +77,7 @@ class GroupOp(SpillingOp):
 
     def _parts_by_key(self, chunk: Chunk) -> dict[str, dict[str, Any]]:
         """Return {key: {column: values}} of the group's columns."""
-        own = chunk.drop([*self.beside, *self.beside_to_learn])
+        own = chunk.drop([*self.extra_columns, *self.extra_fit_columns])
         keys = self.key_names(own.names)
         if not self.combo:
             return {key: {key: own[key]} for key in keys}

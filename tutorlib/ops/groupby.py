@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Array, Chunk, array_namespace
-from tutorlib.memory import Copies
+from tutorlib.memory import DeviceCache
 from tutorlib.ops.group_op import GroupOp
 from tutorlib.ops.groups import GroupSums
 
@@ -67,7 +67,7 @@ class JoinGroupby(GroupOp):
         super().__init__(combo, name, dtype)
 
     @property
-    def beside_to_learn(self) -> Sequence[str]:
+    def extra_fit_columns(self) -> Sequence[str]:
         """The continuous columns."""
         return self.continuous
 
@@ -102,7 +102,7 @@ class JoinGroupby(GroupOp):
         """Take the tables back."""
         super().restore(learned, tables)
         self._by_key = {
-            (key, made): Copies(np.append(_of_no_rows(made, table[made].dtype), table[made]))
+            (key, made): DeviceCache(np.append(_of_no_rows(made, table[made].dtype), table[made]))
             for key, table in tables.items()
             for made in self.made()
         }

@@ -111,13 +111,13 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
     takes 10 to 30 ns a text in place of 300.
     """
     if isinstance(wanted, EncodedStrings):
-        return _find_texts(index, wanted.dictionary)[wanted.codes]
+        return _find_strings(index, wanted.dictionary)[wanted.codes]
     if isinstance(wanted, Strings) and isinstance(wanted.offsets, np.ndarray):
-        return _find_texts(index, wanted.to_arrow())
+        return _find_strings(index, wanted.to_arrow())
     return index.find(wanted)
 
 
-def _find_texts(index: KeyIndex, texts: pa.Array) -> np.ndarray:
+def _find_strings(index: KeyIndex, texts: pa.Array) -> np.ndarray:
     if len(index.keys) > _KEYS_A_TEXT * len(texts):
         return index.find(Strings.from_arrow(texts))
     places = pc.index_in(texts, value_set=index.keys.to_arrow())

@@ -55,7 +55,7 @@ class DifferenceLag(Op):
         self.dtype = float_dtype(dtype, "DifferenceLag")
 
     @property
-    def beside(self) -> Sequence[str]:
+    def extra_columns(self) -> Sequence[str]:
         """The partition columns."""
         return self.partition_by
 

@@ -264,7 +264,7 @@ def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
     there = ~missing_in(column)
     xp = array_namespace(there)
     if texts:
-        return there & xp.asarray(_compared_texts(values, comparison, value))
+        return there & xp.asarray(_compared_strings(values, comparison, value))
     if comparison in _MEMBER:
         met = _is_in(values, value, xp)
         return there & (met if comparison == "in" else ~met)
@@ -301,7 +301,7 @@ def _holds(dtype: np.dtype, number: int) -> bool:
     return limits.min <= number <= limits.max
 
 
-def _compared_texts(values: Strings, comparison: str, value: Any) -> np.ndarray:
+def _compared_strings(values: Strings, comparison: str, value: Any) -> np.ndarray:
     texts = column_to_arrow(values)
     if comparison in _COMPARE:
         return _COMPARE_TEXTS[comparison](texts, value).to_numpy(zero_copy_only=False)

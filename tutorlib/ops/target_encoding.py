@@ -11,7 +11,7 @@ import numpy as np
 
 from tutorlib.chunk import Array, Chunk, Ragged, array_namespace, row_ids, to_host
 from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
-from tutorlib.memory import Copies
+from tutorlib.memory import DeviceCache
 from tutorlib.ops.base import Op
 from tutorlib.ops.columns import per_column
 from tutorlib.ops.group_op import GroupOp
@@ -100,12 +100,12 @@ class TargetEncoding(GroupOp):
         super().__init__(combo, name, dtype)
 
     @property
-    def beside(self) -> Sequence[str]:
+    def extra_columns(self) -> Sequence[str]:
         """The fold column."""
         return [] if self.fold_column is None else [self.fold_column]
 
     @property
-    def beside_to_learn(self) -> Sequence[str]:
+    def extra_fit_columns(self) -> Sequence[str]:
         """The targets."""
         return self.targets
 
@@ -240,13 +240,13 @@ class TargetEncoding(GroupOp):
         """Take priors and means back."""
         super().restore(learned, tables)
         self._priors = learned.get("priors", {})
-        self._means: dict[tuple[str, str], Copies] = {}
+        self._means: dict[tuple[str, str], DeviceCache] = {}
         for key, table in tables.items():
             for target in self.targets:
                 columns = [table[f"{target}_mean{view}"] for view in self._views()]
                 priors = np.array(self._priors[key][target], dtype=self.dtype)
                 means = np.vstack([priors, np.column_stack(columns)])
-                self._means[key, target] = Copies(means)
+                self._means[key, target] = DeviceCache(means)
 
     def for_serving(self) -> Op:
         """Return the op with the means of all rows, which needs no fold column."""

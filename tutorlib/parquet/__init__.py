@@ -4,8 +4,8 @@
 chooses rows, `slices` reads part of a row group; `device_reader`, `cudf_decoder` read on a GPU.
 """
 
-from tutorlib.parquet.encoded_source import with_encoded_texts
-from tutorlib.parquet.files import ParquetError, RowGroup, column_type, on_threads
+from tutorlib.parquet.encoded_source import with_encoded_strings
+from tutorlib.parquet.files import ParquetError, RowGroup, RowRange, column_type, on_threads
 from tutorlib.parquet.paths import as_arrow_filesystem, find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding
 from tutorlib.parquet.source import ParquetSource
@@ -15,10 +15,11 @@ __all__ = [
     "ParquetSink",
     "ParquetSource",
     "RowGroup",
+    "RowRange",
     "as_arrow_filesystem",
     "column_type",
     "fast_encoding",
     "find_files",
     "on_threads",
-    "with_encoded_texts",
+    "with_encoded_strings",
 ]

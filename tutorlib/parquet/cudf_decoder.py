@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Masked, Ragged, Strings, concat_columns
-from tutorlib.memory import Place
+from tutorlib.memory import MemorySpace
 
 STEP_BYTES = 64 * 2**20  # decoded at a time, and again so much for decompressing, to save memory
 
@@ -30,10 +30,10 @@ class CudfDecoder:
 
     errors = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, OSError)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, space: MemorySpace) -> None:
         import pylibcudf
 
-        self._place, self._xp, self._plc = place, place.xp, pylibcudf
+        self._space, self._xp, self._plc = space, space.xp, pylibcudf
 
     def takes(self, field: Any) -> bool:
         """Return whether cuDF decodes a column to what Arrow makes of it.
@@ -119,7 +119,7 @@ class CudfDecoder:
         """Return the stream of this thread as RMM knows it."""
         from rmm.pylibrmm.stream import Stream
 
-        return Stream(self._place.stream())
+        return Stream(self._space.stream())
 
     def _columns(self, table: Any) -> dict[str, Any]:
         names = table.column_names(include_children=False)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import column_from_arrow, copied, slice_rows, take, to_namespace
-from tutorlib.memory import Place
+from tutorlib.memory import MemorySpace
 from tutorlib.parquet.files import ParquetError, ParquetFiles, RowGroup
 
 
 class DeviceReader:
-    """Reads columns of row groups into a place.
+    """Reads columns of row groups into a space.
 
     A row group that is read in slices is decoded once and stays there until its last slice has been
     taken. Where memory runs out (`save_memory`), every slice is decoded by itself instead, and in
@@ -26,36 +26,36 @@ class DeviceReader:
 
     Args:
         stored: the files.
-        place: where the columns shall be.
+        space: where the columns shall be.
 
     Example:
         >>> import tempfile
         >>> import pyarrow as pa
         >>> import pyarrow.parquet as pq
         >>> from tutorlib.parquet.paths import find_files
-        >>> from tutorlib.memory import HostPlace
+        >>> from tutorlib.memory import HostSpace
         >>> path = tempfile.mkdtemp() + "/a.parquet"
         >>> pq.write_table(pa.table({"x": [1, 2, 3]}), path)
-        >>> reader = DeviceReader(ParquetFiles(find_files(path)), HostPlace())
+        >>> reader = DeviceReader(ParquetFiles(find_files(path)), HostSpace())
         >>> dict(reader.columns(RowGroup(0, 0, 3), ["x"], 1, 3))
         {'x': array([2, 3])}
     """
 
-    def __init__(self, stored: ParquetFiles, place: Place) -> None:
-        self.stored, self.place = stored, place
+    def __init__(self, stored: ParquetFiles, space: MemorySpace) -> None:
+        self.stored, self.space = stored, space
         self._saves_memory = False
         self._decoder: Any = None
-        if place.on_gpu:
+        if space.on_gpu:
             from tutorlib.parquet.cudf_decoder import CudfDecoder
 
-            self._decoder = CudfDecoder(place)
+            self._decoder = CudfDecoder(space)
 
     def __reduce__(self) -> Any:
-        return DeviceReader, (self.stored, self.place)
+        return DeviceReader, (self.stored, self.space)
 
     def over(self, stored: ParquetFiles) -> DeviceReader:
         """Return a reader of the same place over a copy of the files."""
-        return DeviceReader(stored, self.place)
+        return DeviceReader(stored, self.space)
 
     def save_memory(self) -> None:
         """Let go of what is kept for later slices, and need less memory from now on."""
@@ -66,11 +66,11 @@ class DeviceReader:
         """Return a column of the place: that of an Arrow array, or one that is there already."""
         if not hasattr(array, "type"):
             return array
-        return to_namespace(column_from_arrow(array), self.place.xp)
+        return to_namespace(column_from_arrow(array), self.space.xp)
 
     def take(self, column: Any, rows: np.ndarray) -> Any:
         """Return the given rows of a column of the place."""
-        return take(column, self.place.array(rows))
+        return take(column, self.space.array(rows))
 
     def columns(
         self, group: RowGroup, names: Sequence[str], first: int, last: int
@@ -81,7 +81,7 @@ class DeviceReader:
             ParquetError: if a column cannot be decoded, or the file has changed.
             MemoryError: if the device has not enough of it.
         """
-        with self.place.work():
+        with self.space.work():
             columns = self._rows(group, list(names), first, last)
         for name in names:
             yield name, columns.pop(name)
@@ -93,8 +93,10 @@ class DeviceReader:
         key = (group.file, group.index, *names)
         return self.stored.streams.read(key, first, last, rows, lambda: self._opened(group, names))
 
-    def _opened(self, group: RowGroup, names: list[str]) -> _Kept:
-        return _Kept(self._decoded(group, names, 0, self.stored.num_rows(group)), self.place)
+    def _opened(self, group: RowGroup, names: list[str]) -> _DecodedRowGroup:
+        return _DecodedRowGroup(
+            self._decoded(group, names, 0, self.stored.num_rows(group)), self.space
+        )
 
     def _decoded(self, group: RowGroup, names: list[str], first: int, last: int) -> dict[str, Any]:
         local = self.stored.files[group.file].is_local
@@ -106,9 +108,9 @@ class DeviceReader:
             try:
                 columns[name] = self.column(array)
             except TypeError as error:
-                place = self.stored.place(group)
-                raise ParquetError(f"{place}, column {name!r}: {error}") from error
-        self.place.finish()  # the caller, or who takes the next slice, may work on another stream
+                location = self.stored.location(group)
+                raise ParquetError(f"{location}, column {name!r}: {error}") from error
+        self.space.finish()  # the caller, or who takes the next slice, may work on another stream
         return columns
 
     def _decoded_there(
@@ -138,7 +140,7 @@ class DeviceReader:
             at_fault = names if len(names) == 1 or lost else self._undecodable(decode, names)
             column = f", column {at_fault[0]!r}" if len(at_fault) == 1 else ""
             raise ParquetError(
-                f"{self.stored.place(group)}{column}: cuDF cannot read it "
+                f"{self.stored.location(group)}{column}: cuDF cannot read it "
                 f"({type(error).__name__}: {error}). If device='cpu' can, write the file anew, by "
                 "ParquetSink."
             ) from error
@@ -153,22 +155,22 @@ class DeviceReader:
         return []
 
 
-class _Kept:
+class _DecodedRowGroup:
     """The decoded rows of a row group, from which slices are copied: a `Stream` for `Streams`.
 
     A slice is a copy, for what it is copied from goes when the last slice has been taken, and the
     device may be behind then.
     """
 
-    def __init__(self, columns: dict[str, Any], place: Place) -> None:
-        self._columns, self._place = columns, place
+    def __init__(self, columns: dict[str, Any], space: MemorySpace) -> None:
+        self._columns, self._space = columns, space
 
     def read(self, start: int, stop: int) -> dict[str, Any]:
         """Return rows [start, stop) of every column."""
         slices = {
             name: copied(slice_rows(column, start, stop)) for name, column in self._columns.items()
         }
-        self._place.finish()
+        self._space.finish()
         return slices
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from tutorlib.parquet.files import ParquetFiles, RowGroup, column_type
 from tutorlib.parquet.source import ParquetSource
 
 
-def with_encoded_texts(source: Any) -> Any:
+def with_encoded_strings(source: Any) -> Any:
     """Return a source of the same rows that reads texts as `EncodedStrings`.
 
     Reading 26 columns of 8 hex digits takes 0.4 times as long so, and to count them a tenth.
@@ -30,7 +30,7 @@ def with_encoded_texts(source: Any) -> Any:
         >>> import pyarrow as pa
         >>> path = tempfile.mkdtemp() + "/a.parquet"
         >>> pq.write_table(pa.table({"x": ["b", "a", "b"]}), path)
-        >>> column = with_encoded_texts(ParquetSource(path)).read(0)["x"]
+        >>> column = with_encoded_strings(ParquetSource(path)).read(0)["x"]
         >>> column.codes.tolist(), column.dictionary.to_pylist()
         ([0, 1, 0], ['b', 'a'])
     """
@@ -43,7 +43,7 @@ def with_encoded_texts(source: Any) -> Any:
     if not hasattr(source, "source"):
         return source
     part = copy.copy(source)  # rows of a source, by `split_rows`
-    part.source = with_encoded_texts(source.source)
+    part.source = with_encoded_strings(source.source)
     return part
 
 

@@ -45,6 +45,20 @@ class RowGroup:
     num_rows: int
 
 
+@dataclasses.dataclass(frozen=True)
+class RowRange:
+    """Rows [start, stop) of row group number `row_group` of a source."""
+
+    row_group: int
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the range."""
+        return self.stop - self.start
+
+
 def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
     """Return (NumPy name of one value or "string", whether a row holds a list)."""
     if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
@@ -151,7 +165,7 @@ class ParquetFiles:
             if name in names:
                 yield name, leaf
 
-    def place(self, group: RowGroup) -> str:
+    def location(self, group: RowGroup) -> str:
         """Return words for where a row group stands, for an error message."""
         return f"row group {group.index} of {self.paths[group.file]}"
 
@@ -214,7 +228,7 @@ class ParquetFiles:
         change = self.files[group.file].change()
         if change:
             raise ParquetError(
-                f"{self.place(group)}: the file has changed since it was opened: {change}. "
+                f"{self.location(group)}: the file has changed since it was opened: {change}. "
                 "Open the source again."
             )
 
@@ -228,7 +242,7 @@ class ParquetFiles:
             at_fault = [n for n in names if len(names) == 1 or not self._can_be_read(group, n)]
             column = f", column {at_fault[0]!r}" if at_fault else ""
             raise ParquetError(
-                f"{self.place(group)}{column}: cannot be read ({type(error).__name__}: {error})"
+                f"{self.location(group)}{column}: cannot be read ({type(error).__name__}: {error})"
             ) from error
 
     def _can_be_read(self, group: RowGroup, name: str) -> bool:

@@ -163,8 +163,8 @@ def _resolve(text: str) -> tuple[fs.FileSystem, str, str]:
 def _stamp(filesystem: fs.FileSystem, path: str) -> tuple[int | None, int | str | None]:
     """Return (bytes, version) of a file; raise FileNotFoundError if it is not there."""
     if isinstance(filesystem, fs.LocalFileSystem):
-        facts = os.stat(path)
-        return facts.st_size, facts.st_mtime_ns
+        metadata = os.stat(path)
+        return metadata.st_size, metadata.st_mtime_ns
     info = filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
         raise FileNotFoundError(path)

@@ -83,7 +83,7 @@ class Streams:
     def forget(self) -> None:
         """Begin anew without closing anything: a child process must not touch its parent's."""
         self._changed = threading.Condition()
-        self._kept: list[_Kept] = []  # the one used last at the end
+        self._kept: list[_KeptRows] = []  # the one used last at the end
         self._waiting: list[tuple[Hashable, int]] = []
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class Streams:
         finally:
             self._give_back(kept, keep=ends_well)
 
-    def _take(self, key: Hashable, start: int, stop: int) -> _Kept:
+    def _take(self, key: Hashable, start: int, stop: int) -> _KeptRows:
         with self._changed:
             self._waiting.append((key, start))
             try:
@@ -137,17 +137,17 @@ class Streams:
                 self._waiting.remove((key, start))
                 self._changed.notify_all()
             if best is None:
-                best = _Kept(key)
+                best = _KeptRows(key)
                 self._kept.append(best)
             best.busy, best.row = True, stop
             return best
 
-    def _best(self, key: Hashable, start: int) -> _Kept | None:
+    def _best(self, key: Hashable, start: int) -> _KeptRows | None:
         """The stream of this key that stands nearest before `start`, or will when it is free."""
         fitting = [kept for kept in self._kept if kept.key == key and kept.row <= start]
         return max(fitting, key=lambda kept: kept.row, default=None)
 
-    def _give_back(self, kept: _Kept, *, keep: bool) -> None:
+    def _give_back(self, kept: _KeptRows, *, keep: bool) -> None:
         with self._changed:
             kept.busy = False
             dropped = []
@@ -170,7 +170,7 @@ class Streams:
             self._kept = []
             self._drop(idle)
 
-    def _drop(self, dropped: list[_Kept]) -> None:
+    def _drop(self, dropped: list[_KeptRows]) -> None:
         for kept in dropped:
             if kept in self._kept:
                 self._kept.remove(kept)
@@ -179,7 +179,7 @@ class Streams:
         self._changed.notify_all()
 
 
-class _Kept:
+class _KeptRows:
     """A stream that is kept, or being opened, and the row at which it stands when it is free."""
 
     def __init__(self, key: Hashable) -> None:

@@ -28,7 +28,7 @@ from tutorlib.parquet.paths import DataFile, find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding
 
 if TYPE_CHECKING:
-    from tutorlib.memory import Place
+    from tutorlib.memory import MemorySpace
     from tutorlib.parquet.filters import RowFilter
     from tutorlib.parquet.slices import Streams
 
@@ -58,7 +58,7 @@ class ParquetSource:
         num_rows: rows in all.
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)}.
         streams: `Streams`, row groups that are being read in slices.
-        memory: the `Place` in whose memory columns are; None for NumPy arrays of Arrow.
+        memory: the `MemorySpace` in whose memory columns are; None for NumPy arrays of Arrow.
 
     Raises:
         FileNotFoundError: if no file is there.
@@ -87,11 +87,11 @@ class ParquetSource:
         filesystem: Any = None,
         device: str | None = None,
     ) -> None:
-        self.memory: Place | None = None
+        self.memory: MemorySpace | None = None
         if device not in (None, "cpu"):
-            from tutorlib.memory import place_of
+            from tutorlib.memory import memory_space
 
-            self.memory = place_of(device)
+            self.memory = memory_space(device)
         self._stored = ParquetFiles(find_files(paths, filesystem))
         self.files, self._footers = self._stored.paths, self._stored.footers
         self._keys = _typed_keys(self._stored.files, self._stored.schema.names)
@@ -123,14 +123,14 @@ class ParquetSource:
         """What reads columns: the files themselves, or a `DeviceReader` over them."""
         return self._device_reader or self._stored
 
-    def _reader_at(self, place: Place | None) -> Any:
+    def _reader_at(self, place: MemorySpace | None) -> Any:
         if place is None:
             return None
         from tutorlib.parquet.device_reader import DeviceReader
 
         return DeviceReader(self._stored, place)
 
-    def at(self, place: Place | None) -> ParquetSource:
+    def at(self, place: MemorySpace | None) -> ParquetSource:
         """Return a source of the same rows whose columns are in the memory of a place.
 
         Slices of a row group that is larger than what is wanted at a time cost its whole memory
@@ -138,7 +138,7 @@ class ParquetSource:
         that works on a GPU's columns does so within `with place.work()` (see `places.py`).
 
         Args:
-            place: such as `gpu_place()`; None for NumPy arrays of Arrow.
+            place: such as `gpu_space()`; None for NumPy arrays of Arrow.
         """
         other = copy.copy(self)
         other.memory, other._stored = place, copy.copy(self._stored)
@@ -201,7 +201,7 @@ class ParquetSource:
             rows += self._stored.num_rows(group)
             for name, leaf in self._stored.leaves(group, rest):
                 width = _width(self.column_types[name][0])
-                stored += leaf.num_values * width or _text_nbytes(leaf)
+                stored += leaf.num_values * width or _string_nbytes(leaf)
         return nbytes + stored / max(1, rows)
 
     def stream_nbytes(self, columns: Sequence[str] | None = None) -> int:
@@ -214,9 +214,9 @@ class ParquetSource:
         largest = max(self.row_groups, key=self._stored.num_rows, default=None)
         return 0 if largest is None else self._stored.stream_nbytes(largest, names)
 
-    def place(self, position: int) -> str:
+    def location(self, position: int) -> str:
         """Return words for where row group number `position` stands, for an error message."""
-        return self._stored.place(self.row_groups[position])
+        return self._stored.location(self.row_groups[position])
 
     def fingerprint(self) -> dict[str, Any]:
         """Return a few facts that are equal for the same data set, also when it has been moved.
@@ -229,8 +229,8 @@ class ParquetSource:
             >>> path = tempfile.mkdtemp() + "/a.parquet"
             >>> with ParquetSink(path) as sink:
             ...     sink.write(Chunk({"x": np.arange(5)}))
-            >>> facts = ParquetSource(path).fingerprint()
-            >>> facts["files"], facts["rows"], facts["filters"]
+            >>> metadata = ParquetSource(path).fingerprint()
+            >>> metadata["files"], metadata["rows"], metadata["filters"]
             (1, 5, None)
         """
         parts = [PurePath(path).parts for path in self.files]
@@ -408,7 +408,7 @@ class ParquetSource:
         stop = rows if stop is None else stop
         if not 0 <= start <= stop <= rows:
             raise IndexError(
-                f"rows [{start}, {stop}) of the {rows} rows in {self.place(position)}: need "
+                f"rows [{start}, {stop}) of the {rows} rows in {self.location(position)}: need "
                 "0 <= start <= stop <= rows"
             )
         return start, stop
@@ -436,7 +436,7 @@ class ParquetSource:
         try:
             return self._reader.column(array)
         except TypeError as error:
-            raise ParquetError(f"{self.place(position)}, column {name!r}: {error}") from error
+            raise ParquetError(f"{self.location(position)}, column {name!r}: {error}") from error
 
 
 def _typed_keys(files: Sequence[DataFile], stored: Sequence[str]) -> list[dict[str, pa.Scalar]]:
@@ -473,7 +473,7 @@ def _width(kind: str) -> int:
         return 0
 
 
-def _text_nbytes(leaf: Any) -> float:
+def _string_nbytes(leaf: Any) -> float:
     """Return about how many bytes the texts of a `ColumnChunkMetaData` have when decoded."""
     stored, statistics = leaf.total_uncompressed_size, leaf.statistics
     if statistics is None or not statistics.has_min_max:
@@ -483,5 +483,5 @@ def _text_nbytes(leaf: Any) -> float:
     return max(stored, leaf.num_values * sum(lengths) / 2)
 
 
-def _hash(facts: Any) -> str:
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+def _hash(metadata: Any) -> str:
+    return hashlib.sha256(repr(metadata).encode()).hexdigest()[:16]

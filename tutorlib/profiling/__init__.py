@@ -8,17 +8,17 @@ from tutorlib.profiling.diagnosis import Diagnosis, Pace, diagnose
 from tutorlib.profiling.intervals import Intervals
 from tutorlib.profiling.recording import ProfileSteps
 from tutorlib.profiling.timeline import draw_timeline
-from tutorlib.profiling.trace import Device, Gap, Op, Trace, read_trace
+from tutorlib.profiling.trace import Device, Gap, Trace, TracedOp, read_trace
 
 __all__ = [
     "Device",
     "Diagnosis",
     "Gap",
     "Intervals",
-    "Op",
     "Pace",
     "ProfileSteps",
     "Trace",
+    "TracedOp",
     "cores_awake",
     "diagnose",
     "draw_timeline",

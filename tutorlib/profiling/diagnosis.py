@@ -78,7 +78,7 @@ class Diagnosis:
     """
 
     training: Pace
-    delivery: Pace
+    scatter_plan: Pace
     computing: Pace
 
     @property
@@ -89,7 +89,7 @@ class Diagnosis:
     @property
     def delivery_to_computing(self) -> float:
         """How many times as long it takes to deliver a batch as to compute a step."""
-        return self.delivery.step_s / self.computing.step_s
+        return self.scatter_plan.step_s / self.computing.step_s
 
     @property
     def bound(self) -> str:
@@ -106,7 +106,7 @@ class Diagnosis:
     @property
     def gain_without_model(self) -> float:
         """How many times as fast training would be if the model cost nothing."""
-        return self.training.step_s / self.delivery.step_s
+        return self.training.step_s / self.scatter_plan.step_s
 
     def __repr__(self) -> str:
         def line(name: str, pace: Pace, meaning: str) -> str:
@@ -118,7 +118,7 @@ class Diagnosis:
         lines = [
             BOUND[self.bound],
             line("as it is", self.training, wait),
-            line("layers stripped", self.delivery, "a batch: how fast data comes"),
+            line("layers stripped", self.scatter_plan, "a batch: how fast data comes"),
             line("dummy inputs", self.computing, "a step: how fast the model computes"),
             f"To deliver a batch takes {self.delivery_to_computing:,.1f} times as long as to "
             "compute a step.",
@@ -212,10 +212,10 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
         stripped.compile("sgd", jit_compile=False)
         _run(stripped, held, math.inf)
         with contextlib.closing(begin()) as batches:
-            delivery = _run(stripped, batches, max_seconds)
+            scatter_plan = _run(stripped, batches, max_seconds)
         with contextlib.closing(begin()) as batches:
             training = _run(model, batches, max_seconds)
-    return Diagnosis(training, delivery, computing)
+    return Diagnosis(training, scatter_plan, computing)
 
 
 def _beginner(data: Any) -> Callable[[], Any]:

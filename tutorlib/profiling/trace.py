@@ -29,7 +29,7 @@ READS = re.compile(r"(?!Prefetch)\w+Produce")  # a thread of tf.data makes an el
 COPIES = re.compile("memcpy|memset", re.IGNORECASE)
 
 
-class Op(NamedTuple):
+class TracedOp(NamedTuple):
     """What one op of the model took on a device, all its runs together.
 
     Args:
@@ -109,11 +109,11 @@ class Device:
             for start, stop in longest
         ]
 
-    def top_ops(self, count: int = 10) -> list[Op]:
+    def top_ops(self, count: int = 10) -> list[TracedOp]:
         """Return the ops that took longest, the longest first."""
         total = sum(ms for ms, _ in self.ops.values())
         by_time = sorted(self.ops.items(), key=lambda item: -item[1][0])[:count]
-        return [Op(name, ms, _ratio(ms, total), runs) for name, (ms, runs) in by_time]
+        return [TracedOp(name, ms, _ratio(ms, total), runs) for name, (ms, runs) in by_time]
 
     @property
     def _length_ms(self) -> float:

@@ -31,7 +31,7 @@ def fixed(values: Any) -> tf.Variable:
         return tf.Variable(values, trainable=False)
 
 
-def as_texts(strings: Strings) -> tf.Tensor:
+def as_string_tensor(strings: Strings) -> tf.Tensor:
     """Return the texts of a chunk's column, string [n]."""
     texts = strings.to_arrow().cast("large_binary").to_pylist()
     return tf.constant(texts, tf.string, [len(texts)])
@@ -124,7 +124,7 @@ class KeyTable(tf.Module):
         wide = len(words) >= 2**31 - 1
         self._words = fixed(words[order])
         self._places = fixed((order + 1).astype(np.int64 if wide else np.int32))
-        self._texts = fixed(as_texts(keys.take(order))) if texts else None
+        self._texts = fixed(as_string_tensor(keys.take(order))) if texts else None
         self.size = len(words)
 
     def find(self, wanted: tf.Tensor, hashes: tf.Tensor | None = None) -> tf.Tensor:

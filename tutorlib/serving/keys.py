@@ -37,7 +37,7 @@ from tutorlib.serving.base import (
     number,
     serves,
 )
-from tutorlib.serving.hashing import KeyTable, as_texts, fixed, hash_values, mix, to_buckets
+from tutorlib.serving.hashing import KeyTable, as_string_tensor, fixed, hash_values, mix, to_buckets
 
 
 @serves(HashBucket)
@@ -222,7 +222,7 @@ class ServedTable(tf.Module):
         column = column.values if isinstance(column, Ragged) else column
         self._valid = fixed(column.valid) if isinstance(column, Masked) else None
         values = column.values if isinstance(column, Masked) else column
-        self._values = fixed(as_texts(values) if isinstance(values, Strings) else values)
+        self._values = fixed(as_string_tensor(values) if isinstance(values, Strings) else values)
 
     def take_or_null(self, places: tf.Tensor) -> ServedColumn:
         """Return the rows at the given places, int [n]."""
@@ -292,7 +292,7 @@ class _Cut(ServedByColumn):
         """Return the one value that lists are filled with, [1]."""
         if dtype == tf.string:
             no_texts = Strings(np.zeros(0, np.uint8), np.zeros(1, np.int64))
-            return as_texts(self.op._padding(name, no_texts, np))
+            return as_string_tensor(self.op._padding(name, no_texts, np))
         return tf.constant(self.op._padding(name, np.zeros(0, dtype.as_numpy_dtype), np))
 
 

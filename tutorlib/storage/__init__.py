@@ -6,10 +6,10 @@ folder that an earlier run began; `checkpoints` numbers a training's folders and
 
 from tutorlib.storage.atomic import refuse_existing, written_whole
 from tutorlib.storage.checkpoints import Checkpoint, find_checkpoints, new_checkpoint, remove_old
-from tutorlib.storage.resumable import FACTS_FILE, unfinished_folder, written_into
+from tutorlib.storage.resumable import METADATA_FILE, unfinished_folder, written_into
 
 __all__ = [
-    "FACTS_FILE",
+    "METADATA_FILE",
     "Checkpoint",
     "find_checkpoints",
     "new_checkpoint",

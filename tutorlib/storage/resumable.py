@@ -16,13 +16,13 @@ from typing import Any
 
 from tutorlib.storage.atomic import remove, replace
 
-FACTS_FILE = "_building.json"
+METADATA_FILE = "_building.json"
 WRITING_FOLDER = "_writing"
 
 
 @contextlib.contextmanager
 def unfinished_folder(
-    target: str | os.PathLike[str], facts: Mapping[str, Any] | None
+    target: str | os.PathLike[str], metadata: Mapping[str, Any] | None
 ) -> Iterator[Path]:
     """Give a folder `{target}.partial`, which becomes `target` when the block ends well.
 
@@ -32,7 +32,7 @@ def unfinished_folder(
 
     Args:
         target: folder to be; one that is there is replaced.
-        facts: everything that decides what the files hold, as JSON values; None to begin anew.
+        metadata: everything that decides what the files hold, as JSON values; None to begin anew.
 
     Raises:
         BlockingIOError: if another process is building the same folder.
@@ -49,14 +49,14 @@ def unfinished_folder(
     target = Path(target)
     building = target.with_name(target.name + ".partial")
     with _locked(building):
-        _keep_only_if_equal(building, facts)
+        _keep_only_if_equal(building, metadata)
         try:
             yield building
         except Exception:
             remove(building)
             raise
         remove(building / WRITING_FOLDER)
-        (building / FACTS_FILE).unlink()
+        (building / METADATA_FILE).unlink()
         replace(target, building)
 
 
@@ -78,10 +78,10 @@ def written_into(folder: Path, name: str) -> Iterator[Path]:
         remove(path)
 
 
-def _keep_only_if_equal(building: Path, facts: Mapping[str, Any] | None) -> None:
+def _keep_only_if_equal(building: Path, metadata: Mapping[str, Any] | None) -> None:
     """Empty the folder unless what is in it was written under the same facts."""
-    known = building / FACTS_FILE
-    wanted = None if facts is None else json.loads(json.dumps(facts))
+    known = building / METADATA_FILE
+    wanted = None if metadata is None else json.loads(json.dumps(metadata))
     try:
         equal = wanted is not None and json.loads(known.read_text(encoding="utf-8")) == wanted
     except (FileNotFoundError, ValueError):
@@ -90,7 +90,7 @@ def _keep_only_if_equal(building: Path, facts: Mapping[str, Any] | None) -> None
         known.unlink(missing_ok=True)  # first: without it, nothing of the rest is believed
         for entry in building.iterdir():
             remove(entry)
-        with written_into(building, FACTS_FILE) as path:
+        with written_into(building, METADATA_FILE) as path:
             path.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
     remove(building / WRITING_FOLDER)
 

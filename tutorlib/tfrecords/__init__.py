@@ -8,12 +8,12 @@ Four forms, each a folder with its files and a small JSON of facts beside them:
 - raw_batches: the same cells, batch by batch, and in a batch column by column.
 
 All readers give the batches of `KerasSequenceLoader`. Rooms: `wire` and `encoding` make bytes,
-`writing` and `writers` files, `facts` says what is in a folder, `batches`, `readers` and
+`writing` and `writers` files, `metadata` says what is in a folder, `batches`, `readers` and
 `raw_readers` make datasets. Does not belong here: preprocessing, measuring.
 """
 
 from tutorlib.tfrecords.encoding import encode_examples
-from tutorlib.tfrecords.facts import ENDING, FACTS_FILE, read_facts
+from tutorlib.tfrecords.metadata import ENDING, METADATA_FILE, read_metadata
 from tutorlib.tfrecords.raw_readers import raw_batches, raw_columns, raw_stacked
 from tutorlib.tfrecords.readers import (
     ReadOptions,
@@ -32,7 +32,7 @@ from tutorlib.tfrecords.writing import WriteOptions, Written
 
 __all__ = [
     "ENDING",
-    "FACTS_FILE",
+    "METADATA_FILE",
     "ReadOptions",
     "WriteOptions",
     "Written",
@@ -44,7 +44,7 @@ __all__ = [
     "raw_batches",
     "raw_columns",
     "raw_stacked",
-    "read_facts",
+    "read_metadata",
     "write_examples",
     "write_prebatched",
     "write_raw",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Chunk, Ragged, Strings
-from tutorlib.tfrecords.facts import cell_dtype, stored_dtype
+from tutorlib.tfrecords.metadata import cell_dtype, stored_dtype
 from tutorlib.tfrecords.wire import Template, padded, varints
 
 BLOCK_BYTES = 1 << 25  # of rows encoded at a time, at most: long lists come in smaller blocks

@@ -13,13 +13,13 @@ from typing import Any
 
 from tutorlib.schema import Schema
 from tutorlib.tfrecords.batches import as_batch, targets_of
-from tutorlib.tfrecords.facts import (
+from tutorlib.tfrecords.metadata import (
     CELL_BYTES,
     RAW,
     RAW_BATCHES,
     cell_dtype,
     cells_file,
-    facts_of,
+    metadata_of,
 )
 from tutorlib.tfrecords.readers import ReadOptions, with_length
 from tutorlib.tfrecords.writing import positive
@@ -58,11 +58,11 @@ def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         [2, 2, 1]
     """
 
-    def decode(cells: Any, facts: Mapping[str, Any]) -> Any:  # int32 [batch, columns]
+    def decode(cells: Any, metadata: Mapping[str, Any]) -> Any:  # int32 [batch, columns]
         import tensorflow as tf
 
-        by_column = tf.reshape(tf.transpose(cells), [len(facts["columns"]), -1, 1])
-        return as_batch(_named(by_column, facts), schema)
+        by_column = tf.reshape(tf.transpose(cells), [len(metadata["columns"]), -1, 1])
+        return as_batch(_named(by_column, metadata), schema)
 
     return _batches_of_rows(folder, batch_size, schema, decode, ReadOptions(**options))
 
@@ -103,12 +103,12 @@ def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any)
     """
     names = {role: schema.with_role(role).names for role in ("categorical", "continuous")}
     others = [column.name for column in schema if column.role not in names]
-    _check_roles(facts_of(folder, RAW, schema), names)
+    _check_roles(metadata_of(folder, RAW, schema), names)
 
-    def decode(cells: Any, facts: Mapping[str, Any]) -> Any:  # int32 [batch, columns]
+    def decode(cells: Any, metadata: Mapping[str, Any]) -> Any:  # int32 [batch, columns]
         import tensorflow as tf
 
-        order = list(facts["columns"])
+        order = list(metadata["columns"])
         groups = {
             role: _columns(cells, [order.index(name) for name in members])
             for role, members in names.items()
@@ -117,7 +117,7 @@ def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         if "continuous" in groups:
             groups["continuous"] = tf.bitcast(groups["continuous"], tf.float32)
         rest = {name: _columns(cells, [order.index(name)]) for name in others}
-        typed = {name: tf.bitcast(part, _cell_type(facts, name)) for name, part in rest.items()}
+        typed = {name: tf.bitcast(part, _cell_type(metadata, name)) for name, part in rest.items()}
         return groups, *targets_of(typed, schema)
 
     return _batches_of_rows(folder, batch_size, schema, decode, ReadOptions(**options))
@@ -147,16 +147,18 @@ def raw_batches(folder: Folder, schema: Schema) -> Any:
         >>> [len(label) for _, label in raw_batches(folder, schema)]
         [2, 2, 1]
     """
-    facts = facts_of(folder, RAW_BATCHES, schema)
+    metadata = metadata_of(folder, RAW_BATCHES, schema)
 
     def decode(record: Any) -> Any:
         import tensorflow as tf
 
         cells = tf.io.decode_raw(record, tf.int32)
-        by_column = tf.reshape(cells, [len(facts["columns"]), -1, 1])
-        return as_batch(_named(by_column, facts), schema)
+        by_column = tf.reshape(cells, [len(metadata["columns"]), -1, 1])
+        return as_batch(_named(by_column, metadata), schema)
 
-    return _whole_batches(folder, facts, facts["batch_size"], decode, ReadOptions(shuffle=False))
+    return _whole_batches(
+        folder, metadata, metadata["batch_size"], decode, ReadOptions(shuffle=False)
+    )
 
 
 def _batches_of_rows(
@@ -170,27 +172,27 @@ def _batches_of_rows(
     import tensorflow as tf
 
     positive(batch_size=batch_size)
-    facts = facts_of(folder, RAW, schema)
-    width = len(facts["columns"])
+    metadata = metadata_of(folder, RAW, schema)
+    width = len(metadata["columns"])
 
     def cells(bytes_of: Any) -> Any:  # one record of a batch, or the records of its rows
-        return decode(tf.reshape(tf.io.decode_raw(bytes_of, tf.int32), [-1, width]), facts)
+        return decode(tf.reshape(tf.io.decode_raw(bytes_of, tf.int32), [-1, width]), metadata)
 
     if not options.shuffle:
-        return _whole_batches(folder, facts, batch_size, cells, options)
-    path = cells_file(folder, facts)
+        return _whole_batches(folder, metadata, batch_size, cells, options)
+    path = cells_file(folder, metadata)
     rows = tf.data.FixedLengthRecordDataset(path, width * CELL_BYTES)
     batches = (
         rows.shuffle(options.shuffle_buffer, seed=options.seed)
         .batch(batch_size, drop_remainder=options.drop_last)
         .map(cells, num_parallel_calls=tf.data.AUTOTUNE)
     )
-    return with_length(batches, facts["rows"], batch_size, drop_last=options.drop_last)
+    return with_length(batches, metadata["rows"], batch_size, drop_last=options.drop_last)
 
 
 def _whole_batches(
     folder: Folder,
-    facts: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     batch_size: int,
     decode: Callable[[Any], Any],
     options: ReadOptions,
@@ -198,9 +200,9 @@ def _whole_batches(
     """Return decoded records of a batch each; what is left at the end is a record of its own."""
     import tensorflow as tf
 
-    path, row_bytes = cells_file(folder, facts), len(facts["columns"]) * CELL_BYTES
-    rest = facts["rows"] % batch_size
-    full = facts["rows"] - rest
+    path, row_bytes = cells_file(folder, metadata), len(metadata["columns"]) * CELL_BYTES
+    rest = metadata["rows"] % batch_size
+    full = metadata["rows"] - rest
 
     def records(rows: int, skip: int, leave: int) -> Any:
         return tf.data.FixedLengthRecordDataset(
@@ -217,23 +219,23 @@ def _whole_batches(
         parts = [tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))]
     joined = parts[0] if len(parts) == 1 else parts[0].concatenate(parts[1])
     batches = joined.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    return with_length(batches, facts["rows"], batch_size, drop_last=options.drop_last)
+    return with_length(batches, metadata["rows"], batch_size, drop_last=options.drop_last)
 
 
-def _cell_type(facts: Mapping[str, Any], name: str) -> Any:
+def _cell_type(metadata: Mapping[str, Any], name: str) -> Any:
     import tensorflow as tf
 
-    return tf.as_dtype(cell_dtype(facts["columns"][name][0]))
+    return tf.as_dtype(cell_dtype(metadata["columns"][name][0]))
 
 
-def _named(by_column: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+def _named(by_column: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return int32 [columns, batch, 1] as {name: tensor of its type}."""
     import tensorflow as tf
 
-    parts = tf.unstack(by_column, num=len(facts["columns"]))
+    parts = tf.unstack(by_column, num=len(metadata["columns"]))
     return {
-        name: tf.bitcast(part, _cell_type(facts, name))
-        for name, part in zip(facts["columns"], parts, strict=True)
+        name: tf.bitcast(part, _cell_type(metadata, name))
+        for name, part in zip(metadata["columns"], parts, strict=True)
     }
 
 
@@ -247,10 +249,10 @@ def _columns(cells: Any, positions: Sequence[int]) -> Any:
     return tf.gather(cells, positions, axis=1)
 
 
-def _check_roles(facts: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> None:
+def _check_roles(metadata: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> None:
     wanted = {"categorical": "int32", "continuous": "float32"}
     for role, members in names.items():
-        wrong = [n for n in members if cell_dtype(facts["columns"][n][0]).name != wanted[role]]
+        wrong = [n for n in members if cell_dtype(metadata["columns"][n][0]).name != wanted[role]]
         if wrong:
             raise ValueError(
                 f"columns {wrong} are {role}, of which stacked batches hold {wanted[role]}, but "

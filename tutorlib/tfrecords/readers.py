@@ -14,10 +14,10 @@ from typing import Any
 
 from tutorlib.schema import Schema
 from tutorlib.tfrecords.batches import as_batch, inputs_of, parsing_features
-from tutorlib.tfrecords.facts import (
+from tutorlib.tfrecords.metadata import (
     EXAMPLES,
     PREBATCHED,
-    facts_of,
+    metadata_of,
     record_files,
     stored_dtype,
 )
@@ -248,10 +248,10 @@ def prebatched_dataset(folder: str | os.PathLike[str], schema: Schema) -> Any:
     """
     import tensorflow as tf
 
-    facts = facts_of(folder, PREBATCHED, schema)
+    metadata = metadata_of(folder, PREBATCHED, schema)
     dtypes: dict[str, tf.DType] = {}
     for column in schema:
-        stored = tf.as_dtype(stored_dtype(facts["columns"][column.name][0]))
+        stored = tf.as_dtype(stored_dtype(metadata["columns"][column.name][0]))
         if column.multi_hot:
             dtypes |= {f"{column.name}__values": stored, f"{column.name}__nnzs": tf.int32}
         else:
@@ -265,7 +265,7 @@ def prebatched_dataset(folder: str | os.PathLike[str], schema: Schema) -> Any:
 
     records = tf.data.TFRecordDataset(record_files(folder, PREBATCHED, schema))
     batches = records.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    return with_length(batches, facts["rows"], facts["batch_size"], drop_last=False)
+    return with_length(batches, metadata["rows"], metadata["batch_size"], drop_last=False)
 
 
 def with_length(batches: Any, rows: int, batch_size: int, *, drop_last: bool) -> Any:

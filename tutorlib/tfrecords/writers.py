@@ -19,7 +19,7 @@ import numpy as np
 
 from tutorlib.chunk import Chunk
 from tutorlib.tfrecords.encoding import encode_batch, encode_cells, encode_examples
-from tutorlib.tfrecords.facts import (
+from tutorlib.tfrecords.metadata import (
     CELL_BYTES,
     CELLS_FILE,
     EXAMPLES,
@@ -206,7 +206,7 @@ class _Prebatched(Form):
     batch_size: int
     name = PREBATCHED
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size}
 
     @property
@@ -258,7 +258,7 @@ class _RawBatches(_Cells):
     batch_size: int
     name = RAW_BATCHES
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size}
 
     @property

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.parquet import RowRange
 from tutorlib.progress import row_bar
 from tutorlib.storage import refuse_existing, written_whole
-from tutorlib.tfrecords.facts import ENDING, FACTS_FILE
-from tutorlib.workflow.inputs import Part, as_source, cut, errors_at, parts_of, read
+from tutorlib.tfrecords.metadata import ENDING, METADATA_FILE
+from tutorlib.workflow.inputs import as_source, cut, errors_at, read, row_ranges_of
 
 Write = Callable[[Chunk], None]
 
@@ -99,7 +100,7 @@ class Form(abc.ABC):
     def records(self, chunk: Chunk) -> Iterable[bytes]:
         """Return the records of at most `block_rows` rows."""
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return what a reader must know beside rows and columns."""
         return {}
 
@@ -136,7 +137,7 @@ def write_form(
             f"columns {missing} are not in the source, which has {list(source.column_types)}"
         )
     rows = min(source.num_rows, options.limit_rows or source.num_rows)
-    files = cut(cut(parts_of(source), rows)[0], form.rows_per_file)
+    files = cut(cut(row_ranges_of(source), rows)[0], form.rows_per_file)
     with written_whole(folder) as partial, row_bar(folder.name, rows, options.progress) as bar:
         partial.mkdir()
 
@@ -152,28 +153,30 @@ def write_form(
         _on_threads(write_file, len(files), options.workers)
         paths = list(partial.iterdir())
         nbytes = sum(path.stat().st_size for path in paths)
-        facts = {"form": form.name, "rows": rows, "files": len(paths), "nbytes": nbytes}
-        facts |= {"columns": {name: list(source.column_types[name]) for name in columns}}
-        facts |= form.facts()
-        (partial / FACTS_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        metadata = {"form": form.name, "rows": rows, "files": len(paths), "nbytes": nbytes}
+        metadata |= {"columns": {name: list(source.column_types[name]) for name in columns}}
+        metadata |= form.metadata()
+        (partial / METADATA_FILE).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
     return Written(len(paths), rows, nbytes, time.perf_counter() - started)
 
 
 def _refuse_foreign(folder: Path, overwrite: bool) -> None:
     """Raise FileExistsError for a folder that may not, or should not, be replaced."""
     refuse_existing(folder, overwrite)
-    if folder.exists() and not (folder / FACTS_FILE).is_file():
+    if folder.exists() and not (folder / METADATA_FILE).is_file():
         raise FileExistsError(
-            f"{folder} was not written by tutorlib.tfrecords (it has no {FACTS_FILE}), so it is "
+            f"{folder} was not written by tutorlib.tfrecords (it has no {METADATA_FILE}), so it is "
             "not replaced; choose another folder or remove it yourself"
         )
 
 
-def _checked(form: Form, source: Any, columns: list[str], parts: list[Part]) -> Iterator[Chunk]:
+def _checked(
+    form: Form, source: Any, columns: list[str], row_ranges: list[RowRange]
+) -> Iterator[Chunk]:
     """Yield the rows of each part in order; errors say where they stand."""
-    for part in parts:
-        chunk = read(source, part, columns)
-        with errors_at(source, part):
+    for row_range in row_ranges:
+        chunk = read(source, row_range, columns)
+        with errors_at(source, row_range):
             whole = Chunk({name: _without_mask(name, column) for name, column in chunk.items()})
             for name, column in whole.items():
                 lists = isinstance(column, Ragged)

@@ -1,9 +1,9 @@
-"""A pass over the data, and the writing of part files, on a Dask cluster.
+"""A pass over the data, and the writing of row_range files, on a Dask cluster.
 
 Works with any `distributed.Client`: of one machine, of many, of GPU workers (dask-cuda). Workers
 import tutorlib and see the files under the same paths. A state stays on the workers: they merge in
 a tree, and what the last one learned from the whole, a vocabulary, is all that the client gets.
-Does not belong here: what a part gives (`learning.py`, `rewriting.py`).
+Does not belong here: what a row_range gives (`learning.py`, `rewriting.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tutorlib.workflow.fit import Pass, States
-from tutorlib.workflow.inputs import Part
+from tutorlib.parquet import RowRange
+from tutorlib.workflow.fit import FitPass, States
 
 TASKS_PER_THREAD = 8  # what a killed worker has to do again is an eighth of a thread's work
 FAN_IN = 4  # states merged by one task
 
 
-def learn_on_cluster(client: Any, work: Pass, done: Callable[[int], None]) -> None:
+def learn_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> None:
     """Let the ops of a pass learn on the workers of `client`.
 
     Dask runs the tasks of a worker that dies on another one, three times by its default
@@ -35,14 +35,14 @@ def learn_on_cluster(client: Any, work: Pass, done: Callable[[int], None]) -> No
         ValueError, TypeError: of an op, as on threads.
         distributed.scheduler.KilledWorker: if tasks have died with their workers too often.
     """
-    parts = work.parts()
+    row_ranges = work.row_ranges()
     threads = max(1, sum(client.nthreads().values()))
-    step = math.ceil(len(parts) / (TASKS_PER_THREAD * threads))
-    batches = [parts[start : start + step] for start in range(0, len(parts), step)]
+    step = math.ceil(len(row_ranges) / (TASKS_PER_THREAD * threads))
+    batches = [row_ranges[start : start + step] for start in range(0, len(row_ranges), step)]
     packed = client.submit(_unpacked, _packed(work), pure=False)
     leaves: list[Any] = []
 
-    def tree(batches: Sequence[list[Part]]) -> Any:
+    def tree(batches: Sequence[list[RowRange]]) -> Any:
         """Submit in the order in which the tree can be worked off with few states at a time."""
         if len(batches) == 1:
             leaves.append(client.submit(_learn, packed, batches[0], pure=False))
@@ -52,7 +52,7 @@ def learn_on_cluster(client: Any, work: Pass, done: Callable[[int], None]) -> No
         return client.submit(_merge, packed, below, pure=False, priority=1)
 
     learned = client.submit(_finalize, packed, tree(batches), pure=False, priority=1)
-    rows = [sum(part.num_rows for part in batch) for batch in batches]
+    rows = [sum(row_range.num_rows for row_range in batch) for batch in batches]
     try:
         _follow(leaves, rows, done)
         results = learned.result()
@@ -121,15 +121,15 @@ def _unpacked(data: bytes) -> Any:
     return loads(data)
 
 
-def _learn(work: Pass, parts: list[Part]) -> States:
-    return work.merge_all(work.learn_from(part) for part in parts)
+def _learn(work: FitPass, row_ranges: list[RowRange]) -> States:
+    return work.merge_all(work.learn_from(row_range) for row_range in row_ranges)
 
 
-def _merge(work: Pass, states: list[States]) -> States:
+def _merge(work: FitPass, states: list[States]) -> States:
     return work.merge_all(states)
 
 
-def _finalize(work: Pass, states: States) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _finalize(work: FitPass, states: States) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return (small part, tables) of what each op learned."""
     results = []
     for op, state in zip(work.ops, states, strict=True):

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
-from tutorlib.memory import working_at
+from tutorlib.memory import working_in
 from tutorlib.ops import LearningOp
-from tutorlib.parquet import with_encoded_texts
-from tutorlib.workflow.inputs import Part, errors_at, parts_of, read, read_before
+from tutorlib.parquet import RowRange, with_encoded_strings
+from tutorlib.workflow.inputs import errors_at, read, read_before, row_ranges_of
 from tutorlib.workflow.spill import Runs, spillable_nbytes
 
 States = list[dict[str, Any]]  # one for each op that learns
@@ -24,7 +24,7 @@ FAN_IN = 8
 
 
 @dataclasses.dataclass
-class Pass:
+class FitPass:
     """What a pass over the data has to do; can be sent to another process.
 
     Args:
@@ -38,24 +38,24 @@ class Pass:
     source: Any
 
     def __post_init__(self) -> None:
-        self.source = with_encoded_texts(self.source)
+        self.source = with_encoded_strings(self.source)
 
     @property
     def ops(self) -> list[LearningOp]:
         """The ops that learn."""
         return [group.ops[place] for group, place in self.pending]
 
-    def parts(self) -> list[Part]:
+    def row_ranges(self) -> list[RowRange]:
         """Return what the data consists of."""
-        return parts_of(self.source)
+        return row_ranges_of(self.source)
 
-    def learn_from(self, part: Part) -> States:
+    def learn_from(self, row_range: RowRange) -> States:
         """Return the states of the rows of a part."""
         workflow, names = self.workflow, self.workflow.names_to_learn(self.pending)
-        with working_at(self.source):
-            chunk = read(self.source, part, names)
-            before = read_before(self.source, part, names, workflow.rows_before)
-            with errors_at(self.source, part):
+        with working_in(self.source):
+            chunk = read(self.source, row_range, names)
+            before = read_before(self.source, row_range, names, workflow.rows_before)
+            with errors_at(self.source, row_range):
                 return workflow.partial(self.pending, chunk, before)
 
     def merge(self, several: Sequence[States]) -> States:
@@ -82,7 +82,7 @@ class Merger:
         runs: takes the states that are above its limit; None to keep all in memory.
     """
 
-    def __init__(self, work: Pass, runs: Runs | None = None) -> None:
+    def __init__(self, work: FitPass, runs: Runs | None = None) -> None:
         self._work, self._runs = work, runs
         self._lock = threading.Lock()
         self._levels: dict[int, list[States]] = {}
@@ -122,7 +122,7 @@ class Merger:
 
 
 def learn_on_threads(
-    work: Pass, threads: int, memory_budget: int | None, done: Callable[[int], None]
+    work: FitPass, threads: int, memory_budget: int | None, done: Callable[[int], None]
 ) -> None:
     """Let the ops of a pass learn, each thread working on a part at a time.
 
@@ -139,18 +139,18 @@ def learn_on_threads(
         _learn(work, Merger(work, runs), threads, done)
 
 
-def _learn(work: Pass, merger: Merger, threads: int, done: Callable[[int], None]) -> None:
-    parts = iter(work.parts())
+def _learn(work: FitPass, merger: Merger, threads: int, done: Callable[[int], None]) -> None:
+    row_ranges = iter(work.row_ranges())
     lock, stop = threading.Lock(), threading.Event()
 
     def learn() -> None:
         while not stop.is_set():
             with lock:
-                part = next(parts, None)
-            if part is None:
+                row_range = next(row_ranges, None)
+            if row_range is None:
                 return
-            merger.add(work.learn_from(part))
-            done(part.num_rows)
+            merger.add(work.learn_from(row_range))
+            done(row_range.num_rows)
 
     run_together([learn] * threads, stop)
     for op, state in zip(work.ops, merger.result(), strict=True):

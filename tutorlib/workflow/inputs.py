@@ -1,14 +1,12 @@
 """Parts: what rows come from, as pieces that are read one by one, in any order, on any machine.
 
 `as_source` makes one kind of thing of all that a `Workflow` learns from: something with row groups
-of known sizes that reads rows [start, stop) of one of them. `parts_of` cuts it. Does not belong
-here: which rows belong to training (`row_split.py`), what is done to them (`workflow.py`).
+of known sizes that reads rows [start, stop) of one of them. `row_ranges_of` cuts it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,24 +14,10 @@ import pyarrow as pa
 
 from tutorlib.chunk import Chunk
 from tutorlib.ops import column_type
-from tutorlib.parquet import ParquetSource, RowGroup
+from tutorlib.parquet import ParquetSource, RowGroup, RowRange
 
-PART_ROWS = 262_144  # most rows of a part; Criteo's 40 columns take 320 bytes a row
-INTERFACE = ("row_groups", "column_types", "num_rows", "read", "place", "fingerprint")
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Rows [start, stop) of row group number `row_group` of a source."""
-
-    row_group: int
-    start: int
-    stop: int
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the part."""
-        return self.stop - self.start
+RANGE_ROWS = 262_144  # most rows of a part; Criteo's 40 columns take 320 bytes a row
+INTERFACE = ("row_groups", "column_types", "num_rows", "read", "location", "fingerprint")
 
 
 class Chunks:
@@ -63,7 +47,7 @@ class Chunks:
         """Return rows [start, stop) of a chunk, without copying."""
         return self._chunks[position].select(columns).slice(start, stop)
 
-    def place(self, position: int) -> str:
+    def location(self, position: int) -> str:
         """Return words for where a chunk stands, for an error message."""
         return f"chunk {position}" if len(self._chunks) > 1 else ""
 
@@ -91,7 +75,7 @@ def as_source(data: Any) -> Any:
         data = Chunk.from_arrow(data)
     if isinstance(data, Chunk):
         data = Chunks([data])
-    elif isinstance(data, list | tuple) and all(isinstance(part, Chunk) for part in data):
+    elif isinstance(data, list | tuple) and all(isinstance(row_range, Chunk) for row_range in data):
         data = Chunks(data)
     elif not all(hasattr(data, name) for name in INTERFACE):
         data = ParquetSource(data)
@@ -100,57 +84,61 @@ def as_source(data: Any) -> Any:
     return data
 
 
-def parts_of(source: Any, order: Iterable[int] | None = None) -> list[Part]:
-    """Return all rows as parts of at most `PART_ROWS` rows, by row groups in the given order.
+def row_ranges_of(source: Any, order: Iterable[int] | None = None) -> list[RowRange]:
+    """Return all rows as parts of at most `RANGE_ROWS` rows, by row groups in the given order.
 
     Example:
         >>> import numpy as np
-        >>> parts_of(as_source(Chunk({"x": np.arange(300_000)})))
-        [Part(row_group=0, start=0, stop=262144), Part(row_group=0, start=262144, stop=300000)]
+        >>> source = as_source(Chunk({"x": np.arange(300_000)}))
+        >>> [(some.start, some.stop) for some in row_ranges_of(source)]
+        [(0, 262144), (262144, 300000)]
     """
     return [
-        Part(position, start, min(start + PART_ROWS, source.row_groups[position].num_rows))
+        RowRange(position, start, min(start + RANGE_ROWS, source.row_groups[position].num_rows))
         for position in (range(len(source.row_groups)) if order is None else order)
-        for start in range(0, max(1, source.row_groups[position].num_rows), PART_ROWS)
+        for start in range(0, max(1, source.row_groups[position].num_rows), RANGE_ROWS)
     ]
 
 
-def cut(parts: Iterable[Part], rows: int) -> list[list[Part]]:
+def cut(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRange]]:
     """Return the parts in lists of exactly `rows` rows each, the last one with what is left.
 
     Example:
-        >>> [[part.num_rows for part in some] for some in cut([Part(0, 0, 5), Part(1, 0, 5)], 4)]
+        >>> ranges = [RowRange(0, 0, 5), RowRange(1, 0, 5)]
+        >>> [[part.num_rows for part in parts] for parts in cut(ranges, 4)]
         [[4], [1, 3], [2]]
     """
-    lists: list[list[Part]] = [[]]
+    lists: list[list[RowRange]] = [[]]
     room = rows
-    for part in parts:
-        start = part.start
-        while part.stop - start > room:
-            lists[-1].append(Part(part.row_group, start, start + room))
+    for row_range in row_ranges:
+        start = row_range.start
+        while row_range.stop - start > room:
+            lists[-1].append(RowRange(row_range.row_group, start, start + room))
             lists.append([])
             start, room = start + room, rows
-        lists[-1].append(Part(part.row_group, start, part.stop))
-        room -= part.stop - start
+        lists[-1].append(RowRange(row_range.row_group, start, row_range.stop))
+        room -= row_range.stop - start
     return lists
 
 
-def read(source: Any, part: Part, names: Sequence[str]) -> Chunk:
+def read(source: Any, row_range: RowRange, names: Sequence[str]) -> Chunk:
     """Return the named columns of a part.
 
-    Of a row group of up to `PART_ROWS` rows all rows are read, for that keeps no file open.
+    Of a row group of up to `RANGE_ROWS` rows all rows are read, for that keeps no file open.
     """
-    rows = source.row_groups[part.row_group].num_rows
-    if part.num_rows < rows <= PART_ROWS:
-        return source.read(part.row_group, names, 0, rows).slice(part.start, part.stop)
-    return source.read(part.row_group, names, part.start, part.stop)
+    rows = source.row_groups[row_range.row_group].num_rows
+    if row_range.num_rows < rows <= RANGE_ROWS:
+        return source.read(row_range.row_group, names, 0, rows).slice(
+            row_range.start, row_range.stop
+        )
+    return source.read(row_range.row_group, names, row_range.start, row_range.stop)
 
 
-def read_before(source: Any, part: Part, names: Sequence[str], rows: int) -> Chunk | None:
+def read_before(source: Any, row_range: RowRange, names: Sequence[str], rows: int) -> Chunk | None:
     """Return the `rows` rows right before a part, fewer at the start of the data; None for 0."""
     if rows == 0:
         return None
-    position, stop, chunks = part.row_group, part.start, []
+    position, stop, chunks = row_range.row_group, row_range.start, []
     while True:
         start = max(0, stop - rows)
         chunks.append(source.read(position, names, start, stop))
@@ -162,12 +150,12 @@ def read_before(source: Any, part: Part, names: Sequence[str], rows: int) -> Chu
 
 
 @contextlib.contextmanager
-def errors_at(source: Any, part: Part) -> Iterator[None]:
+def errors_at(source: Any, row_range: RowRange) -> Iterator[None]:
     """Add to an error about values where the part stands."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        place = source.place(part.row_group)
+        place = source.location(row_range.row_group)
         if not place:
             raise
         kind = TypeError if isinstance(error, TypeError) else ValueError

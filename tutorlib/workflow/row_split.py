@@ -15,8 +15,8 @@ import numpy as np
 
 from tutorlib.chunk import Chunk
 from tutorlib.hashing import hash_integers
-from tutorlib.parquet import RowGroup
-from tutorlib.workflow.inputs import Part, as_source, read
+from tutorlib.parquet import RowGroup, RowRange
+from tutorlib.workflow.inputs import as_source, read
 
 _LARGEST = 2**64
 
@@ -62,16 +62,16 @@ def split_rows(
         bounds = [0, *(round(end * source.num_rows) for end in ends[:-1].tolist()), source.num_rows]
     else:
         bounds = [0, *(int(end * _LARGEST) for end in ends[:-1].tolist()), _LARGEST]
-    parts = {
+    row_ranges = {
         name: SourceRows(source, low, high, seed)
         for name, low, high in zip(shares, bounds, bounds[1:], strict=False)
     }
-    for name, part in parts.items():
-        if part.num_rows == 0:
+    for name, row_range in row_ranges.items():
+        if row_range.num_rows == 0:
             raise ValueError(
                 f"the share {shares[name]} of {source.num_rows} rows gives none to {name!r}"
             )
-    return parts
+    return row_ranges
 
 
 class SourceRows:
@@ -132,19 +132,19 @@ class SourceRows:
         names = list(self.column_types) if columns is None else columns
         rows = self._rows_in(position)[start:stop]
         first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
-        chunk = read(self.source, Part(position, first, last), names)
+        chunk = read(self.source, RowRange(position, first, last), names)
         return chunk if isinstance(rows, range) else chunk.take(np.asarray(rows) - first)
 
-    def place(self, position: int) -> str:
+    def location(self, position: int) -> str:
         """Return words for where a row group stands, for an error message."""
-        return self.source.place(self._positions[position])
+        return self.source.location(self._positions[position])
 
     def fingerprint(self) -> dict[str, Any] | None:
         """Return the facts of the source, and which rows are taken; None if it has none."""
-        facts = self.source.fingerprint()
-        if facts is None:
+        metadata = self.source.fingerprint()
+        if metadata is None:
             return None
-        return {**facts, "split": [self.low, self.high, self.seed]}
+        return {**metadata, "split": [self.low, self.high, self.seed]}
 
     def close(self) -> None:
         """Close what the source keeps open."""

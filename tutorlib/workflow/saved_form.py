@@ -67,9 +67,9 @@ def fingerprint(workflow: Any) -> str:
     digest = hashlib.sha256(json.dumps(describe(workflow), sort_keys=True).encode())
     for _, name, table in _tables(workflow):
         digest.update(name.encode())
-        for part in _arrays(table):
-            digest.update(f"{part.dtype.str}{part.shape}".encode())
-            digest.update(np.ascontiguousarray(part))
+        for row_range in _arrays(table):
+            digest.update(f"{row_range.dtype.str}{row_range.shape}".encode())
+            digest.update(np.ascontiguousarray(row_range))
     return digest.hexdigest()
 
 
@@ -88,11 +88,11 @@ def _table_file(group: int, op: int, table: int) -> str:
 def _arrays(column: Any) -> Iterator[np.ndarray]:
     """Yield the arrays that a chunk or a column consists of, as they are after saving."""
     if isinstance(column, Chunk):
-        for name, part in column.items():
+        for name, row_range in column.items():
             yield np.frombuffer(name.encode(), np.uint8)
-            if isinstance(part, Masked):  # what stands at a null is not saved
-                part = column_from_arrow(column_to_arrow(part))
-            yield from _arrays(part)
+            if isinstance(row_range, Masked):  # what stands at a null is not saved
+                row_range = column_from_arrow(column_to_arrow(row_range))
+            yield from _arrays(row_range)
     elif isinstance(column, Ragged):
         yield to_host(column.offsets)
         yield from _arrays(column.values)
@@ -144,14 +144,14 @@ def read_files(
     """
     path = folder / FILE
     if not path.is_file():
-        beside = folder / BESIDE_DATA
-        hint = f". There is one at {beside}" if (beside / FILE).is_file() else ""
+        extra_columns = folder / BESIDE_DATA
+        hint = f". There is one at {extra_columns}" if (extra_columns / FILE).is_file() else ""
         raise FileNotFoundError(f"no saved workflow at {folder}: {FILE} is not there{hint}")
     for name, function in functions.items():
         if getattr(function, "__name__", None) != name:
             raise ValueError(
                 f"functions: what is passed as {name!r} is called "
-                f"{getattr(function, '__name__', None)!r}. Pass the function that was saved."
+                f"{getattr(function, '__name__', None)!r}. FitPass the function that was saved."
             )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -176,8 +176,8 @@ class _Block:
 
     def _key(self, row: int) -> tuple[tuple[bool, Any], ...]:
         """Return the key of a row, to be compared with others as `in_order` does."""
-        parts = [column[row].as_py() for column in self._keys]
-        return tuple((p is None, p.encode() if isinstance(p, str) else p) for p in parts)
+        row_ranges = [column[row].as_py() for column in self._keys]
+        return tuple((p is None, p.encode() if isinstance(p, str) else p) for p in row_ranges)
 
     @property
     def num_rows(self) -> int:

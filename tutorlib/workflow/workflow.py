@@ -22,7 +22,7 @@ from tutorlib.progress import row_bar
 from tutorlib.schema import Column, Schema
 from tutorlib.storage import refuse_existing, written_whole
 from tutorlib.workflow.dask_cluster import learn_on_cluster
-from tutorlib.workflow.fit import Pass, learn_on_threads
+from tutorlib.workflow.fit import FitPass, learn_on_threads
 from tutorlib.workflow.inputs import as_source
 from tutorlib.workflow.saved_form import (
     BESIDE_DATA,
@@ -189,7 +189,7 @@ class Workflow:
         try:
             while pending := self._pending():
                 passes += 1
-                work = Pass(self, pending, source)
+                work = FitPass(self, pending, source)
                 with row_bar(f"fit, pass {passes}", source.num_rows, progress) as done:
                     if client is None:
                         learn_on_threads(work, threads, memory_budget, done)

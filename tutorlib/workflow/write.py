@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk, to_namespace
-from tutorlib.encoded_strings import plain_texts
-from tutorlib.memory import working_at
-from tutorlib.parquet import ParquetSink, with_encoded_texts
+from tutorlib.encoded_strings import plain_strings
+from tutorlib.memory import working_in
+from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
 from tutorlib.storage import unfinished_folder, written_into
 from tutorlib.workflow.dask_cluster import write_on_cluster
 from tutorlib.workflow.fit import run_together
-from tutorlib.workflow.inputs import Part, cut, errors_at, parts_of, read, read_before
+from tutorlib.workflow.inputs import cut, errors_at, read, read_before, row_ranges_of
 
 ENCODINGS = ("fast", "default")
 MANIFEST = "_manifest.json"
@@ -48,12 +48,12 @@ class Unit:
 
     split: str
     number: int
-    parts: list[Part]
+    row_ranges: list[RowRange]
 
     @property
     def num_rows(self) -> int:
         """Rows that are read for it."""
-        return sum(part.num_rows for part in self.parts)
+        return sum(row_range.num_rows for row_range in self.row_ranges)
 
     @property
     def file(self) -> str:
@@ -89,7 +89,7 @@ class Rewriting:
             )
         if self.encoding not in ENCODINGS:
             raise ValueError(f"encoding must be one of {ENCODINGS}, got {self.encoding!r}")
-        self.sources = {n: with_encoded_texts(source) for n, source in self.sources.items()}
+        self.sources = {n: with_encoded_strings(source) for n, source in self.sources.items()}
 
     def units(self) -> list[Unit]:
         """Return the part files: `rows_per_file` rows each, rounded down to whole row groups."""
@@ -99,17 +99,17 @@ class Rewriting:
             order = np.arange(len(source.row_groups))
             if (seed := self.shuffle_seeds.get(split)) is not None:
                 np.random.default_rng([seed, 0]).shuffle(order)
-            lists = cut(parts_of(source, order.tolist()), rows)
-            units += [Unit(split, number, parts) for number, parts in enumerate(lists)]
+            lists = cut(row_ranges_of(source, order.tolist()), rows)
+            units += [Unit(split, number, row_ranges) for number, row_ranges in enumerate(lists)]
         return units
 
-    def facts(self) -> dict[str, Any] | None:
+    def metadata(self) -> dict[str, Any] | None:
         """Return what decides what is in the files, None if not all of it can be told.
 
         It cannot for rows in memory, and for functions of the user, of which the name is known.
         """
         ops = [*self.workflow.row_ops, *(op for g in self.workflow.groups for op in g.ops)]
-        sources = {name: _facts_of(source) for name, source in self.sources.items()}
+        sources = {name: _metadata_of(source) for name, source in self.sources.items()}
         if None in sources.values() or any(getattr(op, "function", None) for op in ops):
             return None
         settings = ("rows_per_file", "row_group_rows", "encoding", "shuffle_seeds")
@@ -120,15 +120,15 @@ class Rewriting:
             **{name: getattr(self, name) for name in settings},
         }
 
-    def transformed(self, split: str, part: Part) -> Chunk:
+    def transformed(self, split: str, row_range: RowRange) -> Chunk:
         """Return the transformed rows of a part, in the memory of the CPU."""
         source, workflow = self.sources[split], self.workflow
-        with working_at(source):
-            chunk = read(source, part, workflow.input_names)
-            before = read_before(source, part, workflow.input_names, workflow.rows_before)
-            with errors_at(source, part):
+        with working_in(source):
+            chunk = read(source, row_range, workflow.input_names)
+            before = read_before(source, row_range, workflow.input_names, workflow.rows_before)
+            with errors_at(source, row_range):
                 done = workflow.transform(chunk, before)
-            return Chunk({n: to_namespace(plain_texts(column), np) for n, column in done.items()})
+            return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
 
     def write(self, folder: Path, unit: Unit, chunks: Iterable[Chunk] | None = None) -> None:
         """Write the part file of a unit.
@@ -139,7 +139,7 @@ class Rewriting:
             chunks: the transformed rows in order, if they are being worked on elsewhere.
         """
         if chunks is None:
-            chunks = (self.transformed(unit.split, part) for part in unit.parts)
+            chunks = (self.transformed(unit.split, row_range) for row_range in unit.row_ranges)
         if (seed := self.shuffle_seeds.get(unit.split)) is not None:
             whole = Chunk.concat(list(chunks))
             order = np.random.default_rng([seed, 1, unit.number])
@@ -175,8 +175,8 @@ def rewrite(
     """
     target = Path(target).absolute()  # for workers that were started in another folder
     units = work.units()
-    facts = work.facts()
-    with unfinished_folder(target, facts) as folder:
+    metadata = work.metadata()
+    with unfinished_folder(target, metadata) as folder:
         left = []
         for unit in units:
             if (folder / unit.file).exists():
@@ -190,7 +190,7 @@ def rewrite(
         files = _without_empty(folder, units)
         finish(folder)
         with written_into(folder, MANIFEST) as path:
-            path.write_text(json.dumps({"facts": facts, "files": files}, indent=1), "utf-8")
+            path.write_text(json.dumps({"facts": metadata, "files": files}, indent=1), "utf-8")
 
 
 def _write_on_threads(
@@ -222,19 +222,19 @@ def _ahead(
     bar: Callable[[int], None],
 ) -> Iterator[Chunk]:
     """Yield the transformed parts of a unit in order, worked on by the pool before they are due."""
-    futures: collections.deque[tuple[Part, Future[Chunk]]] = collections.deque()
-    parts = iter(unit.parts)
+    futures: collections.deque[tuple[RowRange, Future[Chunk]]] = collections.deque()
+    row_ranges = iter(unit.row_ranges)
     try:
         while True:
-            while len(futures) < AHEAD and (part := next(parts, None)) is not None:
-                futures.append((part, pool.submit(work.transformed, unit.split, part)))
+            while len(futures) < AHEAD and (row_range := next(row_ranges, None)) is not None:
+                futures.append((row_range, pool.submit(work.transformed, unit.split, row_range)))
             if not futures:
                 return
-            part, future = futures.popleft()
+            row_range, future = futures.popleft()
             chunk = future.result()
             if stop.is_set():
                 raise RuntimeError("another part file has failed")  # of which all are told
-            bar(part.num_rows)
+            bar(row_range.num_rows)
             yield chunk
     finally:
         for _, future in futures:
@@ -263,12 +263,12 @@ def _without_empty(folder: Path, units: list[Unit]) -> list[dict[str, Any]]:
     return files
 
 
-def _facts_of(source: Any) -> dict[str, Any] | None:
+def _metadata_of(source: Any) -> dict[str, Any] | None:
     """Return the fingerprint of a source and, of files on this machine, the times of change."""
-    facts = source.fingerprint()
-    if facts is None:
+    metadata = source.fingerprint()
+    if metadata is None:
         return None
     while not hasattr(source, "files"):
         source = source.source
     paths = [path for path in source.files if os.path.exists(path)]
-    return {**facts, "times": [os.stat(path).st_mtime_ns for path in paths]}
+    return {**metadata, "times": [os.stat(path).st_mtime_ns for path in paths]}

@@ -16,14 +16,14 @@ import numpy as np
 
 from tutorlib.schema import Schema
 
-FACTS_FILE = "tfrecords.json"
+METADATA_FILE = "tfrecords.json"
 ENDING = ".tfrecord"
 CELLS_FILE = "cells.bin"
 CELL_BYTES = 4
 EXAMPLES, PREBATCHED, RAW, RAW_BATCHES = "examples", "prebatched", "raw", "raw_batches"
 
 
-def read_facts(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what a folder of this package holds: form, rows, files, nbytes, columns, batch_size.
 
     Args:
@@ -41,10 +41,10 @@ def read_facts(folder: str | os.PathLike[str]) -> dict[str, Any]:
         >>> from tutorlib import Chunk, write_raw
         >>> folder = tempfile.mkdtemp() + "/raw"
         >>> _ = write_raw(Chunk({"x": np.arange(5)}), folder)
-        >>> read_facts(folder)["rows"], read_facts(folder)["columns"]
+        >>> read_metadata(folder)["rows"], read_metadata(folder)["columns"]
         (5, {'x': ['int64', False]})
     """
-    path = Path(folder) / FACTS_FILE
+    path = Path(folder) / METADATA_FILE
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is not there: {folder} was not written by write_examples, write_prebatched, "
@@ -53,20 +53,20 @@ def read_facts(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def facts_of(folder: str | os.PathLike[str], form: str, schema: Schema) -> dict[str, Any]:
+def metadata_of(folder: str | os.PathLike[str], form: str, schema: Schema) -> dict[str, Any]:
     """Return the facts of a folder that must have this form and the columns of the schema.
 
     Raises:
-        FileNotFoundError: as `read_facts` does.
+        FileNotFoundError: as `read_metadata` does.
         ValueError: if it has another form, or lacks columns.
     """
-    facts = read_facts(folder)
-    if facts["form"] != form:
-        raise ValueError(f"{folder} holds the form {facts['form']!r}, not {form!r}")
-    missing = [name for name in schema.names if name not in facts["columns"]]
+    metadata = read_metadata(folder)
+    if metadata["form"] != form:
+        raise ValueError(f"{folder} holds the form {metadata['form']!r}, not {form!r}")
+    missing = [name for name in schema.names if name not in metadata["columns"]]
     if missing:
-        raise ValueError(f"{folder} lacks columns {missing}; it has {list(facts['columns'])}")
-    return facts
+        raise ValueError(f"{folder} lacks columns {missing}; it has {list(metadata['columns'])}")
+    return metadata
 
 
 def record_files(files: Any, form: str, schema: Schema) -> list[str]:
@@ -79,10 +79,10 @@ def record_files(files: Any, form: str, schema: Schema) -> list[str]:
 
     Raises:
         FileNotFoundError: if no file is there.
-        ValueError: as `facts_of` does.
+        ValueError: as `metadata_of` does.
     """
     if isinstance(files, (str, os.PathLike)) and os.path.isdir(files):
-        facts_of(files, form, schema)
+        metadata_of(files, form, schema)
         return sorted(str(path) for path in Path(files).glob(f"*{ENDING}"))
     patterns = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     found = [path for item in patterns for path in sorted(glob.glob(os.fspath(item)))]
@@ -91,19 +91,20 @@ def record_files(files: Any, form: str, schema: Schema) -> list[str]:
     return found
 
 
-def cells_file(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> str:
+def cells_file(folder: str | os.PathLike[str], metadata: Mapping[str, Any]) -> str:
     """Return the path of the raw cells, which must be as long as the facts say.
 
     Raises:
         ValueError: if the file has another length.
     """
     path = Path(folder) / CELLS_FILE
-    wanted = facts["rows"] * len(facts["columns"]) * CELL_BYTES
+    wanted = metadata["rows"] * len(metadata["columns"]) * CELL_BYTES
     nbytes = path.stat().st_size
     if nbytes != wanted:
         raise ValueError(
-            f"{path} has {nbytes} bytes, but {facts['rows']} rows of {len(facts['columns'])} cells "
-            f"are {wanted}: it was changed or cut off. Write it anew (overwrite=True)."
+            f"{path} has {nbytes} bytes, but {metadata['rows']} rows of "
+            f"{len(metadata['columns'])} cells are {wanted}: it was changed or "
+            "cut off. Write it again with overwrite=True."
         )
     return str(path)
 
