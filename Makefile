@@ -102,9 +102,10 @@ bench: setup data ## measure on this machine, into benchmarks/results/
 figures: setup ## draw imgs/ from benchmarks/results/
 	@$(PY) -m benchmarks figures $(ARGS)
 
-lint: setup ## ruff (check and format) and codespell
+lint: setup ## ruff (check and format), mypy and codespell
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
 	@$(VENV)/bin/codespell
 
 constraints: setup ## resolve all extras anew into constraints.txt
@@ -114,7 +115,7 @@ constraints: setup ## resolve all extras anew into constraints.txt
 	@echo "constraints.txt is resolved anew; make test tells whether it holds"
 
 clean: ## remove what runs leave: build/, logs/, caches (keeps .venv and data)
-	@rm -rf build logs .pytest_cache .ruff_cache .hypothesis
+	@rm -rf build logs .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find tutorlib data_prep benchmarks notebooks tests \
 	  \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 	@echo "Clean. To start over: rm -r $(VENV) data"
