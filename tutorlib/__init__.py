@@ -43,7 +43,6 @@ _ROOMS = {
         "Bucketize",
         "Categorify",
         "Clip",
-        "DifferenceLag",
         "Dropna",
         "FillMedian",
         "FillMissing",

@@ -28,7 +28,6 @@ OPS = {
     "Bucketize": (["x"], ops.Bucketize({"x": np.array([0.5, 1])})),
     "Categorify": (["n", "t"], ops.Categorify(1, {"n": 9}, 2, {"t": ["b", "a"]})),
     "Clip": (["x"], ops.Clip(max_value=np.float32(1.5))),
-    "DifferenceLag": (["x"], ops.DifferenceLag(["n", "t"], 2, "float64")),
     "FillMedian": (["x", "n"], ops.FillMedian(True, 100)),
     "FillMissing": (["t"], ops.FillMissing("?", True)),
     "HashBucket": (["n"], ops.HashBucket({"n": np.int64(9)})),
@@ -106,7 +105,6 @@ def test_a_filter_by_a_function_is_the_same_after_json():
 NUMBERS_OUT = {
     "JoinGroupby",
     "TargetEncoding",
-    "DifferenceLag",
     "Normalize",
     "NormalizeMinMax",
     "LogOp",

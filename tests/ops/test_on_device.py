@@ -40,10 +40,6 @@ def path(tmp_path_factory):
     return path
 
 
-def before(flow, rows):
-    return rows.slice(0, 0) if flow.rows_before else None
-
-
 def test_no_op_is_forgotten():
     assert_every_op_is_here()
 
@@ -52,11 +48,11 @@ def test_no_op_is_forgotten():
 def test_transforms_to_what_the_cpu_makes(device, name):
     rows = chunk()
     flow = workflow(name).fit(rows)
-    wanted = flow.transform(rows, before(flow, rows))
+    wanted = flow.transform(rows)
     on_device = moved(rows, cupy)
-    assert_same_on_device(flow.transform(on_device, before(flow, on_device)), wanted, cupy)
+    assert_same_on_device(flow.transform(on_device), wanted, cupy)
     none = on_device.slice(0, 0)
-    assert flow.transform(none, before(flow, none)).num_rows == 0
+    assert flow.transform(none).num_rows == 0
 
 
 @pytest.mark.parametrize("name", [*OPS, *ROW_OPS])
@@ -81,7 +77,7 @@ def test_threads_share_what_was_learned(device, name):
             with device.work():
                 mine = moved(rows, cupy)
                 barrier.wait(60)
-                made.append(flow.transform(mine, before(flow, mine)))
+                made.append(flow.transform(mine))
                 device.finish()
         except BaseException as error:
             wrong.append(error)
@@ -92,7 +88,7 @@ def test_threads_share_what_was_learned(device, name):
     for thread in threads:
         thread.join()
     assert not wrong
-    wanted = flow.transform(rows, before(flow, rows))
+    wanted = flow.transform(rows)
     for done in made:
         assert_same_on_device(done, wanted, cupy)
 

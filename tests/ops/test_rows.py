@@ -1,4 +1,4 @@
-"""Filter, Dropna, DifferenceLag, ListSlice: which rows and values stay, what stands before them."""
+"""Filter, Dropna, ListSlice: which rows and values stay."""
 
 import operator
 
@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ops import chunk_of, column, cut, plain, through_disk
+from tests.support.ops import chunk_of, column, plain, through_disk
 from tests.support.ops_strategies import FEW, INTEGERS, NUMBERS, TEXTS
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,
-    DifferenceLag,
     Dropna,
     FillMissing,
     Filter,
@@ -24,10 +23,8 @@ from tutorlib.ops import (
     Normalize,
     TargetEncoding,
 )
-from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
-
-CUTS = st.lists(st.integers(0, 40), max_size=4)
 
 # ---------------------------------------------------------------------------------- Filter, Dropna
 
@@ -230,153 +227,6 @@ def test_transform_to_parquet_writes_the_rows_that_stay(tmp_path, shuffle_seed):
     want = np.flatnonzero((x > 0.5) & (np.arange(1000) < 600)).tolist()
     assert (written if shuffle_seed is None else sorted(written)) == want
     assert (written == want) == (shuffle_seed is None)
-
-
-# ----------------------------------------------------------------------------------- DifferenceLag
-
-
-def test_difference_lag_by_hand():
-    chunk = chunk_of(
-        user=["a", "a", "a", "b", "b", None, None],
-        shop=[1, 1, 2, 2, 2, 2, 2],
-        time=[10, 13, 20, 1, None, 3, 4],
-        price=[0.5, 1.0, 4.0, 2.0, 1.5, 3.0, 3.5],
-    )
-    out = (["time", "price"] >> DifferenceLag("user")).transform(chunk)
-    assert plain(out["time_difference_lag_1"]) == ["nan", 3, 7, *["nan"] * 4]
-    assert plain(out["price_difference_lag_1"]) == ["nan", 0.5, 3, "nan", -0.5, "nan", "nan"]
-    assert out["price_difference_lag_1"].dtype == np.float32
-    two = (["price"] >> DifferenceLag(["user", "shop"], shift=2)).transform(chunk)
-    assert plain(two["price_difference_lag_2"]) == ["nan"] * 7
-    one = (["price"] >> DifferenceLag(["shop", "user"])).transform(chunk)
-    assert plain(one["price_difference_lag_1"]) == ["nan", 0.5, "nan", "nan", -0.5, "nan", "nan"]
-    far = (["price"] >> DifferenceLag("user", shift=9)).transform(chunk)
-    assert plain(far["price_difference_lag_9"]) == ["nan"] * 7
-
-
-def test_difference_lag_of_large_integers_is_exact():
-    largest, smallest = 2**63 - 1, -(2**63)
-    chunk = chunk_of(user=[1] * 4, time=[largest - 1, largest, smallest, 0])
-    group = ["time"] >> DifferenceLag("user", dtype="float64")
-    out = group.transform(chunk)["time_difference_lag_1"]
-    assert plain(out) == ["nan", 1, -(2.0**64), 2.0**63]
-    unsigned = Chunk({"user": np.ones(3, int), "time": np.array([0, 2**64 - 1, 5], np.uint64)})
-    assert plain(group.transform(unsigned)["time_difference_lag_1"]) == ["nan", 2.0**64, -(2.0**64)]
-    small = Chunk({"user": np.ones(2, int), "time": np.array([-128, 127], np.int8)})
-    assert plain(group.transform(small)["time_difference_lag_1"]) == ["nan", 255]
-
-
-LAGS = st.lists(
-    st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, "a", "b"]), INTEGERS, NUMBERS),
-    min_size=1, max_size=30,
-)  # fmt: skip
-
-
-def lag_by_definition(rows, value, shift):
-    result = []
-    for place, row in enumerate(rows):
-        before = rows[place - shift] if place >= shift else (None,) * 4
-        whole = None not in (*row[:2], row[value], before[value]) and row[:2] == before[:2]
-        result.append(float(row[value] - before[value]) if whole else "nan")
-    return result
-
-
-@FEW
-@given(LAGS, CUTS, st.integers(1, 3))
-def test_difference_lag_equals_its_definition_however_the_data_is_cut(rows, cuts, shift):
-    n, t, i, x = zip(*rows, strict=True)
-    chunk = chunk_of(n=(n, pa.int64()), t=(t, pa.string()), i=(i, pa.int64()), x=(x, pa.float64()))
-    group = ["i", "x"] >> DifferenceLag(["n", "t"], shift, dtype="float64")
-    want = {"i": lag_by_definition(rows, 2, shift), "x": lag_by_definition(rows, 3, shift)}
-    out = group.transform(chunk)
-    assert {name[0]: plain(values) for name, values in out.items()} == want
-    workflow = Workflow(group).fit(chunk)
-    parts = cut(chunk, cuts)
-    before = [Chunk.concat([chunk.slice(0, 0), *parts[:place]]) for place in range(len(parts))]
-    pieces = [workflow.transform(part, before=b) for part, b in zip(parts, before, strict=True)]
-    for name in out:
-        assert plain(Chunk.concat(pieces)[name]) == plain(out[name])
-
-
-def steps(generator, count):
-    """Rows sorted by user, several row groups a user."""
-    user = np.sort(generator.integers(0, 4, count))
-    time = pa.array(generator.integers(0, 99, count), mask=generator.random(count) < 0.1)
-    return pa.table({"user": user, "time": time, "row": np.arange(count)})
-
-
-@pytest.mark.parametrize("shuffle_seed", [None, 3])
-def test_differences_over_the_borders_of_row_groups_and_files(tmp_path, shuffle_seed):
-    rows = steps(np.random.default_rng(0), 500)
-    with ParquetSink(tmp_path / "raw", row_group_rows=7, rows_per_file=140) as sink:
-        sink.write(rows)
-
-    def workflow():
-        lag = ["time"] >> DifferenceLag("user", shift=9)  # longer than a row group
-        return Workflow(lag >> FillMissing(0) >> Normalize(), ["row"])
-
-    fitted = workflow().fit(tmp_path / "raw")
-    whole = Chunk.from_arrow(rows)
-    assert fitted.fingerprint == workflow().fit(whole).fingerprint
-    want = fitted.transform(whole, before=whole.slice(0, 0))["time_difference_lag_9"]
-    frame = rows.to_pandas()
-    lagged = frame["time"] - frame["time"].shift(9).where(frame["user"] == frame["user"].shift(9))
-    lagged = lagged.fillna(0)
-    np.testing.assert_allclose(want, (lagged - lagged.mean()) / lagged.std(ddof=0), atol=1e-6)
-    fitted.transform_to_parquet(tmp_path / "raw", tmp_path / "out", shuffle_seed=shuffle_seed)
-    written = pq.read_table(tmp_path / "out").to_pandas().sort_values("row")
-    assert written["time_difference_lag_9"].tolist() == want.tolist()
-
-
-def test_transform_asks_for_the_rows_before_and_takes_none_that_nobody_looks_at():
-    chunk = chunk_of(user=[1, 1], time=[3, 5])
-    looking_back = Workflow(["time"] >> DifferenceLag("user")).fit(chunk)
-    assert looking_back.rows_before == 1
-    with pytest.raises(ValueError, match=r"looks back at 1 rows: .*chunk.slice\(0, 0\)"):
-        looking_back.transform(chunk)
-    out = looking_back.transform(chunk.slice(1, 2), before=chunk.slice(0, 1))
-    assert out["time_difference_lag_1"].tolist() == [2.0]
-    with pytest.raises(ValueError, match="no op of this workflow looks back"):
-        Workflow(["time"]).fit(chunk).transform(chunk, before=chunk)
-    with pytest.raises(ValueError, match=r"row_ops .* that an op of the groups looks back"):
-        Workflow(["time"] >> DifferenceLag("user"), row_ops=[Dropna(["time"])])
-
-
-def test_chained_differences_look_back_at_the_rows_of_both():
-    rows = steps(np.random.default_rng(1), 60)
-    whole = Chunk.from_arrow(rows)
-    group = ["time"] >> DifferenceLag("user", 2) >> DifferenceLag("user", 3)
-    workflow = Workflow(group).fit(whole)
-    assert workflow.rows_before == 5
-    want = plain(workflow.transform(whole, before=whole.slice(0, 0))[workflow.output_names[0]])
-    got = []
-    for row in range(60):
-        before = whole.slice(max(0, row - 5), row)
-        out = workflow.transform(whole.slice(row, row + 1), before=before)
-        got += plain(out[workflow.output_names[0]])
-    assert got == want
-
-
-def test_difference_lag_names_op_and_column():
-    chunk = chunk_of(user=[1, 1], time=[3, 5], text=["a", "b"], tags=[[1], [2]], x=[0.5, 1.0])
-    for name, by, message in (
-        ("text", "user", "'text': DifferenceLag takes numbers, got strings"),
-        ("tags", "user", "'tags': DifferenceLag takes one value a row, got lists"),
-        ("time", "x", "'x': DifferenceLag takes integers or strings, got float64"),
-        ("time", "tags", "'tags': DifferenceLag takes one value a row to part by, got lists"),
-    ):
-        with pytest.raises(TypeError, match=message):
-            ([name] >> DifferenceLag(by)).transform(chunk)
-    with pytest.raises(ValueError, match=r"DifferenceLag: columns \['user'\] are read beside"):
-        ["user", "time"] >> DifferenceLag("user")
-    with pytest.raises(ValueError, match="shift must be an integer from 1 on, got 0"):
-        DifferenceLag("user", 0)
-
-
-def test_difference_lag_through_disk(tmp_path):
-    chunk = chunk_of(user=["a", "a", "b"], time=[3, 5, 9])
-    loaded = through_disk(tmp_path, ["time"] >> DifferenceLag("user"), chunk=chunk)
-    assert loaded.output_schema.continuous.names == ["time_difference_lag_1"]
 
 
 # --------------------------------------------------------------------------------------- ListSlice

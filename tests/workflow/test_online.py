@@ -6,7 +6,7 @@ import pytest
 from tests.support.workflow_rows import OUTPUTS, rows, workflow, write
 from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, DifferenceLag, Dropna, FillMissing, Filter, Normalize
+from tutorlib.ops import Categorify, Dropna, FillMissing, Filter, Normalize
 from tutorlib.parquet import ParquetError
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import Workflow
@@ -93,10 +93,3 @@ def test_a_workflow_that_drops_rows_is_refused_online(raw, changing):
     loader = KerasSequenceLoader(raw, 100, label_names=["label"])
     with pytest.raises(ValueError, match=r"drops rows by .*, but batches are planned before"):
         next(iter(loader.map(dropping)))
-
-
-def test_a_workflow_that_looks_back_is_refused_online(raw):
-    looking = Workflow(["price"] >> DifferenceLag("userId"), ["label"]).fit(raw)
-    loader = KerasSequenceLoader(raw, 100, label_names=["label"])
-    with pytest.raises(ValueError, match="looks back at"):
-        next(iter(loader.map(looking)))

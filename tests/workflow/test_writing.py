@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.workflow_rows import all_rows, rows, same, workflow, write
 from tutorlib.chunk import Chunk
-from tutorlib.ops import DifferenceLag, FillMissing, Filter, LambdaOp, LogOp, Normalize
+from tutorlib.ops import Filter, LambdaOp, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.storage import METADATA_FILE, unfinished_folder
 from tutorlib.workflow import Workflow, split_rows
@@ -75,20 +75,6 @@ def test_row_groups_larger_than_a_part_are_read_in_slices(fitted, source, tmp_pa
     assert workflow().fit(source).fingerprint == fitted.fingerprint
     sliced = fitted.transform_to_parquet(source, tmp_path / "sliced", **SIZES)
     assert contents(sliced) == contents(whole)
-
-
-def test_an_op_that_looks_back_sees_the_rows_before_each_part(tmp_path, monkeypatch):
-    table = pa.table(
-        {"user": np.repeat(np.arange(40), 25), "x": np.random.default_rng(0).random(1000)}
-    )
-    source = write(tmp_path / "rows.parquet", table, 7)
-    looking = Workflow(["x"] >> DifferenceLag("user", shift=10) >> FillMissing(0) >> Normalize())
-    whole = Chunk.from_arrow(table)
-    want = looking.fit(table)
-    assert looking.fit(source, threads=3).fingerprint == want.fingerprint
-    monkeypatch.setattr(parts, "RANGE_ROWS", 3)
-    folder = looking.transform_to_parquet(source, tmp_path / "out", **SIZES)
-    assert same(all_rows(folder), want.transform(whole, whole.slice(0, 0)))
 
 
 def test_rows_that_are_filtered_out_leave_smaller_files_and_none_without_rows(tmp_path):
@@ -265,12 +251,12 @@ def run_until(number, fitted, source, target, monkeypatch, error=Interrupted, **
     """Write until so many parts are transformed, then raise an error in a thread."""
     transform, counted, lock = Workflow.transform, [], threading.Lock()
 
-    def failing(self, chunk, before=None):
+    def failing(self, chunk):
         with lock:
             counted.append(chunk.num_rows)
             if len(counted) > number * 4:
                 raise error("now")
-        return transform(self, chunk, before)
+        return transform(self, chunk)
 
     with monkeypatch.context() as patch:
         patch.setattr(Workflow, "transform", failing)

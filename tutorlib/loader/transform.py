@@ -39,19 +39,13 @@ def online(workflow: Any, source: ParquetSource, given: Schema) -> Online:
             keeps its cardinality, and labels and weights stay.
 
     Raises:
-        ValueError: if the workflow drops rows, looks back at other rows, or needs a column that the
-            files do not have.
+        ValueError: if the workflow drops rows, or needs a column that the files do not have.
     """
     if workflow.row_ops:
         raise ValueError(
             f"the workflow drops rows by {workflow.row_ops}, but batches are planned before "
             "rows are read. Give the loader the condition as filters=, and "
             "map(workflow.keeping_rows())."
-        )
-    if workflow.rows_before:
-        raise ValueError(
-            "the workflow looks back at other rows, which a shuffled chunk does not have. "
-            "Write its results by transform_to_parquet first."
         )
     inputs = workflow.input_names
     missing = [name for name in inputs if name not in source.column_types]

@@ -33,7 +33,6 @@ from tutorlib.ops.external import JoinExternal
 from tutorlib.ops.filling import FillMedian, FillMissing
 from tutorlib.ops.groupby import JoinGroupby
 from tutorlib.ops.ids import HashBucket, HashedCross
-from tutorlib.ops.lag import DifferenceLag
 from tutorlib.ops.lists import ListSlice
 from tutorlib.ops.rows import Dropna, Filter, RowOp
 from tutorlib.ops.statistics import Normalize, NormalizeMinMax
@@ -48,7 +47,6 @@ __all__ = [
     "Clip",
     "ColumnGroup",
     "ColumnOp",
-    "DifferenceLag",
     "Dropna",
     "FillMedian",
     "FillMissing",

@@ -40,9 +40,6 @@ class Op(ABC):
     extra_fit_columns: Sequence[str] = ()
     """Columns of the data that only `partial` reads beside those of the group."""
 
-    rows_before: int = 0
-    """How many rows before a row decide what comes out for it."""
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         Op.registry[cls.__name__] = cls
@@ -329,11 +326,6 @@ class ColumnGroup:
         extra_columns = (name for op in self.ops for name in op.extra_fit_columns)
         return list(dict.fromkeys([*self.input_names, *extra_columns]))
 
-    @property
-    def rows_before(self) -> int:
-        """How many rows before a row decide what comes out for it."""
-        return sum(op.rows_before for op in self.ops)
-
     def __rshift__(self, op: Op) -> ColumnGroup:
         if not isinstance(op, Op):
             if hasattr(type(op), "__rrshift__"):
@@ -361,13 +353,12 @@ class ColumnGroup:
             chunk = op.transform(chunk.with_columns(data.select(op.extra_columns)))
         return chunk
 
-    def partial(self, chunk: Chunk, place: int, first_row: int = 0) -> dict[str, Any]:
+    def partial(self, chunk: Chunk, place: int) -> dict[str, Any]:
         """Return what op number `place` learns from the rows of `chunk`, a state to be merged.
 
         Args:
             chunk: columns of the data.
             place: number of the op, 0 for the first.
-            first_row: rows before it are there to be looked back at, and not learned from.
 
         Raises:
             TypeError: if the op does not learn.
@@ -376,8 +367,7 @@ class ColumnGroup:
         if not isinstance(op, LearningOp):
             raise TypeError(f"{op!r} has to learn, but is no LearningOp")
         extra_columns = chunk.select([*op.extra_columns, *op.extra_fit_columns])
-        whole = self.transform(chunk, place).with_columns(extra_columns)
-        return op.partial(whole.slice(first_row, whole.num_rows) if first_row else whole)
+        return op.partial(self.transform(chunk, place).with_columns(extra_columns))
 
 
 def as_group(columns: Any) -> ColumnGroup:

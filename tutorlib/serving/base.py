@@ -136,9 +136,7 @@ def serves(*kinds: type[Op]) -> Callable[[type[ServedOp]], type[ServedOp]]:
 def unserved(op: Op, names: Sequence[str], functions: Functions) -> str | None:
     """Return why an op cannot be served, as a line for a list of such; None if it can."""
     served = ServedOp.registry.get(type(op))
-    if op.rows_before:
-        reason = "looks back at the rows before, which a request does not bring"
-    elif served is None:
+    if served is None:
         reason = "has no form in TensorFlow"
     else:
         reason = served.hindrance(op, names, functions)

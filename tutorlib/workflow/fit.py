@@ -16,7 +16,7 @@ from typing import Any
 from tutorlib.memory import working_in
 from tutorlib.ops import LearningOp
 from tutorlib.parquet import RowRange, with_encoded_strings
-from tutorlib.workflow.inputs import errors_at, read, read_before, row_ranges_of
+from tutorlib.workflow.inputs import errors_at, read, row_ranges_of
 from tutorlib.workflow.spill import Runs, spillable_nbytes
 
 States = list[dict[str, Any]]  # one for each op that learns
@@ -54,9 +54,8 @@ class FitPass:
         workflow, names = self.workflow, self.workflow.names_to_learn(self.pending)
         with working_in(self.source):
             chunk = read(self.source, row_range, names)
-            before = read_before(self.source, row_range, names, workflow.rows_before)
             with errors_at(self.source, row_range):
-                return workflow.partial(self.pending, chunk, before)
+                return workflow.partial(self.pending, chunk)
 
     def merge(self, several: Sequence[States]) -> States:
         """Return the states of the rows of all."""

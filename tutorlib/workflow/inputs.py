@@ -134,21 +134,6 @@ def read(source: Any, row_range: RowRange, names: Sequence[str]) -> Chunk:
     return source.read(row_range.row_group, names, row_range.start, row_range.stop)
 
 
-def read_before(source: Any, row_range: RowRange, names: Sequence[str], rows: int) -> Chunk | None:
-    """Return the `rows` rows right before a part, fewer at the start of the data; None for 0."""
-    if rows == 0:
-        return None
-    position, stop, chunks = row_range.row_group, row_range.start, []
-    while True:
-        start = max(0, stop - rows)
-        chunks.append(source.read(position, names, start, stop))
-        rows -= stop - start
-        if rows == 0 or position == 0:
-            return Chunk.concat(chunks[::-1])
-        position -= 1
-        stop = source.row_groups[position].num_rows
-
-
 @contextlib.contextmanager
 def errors_at(source: Any, row_range: RowRange) -> Iterator[None]:
     """Add to an error about values where the part stands."""

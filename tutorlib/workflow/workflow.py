@@ -53,8 +53,7 @@ class Workflow:
             that was fitted on; empty before.
 
     Raises:
-        ValueError: if a column comes out of two groups, or a label or weight of none, or is both,
-            or if rows are dropped where an op looks at the rows before.
+        ValueError: if a column comes out of two groups, or a label or weight of none, or is both.
 
     Example:
         >>> import numpy as np
@@ -102,11 +101,6 @@ class Workflow:
         for op in self.row_ops:
             if not isinstance(op, RowOp):
                 raise TypeError(f"row_ops takes Filter and Dropna, got {op!r}")
-        if self.row_ops and self.rows_before:
-            raise ValueError(
-                f"row_ops {self.row_ops} drop rows that an op of the groups looks back at. Write "
-                "the rows that stay with one workflow, and look back with a second one."
-            )
         self.input_types: dict[str, tuple[str, bool]] = {}
 
     def __repr__(self) -> str:
@@ -124,11 +118,6 @@ class Workflow:
         """Columns that `fit` needs, each once."""
         learned = (name for group in self.groups for name in group.fit_names)
         return list(dict.fromkeys([*self.input_names, *learned]))
-
-    @property
-    def rows_before(self) -> int:
-        """How many rows before a row decide what comes out for it: 0 without DifferenceLag."""
-        return max(group.rows_before for group in self.groups)
 
     # ------------------------------------------------------------------------------------- fitting
 
@@ -225,19 +214,16 @@ class Workflow:
         return list(dict.fromkeys(name for part in needed for name in _needed(part, fit=True)))
 
     def partial(
-        self, pending: Sequence[tuple[ColumnGroup, int]], chunk: Chunk, before: Chunk | None = None
+        self, pending: Sequence[tuple[ColumnGroup, int]], chunk: Chunk
     ) -> list[dict[str, Any]]:
         """Return what ops learn from some rows: states, to be merged; changes nothing.
 
         Args:
             pending: (group, place of an op in it), whose ops before that place have learned.
             chunk: rows, with the columns `names_to_learn(pending)`.
-            before: as for `transform`.
         """
-        chunk, looked_back = self._rows(chunk), 0
-        if before is not None:
-            chunk, looked_back = Chunk.concat([before, chunk]), before.num_rows
-        return [group.partial(chunk, place, looked_back) for group, place in pending]
+        chunk = self._rows(chunk)
+        return [group.partial(chunk, place) for group, place in pending]
 
     def _rows(self, chunk: Chunk) -> Chunk:
         for op in self.row_ops:
@@ -337,20 +323,16 @@ class Workflow:
 
     # -------------------------------------------------------------------------------- transforming
 
-    def transform(self, chunk: Chunk, before: Chunk | None = None) -> Chunk:
+    def transform(self, chunk: Chunk) -> Chunk:
         """Return the columns that come out, in order, of the rows of `chunk` that stay.
 
         May be called from several threads at once.
 
         Args:
             chunk: rows, all of them kept unless there are `row_ops`.
-            before: the rows right before `chunk` in the data, `rows_before` of them or more; fewer
-                where the data begins, there `chunk.slice(0, 0)`. Asked for only where an op looks
-                back: so what comes out never depends on how the data was cut into chunks.
 
         Raises:
-            ValueError: before `fit`, if a column is missing, or if `before` is missing or not
-                needed.
+            ValueError: before `fit`, or if a column is missing.
             ValueError, TypeError: naming op and column, if values do not fit an op.
         """
         self._check_fitted()
@@ -362,22 +344,11 @@ class Workflow:
         missing = [name for name in self.input_names if name not in chunk]
         if missing:
             raise ValueError(f"the workflow needs columns {missing}; there are {chunk.names}")
-        if before is None and self.rows_before:
-            raise ValueError(
-                f"the workflow looks back at {self.rows_before} rows: pass those before the chunk "
-                "as `before`, where the data begins chunk.slice(0, 0)"
-            )
-        if before is not None and not self.rows_before:
-            raise ValueError("no op of this workflow looks back: leave out `before`")
-        looked_back = 0
-        if before is not None:
-            chunk, before = chunk.select(self.input_names), before.select(self.input_names)
-            chunk, looked_back = Chunk.concat([before, chunk]), before.num_rows
         chunk = self._rows(chunk)
         columns: dict[str, Any] = {}
         for group in self.groups:
             columns.update(group.transform(chunk))
-        return Chunk(columns).slice(looked_back, chunk.num_rows) if looked_back else Chunk(columns)
+        return Chunk(columns)
 
     def for_serving(self) -> Workflow:
         """Return the workflow for rows that nothing was learned from: to predict, to validate.

@@ -29,7 +29,7 @@ from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
 from tutorlib.storage import unfinished_folder, written_into
 from tutorlib.workflow.dask_cluster import write_on_cluster
 from tutorlib.workflow.fit import run_together
-from tutorlib.workflow.inputs import cut, errors_at, read, read_before, row_ranges_of
+from tutorlib.workflow.inputs import cut, errors_at, read, row_ranges_of
 
 ENCODINGS = ("fast", "default")
 MANIFEST = "_manifest.json"
@@ -125,9 +125,8 @@ class Rewriting:
         source, workflow = self.sources[split], self.workflow
         with working_in(source):
             chunk = read(source, row_range, workflow.input_names)
-            before = read_before(source, row_range, workflow.input_names, workflow.rows_before)
             with errors_at(source, row_range):
-                done = workflow.transform(chunk, before)
+                done = workflow.transform(chunk)
             return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
 
     def write(self, folder: Path, unit: Unit, chunks: Iterable[Chunk] | None = None) -> None:
