@@ -106,16 +106,21 @@ def first_op(content):
 
 EVIL = {
     "name of a function": lambda c: first_op(c).update(op="os.system"),
+    "name of a module to import": lambda c: first_op(c).update(op="antigravity.Op"),
     "name of a builtin": lambda c: first_op(c).update(op="eval", config={"source": "exit(7)"}),
-    "a class that is abstract": lambda c: first_op(c).update(op="_Scaler"),
+    "a class that is abstract": lambda c: first_op(c).update(
+        op="tutorlib.ops.statistics._Scaler"
+    ),
     "import by name": lambda c: first_op(c).update(op="__import__('os').system"),
     "another argument": lambda c: first_op(c)["config"].update(__class__="os.system", shell=True),
     "a function that was not passed": lambda c: first_op(c).update(
-        op="LambdaOp", config={"function": "__import__('os').system('touch /')", "dtype": "O"}
+        op="tutorlib.ops.LambdaOp",
+        config={"function": "__import__('os').system('touch /')", "dtype": "O"}
     ),
     "config of another type": lambda c: first_op(c).update(config="__import__('os')"),
     "dtype with code": lambda c: c["groups"][1]["ops"][0].update(
-        op="LogOp", config={"dtype": "__import__('os').getcwd()"}, tables=[], learned={}
+        op="tutorlib.ops.LogOp", config={"dtype": "__import__('os').getcwd()"},
+        tables=[], learned={}
     ),
     "file of a table": lambda c: first_op(c).update(tables=["../../../etc/passwd", "id"]),
     "no groups": lambda c: c.pop("groups"),

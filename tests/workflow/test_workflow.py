@@ -153,11 +153,13 @@ def test_load_refuses_another_format_version_an_unknown_op_and_changed_files(tmp
     path = folder / "workflow.json"
     text = path.read_text()
     content = json.loads(text)
-    path.write_text(json.dumps({**content, "format_version": 99}))
-    with pytest.raises(ValueError, match="format version 99, but this tutorlib reads version 2"):
-        Workflow.load(folder)
-    path.write_text(text.replace('"HashBucket"', '"Evil"'))
-    with pytest.raises(ValueError, match="op 'Evil' is not known"):
+    for other in (2, 99):
+        path.write_text(json.dumps({**content, "format_version": other}))
+        message = f"format version {other}, but this tutorlib reads version 3. Fit and save"
+        with pytest.raises(ValueError, match=message):
+            Workflow.load(folder)
+    path.write_text(text.replace('"tutorlib.ops.HashBucket"', '"evil.Evil"'))
+    with pytest.raises(ValueError, match=r"op 'evil\.Evil' is not known"):
         Workflow.load(folder)
     path.write_text(text.replace('"num_buckets": 50', '"num_buckets": 51'))
     with pytest.raises(ValueError, match="changed after they were saved"):

@@ -34,6 +34,7 @@ from tutorlib.ops.filling import FillMedian, FillMissing
 from tutorlib.ops.groupby import JoinGroupby
 from tutorlib.ops.ids import HashBucket, HashedCross
 from tutorlib.ops.lists import ListSlice
+from tutorlib.ops.registry import OPS, ROW_OPS, op_class, row_op_class, saved_name
 from tutorlib.ops.rows import Dropna, Filter, RowOp
 from tutorlib.ops.statistics import Normalize, NormalizeMinMax
 from tutorlib.ops.target_encoding import TargetEncoding
@@ -41,7 +42,9 @@ from tutorlib.ops.target_encoding import TargetEncoding
 __all__ = [
     "FIRST_OOV_ID",
     "NULL_ID",
+    "OPS",
     "PADDING_ID",
+    "ROW_OPS",
     "Bucketize",
     "Categorify",
     "Clip",
@@ -70,5 +73,8 @@ __all__ = [
     "as_group",
     "column_type",
     "exact_sum",
+    "op_class",
     "role_of",
+    "row_op_class",
+    "saved_name",
 ]

@@ -33,6 +33,9 @@ class Op(ABC):
     """
 
     registry: ClassVar[dict[str, type[Op]]] = {}
+    """{module and qualified name: class} of all subclasses; a saved Workflow is loaded from these
+    classes alone, so that loading imports nothing. Of two with one name the later is kept, as in a
+    notebook whose cell ran twice."""
 
     extra_columns: Sequence[str] = ()
     """Columns of the data that `transform` and `partial` read beside those of the group."""
@@ -42,7 +45,7 @@ class Op(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Op.registry[cls.__name__] = cls
+        Op.registry[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
     def __rrshift__(self, left: Any) -> ColumnGroup:
         return as_group(left) >> self

@@ -43,13 +43,14 @@ class RowOp(ABC):
     """Decides which rows stay. A new one gives `names` and `keep`."""
 
     registry: ClassVar[dict[str, type[RowOp]]] = {}
+    """{module and qualified name: class} of all subclasses, as `Op.registry`."""
 
     names: list[str]
     """Columns of the data that it looks at."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        RowOp.registry[cls.__name__] = cls
+        RowOp.registry[f"{cls.__module__}.{cls.__qualname__}"] = cls
 
     def __rrshift__(self, left: Any) -> Any:
         raise TypeError(

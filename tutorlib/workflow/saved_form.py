@@ -26,9 +26,9 @@ from tutorlib.chunk import (
     column_to_arrow,
     to_host,
 )
-from tutorlib.ops import ColumnGroup, Op, RowOp
+from tutorlib.ops import ColumnGroup, Op, RowOp, op_class, row_op_class, saved_name
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 FILE = "workflow.json"
 BESIDE_DATA = "_workflow"  # where transform_to_parquet puts it
 
@@ -59,7 +59,7 @@ def describe(workflow: Any) -> dict[str, Any]:
 
 
 def _described(op: Op | RowOp) -> dict[str, Any]:
-    return {"op": type(op).__name__, "config": op.get_config()}
+    return {"op": saved_name(type(op)), "config": op.get_config()}
 
 
 def fingerprint(workflow: Any) -> str:
@@ -191,7 +191,7 @@ def _made(make: Any, found: Mapping[str, Any], folder: Path, functions: Mapping[
         label_names=found["label_names"],
         weight_name=found["weight_name"],
         row_ops=[
-            _known(RowOp.registry, saved).from_config(saved["config"], functions)
+            row_op_class(saved["op"]).from_config(saved["config"], functions)
             for saved in found["row_ops"]
         ],
     )
@@ -200,16 +200,6 @@ def _made(make: Any, found: Mapping[str, Any], folder: Path, functions: Mapping[
 
 
 def _op(saved: Mapping[str, Any], tables: Mapping[str, Chunk], functions: Mapping[str, Any]) -> Op:
-    op = _known(Op.registry, saved).from_config(saved["config"], tables, functions)
+    op = op_class(saved["op"]).from_config(saved["config"], tables, functions)
     op.restore(saved["learned"], tables)
     return op
-
-
-def _known(registry: Mapping[str, Any], saved: Mapping[str, Any]) -> Any:
-    """Return the class of a saved op."""
-    if saved["op"] not in registry:
-        raise ValueError(
-            f"op {saved['op']!r} is not known, there are {sorted(registry)}. If it is yours, "
-            "import its module before loading."
-        )
-    return registry[saved["op"]]
