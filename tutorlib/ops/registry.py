@@ -16,7 +16,6 @@ from tutorlib.ops.external import JoinExternal
 from tutorlib.ops.filling import FillMedian, FillMissing
 from tutorlib.ops.groupby import JoinGroupby
 from tutorlib.ops.ids import HashBucket, HashedCross
-from tutorlib.ops.lag import DifferenceLag
 from tutorlib.ops.lists import ListSlice
 from tutorlib.ops.rows import Dropna, Filter, RowOp
 from tutorlib.ops.statistics import Normalize, NormalizeMinMax
@@ -29,7 +28,6 @@ OPS: dict[str, type[Op]] = {
     "Bucketize": Bucketize,
     "Categorify": Categorify,
     "Clip": Clip,
-    "DifferenceLag": DifferenceLag,
     "FillMedian": FillMedian,
     "FillMissing": FillMissing,
     "HashBucket": HashBucket,
