@@ -22,6 +22,8 @@ MOVIELENS ?=
 PROFILE ?= small
 LESSONS ?=
 ARGS ?=
+# make check counts changes from here.
+BASE ?= main
 
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
@@ -32,15 +34,15 @@ CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
 
 # Two processes share the tests; the lessons, which measure, have the machine for themselves.
-TESTS := --doctest-modules tutorlib data_prep notebooks/run.py tests
+TESTS := --doctest-modules tutorlib data_prep notebooks/run.py tools/check.py tests
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help setup data tutorial lab test pages bench figures lint constraints clean
+.PHONY: help setup data tutorial lab check test pages bench figures lint constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS PROFILE LESSONS ARGS (see the Makefile)"
+	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS PROFILE LESSONS ARGS BASE (see the Makefile)"
 
 setup: $(INSTALLED) ## make .venv with everything the lessons and tests need
 
@@ -86,6 +88,9 @@ tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, LESSONS="01 04")
 lab: setup data ## open the lessons in JupyterLab
 	@cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" jupyter lab --LabApp.news_url=None
 
+check: setup ## lint, types and the tests of what has changed since main (BASE=another revision)
+	@$(PY) tools/check.py --base $(BASE)
+
 test: setup ## run all tests: units, doctests, then every lesson
 	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook" -n 2 --dist loadfile)
 	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook)
@@ -108,11 +113,11 @@ lint: setup ## ruff (check and format), mypy and codespell
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/codespell
 
-constraints: setup ## resolve all extras anew into constraints.txt
+constraints: setup ## resolve all extras again into constraints.txt
 	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 pyproject.toml \
 	  --all-extras --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command 'make constraints' -o constraints.txt
-	@echo "constraints.txt is resolved anew; make test tells whether it holds"
+	@echo "constraints.txt is up to date; make test tells whether it holds"
 
 clean: ## remove what runs leave: build/, logs/, caches (keeps .venv and data)
 	@rm -rf build logs .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -251,6 +251,46 @@ def test_a_copy_of_tutorlib_trains_beside_tensorflow_numpy_and_pyarrow_alone(bar
     assert done.stdout.startswith("losses ")
 
 
+LOADER_ALONE_SCRIPT = """
+import keras
+import numpy as np
+
+from tutorlib.chunk import Chunk
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetSink
+
+x = np.random.default_rng(0).standard_normal(8192).astype("float32")
+with ParquetSink("train.parquet", row_group_rows=1024) as sink:
+    sink.write(Chunk({"x": x, "label": (x > 0).astype("float32")}))
+inputs = {"x": keras.Input((1,), name="x")}
+model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs["x"]))
+model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+with KerasSequenceLoader(
+    "train.parquet", 256, label_names=["label"], cat_names=[], cont_names=["x"]
+) as loader:
+    losses = model.fit(loader, epochs=3, verbose=0).history["loss"]
+print("losses", *losses)
+assert losses[-1] < 0.35 < losses[0], losses
+"""
+
+
+def test_the_rooms_that_the_readme_names_for_the_loader_alone_train_a_model(bare_python, tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.search(r"<!-- loader alone: begin -->(.*?)<!-- .*end -->", readme, re.DOTALL)[1]
+    names = re.findall(r"`([\w./]+)`", named)
+    for name in names:
+        source, target = TUTORLIB / name, tmp_path / "tutorlib" / name
+        target.parent.mkdir(exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = run_python(LOADER_ALONE_SCRIPT, python=bare_python, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("losses ")
+
+
 README_DATA = """
 import numpy as np
 from tutorlib.chunk import Chunk
