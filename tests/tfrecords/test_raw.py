@@ -159,7 +159,7 @@ def test_every_kind_of_number_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (text(["a", "b"]), "'x': text has no fixed width"),
+        (text(["a", "b"]), "'x': strings have no fixed width"),
         (Ragged(np.arange(2), np.array([0, 1, 2])), "'x': lists have no fixed width"),
         (np.array([1, 2**31]), "'x': 2147483648 does not fit into int32"),
         (np.array([1, -(2**31) - 1]), "'x': -2147483649 does not fit into int32"),

@@ -105,7 +105,7 @@ def test_a_failure_leaves_nothing_and_says_where(tmp_path):
     (tmp_path / "e.partial" / "left_by_a_killed_run").touch()
     with pytest.raises(ValueError, match=r"'x': 1 nulls.*row group 1 of .*part_00000"):
         write_examples(tmp_path / "p", tmp_path / "e")
-    with pytest.raises(ValueError, match=r"'t': text has no fixed width"):
+    with pytest.raises(ValueError, match=r"'t': strings have no fixed width"):
         write_prebatched(tmp_path / "p", tmp_path / "e", batch_size=2, columns=["t"])
     with pytest.raises(ValueError, match=r"\['y'\] are not in the source"):
         write_examples(tmp_path / "p", tmp_path / "e", columns=["y"])
@@ -131,8 +131,7 @@ def test_the_facts_are_plain_json(examples):
 
 @forms
 def test_any_number_of_threads_writes_the_same_files(form, tmp_path, parquet, monkeypatch):
-    monkeypatch.setattr("tutorlib.tfrecords.writers.PIECE_ROWS", 150)  # several threads for raw
-    monkeypatch.setattr("tutorlib.tfrecords.writers._Raw.rows_per_file", 150)
+    monkeypatch.setattr("tutorlib.tfrecords.writers.SECTION_ROWS", 150)  # several threads for raw
     written = {}
     for workers in (1, 2, 5):
         folder = tmp_path / f"by_{workers}"

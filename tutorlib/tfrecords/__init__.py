@@ -1,19 +1,16 @@
-"""Parquet rows in the formats that tf.data reads, and the readers that the lessons compare.
+"""tf.data formats: Parquet rows written in four forms, and the readers that lessons compare.
 
-Four forms, each a folder with its files and a small JSON of facts beside them:
+- examples: TFRecord, a `tf.train.Example` per row. What most people have.
+- prebatched: TFRecord, a record per batch that holds each column as raw bytes.
+- raw: no records; each row has the same number of 4-byte cells, one per column.
+- raw_batches: the same cells, batch after batch, and column after column within a batch.
 
-- examples: a `tf.train.Example` a row, TFRecord. What most people have.
-- prebatched: a batch a record, each column as its raw bytes, TFRecord.
-- raw: no records at all: each row the same number of 4-byte cells, one for each column.
-- raw_batches: the same cells, batch by batch, and in a batch column by column.
-
-All readers give the batches of `KerasSequenceLoader`. Rooms: `wire` and `encoding` make bytes,
-`writing` and `writers` files, `metadata` says what is in a folder, `batches`, `readers` and
-`raw_readers` make datasets. Does not belong here: preprocessing, measuring.
+A form is a folder with its files and their metadata (`tfrecords.json`). Every reader returns the
+batches of `KerasSequenceLoader`.
 """
 
 from tutorlib.tfrecords.encoding import encode_examples
-from tutorlib.tfrecords.metadata import ENDING, METADATA_FILE, read_metadata
+from tutorlib.tfrecords.metadata import METADATA_FILE, read_metadata
 from tutorlib.tfrecords.raw_readers import raw_batches, raw_columns, raw_stacked
 from tutorlib.tfrecords.readers import (
     ReadOptions,
@@ -23,15 +20,15 @@ from tutorlib.tfrecords.readers import (
     prebatched_dataset,
 )
 from tutorlib.tfrecords.writers import (
+    WriteOptions,
+    Written,
     write_examples,
     write_prebatched,
     write_raw,
     write_raw_batches,
 )
-from tutorlib.tfrecords.writing import WriteOptions, Written
 
 __all__ = [
-    "ENDING",
     "METADATA_FILE",
     "ReadOptions",
     "WriteOptions",

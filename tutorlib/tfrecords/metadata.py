@@ -1,14 +1,11 @@
-"""What is in a folder that this package wrote: a JSON file of facts, and the files themselves.
-
-Does not belong here: writing (`writing.py`), reading rows (`readers.py`, `raw_readers.py`).
-"""
+"""What a folder of one of the four forms holds: `tfrecords.json` and the files beside it."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +14,28 @@ import numpy as np
 from tutorlib.schema import Schema
 
 METADATA_FILE = "tfrecords.json"
-ENDING = ".tfrecord"
+RECORDS_ENDING = ".tfrecord"
 CELLS_FILE = "cells.bin"
 CELL_BYTES = 4
 EXAMPLES, PREBATCHED, RAW, RAW_BATCHES = "examples", "prebatched", "raw", "raw_batches"
 
+Folder = str | os.PathLike[str]
+Files = Folder | Sequence[Folder]
 
-def read_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a folder of this package holds: form, rows, files, nbytes, columns, batch_size.
+
+def read_metadata(folder: Folder) -> dict[str, Any]:
+    """Return the metadata that a writer left in a folder.
 
     Args:
-        folder: that one of the writers wrote.
+        folder: folder that one of the writers wrote.
 
     Returns:
-        {"form", "rows", "files", "nbytes", "columns": {name: [type of a value, whether lists]}},
-        and "batch_size" where the form has one.
+        {"form": one of the four, "rows": int, "files": int, "nbytes": int,
+        "columns": {name: [dtype of a value or "string", whether a row holds a list]}}, and
+        "batch_size" for "prebatched" and "raw_batches".
 
     Raises:
-        FileNotFoundError: if the folder is not there or was not written by this package.
+        FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
 
     Example:
         >>> import tempfile
@@ -47,64 +48,70 @@ def read_metadata(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / METADATA_FILE
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is not there: {folder} was not written by write_examples, write_prebatched, "
-            "write_raw or write_raw_batches"
+            f"{path} does not exist: {folder} was not written by write_examples, "
+            "write_prebatched, write_raw or write_raw_batches"
         )
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def metadata_of(folder: str | os.PathLike[str], form: str, schema: Schema) -> dict[str, Any]:
-    """Return the facts of a folder that must have this form and the columns of the schema.
+def metadata_of(folder: Folder, form: str, schema: Schema) -> dict[str, Any]:
+    """Return the metadata of a folder that must have this form and the columns of the schema.
 
     Raises:
-        FileNotFoundError: as `read_metadata` does.
-        ValueError: if it has another form, or lacks columns.
+        FileNotFoundError: as `read_metadata`.
+        ValueError: if the folder has another form or lacks columns.
     """
     metadata = read_metadata(folder)
     if metadata["form"] != form:
-        raise ValueError(f"{folder} holds the form {metadata['form']!r}, not {form!r}")
+        raise ValueError(
+            f"{folder} holds the form {metadata['form']!r}, not {form!r}. Write it with "
+            f"write_{form}, or take a reader of the form that it has."
+        )
     missing = [name for name in schema.names if name not in metadata["columns"]]
     if missing:
-        raise ValueError(f"{folder} lacks columns {missing}; it has {list(metadata['columns'])}")
+        raise ValueError(
+            f"{folder} lacks columns {missing}; it has {list(metadata['columns'])}. Write it with "
+            "these columns, or leave them out of the schema."
+        )
     return metadata
 
 
-def record_files(files: Any, form: str, schema: Schema) -> list[str]:
-    """Return the TFRecord files that `files` means, checked against the schema if a folder.
+def record_files(files: Files, form: str, schema: Schema) -> list[str]:
+    """Return the paths of TFRecord files.
 
     Args:
-        files: folder, TFRecord file, glob pattern, or list of files and patterns.
-        form: that the folder must have.
-        schema: columns that it must have.
+        files: folder, TFRecord file, glob pattern, or a list of files and patterns.
+        form: the form that a folder must have.
+        schema: the columns that a folder must have.
 
     Raises:
-        FileNotFoundError: if no file is there.
-        ValueError: as `metadata_of` does.
+        FileNotFoundError: if there is no file.
+        ValueError: as `metadata_of`.
     """
-    if isinstance(files, (str, os.PathLike)) and os.path.isdir(files):
-        metadata_of(files, form, schema)
-        return sorted(str(path) for path in Path(files).glob(f"*{ENDING}"))
-    patterns = [files] if isinstance(files, (str, os.PathLike)) else list(files)
-    found = [path for item in patterns for path in sorted(glob.glob(os.fspath(item)))]
+    if isinstance(files, str | os.PathLike):
+        if os.path.isdir(files):
+            metadata_of(files, form, schema)
+            return sorted(str(path) for path in Path(files).glob(f"*{RECORDS_ENDING}"))
+        files = [files]
+    found = [path for pattern in files for path in sorted(glob.glob(os.fspath(pattern)))]
     if not found:
-        raise FileNotFoundError(f"no TFRecord file at {files!r}")
+        raise FileNotFoundError(f"no TFRecord file at {[os.fspath(pattern) for pattern in files]}")
     return found
 
 
-def cells_file(folder: str | os.PathLike[str], metadata: Mapping[str, Any]) -> str:
-    """Return the path of the raw cells, which must be as long as the facts say.
+def cells_file(folder: Folder, metadata: Mapping[str, Any]) -> str:
+    """Return the path of a folder's cells.
 
     Raises:
-        ValueError: if the file has another length.
+        ValueError: if the file is not as long as the metadata says.
     """
     path = Path(folder) / CELLS_FILE
-    wanted = metadata["rows"] * len(metadata["columns"]) * CELL_BYTES
-    nbytes = path.stat().st_size
-    if nbytes != wanted:
+    rows, width = metadata["rows"], len(metadata["columns"])
+    nbytes, expected = path.stat().st_size, rows * width * CELL_BYTES
+    if nbytes != expected:
         raise ValueError(
-            f"{path} has {nbytes} bytes, but {metadata['rows']} rows of "
-            f"{len(metadata['columns'])} cells are {wanted}: it was changed or "
-            "cut off. Write it again with overwrite=True."
+            f"{path} has {nbytes} bytes, but {rows} rows of {width} cells are {expected}: it was "
+            "changed or cut off. Write it again with overwrite=True."
         )
     return str(path)
 
@@ -130,3 +137,10 @@ def cell_dtype(dtype: Any) -> np.dtype:
         (dtype('int32'), dtype('float32'))
     """
     return np.dtype("<f4" if np.dtype(dtype).kind == "f" else "<i4")
+
+
+def check_positive(**values: int | None) -> None:
+    """Raise ValueError for an argument below 1; None is allowed."""
+    for name, value in values.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")

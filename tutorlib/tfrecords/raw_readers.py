@@ -1,42 +1,40 @@
-"""Readers of raw cells: no parsing, for every row has its numbers at the same places.
+"""Readers of raw cells, which need no parsing: every row has its numbers at the same offsets.
 
-`FixedLengthRecordDataset` cuts the file into rows, or straight into batches where their order does
-not matter; `decode_raw` calls the bytes numbers. Integers come as int32. Does not belong here:
-TFRecord (`readers.py`).
+`FixedLengthRecordDataset` cuts the file into rows, or into whole batches if their order does not
+matter, and `decode_raw` reinterprets the bytes. Integers are int32.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tutorlib.schema import Schema
-from tutorlib.tfrecords.batches import as_batch, targets_of
 from tutorlib.tfrecords.metadata import (
     CELL_BYTES,
     RAW,
     RAW_BATCHES,
+    Folder,
     cell_dtype,
     cells_file,
+    check_positive,
     metadata_of,
 )
-from tutorlib.tfrecords.readers import ReadOptions, with_length
-from tutorlib.tfrecords.writing import positive
+from tutorlib.tfrecords.readers import ReadOptions, as_batch, targets_of, with_length
 
-Folder = str | os.PathLike[str]
+ROLE_DTYPES = {"categorical": "int32", "continuous": "float32"}  # what stacked batches hold
 
 
 def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any) -> Any:
-    """Return batches of raw cells, a tensor for each column.
+    """Return batches of raw cells with a tensor per column.
 
-    Shuffled, each row is a record of its own that goes through tf.data's window, which is what
-    takes the time. Not shuffled, a record is a whole batch.
+    With `shuffle`, each row is a record that goes through tf.data's window, which takes most of the
+    time. Without, a record is a whole batch.
 
     Args:
         folder: folder that `write_raw` wrote.
-        batch_size: rows of a batch.
-        schema: what to read; no multi-hot column.
+        batch_size: rows per batch, at least 1.
+        schema: columns to read, none of them multi-hot.
         options: those of `ReadOptions`.
 
     Returns:
@@ -44,8 +42,8 @@ def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         [batch, 1], weights [batch]. Its cardinality is known.
 
     Raises:
-        FileNotFoundError: if the folder is not there or was not written by this package.
-        ValueError: if it holds another form, lacks columns, or was cut off.
+        FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
+        ValueError: if the folder has another form, lacks columns of the schema, or was cut off.
 
     Example:
         >>> import tempfile
@@ -57,37 +55,38 @@ def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         >>> [len(label) for _, label in raw_columns(folder, 2, schema)]
         [2, 2, 1]
     """
+    metadata = metadata_of(folder, RAW, schema)
 
-    def decode(cells: Any, metadata: Mapping[str, Any]) -> Any:  # int32 [batch, columns]
+    def decode(cells: Any) -> Any:  # int32 [batch, columns]
         import tensorflow as tf
 
         by_column = tf.reshape(tf.transpose(cells), [len(metadata["columns"]), -1, 1])
-        return as_batch(_named(by_column, metadata), schema)
+        return as_batch(_typed(by_column, metadata), schema)
 
-    return _batches_of_rows(folder, batch_size, schema, decode, ReadOptions(**options))
+    return _batches_of_rows(folder, metadata, batch_size, decode, ReadOptions(**options))
 
 
 def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any) -> Any:
-    """Return stacked batches of raw cells: one tensor of ids and one of numbers.
+    """Return batches of raw cells with one tensor of ids and one of numbers.
 
-    They are the batches of `KerasSequenceLoader(batch_layout="stacked")`. Columns of a role that
-    stand side by side in the file are copied together.
+    They equal those of `KerasSequenceLoader(batch_layout="stacked")`. Columns of a role that are
+    next to each other in the file are copied together.
 
     Args:
         folder: folder that `write_raw` wrote.
-        batch_size: rows of a batch.
-        schema: what to read; no multi-hot column.
+        batch_size: rows per batch, at least 1.
+        schema: columns to read, none of them multi-hot.
         options: those of `ReadOptions`.
 
     Returns:
         `tf.data.Dataset` of ({"categorical": int32 [batch, n], "continuous": float32 [batch, m]},
-        labels) and weights, if there are any; a role without columns has no tensor. Its cardinality
+        labels), and weights if there are any; a role without columns has no tensor. Its cardinality
         is known.
 
     Raises:
-        FileNotFoundError: if the folder is not there or was not written by this package.
-        ValueError: if it holds another form, lacks columns, or was cut off; if ids are floating
-            point, or numbers are integers.
+        FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
+        ValueError: if the folder has another form, lacks columns of the schema, or was cut off; if
+            a categorical column is floating point or a continuous one holds integers.
 
     Example:
         >>> import tempfile
@@ -101,41 +100,46 @@ def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         >>> inputs["categorical"].numpy().tolist(), label.numpy().tolist()
         ([[0, 0], [1, 1]], [[1.0], [1.0]])
     """
-    names = {role: schema.with_role(role).names for role in ("categorical", "continuous")}
-    others = [column.name for column in schema if column.role not in names]
-    _check_roles(metadata_of(folder, RAW, schema), names)
+    metadata = metadata_of(folder, RAW, schema)
+    order = list(metadata["columns"])
+    names = {role: schema.with_role(role).names for role in ROLE_DTYPES}
+    _check_roles(metadata, names)
 
-    def decode(cells: Any, metadata: Mapping[str, Any]) -> Any:  # int32 [batch, columns]
+    def decode(cells: Any) -> Any:  # int32 [batch, columns]
         import tensorflow as tf
 
-        order = list(metadata["columns"])
-        groups = {
+        inputs = {
             role: _columns(cells, [order.index(name) for name in members])
             for role, members in names.items()
             if members
         }
-        if "continuous" in groups:
-            groups["continuous"] = tf.bitcast(groups["continuous"], tf.float32)
-        rest = {name: _columns(cells, [order.index(name)]) for name in others}
-        typed = {name: tf.bitcast(part, _cell_type(metadata, name)) for name, part in rest.items()}
-        return groups, *targets_of(typed, schema)
+        if "continuous" in inputs:
+            inputs["continuous"] = tf.bitcast(inputs["continuous"], tf.float32)
+        targets = {
+            column.name: tf.bitcast(
+                _columns(cells, [order.index(column.name)]), _dtype(metadata, column.name)
+            )
+            for column in schema
+            if column.role not in ROLE_DTYPES
+        }
+        return inputs, *targets_of(targets, schema)
 
-    return _batches_of_rows(folder, batch_size, schema, decode, ReadOptions(**options))
+    return _batches_of_rows(folder, metadata, batch_size, decode, ReadOptions(**options))
 
 
 def raw_batches(folder: Folder, schema: Schema) -> Any:
-    """Return the batches that `write_raw_batches` wrote, in their order: only copies.
+    """Return the batches that `write_raw_batches` wrote, in their order; reading is only copying.
 
     Args:
         folder: folder that `write_raw_batches` wrote.
-        schema: what to read; no multi-hot column.
+        schema: columns to read, none of them multi-hot.
 
     Returns:
         As `raw_columns`.
 
     Raises:
-        FileNotFoundError: if the folder is not there or was not written by this package.
-        ValueError: if it holds another form, lacks columns, or was cut off.
+        FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
+        ValueError: if the folder has another form, lacks columns of the schema, or was cut off.
 
     Example:
         >>> import tempfile
@@ -154,38 +158,36 @@ def raw_batches(folder: Folder, schema: Schema) -> Any:
 
         cells = tf.io.decode_raw(record, tf.int32)
         by_column = tf.reshape(cells, [len(metadata["columns"]), -1, 1])
-        return as_batch(_named(by_column, metadata), schema)
+        return as_batch(_typed(by_column, metadata), schema)
 
-    return _whole_batches(
-        folder, metadata, metadata["batch_size"], decode, ReadOptions(shuffle=False)
-    )
+    return _whole_batches(folder, metadata, metadata["batch_size"], decode, drop_last=False)
 
 
 def _batches_of_rows(
     folder: Folder,
+    metadata: Mapping[str, Any],
     batch_size: int,
-    schema: Schema,
-    decode: Callable[[Any, Mapping[str, Any]], Any],
+    decode: Callable[[Any], Any],
     options: ReadOptions,
 ) -> Any:
-    """Return decoded batches of a file that lies row by row."""
+    """Return batches of cells that are stored row by row, decoded from int32 [batch, columns]."""
     import tensorflow as tf
 
-    positive(batch_size=batch_size)
-    metadata = metadata_of(folder, RAW, schema)
+    check_positive(batch_size=batch_size)
     width = len(metadata["columns"])
 
-    def cells(bytes_of: Any) -> Any:  # one record of a batch, or the records of its rows
-        return decode(tf.reshape(tf.io.decode_raw(bytes_of, tf.int32), [-1, width]), metadata)
+    def decode_bytes(data: Any) -> Any:  # a record with a batch, or the records of its rows
+        return decode(tf.reshape(tf.io.decode_raw(data, tf.int32), [-1, width]))
 
     if not options.shuffle:
-        return _whole_batches(folder, metadata, batch_size, cells, options)
-    path = cells_file(folder, metadata)
-    rows = tf.data.FixedLengthRecordDataset(path, width * CELL_BYTES)
+        return _whole_batches(
+            folder, metadata, batch_size, decode_bytes, drop_last=options.drop_last
+        )
+    rows = tf.data.FixedLengthRecordDataset(cells_file(folder, metadata), width * CELL_BYTES)
     batches = (
         rows.shuffle(options.shuffle_buffer, seed=options.seed)
         .batch(batch_size, drop_remainder=options.drop_last)
-        .map(cells, num_parallel_calls=tf.data.AUTOTUNE)
+        .map(decode_bytes, num_parallel_calls=tf.data.AUTOTUNE)
     )
     return with_length(batches, metadata["rows"], batch_size, drop_last=options.drop_last)
 
@@ -195,52 +197,42 @@ def _whole_batches(
     metadata: Mapping[str, Any],
     batch_size: int,
     decode: Callable[[Any], Any],
-    options: ReadOptions,
+    *,
+    drop_last: bool,
 ) -> Any:
-    """Return decoded records of a batch each; what is left at the end is a record of its own."""
+    """Return batches decoded from a record each; the rows left at the end are the last record."""
     import tensorflow as tf
 
     path, row_bytes = cells_file(folder, metadata), len(metadata["columns"]) * CELL_BYTES
-    rest = metadata["rows"] % batch_size
-    full = metadata["rows"] - rest
-
-    def records(rows: int, skip: int, leave: int) -> Any:
-        return tf.data.FixedLengthRecordDataset(
-            path,
-            record_bytes=rows * row_bytes,
-            header_bytes=skip * row_bytes,
-            footer_bytes=leave * row_bytes,
-        )
-
-    parts = [records(batch_size, 0, rest)] if full else []
-    if rest and not options.drop_last:
-        parts.append(records(rest, full, 0))
-    if not parts:
-        parts = [tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))]
-    joined = parts[0] if len(parts) == 1 else parts[0].concatenate(parts[1])
-    batches = joined.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    return with_length(batches, metadata["rows"], batch_size, drop_last=options.drop_last)
+    batch_bytes, rest_bytes = batch_size * row_bytes, metadata["rows"] % batch_size * row_bytes
+    records = tf.data.FixedLengthRecordDataset(path, batch_bytes, footer_bytes=rest_bytes)
+    if rest_bytes and not drop_last:
+        full_bytes = metadata["rows"] * row_bytes - rest_bytes
+        rest = tf.data.FixedLengthRecordDataset(path, rest_bytes, header_bytes=full_bytes)
+        records = records.concatenate(rest)
+    batches = records.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
+    return with_length(batches, metadata["rows"], batch_size, drop_last=drop_last)
 
 
-def _cell_type(metadata: Mapping[str, Any], name: str) -> Any:
+def _dtype(metadata: Mapping[str, Any], name: str) -> Any:
     import tensorflow as tf
 
     return tf.as_dtype(cell_dtype(metadata["columns"][name][0]))
 
 
-def _named(by_column: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return int32 [columns, batch, 1] as {name: tensor of its type}."""
+def _typed(by_column: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return int32 [columns, batch, 1] as {name: tensor of the column's dtype}."""
     import tensorflow as tf
 
     parts = tf.unstack(by_column, num=len(metadata["columns"]))
     return {
-        name: tf.bitcast(part, _cell_type(metadata, name))
+        name: tf.bitcast(part, _dtype(metadata, name))
         for name, part in zip(metadata["columns"], parts, strict=True)
     }
 
 
 def _columns(cells: Any, positions: Sequence[int]) -> Any:
-    """Return some columns of int32 [batch, columns]: a slice where they stand side by side."""
+    """Return some columns of int32 [batch, columns]: a slice if they are next to each other."""
     import tensorflow as tf
 
     first, count = positions[0], len(positions)
@@ -250,11 +242,11 @@ def _columns(cells: Any, positions: Sequence[int]) -> Any:
 
 
 def _check_roles(metadata: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> None:
-    wanted = {"categorical": "int32", "continuous": "float32"}
-    for role, members in names.items():
-        wrong = [n for n in members if cell_dtype(metadata["columns"][n][0]).name != wanted[role]]
+    """Raise ValueError if the cells of a column have another dtype than its role has."""
+    for role, dtype in ROLE_DTYPES.items():
+        wrong = [n for n in names[role] if cell_dtype(metadata["columns"][n][0]).name != dtype]
         if wrong:
             raise ValueError(
-                f"columns {wrong} are {role}, of which stacked batches hold {wanted[role]}, but "
-                "they were written as the other type. Use raw_columns, or cast them beforehand."
+                f"columns {wrong} are {role}, which is {dtype} in stacked batches, but they were "
+                "written as the other type. Use raw_columns, or cast them before writing."
             )

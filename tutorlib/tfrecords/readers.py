@@ -1,38 +1,41 @@
-"""The readers of TFRecord files that people write, from the ready-made one to prebatched records.
+"""Readers of TFRecord files, from TensorFlow's ready-made one to prebatched records.
 
-Each gives one epoch of the batches of `KerasSequenceLoader(batch_layout="columns")`: (inputs,
-label), inputs a dict of [batch, 1]; a multi-hot column g as `g__values` [nnz, 1] and `g__nnzs`
-int32 [batch, 1]. Integers are int64 and floating point float32, for an example knows no other
-types; prebatched records keep int32. Does not belong here: raw cells (`raw_readers.py`).
+Each returns one epoch of the batches of `KerasSequenceLoader`: (inputs, labels), where inputs is a
+dict of [batch, 1] tensors; a multi-hot column g is `g__values` [nnz, 1] and `g__nnzs` int32
+[batch, 1]. Integers are int64 and floating point is float32, because an example has no other types;
+prebatched records keep int32.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
+from collections.abc import Mapping
 from typing import Any
 
-from tutorlib.schema import Schema
-from tutorlib.tfrecords.batches import as_batch, inputs_of, parsing_features
+import numpy as np
+
+from tutorlib.schema import Column, Schema
 from tutorlib.tfrecords.metadata import (
     EXAMPLES,
     PREBATCHED,
+    Files,
+    Folder,
+    check_positive,
     metadata_of,
     record_files,
     stored_dtype,
 )
-from tutorlib.tfrecords.writing import positive
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """What every reader that forms its own batches takes by name.
+    """Options that every reader which forms its own batches takes by name.
 
     Args:
         shuffle: whether files and rows come in random order.
-        shuffle_buffer: rows of the window in which they are shuffled.
-        seed: for the order; None for another one each time.
-        drop_last: leave out the last batch where it is not full.
+        shuffle_buffer: rows of the window in which they are shuffled, at least 1.
+        seed: seed of the order; None gives another order each time.
+        drop_last: whether to drop the last batch if it is not full.
 
     Raises:
         ValueError: if `shuffle_buffer` is below 1.
@@ -48,35 +51,32 @@ class ReadOptions:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        positive(shuffle_buffer=self.shuffle_buffer)
+        check_positive(shuffle_buffer=self.shuffle_buffer)
 
 
-def native_dataset(files: Any, batch_size: int, schema: Schema, **options: Any) -> Any:
+def native_dataset(files: Files, batch_size: int, schema: Schema, **options: Any) -> Any:
     """Return the pipeline of TensorFlow's guides: `make_batched_features_dataset`.
 
-    It is the baseline, called as people call it, with its own defaults: files in random order, one
+    This is the baseline of the comparisons, with its own defaults: files in random order, one
     reader thread, rows shuffled within a window.
 
     Args:
-        files: folder that `write_examples` wrote, a TFRecord file, a glob pattern, or a list.
-        batch_size: rows of a batch.
-        schema: what to read; exactly one label and no weight.
+        files: folder that `write_examples` wrote, TFRecord file, glob pattern, or list of these.
+        batch_size: rows per batch, at least 1.
+        schema: columns to read, with exactly one label and no weight.
         options: those of `ReadOptions`.
 
     Returns:
         `tf.data.Dataset` of one epoch of (inputs, label).
 
     Raises:
-        FileNotFoundError: if no file is there.
-        ValueError: if the schema has not exactly one label, or a weight, or columns that the
-            folder does not have.
+        FileNotFoundError: if there is no file.
+        ValueError: if the schema has a weight, or not exactly one label, or columns that the folder
+            lacks.
 
     Example:
         >>> import tempfile
-        >>> import numpy as np
-        >>> from tutorlib.chunk import Chunk
-        >>> from tutorlib.schema import Column
-        >>> from tutorlib.tfrecords import write_examples
+        >>> from tutorlib import Chunk, write_examples
         >>> folder = tempfile.mkdtemp() + "/examples"
         >>> _ = write_examples(Chunk({"C1": np.arange(5), "y": np.ones(5)}), folder)
         >>> schema = Schema([Column("C1", "categorical"), Column("y", "label", "float32")])
@@ -89,11 +89,11 @@ def native_dataset(files: Any, batch_size: int, schema: Schema, **options: Any) 
     import tensorflow as tf
 
     chosen = ReadOptions(**options)
-    labels = schema.labels.names
-    if len(labels) != 1 or schema.with_role("weight").names:
+    labels, weights = schema.labels.names, schema.with_role("weight").names
+    if len(labels) != 1 or weights:
         raise ValueError(
-            "make_batched_features_dataset knows exactly one label and no weight; the schema has "
-            f"labels {labels}, weights {schema.with_role('weight').names}. Use parsed_batches."
+            "make_batched_features_dataset takes exactly one label and no weight, got labels "
+            f"{labels} and weights {weights}. Use parsed_batches."
         )
     dataset = tf.data.experimental.make_batched_features_dataset(
         record_files(files, EXAMPLES, schema),
@@ -110,42 +110,41 @@ def native_dataset(files: Any, batch_size: int, schema: Schema, **options: Any) 
     )
     if not any(column.multi_hot for column in schema):
         return dataset
-    return dataset.map(lambda features, label: (inputs_of(features, schema), label))
+    return dataset.map(lambda features, label: (_inputs(features, schema), label))
 
 
 def parsed_examples(
-    files: Any,
+    files: Files,
     batch_size: int,
     schema: Schema,
     *,
     parallel_calls: int | None = None,
     **options: Any,
 ) -> Any:
-    """Return the batches that most people's own code makes: parse each record, then batch.
+    """Return batches as most people's own code makes them: parse each record, then batch.
 
-    One call of `tf.io.parse_single_example` a row: the cost of a call, and of a look at each name,
-    for every row.
+    It calls `tf.io.parse_single_example` for every row, and so pays for a call and for a lookup of
+    each name per row.
 
     Args:
         files: as for `native_dataset`.
-        batch_size: rows of a batch.
-        schema: what to read.
-        parallel_calls: records that are parsed at a time; None parses one after the other,
-            `tf.data.AUTOTUNE` leaves it to tf.data.
+        batch_size: rows per batch, at least 1.
+        schema: columns to read.
+        parallel_calls: records parsed at the same time; None parses one after the other,
+            `tf.data.AUTOTUNE` lets tf.data choose.
         options: those of `ReadOptions`.
 
     Returns:
-        `tf.data.Dataset` of one epoch of (inputs, labels) or (inputs, labels, weights); labels are
-        a dict where the schema has several, weights are [batch].
+        `tf.data.Dataset` of one epoch of (inputs, labels) or (inputs, labels, weights). Labels are
+        a dict if the schema has several; weights are [batch].
 
     Raises:
-        FileNotFoundError: if no file is there.
-        ValueError: if the schema has columns that the folder does not have.
+        FileNotFoundError: if there is no file.
+        ValueError: if the folder lacks columns of the schema.
 
     Example:
         >>> import tempfile
-        >>> import numpy as np
-        >>> from tutorlib import Chunk, Column, write_examples
+        >>> from tutorlib import Chunk, write_examples
         >>> folder = tempfile.mkdtemp() + "/examples"
         >>> _ = write_examples(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder)
         >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
@@ -167,29 +166,28 @@ def parsed_examples(
     return batches.map(lambda batch: as_batch(batch, schema)).prefetch(tf.data.AUTOTUNE)
 
 
-def parsed_batches(files: Any, batch_size: int, schema: Schema, **options: Any) -> Any:
-    """Return the same batches the other way round: batch the records, then parse a batch at a time.
+def parsed_batches(files: Files, batch_size: int, schema: Schema, **options: Any) -> Any:
+    """Return the same batches the faster way: batch the records, then parse a batch at a time.
 
-    One `tf.io.parse_example` a batch, on all cores (`num_parallel_calls=AUTOTUNE`), files read in
-    parallel where the order is random anyway.
+    It calls `tf.io.parse_example` once per batch, on all cores (`num_parallel_calls=AUTOTUNE`). If
+    the order is random and has no seed, it reads several files at the same time.
 
     Args:
         files: as for `native_dataset`.
-        batch_size: rows of a batch.
-        schema: what to read.
+        batch_size: rows per batch, at least 1.
+        schema: columns to read.
         options: those of `ReadOptions`.
 
     Returns:
         As `parsed_examples`.
 
     Raises:
-        FileNotFoundError: if no file is there.
-        ValueError: if the schema has columns that the folder does not have.
+        FileNotFoundError: if there is no file.
+        ValueError: if the folder lacks columns of the schema.
 
     Example:
         >>> import tempfile
-        >>> import numpy as np
-        >>> from tutorlib import Chunk, Column, write_examples
+        >>> from tutorlib import Chunk, write_examples
         >>> folder = tempfile.mkdtemp() + "/examples"
         >>> _ = write_examples(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder)
         >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
@@ -208,38 +206,25 @@ def parsed_batches(files: Any, batch_size: int, schema: Schema, **options: Any) 
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
-def _records(paths: list[str], options: ReadOptions) -> Any:
-    """Return the records of all files, one by one, in the order asked for."""
-    import tensorflow as tf
-
-    if not options.shuffle:
-        return tf.data.TFRecordDataset(paths)
-    names = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths), seed=options.seed)
-    parallel = None if options.seed is not None else tf.data.AUTOTUNE
-    records = tf.data.TFRecordDataset(names, num_parallel_reads=parallel)
-    return records.shuffle(options.shuffle_buffer, seed=options.seed)
-
-
-def prebatched_dataset(folder: str | os.PathLike[str], schema: Schema) -> Any:
+def prebatched_dataset(folder: Folder, schema: Schema) -> Any:
     """Return the batches that `write_prebatched` wrote, in the order in which it wrote them.
 
     Args:
         folder: folder that `write_prebatched` wrote.
-        schema: what to read; other columns are not decoded.
+        schema: columns to read; the others are not decoded.
 
     Returns:
-        `tf.data.Dataset` of (inputs, labels) or (inputs, labels, weights), as `parsed_batches`,
-        with integers as wide as they were in the Parquet files (int32 or int64). Its cardinality
-        is known, so `.shuffle(len(dataset))` puts the batches in random order.
+        `tf.data.Dataset` as `parsed_batches`, except that integers are int32 or int64, as wide as
+        they were in the Parquet files. Its cardinality is known, so `.shuffle(len(dataset))` puts
+        the batches in random order.
 
     Raises:
-        FileNotFoundError: if the folder is not there or was not written by this package.
-        ValueError: if it holds another form, or lacks columns of the schema.
+        FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
+        ValueError: if the folder has another form or lacks columns of the schema.
 
     Example:
         >>> import tempfile
-        >>> import numpy as np
-        >>> from tutorlib import Chunk, Column, write_prebatched
+        >>> from tutorlib import Chunk, write_prebatched
         >>> folder = tempfile.mkdtemp() + "/prebatched"
         >>> _ = write_prebatched(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder, batch_size=2)
         >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
@@ -268,8 +253,73 @@ def prebatched_dataset(folder: str | os.PathLike[str], schema: Schema) -> Any:
     return with_length(batches, metadata["rows"], metadata["batch_size"], drop_last=False)
 
 
+def _records(paths: list[str], options: ReadOptions) -> Any:
+    """Return the records of all files, one by one, in the order asked for."""
+    import tensorflow as tf
+
+    if not options.shuffle:
+        return tf.data.TFRecordDataset(paths)
+    names = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths), seed=options.seed)
+    parallel = None if options.seed is not None else tf.data.AUTOTUNE
+    records = tf.data.TFRecordDataset(names, num_parallel_reads=parallel)
+    return records.shuffle(options.shuffle_buffer, seed=options.seed)
+
+
+# ---- what all readers share, also those of raw cells --------------------------------------------
+
+
+def parsing_features(schema: Schema) -> dict[str, Any]:
+    """Return the features that `tf.io.parse_example` needs: {name: type and shape}.
+
+    Example:
+        >>> parsing_features(Schema([Column("C1", "categorical")]))["C1"].dtype
+        tf.int64
+    """
+    import tensorflow as tf
+
+    def feature(column: Column) -> Any:
+        dtype = tf.int64
+        if column.dtype == "string":
+            dtype = tf.string
+        elif np.dtype(column.dtype).kind == "f":
+            dtype = tf.float32
+        if column.multi_hot:
+            return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int32)
+        return tf.io.FixedLenFeature([1], dtype)
+
+    return {column.name: feature(column) for column in schema}
+
+
+def as_batch(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
+    """Return (inputs, labels) or (inputs, labels, weights), as the loader does."""
+    return _inputs(features, schema), *targets_of(features, schema)
+
+
+def _inputs(features: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Return the inputs of a batch: a list column as values and nnzs, the others unchanged."""
+    inputs = {}
+    for column in schema.features:
+        values, nnzs = f"{column.name}__values", f"{column.name}__nnzs"
+        if not column.multi_hot:
+            inputs[column.name] = features[column.name]
+        elif values in features:
+            inputs |= {values: features[values], nnzs: features[nnzs]}
+        else:
+            ragged = features[column.name]
+            inputs |= {values: ragged.values[:, None], nnzs: ragged.row_lengths()[:, None]}
+    return inputs
+
+
+def targets_of(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
+    """Return (labels,) or (labels, weights): a tensor, or a dict of several labels; weights [n]."""
+    labels = {name: features[name] for name in schema.labels.names}
+    target = next(iter(labels.values())) if len(labels) == 1 else labels or None
+    weights = [features[name][:, 0] for name in schema.with_role("weight").names]
+    return target, *weights
+
+
 def with_length(batches: Any, rows: int, batch_size: int, *, drop_last: bool) -> Any:
-    """Tell a dataset of batches how many it gives, and make it read ahead."""
+    """Return a dataset of batches that knows how many it gives, and prefetches."""
     import tensorflow as tf
 
     steps = rows // batch_size if drop_last else -(-rows // batch_size)
