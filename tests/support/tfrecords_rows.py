@@ -1,11 +1,11 @@
-"""What the tests of tfrecords share: rows of all kinds of columns, and a look at what was read."""
+"""Rows with all kinds of columns for the tests of tfrecords, and a look at what was read."""
 
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 
-from tutorlib.chunk import Chunk, Ragged
-from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.chunk import Chunk, Ragged, Strings
 from tutorlib.schema import Column, Schema
 
 ROWS = 1000
@@ -20,43 +20,24 @@ SCHEMA = Schema(
 SCALARS = Schema(column for column in SCHEMA if not column.multi_hot)
 
 
-def lists(rng, rows, longest, values):
-    """Return random lists of 0 to `longest` values."""
-    nnzs = rng.integers(0, longest + 1, rows)
-    return Ragged(values(int(nnzs.sum())), np.concatenate([[0], np.cumsum(nnzs)]))
-
-
 def some_rows(rows=ROWS):
     """Return rows of the columns of SCHEMA."""
     rng = np.random.default_rng(0)
-    return Chunk(
-        {
-            "I1": rng.normal(size=rows).astype(np.float32),
-            "label": rng.integers(0, 2, rows).astype(np.float32),
-            "C1": rng.integers(0, 100_000, rows).astype(np.int32),
-            "genres": lists(rng, rows, 5, lambda n: rng.integers(0, 300, n)),
-        }
-    )
+    i1 = rng.normal(size=rows).astype(np.float32)
+    label = rng.integers(0, 2, rows).astype(np.float32)
+    c1 = rng.integers(0, 100_000, rows).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 6, rows))])
+    genres = Ragged(rng.integers(0, 300, offsets[-1]), offsets)
+    return Chunk({"I1": i1, "label": label, "C1": c1, "genres": genres})
 
 
-def as_parquet(rows, folder):
-    """Return rows as a source of two files and four row groups."""
-    with ParquetSink(folder, row_group_rows=300, rows_per_file=600) as sink:
-        sink.write(rows)
-    return ParquetSource(folder)
-
-
-def text(values):
-    """Return texts as a column."""
-    import pyarrow as pa
-
-    from tutorlib.chunk import Strings
-
+def strings(values):
+    """Return a column of strings."""
     return Strings.from_arrow(pa.array(values, pa.string()))
 
 
 def gathered(dataset):
-    """Return all rows of a dataset as columns, lists as Python lists, in the order they came."""
+    """Return all rows of a dataset in order, as {name: list}; a row of lists is a list."""
     columns = {}
     for inputs, label in dataset:
         batch = {name: tensor.numpy() for name, tensor in inputs.items()}
@@ -70,8 +51,22 @@ def gathered(dataset):
 
 
 def as_lists(chunk):
-    """Return the columns of a chunk as Python lists."""
+    """Return the columns of a chunk as {name: list}."""
     return {name: column.tolist() for name, column in chunk.items()}
+
+
+def assert_permuted(read, rows):
+    """Assert that the gathered rows are the rows of a chunk, each once, in another order."""
+    expected = as_lists(rows)
+    assert read["I1"] != expected["I1"]
+    order = [expected["I1"].index(value) for value in read["I1"]]
+    assert sorted(order) == list(range(ROWS))
+    assert read == {name: [column[i] for i in order] for name, column in expected.items()}
+
+
+def batch_sizes(dataset):
+    """Return the rows of each batch."""
+    return [batch[1].shape[0] for batch in dataset]
 
 
 def contents(folder):

@@ -1,10 +1,10 @@
-"""An encoded row has the bytes that protobuf writes."""
+"""Encoding: rows and batches have exactly the bytes that protobuf writes."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.support.tfrecords_rows import text
+from tests.support.tfrecords_rows import strings
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.tfrecords import encode_examples
 from tutorlib.tfrecords.encoding import encode_batch
@@ -32,8 +32,8 @@ def test_an_encoded_row_has_the_bytes_that_protobuf_writes():
     edges = np.array([0, 1, 127, 128, 16_383, 16_384, 2**31, 2**63 - 1, -1, -(2**63)])
     n = len(edges)
     rng = np.random.default_rng(1)
-    letters = text(["", "a", "ä" * 70, "x" * 200] + ["name"] * (n - 4))
-    tags = text([f"tag {i}" for i in range(30)])
+    letters = strings(["", "a", "ä" * 70, "x" * 200] + ["name"] * (n - 4))
+    tags = strings([f"tag {i}" for i in range(30)])
     chunk = Chunk(
         {
             "edges": edges,
@@ -58,7 +58,7 @@ def test_an_encoded_row_has_the_bytes_that_protobuf_writes():
     )
 
 
-def test_columns_of_empty_lists_and_chunks_without_rows_are_encoded():
+def test_empty_lists_and_chunks_without_rows_are_encoded():
     nothing = Ragged(np.zeros(0, np.int64), np.zeros(4, np.int64))
     chunk = Chunk({"int64_list": nothing, "a": np.arange(3)})
     assert list(encode_examples(chunk)) == by_protobuf(chunk)

@@ -1,11 +1,20 @@
-"""Raw cells: the rows of the Parquet files by FixedLengthRecordDataset, by column and stacked."""
+"""Readers of raw cells return the rows that were written, by column and stacked."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.support.tfrecords_rows import ROWS, SCALARS, as_lists, gathered, some_rows, text
+from tests.support.tfrecords_rows import (
+    ROWS,
+    SCALARS,
+    as_lists,
+    assert_permuted,
+    batch_sizes,
+    gathered,
+    some_rows,
+    strings,
+)
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink, ParquetSource
@@ -39,18 +48,14 @@ def batches(tmp_path, rows):
     return tmp_path / "raw_batches"
 
 
-def sizes(dataset):
-    return [batch[1].shape[0] for batch in dataset]
-
-
-def test_rows_come_in_their_order(raw, batches, rows):
+def test_without_shuffling_rows_come_in_the_order_of_the_file(raw, batches, rows):
     for dataset in (raw_columns(raw, 128, SCALARS, shuffle=False), raw_batches(batches, SCALARS)):
         assert gathered(dataset) == as_lists(rows)
-        assert sizes(dataset) == [128] * 7 + [104]
+        assert batch_sizes(dataset) == [128] * 7 + [104]
         assert len(dataset) == 8
 
 
-def test_the_file_holds_the_cells_and_nothing_else(raw, batches, rows):
+def test_the_file_holds_cells_and_nothing_else(raw, batches, rows):
     expected = np.stack([rows[name].view(np.int32) for name in SCALARS.names])
     read = np.fromfile(raw / "cells.bin", np.int32)
     assert np.array_equal(read, expected.T.ravel())
@@ -68,32 +73,28 @@ def test_the_file_holds_the_cells_and_nothing_else(raw, batches, rows):
 
 
 @pytest.mark.parametrize("reader", [raw_columns, raw_stacked])
-def test_any_batch_size_reads_all_rows(reader, raw):
+def test_every_row_is_read_with_any_batch_size(reader, raw):
     for batch_size in (7, 500, ROWS, ROWS + 1):
         for shuffle in (True, False):
             dataset = reader(raw, batch_size, SCALARS, shuffle=shuffle)
             rest = [ROWS % batch_size] if ROWS % batch_size else []
-            found = sizes(dataset)
+            found = batch_sizes(dataset)
             assert found == [batch_size] * (ROWS // batch_size) + rest
             assert len(dataset) == len(found)
             whole = reader(raw, batch_size, SCALARS, shuffle=shuffle, drop_last=True)
-            assert sizes(whole) == [batch_size] * (ROWS // batch_size)
+            assert batch_sizes(whole) == [batch_size] * (ROWS // batch_size)
             assert len(whole) == ROWS // batch_size
 
 
-def test_shuffled_rows_come_once_in_another_order_that_the_seed_fixes(raw, rows):
+def test_shuffling_permutes_the_rows_and_the_seed_fixes_the_order(raw, rows):
     first, again, other = (gathered(raw_columns(raw, 128, SCALARS, seed=s)) for s in (3, 3, 4))
     assert first == again != other
-    expected = as_lists(rows)
-    assert first["I1"] != expected["I1"]
-    order = [expected["I1"].index(value) for value in first["I1"]]
-    assert sorted(order) == list(range(ROWS))
-    assert first == {name: [column[i] for i in order] for name, column in expected.items()}
+    assert_permuted(first, rows)
 
 
 @pytest.fixture
 def wide(tmp_path):
-    """Columns of a role that do not stand side by side, with a label and a weight."""
+    """Columns of a role that are not next to each other, with a label and a weight."""
     rng = np.random.default_rng(1)
     roles = {"a": "categorical", "x": "continuous", "b": "categorical", "y": "continuous"}
     roles |= {"label": "label", "w": "weight"}
@@ -114,7 +115,7 @@ def wide(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["columns", "stacked"])
-def test_batches_are_those_of_the_loader(layout, wide):
+def test_batches_equal_those_of_the_loader(layout, wide):
     schema, parquet, folder = wide
     reader = {"columns": raw_columns, "stacked": raw_stacked}[layout]
     options = {"schema": schema, "shuffle": False, "batch_layout": layout}
@@ -135,7 +136,7 @@ def test_a_stacked_batch_has_no_tensor_for_a_role_without_columns(wide):
     assert (label.shape, weight.shape) == ([20, 1], [20])
 
 
-def test_every_kind_of_number_is_read_back(tmp_path):
+def test_numbers_of_every_dtype_are_read_back(tmp_path):
     columns = {kind: np.array([0, 1, 100], kind) for kind in KINDS}
     columns["negative"] = np.array([-1, -(2**31), 2**31 - 1])
     columns["flag"] = np.array([True, False, True])
@@ -159,21 +160,21 @@ def test_every_kind_of_number_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (text(["a", "b"]), "'x': strings have no fixed width"),
+        (strings(["a", "b"]), "'x': strings have no fixed width"),
         (Ragged(np.arange(2), np.array([0, 1, 2])), "'x': lists have no fixed width"),
         (np.array([1, 2**31]), "'x': 2147483648 does not fit into int32"),
         (np.array([1, -(2**31) - 1]), "'x': -2147483649 does not fit into int32"),
         (np.array([1, 2**63], np.uint64), "'x': 9223372036854775808 does not fit into int32"),
     ],
 )
-def test_what_has_no_cell_of_four_bytes_is_refused(column, message, tmp_path):
+def test_values_that_do_not_fit_into_four_bytes_are_refused(column, message, tmp_path):
     for write in (write_raw, lambda *a: write_raw_batches(*a, batch_size=2)):
         with pytest.raises(ValueError, match=message):
             write(Chunk({"x": column}), tmp_path / "raw")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_does_not_fit_is_refused(tmp_path, raw, batches, wide):
+def test_a_folder_of_another_form_or_other_columns_is_refused(tmp_path, raw, batches, wide):
     with pytest.raises(ValueError, match="holds the form 'raw', not 'raw_batches'"):
         raw_batches(raw, SCALARS)
     with pytest.raises(ValueError, match="holds the form 'raw_batches', not 'raw'"):

@@ -1,4 +1,4 @@
-"""Readers of TFRecord files give exactly the rows of the Parquet files, as the loader does."""
+"""Readers of TFRecord files return exactly the rows of the Parquet files, as the loader does."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.tfrecords_rows import (
-    ROWS,
     SCALARS,
     SCHEMA,
     as_lists,
-    as_parquet,
+    assert_permuted,
+    batch_sizes,
     gathered,
-    some_rows,
-    text,
+    strings,
 )
 from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader
@@ -38,22 +37,6 @@ READERS = (native_dataset, parsed_examples, parallel_examples, parsed_batches)
 
 
 @pytest.fixture
-def rows():
-    return some_rows()
-
-
-@pytest.fixture
-def parquet(tmp_path, rows):
-    return as_parquet(rows, tmp_path / "parquet")
-
-
-@pytest.fixture
-def examples(tmp_path, parquet):
-    write_examples(parquet, tmp_path / "examples", rows_per_file=400, progress=False)
-    return tmp_path / "examples"
-
-
-@pytest.fixture
 def prebatched(tmp_path, parquet):
     write_prebatched(
         parquet, tmp_path / "prebatched", batch_size=128, batches_per_file=3, progress=False
@@ -73,40 +56,30 @@ def test_prebatched_records_hold_the_rows_of_the_parquet_files_in_their_order(pr
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_shuffled_readers_give_each_row_once_in_another_order(reader, examples, rows):
-    read = gathered(reader(examples, 128, SCHEMA, seed=1))
-    expected = as_lists(rows)
-    assert read["I1"] != expected["I1"]
-    order = [expected["I1"].index(value) for value in read["I1"]]
-    assert sorted(order) == list(range(ROWS))
-    assert read == {name: [column[i] for i in order] for name, column in expected.items()}
+def test_shuffling_permutes_the_rows(reader, examples, rows):
+    assert_permuted(gathered(reader(examples, 128, SCHEMA, seed=1)), rows)
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_seed_fixes_the_order(reader, examples):
+def test_the_seed_fixes_the_order(reader, examples):
     first, again, other = (gathered(reader(examples, 128, SCALARS, seed=s)) for s in (3, 3, 4))
     assert first == again != other
 
 
-def test_readers_give_the_names_and_shapes_of_the_loader(examples, prebatched, parquet):
+def test_batches_have_the_names_and_shapes_of_the_loader(examples, prebatched, parquet):
     loader = KerasSequenceLoader(parquet, 128, schema=SCHEMA, shuffle=False)
     inputs, label = loader.peek()
     for dataset in (
         *(reader(examples, 128, SCHEMA, shuffle=False) for reader in READERS),
         prebatched_dataset(prebatched, SCHEMA),
     ):
-        sizes = []
-        for number, (read, read_label) in enumerate(dataset):
-            sizes.append(read_label.shape[0])
-            if number == 0:
-                assert {n: t.shape for n, t in read.items()} == {
-                    n: t.shape for n, t in inputs.items()
-                }
-                kinds = {n: t.dtype.is_integer for n, t in read.items()}
-                assert kinds == {n: t.dtype.is_integer for n, t in inputs.items()}
-                assert read_label.shape == label.shape
-                assert read_label.dtype == label.dtype
-        assert sizes == [128] * 7 + [104]
+        read, read_label = next(iter(dataset))
+        assert {n: t.shape for n, t in read.items()} == {n: t.shape for n, t in inputs.items()}
+        kinds = {n: t.dtype.is_integer for n, t in read.items()}
+        assert kinds == {n: t.dtype.is_integer for n, t in inputs.items()}
+        assert read_label.shape == label.shape
+        assert read_label.dtype == label.dtype
+        assert batch_sizes(dataset) == [128] * 7 + [104]
 
 
 def test_dtypes_are_int64_and_float32_from_examples_and_as_stored_from_prebatched(
@@ -128,13 +101,12 @@ def test_a_dataset_of_prebatched_records_knows_its_length(prebatched):
     assert len(prebatched_dataset(prebatched, SCALARS)) == 8
 
 
-def test_drop_last_leaves_out_the_batch_that_is_not_full(examples):
+def test_drop_last_drops_the_batch_that_is_not_full(examples):
     for reader in READERS:
-        sizes = [label.shape[0] for _, label in reader(examples, 128, SCALARS, drop_last=True)]
-        assert sizes == [128] * 7
+        assert batch_sizes(reader(examples, 128, SCALARS, drop_last=True)) == [128] * 7
 
 
-def test_several_labels_and_a_weight_come_as_from_the_loader(examples):
+def test_several_labels_are_a_dict_and_a_weight_is_the_third_element(examples):
     schema = Schema(
         [
             SCHEMA["C1"],
@@ -155,16 +127,18 @@ def test_several_labels_and_a_weight_come_as_from_the_loader(examples):
             native_dataset(examples, 8, unfit)
 
 
-def test_text_is_read_back(tmp_path):
+def test_strings_are_read_back(tmp_path):
     with ParquetSink(tmp_path / "p") as sink:
-        sink.write(Chunk({"title": text(["Alien", "", "Ärger"]), "label": np.ones(3, np.float32)}))
+        sink.write(
+            Chunk({"title": strings(["Alien", "", "Ärger"]), "label": np.ones(3, np.float32)})
+        )
     write_examples(tmp_path / "p", tmp_path / "e", progress=False)
     schema = Schema([Column("title", "categorical", "string"), Column("label", "label", "float32")])
     inputs, _ = next(iter(parsed_batches(tmp_path / "e", 3, schema, shuffle=False)))
     assert [t.decode() for t in inputs["title"].numpy()[:, 0]] == ["Alien", "", "Ärger"]
 
 
-def test_readers_refuse_what_is_not_there(tmp_path, examples, prebatched):
+def test_missing_files_other_forms_and_missing_columns_are_refused(tmp_path, examples, prebatched):
     with pytest.raises(FileNotFoundError, match="no TFRecord file"):
         parsed_batches(tmp_path / "nowhere", 8, SCHEMA)
     with pytest.raises(FileNotFoundError, match="was not written by write_examples"):

@@ -1,4 +1,4 @@
-"""Files are there whole or not at all, with the rows asked for, by any number of threads."""
+"""Writers leave a complete folder or none, with the same files for any number of threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.support.tfrecords_rows import SCALARS, as_parquet, contents, some_rows
+from tests.support.tfrecords_rows import SCALARS, batch_sizes, contents
 from tutorlib.chunk import Chunk
 from tutorlib.parquet import ParquetSink
 from tutorlib.tfrecords import (
@@ -36,23 +36,7 @@ WRITERS = {
 forms = pytest.mark.parametrize("form", WRITERS)
 
 
-@pytest.fixture
-def rows():
-    return some_rows()
-
-
-@pytest.fixture
-def parquet(tmp_path, rows):
-    return as_parquet(rows, tmp_path / "parquet")
-
-
-@pytest.fixture
-def examples(tmp_path, parquet):
-    write_examples(parquet, tmp_path / "examples", rows_per_file=400)
-    return tmp_path / "examples"
-
-
-def test_files_have_the_rows_asked_for_and_the_facts_tell_them(tmp_path, parquet):
+def test_files_have_the_rows_asked_for_and_the_metadata_says_so(tmp_path, parquet):
     written = write_examples(
         parquet, tmp_path / "e", rows_per_file=400, limit_rows=900, columns=["C1", "label"],
     )  # fmt: skip
@@ -74,11 +58,12 @@ def test_files_have_the_rows_asked_for_and_the_facts_tell_them(tmp_path, parquet
         parquet, tmp_path / "b", batch_size=200, limit_rows=500, batches_per_file=2
     )
     assert (written.files, written.rows) == (2, 500)
-    sizes = [label.shape[0] for _, label in prebatched_dataset(tmp_path / "b", SCALARS)]
-    assert sizes == [200, 200, 100]
+    assert batch_sizes(prebatched_dataset(tmp_path / "b", SCALARS)) == [200, 200, 100]
 
 
-def test_a_target_that_is_there_is_not_touched(tmp_path, parquet, examples):
+def test_only_a_folder_that_a_writer_made_is_replaced_and_only_on_request(
+    tmp_path, parquet, examples
+):
     before = (examples / "part_00000.tfrecord").read_bytes()
     for write in (write_examples, lambda s, f, **k: write_prebatched(s, f, batch_size=8, **k)):
         with pytest.raises(FileExistsError, match="pass overwrite=True"):
@@ -94,7 +79,7 @@ def test_a_target_that_is_there_is_not_touched(tmp_path, parquet, examples):
     assert (other / "thesis.txt").exists()
 
 
-def test_a_failure_leaves_nothing_and_says_where(tmp_path):
+def test_an_error_names_the_place_and_leaves_nothing_behind(tmp_path):
     import pyarrow as pa
 
     with ParquetSink(tmp_path / "p", row_group_rows=2) as sink:
@@ -125,7 +110,7 @@ def test_numbers_below_one_are_refused(name, tmp_path, parquet):
         write_examples(parquet, tmp_path / "e", **{name: 0})
 
 
-def test_the_facts_are_plain_json(examples):
+def test_the_metadata_is_plain_json(examples):
     assert json.loads((examples / "tfrecords.json").read_text())["form"] == "examples"
 
 
@@ -140,7 +125,7 @@ def test_any_number_of_threads_writes_the_same_files(form, tmp_path, parquet, mo
 
 
 @forms
-def test_rows_in_memory_are_written_as_those_of_a_file_are(form, tmp_path, parquet, rows):
+def test_rows_in_memory_give_the_same_files_as_rows_of_parquet_files(form, tmp_path, parquet, rows):
     folders = []
     for number, source in enumerate((parquet, rows, [rows.slice(0, 1), rows.slice(1, 1000)])):
         folders.append(tmp_path / str(number))
@@ -164,7 +149,7 @@ def test_an_unknown_option_is_refused(tmp_path, parquet):
     assert not (tmp_path / "folder").exists()
 
 
-def test_an_error_on_one_thread_ends_the_others(tmp_path):
+def test_an_error_on_one_thread_stops_the_others(tmp_path):
     import pyarrow as pa
 
     table = pa.table({"x": pa.array([*range(950), None, *range(49)])})
@@ -191,7 +176,7 @@ WRITERS[sys.argv[1]](HalfWay([some_rows(), some_rows()]), sys.argv[2])
 
 
 @forms
-def test_a_killed_writer_leaves_nothing_that_looks_whole(form, tmp_path, root, parquet):
+def test_a_killed_writer_leaves_nothing_that_can_be_read(form, tmp_path, root, parquet):
     folder = tmp_path / "folder"
     command = [sys.executable, "-c", HANGS_HALF_WAY, form, str(folder)]
     before = filter(None, [os.environ.get("PYTHONPATH")])
@@ -205,8 +190,8 @@ def test_a_killed_writer_leaves_nothing_that_looks_whole(form, tmp_path, root, p
         process.stdout.close()
     left = tmp_path / "folder.partial"
     assert left.exists()
-    assert list(left.iterdir())  # it had begun
-    for unfinished in (folder, left):  # not even what it left can be read by mistake
+    assert list(left.iterdir())  # it had started to write
+    for unfinished in (folder, left):
         with pytest.raises(FileNotFoundError, match="was not written by"):
             read_metadata(unfinished)
         with pytest.raises(FileNotFoundError):
