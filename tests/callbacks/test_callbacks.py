@@ -220,7 +220,7 @@ def test_throughput_refuses_what_it_cannot_measure():
 
     model = OwnStep([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    with pytest.raises(RuntimeError, match="train_step of one's own must update it"):
+    with pytest.raises(RuntimeError, match="train_step of your own must update it"):
         fit([ThroughputLogger()], model=model)
 
 

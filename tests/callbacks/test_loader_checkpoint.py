@@ -442,7 +442,7 @@ def test_a_damaged_or_later_checkpoint_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match=r"has 1000 bytes, but \d+ were written: remove"):
         LoaderCheckpoint(tmp_path, loader_of(folder)).restore(model_of())
     (found.folder / "state.json").write_text(json.dumps({**found.state, "version": 7}))
-    with pytest.raises(ValueError, match="has version 7, but 1 is needed"):
+    with pytest.raises(ValueError, match="has version 7, but this tutorlib reads version 1"):
         LoaderCheckpoint(tmp_path, loader_of(folder)).restore(model_of())
 
 

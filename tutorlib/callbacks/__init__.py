@@ -1,8 +1,7 @@
-"""Callbacks: what Keras training reports and saves besides its loss; a file for each.
+"""Callbacks: what `fit` reports and saves besides its loss.
 
-Belongs here: throughput, waiting for data, memory, validation inside `fit`, going on after an
-interruption. Does not belong here: anything that changes how a model trains, or finding out why a
-run is slow (`profiling`).
+Throughput, stalls, memory, validation on a loader, and checkpoints to resume from. A callback here
+measures a training and never changes how it trains; `tutorlib.profiling` finds out why it is slow.
 """
 
 from tutorlib.callbacks.loader_checkpoint import LoaderCheckpoint

@@ -1,4 +1,4 @@
-"""MemoryLogger: what a training holds in the host's memory and in that of the GPUs."""
+"""MemoryLogger: memory that a training uses on the host and on the GPUs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ MIB = 2**20
 
 
 class MemoryLogger(keras.callbacks.Callback):
-    """Adds the memory in use to the logs of each epoch, in MiB.
+    """Logs the memory in use at the end of each epoch, in MiB.
 
-    - `host_mib`: what of this process is in the host's memory (its resident set) at the end of the
-      epoch, before validation or after it, whichever comes first in the order of the callbacks;
-      pages that it shares with others, such as those of a file that is mapped, are counted too.
-    - `host_peak_mib`: the most that this was, since the process began.
-    - `gpu_mib` and `gpu_peak_mib`, where TensorFlow has a GPU: what its tensors hold, all GPUs
-      together, and the most since the program began or `reset_memory_stats` was called. Not in it:
-      what TensorFlow has reserved and not given out, which `nvidia-smi` shows, and other libraries.
+    - `host_mib`: resident set of this process. Pages that it shares with other processes, such as
+      those of a mapped file, count too.
+    - `host_peak_mib`: maximum of `host_mib` since the process began.
+    - `gpu_mib`, `gpu_peak_mib`: what TensorFlow's tensors hold, summed over all GPUs, and its
+      maximum since the program began or since `reset_memory_stats`. Logged only if TensorFlow has a
+      GPU.
 
-    A callback that stands behind this one (TensorBoard, CSVLogger) writes them down. Reading takes
-    less than a millisecond.
+    Not measured: memory that TensorFlow has reserved on a GPU but not given to a tensor (which
+    `nvidia-smi` shows), GPU memory of other libraries, and the host's peak within a single epoch.
+    If another callback validates at the end of an epoch, the order of the callbacks decides whether
+    `host_mib` is read before or after that.
+
+    Callbacks after this one in the list, such as TensorBoard or CSVLogger, see the figures. Reading
+    them takes less than 1 ms per epoch.
 
     Example:
         >>> import numpy as np
@@ -41,12 +45,11 @@ class MemoryLogger(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the figures to the logs."""
         if logs is not None:
-            logs.update(host_memory())
-            logs.update(gpu_memory())
+            logs.update(host_memory() | gpu_memory())
 
 
-def host_memory() -> dict[str, int]:
-    """Return {"host_mib": what this process has in memory, "host_peak_mib": the most so far}."""
+def host_memory() -> dict[str, float]:
+    """Return {"host_mib": resident set of this process, "host_peak_mib": its maximum so far}."""
     status = Path("/proc/self/status")
     if status.is_file():  # Linux: "VmRSS:     1234 kB"
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
@@ -59,8 +62,8 @@ def host_memory() -> dict[str, int]:
     return {"host_mib": now / MIB, "host_peak_mib": peak / MIB}
 
 
-def gpu_memory() -> dict[str, int]:
-    """Return {"gpu_mib": what tensors hold, "gpu_peak_mib": the most so far}; {} without a GPU."""
+def gpu_memory() -> dict[str, float]:
+    """Return {"gpu_mib": what tensors hold, "gpu_peak_mib": its maximum}; {} without a GPU."""
     if keras.backend.backend() != "tensorflow":
         return {}
     import tensorflow as tf

@@ -1,7 +1,4 @@
-"""StallReport: the share of an epoch that the training spends waiting for data, and for which work.
-
-Does not belong here: what else could be the reason that a training is slow (`profiling`).
-"""
+"""StallReport: share of an epoch that the training spends waiting for data, by stage."""
 
 from __future__ import annotations
 
@@ -12,29 +9,30 @@ from typing import Any, NamedTuple
 import keras
 
 from tutorlib.keras_bridge import TimedBatches
+from tutorlib.loader import KerasSequenceLoader
 
 STAGES = ("read", "transform", "scatter", "convert")  # as in a loader's `stats()`
 
 
 class Stall(NamedTuple):
-    """How long an epoch took, and how much of it was waiting for data.
+    """How long an epoch took, and how much of it the training waited for data.
 
     Args:
         epoch: number of the epoch in `fit`, from 0.
-        steps: training steps in it.
-        elapsed_s: seconds from its begin to the end of its last step.
+        steps: training steps of the epoch.
+        elapsed_s: seconds from the begin of the epoch to the end of its last step.
         wait_s: seconds of these in which the training waited for a batch.
-        first_wait_s: seconds of these in which it waited for the first one.
-        stages: {"read" | "transform" | "scatter" | "convert": seconds that the loader's
-            threads worked at it during the epoch, all threads together}; empty for other data.
+        first_wait_s: seconds of these in which it waited for the first batch.
+        stages: {"read" | "transform" | "scatter" | "convert": seconds of work during the epoch,
+            summed over the loader's threads}; empty for a `tf.data.Dataset`.
 
     Example:
         >>> stall = Stall(0, 30, 4.0, 1.0, 0.5, {"read": 3.0, "convert": 1.0})
         >>> stall.share, stall.by_stage
         (0.25, {'read': 0.1875, 'convert': 0.0625})
         >>> print(stall)
-        epoch 0: 25% of 4.00 s waiting for data, 0.50 s of it for the first batch; by the work of \
-the loader's threads: read 19%, convert 6%
+        epoch 0: 25% of 4.00 s waiting for data, 0.50 s of it for the first batch; by stage of the \
+loader: read 19%, convert 6%
     """
 
     epoch: int
@@ -46,12 +44,12 @@ the loader's threads: read 19%, convert 6%
 
     @property
     def share(self) -> float:
-        """Share of the epoch that was waiting, 0 to 1."""
+        """Share of the epoch spent waiting for data, 0 to 1."""
         return self.wait_s / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def by_stage(self) -> dict[str, float]:
-        """That share, divided among the stages as the work of the loader's threads was."""
+        """That share, divided in proportion to the work of the loader's threads on each stage."""
         worked = sum(self.stages.values())
         return {
             name: self.share * seconds / worked if worked else 0.0
@@ -64,39 +62,37 @@ the loader's threads: read 19%, convert 6%
             f"{self.first_wait_s:.2f} s of it for the first batch"
         )
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.by_stage.items())
-        return f"{text}; by the work of the loader's threads: {shares}" if shares else text
+        return f"{text}; by stage of the loader: {shares}" if shares else text
 
 
 class StallReport(keras.callbacks.Callback):
-    """Adds to the logs of each epoch which share of it was spent waiting for data: `stall`.
+    """Logs `stall`, the share of the epoch spent waiting for data (0 to 1), at its end.
 
-    With a `KerasSequenceLoader`, `stall_read`, `stall_transform`, `stall_scatter` and
-    `stall_convert` say which work the training waited for. A callback that stands behind this one
-    (TensorBoard, CSVLogger) writes all of them down.
+    With a `KerasSequenceLoader` it also logs `stall_read`, `stall_transform`, `stall_scatter` and
+    `stall_convert`, which add up to `stall`. Callbacks after this one in the list, such as
+    TensorBoard or CSVLogger, see all of them.
 
-    What is measured: the seconds within the call that takes the next batch. Keras takes a batch
-    only when the step before has ended, since with a callback that looks at each step, as this one
-    does, it waits for the step's loss, also on a GPU. So these are seconds in which nothing was
-    trained, and the rest of the epoch is the steps themselves. The wait for an epoch's first batch
-    is included. Left out are validation and, as in `ThroughputLogger`, the first step of a `fit`,
-    which compiles; not the wait for its batch.
+    What counts as waiting: the time within the call that takes the next batch. A callback that
+    looks at each step, as this one does, makes Keras wait for the step's loss before it takes the
+    next batch, also on a GPU. So nothing is trained during these seconds, and the rest of the epoch
+    is the steps themselves. The wait for an epoch's first batch counts. Validation does not count,
+    nor does the first step of a `fit`, which compiles; the wait for its batch does.
 
-    What is not measured: which stage a wait was for. A loader's threads work at several batches at
-    the same time, so the wait is divided among the stages in the proportion of the seconds that
-    the threads worked at each (`loader.stats()`), which is exact where one stage is all. Nor what
-    the threads take from the training while it does not wait: on a CPU both want the same cores,
-    and a reader that costs half of them shows as slower steps, not as waiting
-    (`profiling.diagnose` tells).
+    Not measured: the stage that a wait was for. The loader's threads work on several batches at the
+    same time, so the wait is divided in proportion to the seconds that they worked on each stage
+    (`loader.stats()`); this is exact if there is only one stage. Nor what the threads take from the
+    training while it does not wait: on a CPU both use the same cores, and a reader that takes half
+    of them shows as slower steps, not as a stall (`profiling.diagnose` finds that).
 
     Args:
-        data: the `KerasSequenceLoader` that `fit` is given; or a `tf.data.Dataset`: then give
-            `fit` this object's `data` in its place, for Keras takes its batches where no clock
-            can be read.
+        data: the `KerasSequenceLoader` that `fit` is given, or a `tf.data.Dataset`. In place of a
+            dataset give `fit` this object's `data`: Keras takes the batches of a dataset within
+            compiled code, which cannot read a clock.
         clock: function that returns seconds and never goes back.
 
     Attributes:
-        data: what to give to `fit`: the loader itself, or the dataset with a clock.
-        stalls: list of `Stall`, one for each epoch.
+        data: what to give to `fit`: the loader itself, or the dataset's batches with a clock.
+        stalls: list of `Stall`, one per epoch.
 
     Raises:
         TypeError: if the data is neither of the two.
@@ -116,11 +112,15 @@ class StallReport(keras.callbacks.Callback):
     def __init__(self, data: Any, *, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
         self.clock = clock
-        self.data = data if hasattr(data, "stats") else TimedBatches.of_dataset(data, clock=clock)
+        self.data: KerasSequenceLoader | TimedBatches
+        if isinstance(data, KerasSequenceLoader):
+            self.data = data
+        else:
+            self.data = TimedBatches.of_dataset(data, clock=clock)
         self.stalls: list[Stall] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Take the next step for one that compiles."""
+        """Expect the next step to compile."""
         self._compiled = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -130,7 +130,7 @@ class StallReport(keras.callbacks.Callback):
         self._begin = self._last = self.clock()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read the clock, and what was waited."""
+        """Read the clock and the seconds waited."""
         self._last, self._after = self.clock(), self._so_far()
         if not self._steps:
             self._first_wait_s = self._after["wait"] - self._before["wait"]
@@ -139,25 +139,27 @@ class StallReport(keras.callbacks.Callback):
         self._steps = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Work out the epoch's stall, and add it to the logs."""
+        """Add the epoch's stall to the logs."""
         spent = {name: now - self._before[name] for name, now in self._after.items()}
         if not spent.pop("taken"):
             raise RuntimeError(
                 f"fit has trained {self._steps} steps of epoch {epoch} without a batch from the "
                 "data of StallReport. Give fit what StallReport has as its `data`."
             )
-        stages = {name: spent[name] for name in STAGES if name in spent}
-        seconds = self._last - self._begin, spent["wait"], self._first_wait_s
-        self.stalls.append(Stall(epoch, self._steps, *seconds, stages))
+        wait_s = spent.pop("wait")
+        stall = Stall(
+            epoch, self._steps, self._last - self._begin, wait_s, self._first_wait_s, spent
+        )
+        self.stalls.append(stall)
         if logs is not None:
-            stall = self.stalls[-1]
             shares = {f"stall_{name}": share for name, share in stall.by_stage.items()}
             logs.update({"stall": stall.share, **shares})
 
     def _so_far(self) -> dict[str, float]:
-        """Return the seconds so far: {"wait": ..., and of a loader each stage: ...}.
+        """Return the seconds waited ("wait") and worked on each stage so far.
 
-        "taken" grows with each batch that is taken; a loader counts none, but waits for each.
+        "taken" grows with each batch that was taken. A loader has no such count; it waits, however
+        briefly, for each batch.
         """
         if isinstance(self.data, TimedBatches):
             return {"wait": self.data.wait_s, "taken": self.data.batches}

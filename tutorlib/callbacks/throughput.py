@@ -1,7 +1,4 @@
-"""ThroughputLogger: how many rows a second `fit` trains on, by window and by epoch.
-
-Does not belong here: where the seconds go (`stalls.py`, `profiling`).
-"""
+"""ThroughputLogger: rows per second that `fit` trains on, by window and by epoch."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from typing import Any, NamedTuple
 
 import keras
 
-COUNTS_TO = 2**24  # from where on a float32 lacks integers
+COUNTS_TO = 2**24  # a float32 does not hold every integer above
 
 
 class Throughput(NamedTuple):
-    """Rows per second over one window of training steps.
+    """Rows per second over a number of training steps.
 
     Args:
-        step: the optimizer's step at the end of the window.
-        rows: rows trained in the window.
-        elapsed_s: seconds from its begin to its end.
+        step: the optimizer's step count at the end.
+        rows: rows trained on.
+        elapsed_s: seconds.
     """
 
     step: int
@@ -29,38 +26,45 @@ class Throughput(NamedTuple):
 
     @property
     def samples_per_s(self) -> float:
-        """Rows per second."""
+        """Rows per second; NaN if no time has passed."""
         return self.rows / self.elapsed_s if self.elapsed_s else float("nan")
 
 
+class _Mark(NamedTuple):
+    """Where an epoch is: rows trained on so far, and the clock's seconds."""
+
+    rows: int
+    at_s: float
+
+
 class ThroughputLogger(keras.callbacks.Callback):
-    """Adds `samples_per_s` to the logs of each epoch, and optionally writes it to TensorBoard.
+    """Logs `samples_per_s`, rows per second, at the end of each epoch; optionally to TensorBoard.
 
-    Rows are counted, not assumed: the model's own loss metric weighs each batch by its rows, and
-    its weight is read after each step, so a last smaller batch counts as what it is, whatever feeds
-    `fit`. Keras itself waits for the loss of each step where a callback looks at steps, so the
-    reading adds no wait for the device. The metric is a float32, which counts to 16.7 million and
-    no further: of later steps of such an epoch each counts as many rows as the last one before.
+    Rows are counted, not computed from the batch size. The model's own loss metric weights each
+    batch by its rows, and this callback reads that weight after each step, so a smaller last batch
+    counts as what it is, whatever data `fit` takes. Keras itself waits for the loss of each step if
+    a callback looks at steps, so reading it adds no wait for the device. The metric is a float32,
+    which counts exactly up to 16.7 million rows per epoch; each later step of the epoch counts as
+    many rows as the last one before.
 
-    Left out: the first step of a `fit`, which compiles, and validation. Left in: waiting for data,
-    also for the first batch of later epochs.
+    The time includes waiting for data, also for the first batch of later epochs. It does not
+    include the first step of a `fit`, which compiles, nor validation.
 
     Args:
-        log_dir: folder for TensorBoard scalars `samples_per_s` (each window) and
-            `epoch_samples_per_s`, by the optimizer's step, which goes on over epochs; None for
-            none.
-        every_steps: steps in a window, at least 1.
+        log_dir: folder for the TensorBoard scalars `samples_per_s` (one per window) and
+            `epoch_samples_per_s`, by the optimizer's step; None writes none.
+        every_steps: steps per window, at least 1.
         clock: function that returns seconds and never goes back.
 
     Attributes:
-        windows: list of `Throughput`, one for each full window.
-        epochs: list of `Throughput`, one for each epoch. The first epoch of a `fit` lacks its first
-            step; with only one step its `samples_per_s` is NaN.
+        windows: list of `Throughput`, one per full window.
+        epochs: list of `Throughput`, one per epoch. The first epoch of a `fit` lacks its first
+            step; if that is its only step, `samples_per_s` is NaN.
 
     Raises:
-        ValueError: if `every_steps` is below 1, or the model has no loss metric.
-        RuntimeError: if the model's `train_step` does not count rows, or metrics were reset within
-            an epoch.
+        ValueError: if `every_steps` is below 1; from `fit`, if the model has no loss metric.
+        RuntimeError: from `fit`, if the model's `train_step` does not count rows, or something
+            resets the metrics within an epoch.
 
     Example:
         >>> import numpy as np
@@ -86,15 +90,14 @@ class ThroughputLogger(keras.callbacks.Callback):
         self.log_dir, self.every_steps, self.clock = log_dir, every_steps, clock
         self.windows: list[Throughput] = []
         self.epochs: list[Throughput] = []
-        self._writer = None
+        self._writer: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Find the row count of the model, and open the TensorBoard file."""
-        losses = [metric for metric in self.model.metrics if metric.name == "loss"]
-        if not losses or not hasattr(losses[0], "count"):
+        """Check that the model counts rows, and open the TensorBoard file."""
+        if not hasattr(self._loss_metric(), "count"):
             names = [metric.name for metric in self.model.metrics]
             raise ValueError(
-                "ThroughputLogger counts rows by the model's mean metric 'loss'; the model has "
+                "ThroughputLogger counts rows with the model's mean metric 'loss'; the model has "
                 f"{names}. Compile it with a loss."
             )
         self._compiled = False
@@ -105,19 +108,20 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the clock, except before the step that compiles."""
-        self._count, self._rows, self._step_rows = 0, 0, 0
-        self._begin = self._last = (0, self.clock()) if self._compiled else None
-        self._window_begin, self._window_batch = self._begin, -1
+        self._count = self._rows = self._step_rows = 0
+        self._begin = self._window = self._last = _Mark(0, self.clock())
+        self._window_batch = -1
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read rows and clock, and end the window when it is full."""
+        """Read rows and clock, and end the window if it is full."""
         self._last = self._mark()
-        if self._begin is None:
+        if not self._compiled:
             self._compiled = True
-            self._begin, self._window_begin, self._window_batch = self._last, self._last, batch
+            self._begin = self._window = self._last
+            self._window_batch = batch
         elif batch - self._window_batch >= self.every_steps:
-            self.windows.append(self._throughput(self._window_begin))
-            self._window_begin, self._window_batch = self._last, batch
+            self.windows.append(self._throughput(self._window))
+            self._window, self._window_batch = self._last, batch
             self._write("samples_per_s", self.windows[-1])
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -133,23 +137,26 @@ class ThroughputLogger(keras.callbacks.Callback):
             self._writer.close()
             self._writer = None
 
-    def _mark(self) -> tuple[int, float]:
-        """Return (rows of this epoch so far, seconds), after a step."""
-        metric = next(metric for metric in self.model.metrics if metric.name == "loss")
-        before, self._count = self._count, int(keras.ops.convert_to_numpy(metric.count))
+    def _loss_metric(self) -> Any:
+        return next((metric for metric in self.model.metrics if metric.name == "loss"), None)
+
+    def _mark(self) -> _Mark:
+        """Return where the epoch is after a step."""
+        before = self._count
+        self._count = int(keras.ops.convert_to_numpy(self._loss_metric().count))
         if self._count < COUNTS_TO or not self._step_rows:
             self._step_rows = self._count - before
         self._rows += self._step_rows
-        return self._rows, self.clock()
+        return _Mark(self._rows, self.clock())
 
-    def _throughput(self, begin: tuple[int, float]) -> Throughput:
+    def _throughput(self, begin: _Mark) -> Throughput:
         """Return what happened from `begin` to the end of the last step."""
-        rows, elapsed_s = self._last[0] - begin[0], self._last[1] - begin[1]
-        if rows < 0 or self._last[0] <= 0:
+        rows, elapsed_s = self._last.rows - begin.rows, self._last.at_s - begin.at_s
+        if rows < 0 or self._last.rows <= 0:
             raise RuntimeError(
-                f"the model's loss metric went from {begin[0]} to {self._last[0]} rows within an "
-                "epoch. A train_step of one's own must update it with the rows as sample_weight, "
-                "and a callback must not evaluate within an epoch, only at its end."
+                f"the model's loss metric went from {begin.rows} to {self._last.rows} rows within "
+                "an epoch. A train_step of your own must update it with the rows as "
+                "sample_weight, and a callback must evaluate only at the end of an epoch."
             )
         return Throughput(int(self.model.optimizer.iterations), rows, elapsed_s)
 
@@ -159,6 +166,6 @@ class ThroughputLogger(keras.callbacks.Callback):
             return
         import tensorflow as tf
 
-        # Keras' TensorBoard callback switches recording off for all, between its own steps.
+        # Keras's TensorBoard callback switches recording off for all, between its own steps.
         with self._writer.as_default(), tf.summary.record_if(True):
             tf.summary.scalar(name, throughput.samples_per_s, step=throughput.step)

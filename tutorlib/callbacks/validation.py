@@ -1,4 +1,4 @@
-"""KerasSequenceValidater: the figures of a second data set in the logs of each epoch."""
+"""KerasSequenceValidater: metrics on a second data set in the logs of each epoch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import keras
 
 
 class KerasSequenceValidater(keras.callbacks.Callback):
-    """Evaluates the model on a loader at the end of each epoch, as `validation_data` would.
+    """Logs the metrics of `model.evaluate(loader)` at the end of each epoch, prefixed by `val_`.
 
-    The figures are those of `model.evaluate(loader)`, since it is what runs. They are added to the
-    epoch's logs, where History and all callbacks that stand behind this one (EarlyStopping,
-    ModelCheckpoint) find them; the training figures of the epoch are already in the logs and stay
-    as they are.
+    The values are those that `validation_data=loader` gives. The training metrics in the logs stay
+    unchanged. Callbacks after this one in the list, such as EarlyStopping or ModelCheckpoint, see
+    the values. Evaluation is not part of `samples_per_s` or `stall`.
 
     Args:
-        loader: anything `model.evaluate` takes as `x`, with labels.
-        prefix: what goes before the metrics' names.
+        loader: what `model.evaluate` takes as `x`, with labels.
+        prefix: put before the name of each metric.
 
     Raises:
-        ValueError: if the logs already hold such a name, as with `validation_data` given to `fit`.
+        ValueError: from `fit`, if the logs already hold such a name, for example because `fit` was
+            given `validation_data` too.
 
     Example:
         >>> import numpy as np, tensorflow as tf
@@ -37,7 +37,7 @@ class KerasSequenceValidater(keras.callbacks.Callback):
         self.loader, self.prefix = loader, prefix
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Evaluate, and add the results to the logs."""
+        """Evaluate the model and add the results to the logs."""
         logs = {} if logs is None else logs
         results = self.model.evaluate(self.loader, return_dict=True, verbose=0)
         named = {self.prefix + name: value for name, value in results.items()}
@@ -45,6 +45,6 @@ class KerasSequenceValidater(keras.callbacks.Callback):
         if taken:
             raise ValueError(
                 f"the logs already hold {taken}. Give fit either validation_data or a "
-                "KerasSequenceValidater, or the callback another prefix."
+                "KerasSequenceValidater, or give the callback another prefix."
             )
         logs.update(named)
