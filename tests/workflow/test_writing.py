@@ -133,6 +133,12 @@ def test_a_split_by_share_has_every_row_once(source, tmp_path, seed):
     ]
 
 
+def test_equal_splits_of_different_parts_have_different_fingerprints(source):
+    shares = {"train": 0.5, "valid": 0.5}
+    halves = [split_rows(part, shares)["train"] for part in split_rows(source, shares).values()]
+    assert halves[0].fingerprint() != halves[1].fingerprint()
+
+
 def test_the_parts_of_a_split_keep_the_order_and_a_random_one_mixes_evenly():
     rows, shares = Chunk({"x": np.arange(100_000)}), {"a": 0.75, "b": 0.25}
     split = split_rows([rows.slice(0, 33_333), rows.slice(33_333, 100_000)], shares, seed=5)
@@ -150,7 +156,7 @@ def test_the_parts_of_a_split_keep_the_order_and_a_random_one_mixes_evenly():
     [
         ({"train": 0.8, "valid": 0.3}, "add up to 1"),
         ({"train": 1.0, "valid": 0.0}, "above 0"),
-        ({"train": 0.99, "valid": 0.01}, "gives none to 'valid'"),
+        ({"train": 0.99, "valid": 0.01}, "of 'valid' gives it none of the 10 rows"),
     ],
 )
 def test_shares_that_make_no_split_are_refused(shares, message):

@@ -38,7 +38,13 @@ from tutorlib.tfrecords.metadata import (
     Folder,
     check_positive,
 )
-from tutorlib.workflow.inputs import as_source, cut, errors_at, read, row_ranges_of
+from tutorlib.workflow.inputs import (
+    as_source,
+    locate_errors,
+    read_range,
+    row_ranges_in,
+    split_by_rows,
+)
 
 BLOCK_ROWS = 4096  # rows encoded at a time: about 3 MB for 40 columns, which fits into the cache
 SECTION_ROWS = 1 << 19  # rows of cells that a thread writes in one go: 84 MB for 40 columns
@@ -325,7 +331,7 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
     if missing := [name for name in columns if name not in types]:
         raise ValueError(f"columns {missing} are not in the source, which has {list(types)}")
     rows = min(source.num_rows, options.limit_rows or source.num_rows)
-    sections = cut(cut(row_ranges_of(source), rows)[0], form.section_rows)
+    sections = split_by_rows(split_by_rows(row_ranges_in(source), rows)[0], form.section_rows)
     with written_whole(target) as partial, row_bar(target.name, rows, options.progress) as done:
         partial.mkdir()
 
@@ -364,8 +370,8 @@ def _checked(
 ) -> Iterator[Chunk]:
     """Yield the rows of each range, in order; an error names the row group."""
     for row_range in row_ranges:
-        chunk = read(source, row_range, columns)
-        with errors_at(source, row_range):
+        chunk = read_range(source, row_range, columns)
+        with locate_errors(source, row_range):
             whole = Chunk({name: _without_mask(name, column) for name, column in chunk.items()})
             for name, column in whole.items():
                 form.check(name, column)

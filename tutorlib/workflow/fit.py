@@ -16,7 +16,7 @@ from typing import Any
 from tutorlib.memory import working_in
 from tutorlib.ops import LearningOp
 from tutorlib.parquet import RowRange, with_encoded_strings
-from tutorlib.workflow.inputs import errors_at, read, row_ranges_of
+from tutorlib.workflow.inputs import locate_errors, read_range, row_ranges_in
 from tutorlib.workflow.spill import Runs, spillable_nbytes
 
 States = list[dict[str, Any]]  # one for each op that learns
@@ -47,14 +47,14 @@ class FitPass:
 
     def row_ranges(self) -> list[RowRange]:
         """Return what the data consists of."""
-        return row_ranges_of(self.source)
+        return row_ranges_in(self.source)
 
     def learn_from(self, row_range: RowRange) -> States:
         """Return the states of the rows of a part."""
         workflow, names = self.workflow, self.workflow.names_to_learn(self.pending)
         with working_in(self.source):
-            chunk = read(self.source, row_range, names)
-            with errors_at(self.source, row_range):
+            chunk = read_range(self.source, row_range, names)
+            with locate_errors(self.source, row_range):
                 return workflow.partial(self.pending, chunk)
 
     def merge(self, several: Sequence[States]) -> States:

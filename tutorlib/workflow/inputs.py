@@ -1,14 +1,14 @@
-"""Parts: what rows come from, as pieces that are read one by one, in any order, on any machine.
+"""What a Workflow reads: row groups of known sizes, in files or in memory.
 
-`as_source` makes one kind of thing of all that a `Workflow` learns from: something with row groups
-of known sizes that reads rows [start, stop) of one of them. `row_ranges_of` cuts it.
+`as_source` makes a `RowSource` of everything that `Workflow.fit` accepts, and `row_ranges_in` lists
+the row ranges that threads and cluster workers then read in any order.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -16,15 +16,50 @@ from tutorlib.chunk import Chunk
 from tutorlib.ops import column_type
 from tutorlib.parquet import ParquetSource, RowGroup, RowRange
 
-RANGE_ROWS = 262_144  # most rows of a part; Criteo's 40 columns take 320 bytes a row
-INTERFACE = ("row_groups", "column_types", "num_rows", "read", "location", "fingerprint")
+RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row
+
+ColumnType = tuple[str, bool]  # NumPy name of one value or "string", whether a row holds a list
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows in row groups of known sizes. `ParquetSource`, `Chunks` and `SourceRows` are such.
+
+    Any class with these members can be given to `Workflow.fit`. Methods are called from several
+    threads at a time; row groups are named by their position in `row_groups`.
+    """
+
+    @property
+    def row_groups(self) -> Sequence[RowGroup]:
+        """The row groups, in order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all row groups."""
+
+    @property
+    def column_types(self) -> Mapping[str, ColumnType]:
+        """{column: (NumPy name of one value or "string", whether a row holds a list)}."""
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Paths or URLs of the files that hold the rows; empty if the rows are in memory."""
+
+    def read(self, position: int, columns: Sequence[str], start: int, stop: int, /) -> Chunk:
+        """Return the named columns of rows [start, stop) of a row group."""
+
+    def location(self, position: int, /) -> str:
+        """Return what error messages call a row group; "" if there is nothing to tell."""
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """Return JSON values that differ between data sets; None if that cannot be known."""
 
 
 class Chunks:
-    """Chunks in memory, with the interface of a `ParquetSource`: each is a row group.
+    """Chunks in memory as a `RowSource`: each chunk is a row group.
 
     Args:
-        chunks: with the same columns, at least one.
+        chunks: at least one, all with the same columns.
 
     Example:
         >>> import numpy as np
@@ -33,37 +68,40 @@ class Chunks:
         (3, [1])
     """
 
+    files: Sequence[str] = ()
+
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self._chunks = list(chunks)
         self.row_groups = [RowGroup(0, i, c.num_rows) for i, c in enumerate(self._chunks)]
         self.num_rows = sum(group.num_rows for group in self.row_groups)
 
     @property
-    def column_types(self) -> dict[str, tuple[str, bool]]:
-        """{name: (NumPy name of one value or "string", whether a row holds a list)}."""
+    def column_types(self) -> dict[str, ColumnType]:
+        """{column: (NumPy name of one value or "string", whether a row holds a list)}."""
         return {name: column_type(column) for name, column in self._chunks[0].items()}
 
     def read(self, position: int, columns: Sequence[str], start: int, stop: int) -> Chunk:
-        """Return rows [start, stop) of a chunk, without copying."""
+        """Return the named columns of rows [start, stop) of a chunk, without copying."""
         return self._chunks[position].select(columns).slice(start, stop)
 
     def location(self, position: int) -> str:
-        """Return words for where a chunk stands, for an error message."""
+        """Return "chunk 3", or "" if there is only one chunk."""
         return f"chunk {position}" if len(self._chunks) > 1 else ""
 
     def fingerprint(self) -> None:
-        """Return None: what is in memory is not told apart."""
+        """Return None: in-memory data has no fingerprint."""
 
 
-def as_source(data: Any) -> Any:
-    """Return `data` as something with the interface of a `ParquetSource`.
+def as_source(data: Any) -> RowSource:
+    """Return `data` as a `RowSource`.
 
     Args:
-        data: `ParquetSource`, rows of one (`split_rows`), its paths, a `Chunk`, a list of chunks, a
-            `pyarrow.Table` or a `pandas.DataFrame`.
+        data: `ParquetSource`, rows of one (`split_rows`), any other `RowSource`, the paths that
+            `ParquetSource` takes, a `Chunk`, a list of chunks, a `pyarrow.Table` or a
+            `pandas.DataFrame`.
 
     Raises:
-        ValueError: if there are no rows.
+        ValueError: if there are no row groups.
 
     Example:
         >>> as_source(pa.table({"x": [1, 2]})).column_types
@@ -74,38 +112,42 @@ def as_source(data: Any) -> Any:
     if isinstance(data, pa.Table):
         data = Chunk.from_arrow(data)
     if isinstance(data, Chunk):
-        data = Chunks([data])
-    elif isinstance(data, list | tuple) and all(isinstance(row_range, Chunk) for row_range in data):
+        data = [data]
+    if isinstance(data, list | tuple) and all(isinstance(chunk, Chunk) for chunk in data):
         data = Chunks(data)
-    elif not all(hasattr(data, name) for name in INTERFACE):
-        data = ParquetSource(data)
-    if not data.row_groups:
-        raise ValueError("there are no rows to read")
-    return data
+    source = data if isinstance(data, RowSource) else ParquetSource(data)
+    if not source.row_groups:
+        raise ValueError("the data has no rows: give at least one chunk or row group")
+    return source
 
 
-def row_ranges_of(source: Any, order: Iterable[int] | None = None) -> list[RowRange]:
-    """Return all rows as parts of at most `RANGE_ROWS` rows, by row groups in the given order.
+def row_ranges_in(source: RowSource, order: Iterable[int] | None = None) -> list[RowRange]:
+    """Return all rows of a source as row ranges of at most `RANGE_ROWS` rows.
+
+    Args:
+        source: the rows.
+        order: positions of the row groups in the order wanted; None for that of the source.
 
     Example:
         >>> import numpy as np
         >>> source = as_source(Chunk({"x": np.arange(300_000)}))
-        >>> [(some.start, some.stop) for some in row_ranges_of(source)]
+        >>> [(row_range.start, row_range.stop) for row_range in row_ranges_in(source)]
         [(0, 262144), (262144, 300000)]
     """
+    groups = source.row_groups
     return [
-        RowRange(position, start, min(start + RANGE_ROWS, source.row_groups[position].num_rows))
-        for position in (range(len(source.row_groups)) if order is None else order)
-        for start in range(0, max(1, source.row_groups[position].num_rows), RANGE_ROWS)
+        RowRange(position, start, min(start + RANGE_ROWS, groups[position].num_rows))
+        for position in (range(len(groups)) if order is None else order)
+        for start in range(0, max(1, groups[position].num_rows), RANGE_ROWS)
     ]
 
 
-def cut(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRange]]:
-    """Return the parts in lists of exactly `rows` rows each, the last one with what is left.
+def split_by_rows(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRange]]:
+    """Return the row ranges in lists of exactly `rows` rows each; the last list has the rest.
 
     Example:
         >>> ranges = [RowRange(0, 0, 5), RowRange(1, 0, 5)]
-        >>> [[part.num_rows for part in parts] for parts in cut(ranges, 4)]
+        >>> [[row_range.num_rows for row_range in some] for some in split_by_rows(ranges, 4)]
         [[4], [1, 3], [2]]
     """
     lists: list[list[RowRange]] = [[]]
@@ -121,27 +163,27 @@ def cut(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRange]]:
     return lists
 
 
-def read(source: Any, row_range: RowRange, names: Sequence[str]) -> Chunk:
-    """Return the named columns of a part.
+def read_range(source: RowSource, row_range: RowRange, columns: Sequence[str]) -> Chunk:
+    """Return the named columns of a row range.
 
-    Of a row group of up to `RANGE_ROWS` rows all rows are read, for that keeps no file open.
+    A row group of up to `RANGE_ROWS` rows is read whole and then sliced: reading a slice would keep
+    the row group's file open.
     """
-    rows = source.row_groups[row_range.row_group].num_rows
+    position, start, stop = row_range.row_group, row_range.start, row_range.stop
+    rows = source.row_groups[position].num_rows
     if row_range.num_rows < rows <= RANGE_ROWS:
-        return source.read(row_range.row_group, names, 0, rows).slice(
-            row_range.start, row_range.stop
-        )
-    return source.read(row_range.row_group, names, row_range.start, row_range.stop)
+        return source.read(position, columns, 0, rows).slice(start, stop)
+    return source.read(position, columns, start, stop)
 
 
 @contextlib.contextmanager
-def errors_at(source: Any, row_range: RowRange) -> Iterator[None]:
-    """Add to an error about values where the part stands."""
+def locate_errors(source: RowSource, row_range: RowRange) -> Iterator[None]:
+    """Add the location of a row range to each TypeError and ValueError raised in the block."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        place = source.location(row_range.row_group)
-        if not place:
+        location = source.location(row_range.row_group)
+        if not location:
             raise
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{error} (In {place}.)") from error
+        raise kind(f"{error} (In {location}.)") from error

@@ -1,9 +1,8 @@
-"""Which rows train and which validate: parts of a source that are sources themselves.
+"""split_rows: training and validation rows of one source, in order of the rows or at random.
 
-What `split_rows` gives can be handed to `Workflow.fit` and `Workflow.transform_to_parquet` in place
-of the whole, so that nothing is learned from rows that validate. A split by the values of a column
-needs nothing of this: `ParquetSource(paths, filters=[("day", "<", 6)])` and its counterpart.
-Does not belong here: reading (`parquet.py`), what is done to rows (`workflow.py`).
+Each part is a `RowSource`, so that `Workflow.fit` learns from the training rows only and
+`Workflow.transform_to_parquet` writes each part. To split by the values of a column, give two
+sources with filters: `ParquetSource(paths, filters=[("day", "<", 6)])` and its counterpart.
 """
 
 from __future__ import annotations
@@ -16,29 +15,30 @@ import numpy as np
 from tutorlib.chunk import Chunk
 from tutorlib.hashing import hash_integers
 from tutorlib.parquet import RowGroup, RowRange
-from tutorlib.workflow.inputs import as_source, read
+from tutorlib.workflow.inputs import ColumnType, RowSource, as_source, read_range
 
-_LARGEST = 2**64
+HASHES = 2**64  # number of different hashes
 
 
 def split_rows(
     data: Any, shares: Mapping[str, float], seed: int | None = None
 ) -> dict[str, SourceRows]:
-    """Return {name: rows of `data`}; each row is in exactly one, and keeps its place in the order.
+    """Return {name: its rows of `data`}: each row is in exactly one part, in the original order.
 
     Args:
-        data: as for `Workflow.fit`.
-        shares: {name: share of the rows}, which add up to 1.
-        seed: None gives the first rows to the first name, and so on: a split by time where rows
-            stand in time order, exact to a row. A number draws by a hash of the seed and the
-            number of the row: the shares are met up to chance (for n rows about
-            `sqrt(share * n)` rows off), and a row falls to the same name on every machine.
+        data: what `Workflow.fit` takes.
+        shares: {name: share of the rows}, each above 0, together 1.
+        seed: None cuts the rows in order, exact to a row: the first name gets the first rows, which
+            is a split by time where rows are in time order. An integer in [0, 2**63) draws each row
+            by a hash of the seed and the row's number. Then a part has about
+            `sqrt(share * num_rows)` rows more or less than its share, and a row is in the same part
+            on every machine.
 
     Returns:
-        Sources, of which parts are read as of the whole.
+        A source for each name.
 
     Raises:
-        ValueError: if the shares do not add up to 1, or one is not above 0, or gets no row.
+        ValueError: if the shares do not add up to 1, a share is not above 0, or a part has no row.
         TypeError: if the shares have no names.
 
     Example:
@@ -57,37 +57,37 @@ def split_rows(
         raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {seed!r}")
     if abs(sum(shares.values()) - 1) > 1e-9 or not all(share > 0 for share in shares.values()):
         raise ValueError(f"shares must be above 0 and add up to 1, got {dict(shares)}")
-    ends = np.cumsum(list(shares.values()))
+    ends = np.cumsum(list(shares.values()))[:-1].tolist()
     if seed is None:
-        bounds = [0, *(round(end * source.num_rows) for end in ends[:-1].tolist()), source.num_rows]
+        bounds = [0, *(round(end * source.num_rows) for end in ends), source.num_rows]
     else:
-        bounds = [0, *(int(end * _LARGEST) for end in ends[:-1].tolist()), _LARGEST]
-    row_ranges = {
+        bounds = [0, *(int(end * HASHES) for end in ends), HASHES]
+    parts = {
         name: SourceRows(source, low, high, seed)
-        for name, low, high in zip(shares, bounds, bounds[1:], strict=False)
+        for name, low, high in zip(shares, bounds[:-1], bounds[1:], strict=True)
     }
-    for name, row_range in row_ranges.items():
-        if row_range.num_rows == 0:
+    for name, part in parts.items():
+        if part.num_rows == 0:
             raise ValueError(
-                f"the share {shares[name]} of {source.num_rows} rows gives none to {name!r}"
+                f"the share {shares[name]} of {name!r} gives it none of the {source.num_rows} rows"
             )
-    return row_ranges
+    return parts
 
 
 class SourceRows:
-    """Some rows of a source, for a Workflow to learn from or to write; made by `split_rows`.
+    """Some rows of a source, as a `RowSource`; made by `split_rows`.
 
     Args:
         source: all rows.
-        low: first row, or with a seed the lowest hash.
-        high: row behind the last, or with a seed what all hashes are below.
-        seed: of the hash.
+        low: number of the first row; with a seed the lowest hash.
+        high: number of the row after the last; with a seed a limit that all hashes are below.
+        seed: seed of the hash; None if rows are chosen by their numbers.
 
     Attributes:
-        row_groups, num_rows: those of the source, with the rows that are left of them.
+        row_groups, num_rows: the row groups of the source that have chosen rows, and how many.
     """
 
-    def __init__(self, source: Any, low: int, high: int, seed: int | None) -> None:
+    def __init__(self, source: RowSource, low: int, high: int, seed: int | None) -> None:
         self.source, self.low, self.high, self.seed = source, low, high, seed
         counts = [group.num_rows for group in source.row_groups]
         self._first_rows = np.cumsum([0, *counts])[:-1].tolist()
@@ -106,47 +106,55 @@ class SourceRows:
         return f"SourceRows({self.num_rows:,} of the {self.source.num_rows:,} rows of a source)"
 
     @property
-    def column_types(self) -> dict[str, tuple[str, bool]]:
-        """Those of the source."""
+    def column_types(self) -> Mapping[str, ColumnType]:
+        """The column types of the source."""
         return self.source.column_types
 
-    def _rows_in(self, position: int) -> Any:
-        """Return the rows of a row group that are left, rising: a range or an array."""
+    @property
+    def files(self) -> Sequence[str]:
+        """The files of the source."""
+        return self.source.files
+
+    def _rows_in(self, position: int) -> range | np.ndarray:
+        """Return the numbers of the chosen rows within a row group of the source, ascending."""
         first, rows = self._first_rows[position], self.source.row_groups[position].num_rows
         if self.seed is None:
             return range(max(0, self.low - first), max(0, min(rows, self.high - first)))
         start = int(hash_integers(np.array([self.seed]))[0])
         numbers = np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start)
         hashes = hash_integers(numbers)
-        passes = hashes >= np.uint64(self.low)
-        if self.high < _LARGEST:
-            passes &= hashes < np.uint64(self.high)
-        return np.flatnonzero(passes)
+        chosen = hashes >= np.uint64(self.low)
+        if self.high < HASHES:
+            chosen &= hashes < np.uint64(self.high)
+        return np.flatnonzero(chosen)
 
     def read(
         self, position: int, columns: Sequence[str] | None = None, start: int = 0,
         stop: int | None = None,
     ) -> Chunk:  # fmt: skip
-        """Return rows [start, stop) of those that are left of a row group."""
+        """Return rows [start, stop) of the chosen rows of a row group.
+
+        Args:
+            position: of the row group in `row_groups`.
+            columns: names of the columns to read; None for all.
+            start: first row.
+            stop: row after the last; None for all rows from `start` on.
+        """
         position = self._positions[position]
         names = list(self.column_types) if columns is None else columns
         rows = self._rows_in(position)[start:stop]
         first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
-        chunk = read(self.source, RowRange(position, first, last), names)
-        return chunk if isinstance(rows, range) else chunk.take(np.asarray(rows) - first)
+        chunk = read_range(self.source, RowRange(position, first, last), names)
+        return chunk if isinstance(rows, range) else chunk.take(rows - first)
 
     def location(self, position: int) -> str:
-        """Return words for where a row group stands, for an error message."""
+        """Return what the source calls a row group in error messages."""
         return self.source.location(self._positions[position])
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Return the facts of the source, and which rows are taken; None if it has none."""
+        """Return the fingerprint of the source and which rows are chosen; None if it has none."""
         metadata = self.source.fingerprint()
         if metadata is None:
             return None
-        return {**metadata, "split": [self.low, self.high, self.seed]}
-
-    def close(self) -> None:
-        """Close what the source keeps open."""
-        if hasattr(self.source, "close"):
-            self.source.close()
+        splits = [*metadata.get("splits", []), [self.low, self.high, self.seed]]
+        return {**metadata, "splits": splits}

@@ -29,7 +29,7 @@ from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
 from tutorlib.storage import unfinished_folder, written_into
 from tutorlib.workflow.dask_cluster import write_on_cluster
 from tutorlib.workflow.fit import run_together
-from tutorlib.workflow.inputs import cut, errors_at, read, row_ranges_of
+from tutorlib.workflow.inputs import locate_errors, read_range, row_ranges_in, split_by_rows
 
 ENCODINGS = ("fast", "default")
 MANIFEST = "_manifest.json"
@@ -99,7 +99,7 @@ class Rewriting:
             order = np.arange(len(source.row_groups))
             if (seed := self.shuffle_seeds.get(split)) is not None:
                 np.random.default_rng([seed, 0]).shuffle(order)
-            lists = cut(row_ranges_of(source, order.tolist()), rows)
+            lists = split_by_rows(row_ranges_in(source, order.tolist()), rows)
             units += [Unit(split, number, row_ranges) for number, row_ranges in enumerate(lists)]
         return units
 
@@ -124,8 +124,8 @@ class Rewriting:
         """Return the transformed rows of a part, in the memory of the CPU."""
         source, workflow = self.sources[split], self.workflow
         with working_in(source):
-            chunk = read(source, row_range, workflow.input_names)
-            with errors_at(source, row_range):
+            chunk = read_range(source, row_range, workflow.input_names)
+            with locate_errors(source, row_range):
                 done = workflow.transform(chunk)
             return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
 
