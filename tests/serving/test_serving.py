@@ -19,6 +19,7 @@ from tutorlib.hashing import hash_integers, to_buckets
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.models import DLRM, movielens_network
 from tutorlib.ops import (
+    OPS,
     Bucketize,
     Categorify,
     Clip,
@@ -38,9 +39,10 @@ from tutorlib.ops import (
     TargetEncoding,
 )
 from tutorlib.parquet import ParquetSink
-from tutorlib.serving import export_serving
+from tutorlib.serving import SERVED, ServedByColumn, export_serving
 from tutorlib.serving import hashing as hashing_tf
-from tutorlib.serving.base import round_to
+from tutorlib.serving.base import as_string_tensor, round_to
+from tutorlib.serving.tables import KeyTable
 from tutorlib.workflow import Workflow
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -76,7 +78,7 @@ def raw_tensors(layer, chunk, nullable):
         valid = np.ones(len(values), bool)
         if isinstance(values, Masked):
             values, valid = values.values, values.valid
-        raw[key] = hashing_tf.as_string_tensor(values) if isinstance(values, Strings) else values
+        raw[key] = as_string_tensor(values) if isinstance(values, Strings) else values
         if name in nullable:
             raw[f"{name}__valid"] = valid
     return {
@@ -170,7 +172,7 @@ def test_a_long_text_among_short_ones():
 
 def test_key_table_with_many_keys_finds_them_and_no_others():
     keys = np.random.default_rng(0).permutation(50_000) * 3 - 70_000
-    table = hashing_tf.KeyTable(keys)
+    table = KeyTable(keys)
     wanted = np.arange(-80_000, 90_000)
     found = table.find(tf.constant(wanted)).numpy()
     assert np.array_equal(keys[found[found > 0] - 1], wanted[found > 0])
@@ -436,7 +438,7 @@ def test_only_the_columns_that_features_are_made_of_are_asked_for():
         ),
         (
             {"user": np.arange(3), "word": ["a", "b"]},
-            r"raw columns user and word differ in their rows",
+            r"raw columns user and word must have the same number of rows",
         ),
         (
             {"user": np.arange(2), "word": ["a", "b"], "word__valid": [True]},
@@ -476,7 +478,7 @@ def test_lists_that_do_not_add_up_are_refused(parts, rule):
 def test_a_python_list_that_is_no_column_is_refused_by_name():
     layer = Workflow(["word", "tags"] >> HashBucket(9)).fit(rows_of_all_kinds()).to_keras()
     with pytest.raises(
-        ValueError, match=r"raw column 'word' .*with False at its place in word__va"
+        ValueError, match=r"raw column 'word' .*and False in its place in word__va"
     ):
         layer({"word": ["a", None], "tags": [[1], [2]]})
     with pytest.raises(ValueError, match=r"raw column 'tags' cannot be made of this list"):
@@ -510,6 +512,21 @@ class Squared(ColumnOp):
         return column * column
 
 
+class ServedSquared(ServedByColumn[Squared]):
+    def column(self, name, column):
+        return column.with_values(column.values * column.values, column.valid)
+
+
+def test_an_op_of_ones_own_is_served_by_the_class_entered_for_it(monkeypatch):
+    monkeypatch.setitem(SERVED, Squared, ServedSquared)
+    rows = Chunk({"x": np.arange(-2.0, 3.0)})
+    Served(Workflow(["x"] >> Squared()), rows).check(rows)
+
+
+def test_every_op_of_this_library_has_a_served_version():
+    assert SERVED.keys() == set(OPS.values())
+
+
 def test_all_ops_that_cannot_be_served_are_named_at_once():
     groups = [
         ["a"] >> Squared(),
@@ -521,7 +538,7 @@ def test_all_ops_that_cannot_be_served_are_named_at_once():
     with pytest.raises(ValueError, match="cannot be served") as refused:
         workflow.to_keras()
     for part in (
-        r"Squared of the columns ['a'] has no form in TensorFlow",
+        r"Squared of the columns ['a'] has no TensorFlow version in tutorlib.serving.SERVED",
         r"LogOp of the columns ['b'] gives float64",
         r"LambdaOp of the columns ['c'] calls the Python function 'doubled': pass",
         r"LambdaOp of the columns ['d'] has a function without a name",

@@ -37,11 +37,15 @@ class Op(ABC):
     classes alone, so that loading imports nothing. Of two with one name the later is kept, as in a
     notebook whose cell ran twice."""
 
-    extra_columns: Sequence[str] = ()
-    """Columns of the data that `transform` and `partial` read beside those of the group."""
+    @property
+    def extra_columns(self) -> Sequence[str]:
+        """Columns of the data that `transform` and `partial` read beside those of the group."""
+        return ()
 
-    extra_fit_columns: Sequence[str] = ()
-    """Columns of the data that only `partial` reads beside those of the group."""
+    @property
+    def extra_fit_columns(self) -> Sequence[str]:
+        """Columns of the data that only `partial` reads beside those of the group."""
+        return ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -176,7 +180,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def name_to_save(function: Callable[..., Any], op: str) -> str:
+def name_to_save(function: object, op: str) -> str:
     """Return the name under which a user's function is saved; never its code.
 
     Raises:
@@ -329,7 +333,7 @@ class ColumnGroup:
         extra_columns = (name for op in self.ops for name in op.extra_fit_columns)
         return list(dict.fromkeys([*self.input_names, *extra_columns]))
 
-    def __rshift__(self, op: Op) -> ColumnGroup:
+    def __rshift__(self, op: object) -> ColumnGroup:
         if not isinstance(op, Op):
             if hasattr(type(op), "__rrshift__"):
                 return NotImplemented  # it has its own word to say

@@ -38,7 +38,7 @@ from tutorlib.ops.counts import (
     frequent,
     rows_of,
 )
-from tutorlib.ops.keys import combined_hashes, find_keys, group_rows
+from tutorlib.ops.keys import CombinationIndex, combined_hashes, group_rows
 from tutorlib.ops.vocabularies import (
     given_combinations,
     given_vocabulary,
@@ -147,9 +147,10 @@ class Categorify(ColumnOp, SpillingOp):
         """Return the columns without a vocabulary."""
         if self.combo:
             return [] if self._combined_name(names) in self._tables else list(names)
-        return [name for name in names if self._key(name) not in self._tables]
+        return [name for name in names if self.vocabulary_key(name) not in self._tables]
 
-    def _key(self, name: str) -> str:
+    def vocabulary_key(self, name: str) -> str:
+        """Return the name of a column's vocabulary: "joint" if all share one, else the column."""
         return "joint" if self.joint else name
 
     def _combined_name(self, names: Sequence[str]) -> str:
@@ -171,7 +172,7 @@ class Categorify(ColumnOp, SpillingOp):
             if valid is not None:
                 values = take(values, array_namespace(valid).flatnonzero(valid))
             count = count_strings if isinstance(values, Strings) else count_integers
-            state = self.merge(state, {self._key(name): count(values)})
+            state = self.merge(state, {self.vocabulary_key(name): count(values)})
         return state
 
     def _partial_of_combination(self, chunk: Chunk) -> dict[str, Any]:
@@ -250,21 +251,27 @@ class Categorify(ColumnOp, SpillingOp):
 
     def vocabulary(self, name: str) -> list[Any]:
         """Return the values of a column in the order of their ids."""
-        table = self._tables[self._key(name)]
+        table = self._tables[self.vocabulary_key(name)]
         if self.combo:
             return list(zip(*(part.tolist() for part in parts_of_keys(table)), strict=True))
         return table["value"].tolist()
 
+    def index_of(self, name: str) -> CombinationIndex:
+        """Return what finds the values of a column, or their combinations, in its vocabulary."""
+        return self._indexes[self.vocabulary_key(name)]
+
     def cardinality(self, name: str) -> int:
         """Return the number of ids of a column: ids lie in [0, cardinality)."""
-        return FIRST_OOV_ID + self.num_oov_buckets + self._tables[self._key(name)].num_rows
+        return (
+            FIRST_OOV_ID + self.num_oov_buckets + self._tables[self.vocabulary_key(name)].num_rows
+        )
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the id of each value."""
         values, valid = self._keys(name, column)
-        index = self._indexes[self._key(name)]
-        self._check_kind(name, index.keys, values)
-        found = find_keys(index, values)
+        index = self.index_of(name)
+        self._check_kind(name, index.parts[0], values)
+        found = index.find([values])
         null = None if valid is None else ~valid
         return self._ids(name, found, null, lambda rows: hash_values(take(values, rows)))
 
@@ -273,7 +280,7 @@ class Categorify(ColumnOp, SpillingOp):
         if not self.combo:
             return super().transform(chunk)
         name, parts = self._combined_name(chunk.names), self._parts(chunk)
-        index, null = self._indexes[name], None
+        index, null = self.index_of(name), None
         for (part_name, part), known in zip(parts.items(), index.parts, strict=True):
             self._check_kind(part_name, parts_of(known)[0], self._keys(part_name, part)[0])
             null = missing_in(part) if null is None else null & missing_in(part)

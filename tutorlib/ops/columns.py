@@ -109,12 +109,16 @@ def as_ids(columns: Sequence[Column], cardinality: Callable[[str], int]) -> list
     result = []
     for column in columns:
         size = cardinality(column.name)
-        changes = {"role": "categorical", "dtype": id_dtype(size), "cardinality": size}
-        result.append(dataclasses.replace(column, **changes))
+        made = dataclasses.replace(
+            column, role="categorical", dtype=id_dtype(size), cardinality=size
+        )
+        result.append(made)
     return result
 
 
 def as_floats(columns: Sequence[Column], dtype: str) -> list[Column]:
     """Return the columns as continuous ones."""
-    changes = {"role": "continuous", "dtype": dtype, "cardinality": None}
-    return [dataclasses.replace(column, **changes) for column in columns]
+    return [
+        dataclasses.replace(column, role="continuous", dtype=dtype, cardinality=None)
+        for column in columns
+    ]

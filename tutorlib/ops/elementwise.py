@@ -68,7 +68,7 @@ class Clip(ColumnOp):
     def transform_column(self, name: str, column: Any) -> Any:
         """Return the column within the limits."""
         values, valid = self._numbers(name, column)
-        low, high = (self._limit(name, v, values.dtype) for v in (self.min_value, self.max_value))
+        low, high = self.limits_for(name, values.dtype)
         if values.dtype.kind != "f":
             return with_nulls(values.clip(low, high), valid)
         xp = array_namespace(values)  # whose clip may change the sign of a zero
@@ -77,6 +77,11 @@ class Clip(ColumnOp):
         if high is not None:
             values = xp.where(values > high, high, values)
         return with_nulls(values, valid)
+
+    def limits_for(self, name: str, dtype: np.dtype) -> tuple[Any, Any]:
+        """Return (lower, upper) limit of a column as scalars of its dtype; None for no limit."""
+        low, high = (self._limit(name, limit, dtype) for limit in (self.min_value, self.max_value))
+        return low, high
 
     def _limit(self, name: str, limit: float | None, dtype: np.dtype) -> Any:
         if limit is None or dtype.kind == "f":
@@ -148,8 +153,7 @@ class Bucketize(ColumnOp):
     """
 
     def __init__(self, boundaries: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
-        many = isinstance(boundaries, Mapping)
-        for numbers in boundaries.values() if many else [boundaries]:
+        for numbers in boundaries.values() if isinstance(boundaries, Mapping) else [boundaries]:
             if len(numbers) < 1 or not np.all(np.diff(np.asarray(numbers, np.float64)) > 0):
                 raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
         self.boundaries = boundaries
@@ -158,11 +162,15 @@ class Bucketize(ColumnOp):
         """Return the id of each value's interval."""
         values = self._floats(name, column)
         xp = array_namespace(values)
-        edges = xp.asarray(per_column(self.boundaries, name), dtype=np.float64)
+        edges = xp.asarray(self.boundaries_of(name))
         ids = xp.searchsorted(edges, values, side="right").astype(np.int32)
         ids += 2
         ids[xp.isnan(values)] = NULL_ID
         return ids
+
+    def boundaries_of(self, name: str) -> np.ndarray:
+        """Return the boundaries of a column, float64 [k]."""
+        return np.asarray(per_column(self.boundaries, name), dtype=np.float64)
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the names as they are."""
@@ -251,8 +259,11 @@ class LambdaOp(ColumnOp):
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return columns of the dtype, with the role that it suggests."""
-        changes = {"role": role_of(self.dtype), "dtype": self.dtype, "cardinality": None}
-        return [dataclasses.replace(column, **changes) for column in columns]
+        role = role_of(self.dtype)
+        return [
+            dataclasses.replace(column, role=role, dtype=self.dtype, cardinality=None)
+            for column in columns
+        ]
 
     @property
     def function_name(self) -> str:

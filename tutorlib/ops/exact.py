@@ -14,7 +14,7 @@ from tutorlib.hashing import blocks_of
 LIMB_BITS = 26
 _TINY = 2.0**-900
 
-_Sums = collections.Counter  # {e: integer}: the sum of integer * 2**-e
+_Sums = collections.Counter[int]  # {e: integer}: the sum of integer * 2**-e
 
 
 def exact_sum(values: Array) -> Fraction:

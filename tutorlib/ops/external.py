@@ -58,7 +58,7 @@ class JoinExternal(Op):
         if valid is not None:
             raise ValueError(self._wrong(on, "found a null key in the table. Drop those rows."))
         try:
-            self._index = KeyIndex(keys)
+            self.index = KeyIndex(keys)
         except ValueError as error:
             raise ValueError(self._wrong(on, f"needs a table with unique keys: {error}")) from error
         self.on, self.columns_ext = on, wanted
@@ -70,9 +70,9 @@ class JoinExternal(Op):
         if isinstance(chunk[self.on], Ragged):
             raise TypeError(self._wrong(self.on, "takes one key a row, got lists"))
         keys, valid = self._keys(self.on, chunk[self.on])
-        if isinstance(keys, Strings) != isinstance(self._index.keys, Strings):
+        if isinstance(keys, Strings) != isinstance(self.index.keys, Strings):
             raise TypeError(self._wrong(self.on, "found texts on one side, integers on the other"))
-        found = find_keys(self._index, keys)
+        found = find_keys(self.index, keys)
         if valid is not None:
             found[~valid] = 0
         xp = array_namespace(found)

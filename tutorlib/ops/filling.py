@@ -51,9 +51,10 @@ class _Filler(ColumnOp):
         missing = ~valid if valid is not None else missing
         if missing is None:
             return values
-        return xp.where(missing, self._fill(name, values.dtype), values)
+        return xp.where(missing, self.number_for(name, values.dtype), values)
 
-    def _fill(self, name: str, dtype: np.dtype) -> Any:
+    def number_for(self, name: str, dtype: np.dtype) -> Any:
+        """Return what goes into a column of numbers, as a scalar of its dtype."""
         fill = self.fill_of(name)
         if dtype.kind in "iu":
             limits = np.iinfo(dtype)
@@ -194,7 +195,7 @@ class FillMedian(_Filler, LearningOp):
         if any(other != whole for other in others):
             raise TypeError("cannot take one median of integers and of floating-point numbers")
         bits = max(rounded)
-        values, counts = zip(*(coarsened(*state[2:], bits) for state in states), strict=True)
+        values, counts = zip(*(coarsened(v, n, bits) for _, _, v, n in states), strict=True)
         return self._narrowed(
             whole, bits, *added_up(np.concatenate(values), np.concatenate(counts))
         )

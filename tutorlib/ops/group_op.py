@@ -73,6 +73,11 @@ class GroupOp(SpillingOp):
             for made in self.made()
         ]
 
+    def parts_of_output(self, output: str, names: Sequence[str]) -> tuple[str, str]:
+        """Return (key, what is made of it) of the column `output`; `names` make the keys."""
+        pairs = ((key, made) for key in self.key_names(names) for made in self.made())
+        return next(pair for pair in pairs if "_".join(pair) == output)
+
     # ------------------------------------------------------------------------------ keys of rows
 
     def _parts_by_key(self, chunk: Chunk) -> dict[str, dict[str, Any]]:
@@ -164,9 +169,17 @@ class GroupOp(SpillingOp):
         self._tables = dict(tables)
         self._indexes = {key: CombinationIndex(_keys_of(table)) for key, table in tables.items()}
 
+    def index_of(self, key: str) -> CombinationIndex:
+        """Return what finds a key in its table."""
+        return self._indexes[key]
+
+    @abstractmethod
+    def number_of_new_key(self, key: str, made: str) -> float:
+        """Return what a row gets whose key was not learned, or is null."""
+
     def _places(self, key: str, parts: Mapping[str, Any]) -> Array:
         """Return the place of each row's key in the table, from 1; 0 if it is new, or null."""
-        index = self._indexes[key]
+        index = self.index_of(key)
         for (name, part), known in zip(parts.items(), index.parts, strict=True):
             values, _ = self._keys(name, part)
             if isinstance(values, Strings) != isinstance(known, Strings):

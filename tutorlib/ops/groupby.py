@@ -102,21 +102,24 @@ class JoinGroupby(GroupOp):
         """Take the tables back."""
         super().restore(learned, tables)
         self._by_key = {
-            (key, made): DeviceCache(np.append(_of_no_rows(made, table[made].dtype), table[made]))
+            (key, made): DeviceCache(self._with_new_key(key, made, table[made]))
             for key, table in tables.items()
             for made in self.made()
         }
+
+    def _with_new_key(self, key: str, made: str, numbers: Array) -> Array:
+        """Return the numbers of a table behind that of a new key: looked up by place from 1."""
+        return np.append(numbers.dtype.type(self.number_of_new_key(key, made)), numbers)
+
+    def number_of_new_key(self, key: str, made: str) -> float:
+        """Return 0 for a count or sum, else NaN."""
+        return 0.0 if made.rpartition("_")[2] in ("count", "sum") else math.nan
 
     def _numbers_at(
         self, key: str, places: Array, chunk: Chunk, offsets: Array | None
     ) -> dict[str, Array]:
         xp = array_namespace(places)
         return {made: self._by_key[key, made].on(xp)[places] for made in self.made()}
-
-
-def _of_no_rows(made: str, dtype: np.dtype) -> np.ndarray:
-    number = 0.0 if made.rpartition("_")[2] in ("count", "sum") else math.nan
-    return np.array(number, dtype)
 
 
 def _statistic(groups: GroupSums, name: str, statistic: str) -> np.ndarray:

@@ -41,18 +41,21 @@ class HashBucket(ColumnOp):
     """
 
     def __init__(self, num_buckets: int | Mapping[str, int]) -> None:
-        many = isinstance(num_buckets, Mapping)
-        for buckets in num_buckets.values() if many else [num_buckets]:
+        for buckets in num_buckets.values() if isinstance(num_buckets, Mapping) else [num_buckets]:
             _check_buckets(buckets, "HashBucket")
         self.num_buckets = num_buckets
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the bucket of each value."""
         values, valid = self._keys(name, column)
-        ids = to_buckets(hash_values(values), per_column(self.num_buckets, name))
+        ids = to_buckets(hash_values(values), self.cardinality(name))
         if valid is not None:
             ids[~valid] = 0
         return ids
+
+    def cardinality(self, name: str) -> int:
+        """Return the number of buckets of a column: ids are in [0, cardinality)."""
+        return int(per_column(self.num_buckets, name))
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the names as they are."""
@@ -63,7 +66,7 @@ class HashBucket(ColumnOp):
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return categorical columns with `num_buckets` as cardinality."""
-        return as_ids(columns, lambda name: int(per_column(self.num_buckets, name)))
+        return as_ids(columns, self.cardinality)
 
 
 class HashedCross(Op):

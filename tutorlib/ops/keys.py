@@ -43,19 +43,19 @@ class CombinationIndex:
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = list(parts)
+        self.pair_indexes: list[KeyIndex] = []
         if len(self.parts) == 1:
-            self._indexes, self._pairs = [KeyIndex(self.parts[0])], []
+            self.part_indexes = [KeyIndex(self.parts[0])]
             return
-        self._indexes = [KeyIndex(_distinct(part)) for part in self.parts]
-        self._pairs: list[KeyIndex] = []
+        self.part_indexes = [KeyIndex(_distinct(part)) for part in self.parts]
         number = self._number(0, self.parts[0])
         for place, part in enumerate(self.parts[1:], 1):
             packed = self._packed(number, place, part)
             if place == len(self.parts) - 1:
-                self._pairs.append(KeyIndex(self._each_once(packed)))
+                self.pair_indexes.append(KeyIndex(self._each_once(packed)))
             else:
-                self._pairs.append(KeyIndex(np.unique(packed)))
-                number = self._pairs[-1].find(packed)
+                self.pair_indexes.append(KeyIndex(np.unique(packed)))
+                number = self.pair_indexes[-1].find(packed)
 
     def __len__(self) -> int:
         return len(self.parts[0])
@@ -71,15 +71,15 @@ class CombinationIndex:
     def _number(self, place: int, part: Any) -> Array:
         """Return the number of each value of a part: from 1, a null the last, 0 if not known."""
         values, valid = parts_of(part)
-        number = find_keys(self._indexes[place], values).astype(np.int64)
+        number = find_keys(self.part_indexes[place], values).astype(np.int64)
         if valid is not None:
-            number[~valid] = len(self._indexes[place].keys) + 1
+            number[~valid] = len(self.part_indexes[place].keys) + 1
         return number
 
     def _packed(self, number: Array, place: int, part: Any) -> Array:
         """Return one number for each pair of a number so far and a value of the next part."""
         following = self._number(place, part)
-        packed = number.astype(np.int64) * (len(self._indexes[place].keys) + 2) + following
+        packed = number.astype(np.int64) * (len(self.part_indexes[place].keys) + 2) + following
         packed[(number == 0) | (following == 0)] = -1
         return packed
 
@@ -94,12 +94,12 @@ class CombinationIndex:
         """
         if len(parts) == 1:
             values, valid = parts_of(parts[0])
-            found = find_keys(self._indexes[0], values)
+            found = find_keys(self.part_indexes[0], values)
             if valid is not None:
                 found[~valid] = 0
             return found
         number = self._number(0, parts[0])
-        for place, (pair, part) in enumerate(zip(self._pairs, parts[1:], strict=True), 1):
+        for place, (pair, part) in enumerate(zip(self.pair_indexes, parts[1:], strict=True), 1):
             number = pair.find(self._packed(number, place, part))
         return number
 
@@ -110,17 +110,19 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
     Texts in the CPU's memory are looked up by Arrow, and each entry of a dictionary once: that
     takes 10 to 30 ns a text in place of 300.
     """
-    if isinstance(wanted, EncodedStrings):
-        return _find_strings(index, wanted.dictionary)[wanted.codes]
-    if isinstance(wanted, Strings) and isinstance(wanted.offsets, np.ndarray):
-        return _find_strings(index, wanted.to_arrow())
+    keys = index.keys
+    if isinstance(keys, Strings):
+        if isinstance(wanted, EncodedStrings):
+            return _find_strings(index, keys, wanted.dictionary)[wanted.codes]
+        if isinstance(wanted, Strings) and isinstance(wanted.offsets, np.ndarray):
+            return _find_strings(index, keys, wanted.to_arrow())
     return index.find(wanted)
 
 
-def _find_strings(index: KeyIndex, texts: pa.Array) -> np.ndarray:
-    if len(index.keys) > _KEYS_A_TEXT * len(texts):
+def _find_strings(index: KeyIndex, keys: Strings, texts: pa.Array) -> np.ndarray:
+    if len(keys) > _KEYS_A_TEXT * len(texts):
         return index.find(Strings.from_arrow(texts))
-    places = pc.index_in(texts, value_set=index.keys.to_arrow())
+    places = pc.index_in(texts, value_set=keys.to_arrow())
     return places.fill_null(-1).to_numpy() + np.int32(1)
 
 

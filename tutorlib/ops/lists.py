@@ -19,7 +19,7 @@ from tutorlib.chunk import (
     to_namespace,
 )
 from tutorlib.ops.base import Op
-from tutorlib.ops.columns import column_type, parts_of
+from tutorlib.ops.columns import column_type
 
 
 class ListSlice(Op):
@@ -55,14 +55,15 @@ class ListSlice(Op):
         pad_value: float | str = 0,
     ) -> None:
         self.start, self.end, self.pad, self.pad_value = start, end, pad, pad_value
-        if pad and self._length() < 1:
+        if pad and self.length < 1:
             raise ValueError(
                 f"ListSlice: pad=True needs a slice of one length, got [{start}:{end}]. Count "
                 "start and end from the same end of the list, start before end."
             )
 
-    def _length(self) -> int:
-        """Return the length of the slice of a long list, 0 if it has no one length."""
+    @property
+    def length(self) -> int:
+        """Length of the slice of a long list; 0 if it has no one length."""
         if self.start < 0:
             return (self.end or 0) - self.start if self.end is None or self.end < 0 else 0
         return 0 if self.end is None or self.end < 0 else self.end - self.start
@@ -82,26 +83,25 @@ class ListSlice(Op):
         starts = column.offsets[:-1] + first
         if not self.pad:
             return _gathered(column.values, starts, kept)
-        within = xp.arange(self._length())
+        within = xp.arange(self.length)
         places = starts[:, None] + within
         places[within >= kept[:, None]] = len(column.values)  # where the padding stands
-        padded = concat_columns([column.values, self._padding(name, column.values, xp)])
-        offsets = xp.arange(len(lengths) + 1) * self._length()
+        padding = to_namespace(self.padding_for(name, column_type(column)[0]), xp)
+        padded = concat_columns([column.values, padding])
+        offsets = xp.arange(len(lengths) + 1) * self.length
         return Ragged(take(padded, places.ravel()), offsets)
 
-    def _padding(self, name: str, values: Any, xp: Any) -> Any:
-        """Return a column of one value, of the type of `values`."""
-        kind = column_type(values)[0]
-        rule = f"cannot put {self.pad_value!r} into lists of {kind}"
-        if isinstance(self.pad_value, str) != (kind == "string"):
+    def padding_for(self, name: str, dtype: str) -> Any:
+        """Return a column of one row, `pad_value`, of the type of a list's values."""
+        rule = f"cannot put {self.pad_value!r} into lists of {dtype}"
+        if isinstance(self.pad_value, str) != (dtype == "string"):
             raise TypeError(self._wrong(name, rule))
-        if kind == "string":
-            return to_namespace(column_from_arrow(pa.array([self.pad_value])), xp)
-        dtype = parts_of(values)[0].dtype
+        if dtype == "string":
+            return column_from_arrow(pa.array([self.pad_value]))
         one = np.array([self.pad_value]).astype(dtype)
-        if dtype.kind != "f" and one[0] != self.pad_value:
+        if one.dtype.kind != "f" and one[0] != self.pad_value:
             raise ValueError(self._wrong(name, rule))
-        return xp.asarray(one)
+        return one
 
 
 def _from_front(place: int, lengths: Array, xp: Any) -> Array:

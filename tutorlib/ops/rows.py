@@ -164,7 +164,7 @@ class Filter(RowOp):
     def keep(self, chunk: Chunk) -> Array:
         """Return bool [n]: which rows meet the condition."""
         if self.function is not None:
-            return self._called(chunk.select(self.names))
+            return self._called(self.function, chunk.select(self.names))
         kept = None
         for every in self.condition:
             met = None
@@ -174,8 +174,8 @@ class Filter(RowOp):
             kept = met if kept is None else kept | met
         return kept
 
-    def _called(self, chunk: Chunk) -> Array:
-        result = self.function(chunk)
+    def _called(self, function: Callable[[Chunk], Array], chunk: Chunk) -> Array:
+        result = function(chunk)
         got = f"{getattr(result, 'dtype', type(result))} {getattr(result, 'shape', '')}"
         if got != f"bool ({chunk.num_rows},)":
             raise ValueError(
@@ -279,14 +279,14 @@ def _is_in(values: Array, wanted: Sequence[float], xp: Any) -> Array:
     dtype = np.dtype(np.float64)
     if values.dtype.kind != "f":
         dtype = values.dtype
-        wanted = [int(one) for one in wanted if math.isfinite(one) and one == math.floor(one)]
-        wanted = [one for one in wanted if _holds(dtype, one)]
+        whole = [int(one) for one in wanted if math.isfinite(one) and one == math.floor(one)]
+        wanted = [one for one in whole if _holds(dtype, one)]
     if not wanted:
         return xp.zeros(len(values), dtype=bool)
     return xp.isin(values, xp.asarray(wanted, dtype=dtype))
 
 
-def _compared_numbers(values: Array, comparison: str, value: float) -> Array:
+def _compared_numbers(values: Array, comparison: str, value: int | float) -> Array:
     """Return bool [n]: the same of NumPy and CuPy, which treat Python's numbers differently."""
     if values.dtype.kind in "iu":
         if isinstance(value, float):

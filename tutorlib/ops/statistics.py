@@ -55,12 +55,16 @@ class _Scaler(ColumnOp, LearningOp):
         values = self._floats(name, column)
         xp = array_namespace(values)
         result = xp.empty(len(values), dtype=self.dtype)
-        shift, scale = self._shift[name], self._scale[name]
+        shift, scale = self.shift_and_scale(name)
         for block in blocks_of(len(values), xp):
             part = values[block] - shift
-            part /= scale or math.inf
+            part /= scale
             result[block] = part
         return result
+
+    def shift_and_scale(self, name: str) -> tuple[float, float]:
+        """Return what was learned of a column: x becomes (x - shift) / scale."""
+        return self._shift[name], self._scale[name] or math.inf
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return continuous columns."""

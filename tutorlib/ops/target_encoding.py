@@ -115,17 +115,16 @@ class TargetEncoding(GroupOp):
 
     # ------------------------------------------------------------------------------------- folds
 
-    def _folds_of(self, chunk: Chunk) -> Array:
+    def _folds_of(self, name: str, column: Any) -> Array:
         """Return int32 [n]: the fold of each row."""
-        column = chunk[self.fold_column]
         if isinstance(column, Ragged):
-            raise TypeError(self._wrong(self.fold_column, "takes one value a row, got lists"))
-        values, valid = self._keys(self.fold_column, column)
+            raise TypeError(self._wrong(name, "takes one value a row, got lists"))
+        values, valid = self._keys(name, column)
         if valid is not None and not bool(valid.all()):
             row = int((~valid).argmax())
             raise ValueError(
                 self._wrong(
-                    self.fold_column,
+                    name,
                     f"needs a value to choose each row's fold by, got null at row {row} of the "
                     "chunk. Choose another fold_column, or drop those rows by Dropna.",
                 )
@@ -136,7 +135,8 @@ class TargetEncoding(GroupOp):
         return to_buckets(hashes, self.folds)
 
     def _more_parts(self, chunk: Chunk) -> list[Any]:
-        return [] if self.fold_column is None else [to_host(self._folds_of(chunk))]
+        name = self.fold_column
+        return [] if name is None else [to_host(self._folds_of(name, chunk[name]))]
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
         """Return {key: sums of the targets, by fold}."""
@@ -248,6 +248,10 @@ class TargetEncoding(GroupOp):
                 means = np.vstack([priors, np.column_stack(columns)])
                 self._means[key, target] = DeviceCache(means)
 
+    def number_of_new_key(self, key: str, made: str) -> float:
+        """Return the prior of all rows."""
+        return self._priors[key][made.removesuffix("_mean")][0]
+
     def for_serving(self) -> Op:
         """Return the op with the means of all rows, which needs no fold column."""
         op = copy.copy(self)
@@ -268,7 +272,7 @@ class TargetEncoding(GroupOp):
         xp = array_namespace(places)
         view: Any = 0
         if self.fold_column is not None:
-            view = self._folds_of(chunk) + 1
+            view = self._folds_of(self.fold_column, chunk[self.fold_column]) + 1
             view = view if offsets is None else view[row_ids(offsets)]
         return {
             f"{target}_mean": self._means[key, target].on(xp)[places, view]

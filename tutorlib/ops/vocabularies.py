@@ -13,28 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.chunk import Chunk, Masked, Ragged, column_from_arrow
-from tutorlib.hashing import KeyIndex
 from tutorlib.ops.columns import column_type
 from tutorlib.ops.keys import CombinationIndex
 
 
-def vocabulary_index(name: str, table: Chunk) -> KeyIndex | CombinationIndex:
+def vocabulary_index(name: str, table: Chunk) -> CombinationIndex:
     """Return what finds values, or combinations, in a vocabulary.
 
     Raises:
         ValueError: if one stands twice.
     """
     try:
-        if "value" in table:
-            return KeyIndex(table["value"])
         return CombinationIndex(parts_of_keys(table))
     except ValueError as error:
         raise ValueError(f"column {name!r}: Categorify: vocabulary: {error}") from error
 
 
 def parts_of_keys(table: Chunk) -> list[Any]:
-    """Return the parts of the combinations of a vocabulary."""
-    return [column for name, column in table.items() if name.startswith("value_")]
+    """Return the values of a vocabulary, or the parts of its combinations."""
+    return [column for name, column in table.items() if name != "count"]
 
 
 def order_of(values: pa.Array) -> np.ndarray:

@@ -1,12 +1,19 @@
-"""Serving: a fitted Workflow inside a TensorFlow graph, with the same results to the last bit.
+"""Serving: a fitted Workflow inside a TensorFlow graph.
 
-`workflow_layer` is the layer and the export; `numbers` and `keys` hold the ops' graph versions;
-`base` is what these share; `hashing` is the graph version of `tutorlib.hashing`.
+`ServedWorkflow` is the layer, `export_serving` saves it with a model; `SERVED` lists which class
+serves which op. A saved graph needs TensorFlow alone.
 """
 
-from tutorlib.serving.workflow_layer import ServedWorkflow, export_serving
+from tutorlib.serving.base import ServedByColumn, ServedColumn, ServedOp
+from tutorlib.serving.export import export_serving
+from tutorlib.serving.registry import SERVED
+from tutorlib.serving.workflow_layer import ServedWorkflow
 
 __all__ = [
+    "SERVED",
+    "ServedByColumn",
+    "ServedColumn",
+    "ServedOp",
     "ServedWorkflow",
     "export_serving",
 ]

@@ -1,7 +1,4 @@
-"""What ops are in a served graph: columns as tensors, and a register of who serves which op.
-
-Does not belong here: any one op (`serving_numbers.py`, `serving_keys.py`).
-"""
+"""ServedColumn and ServedOp: what all ops share in a TensorFlow graph."""
 
 from __future__ import annotations
 
@@ -9,23 +6,27 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
-from tutorlib.ops import Op, Rename, Select
+from tutorlib.chunk import Strings
+from tutorlib.ops import Op
 
 Functions = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+AnyOp = TypeVar("AnyOp", bound=Op)
 
 
 @dataclasses.dataclass(frozen=True)
 class ServedColumn:
-    """A column in the graph: all kinds of `tutorlib.chunk` in one.
+    """A column in the graph: an array, strings, lists or values with nulls.
 
     Args:
-        values: [n], of all rows' lists if it holds lists.
-        valid: bool [n], False at a null; None without nulls. A null of floating point is NaN.
-        splits: int64 [rows + 1] if it holds lists: row i has values[splits[i]:splits[i + 1]].
+        values: one value a row, [n]; of a column of lists the values of all lists, [nnz].
+        valid: bool, False at a null, of the shape of `values`; None if there are no nulls. A
+            floating-point column has none: its nulls are NaN.
+        splits: int64 [rows + 1] of a column of lists: row i has values[splits[i]:splits[i + 1]].
+            None if a row holds one value.
     """
 
     values: tf.Tensor
@@ -33,24 +34,44 @@ class ServedColumn:
     splits: tf.Tensor | None = None
 
     def with_values(self, values: tf.Tensor, valid: tf.Tensor | None = None) -> ServedColumn:
-        """Return the column with other values in the same lists; NaN for a null where it can be."""
+        """Return a column of other values in the same lists; floating-point nulls become NaN."""
         if valid is not None and values.dtype.is_floating:
             values, valid = tf.where(valid, values, number(math.nan, values.dtype)), None
         return ServedColumn(values, valid, self.splits)
 
+    def without_nulls(self, values: tf.Tensor, at_null: Any) -> tf.Tensor:
+        """Return `values` with `at_null` where this column has a null."""
+        return values if self.valid is None else tf.where(self.valid, values, at_null)
+
 
 def require(holds: tf.Tensor, rule: str) -> None:
-    """Raise InvalidArgumentError with the rule, when the graph runs, if it does not hold."""
+    """Raise InvalidArgumentError with the rule when the graph runs, unless `holds` is True."""
     tf.debugging.Assert(holds, [rule.replace("'", "")])  # a graph would put a backslash before them
 
 
 def number(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """Return one number of a type."""
+    """Return one number of a dtype, a scalar tensor."""
     return tf.constant(dtype.as_numpy_dtype(value))
 
 
+def fixed(values: Any) -> tf.Variable:
+    """Return learned numbers or strings as a variable that training does not change.
+
+    Not as a constant: a graph's constants may take 2 GB at most, and the graph optimizer computes
+    with them ahead of time, which turns a division into a multiplication by a rounded inverse.
+    """
+    with tf.device("CPU"):
+        return tf.Variable(values, trainable=False)
+
+
+def as_string_tensor(strings: Strings) -> tf.Tensor:
+    """Return the strings of a chunk's column as a tensor, string [n]."""
+    values = strings.to_arrow().cast("large_binary").to_pylist()
+    return tf.constant(values, tf.string, [len(values)])
+
+
 def as_float64(column: ServedColumn) -> tf.Tensor:
-    """Return the values as float64, NaN where null."""
+    """Return the values as float64, NaN at a null."""
     values = tf.cast(column.values, tf.float64)
     return column.with_values(values, column.valid).values
 
@@ -58,8 +79,8 @@ def as_float64(column: ServedColumn) -> tf.Tensor:
 def round_to(values: tf.Tensor, dtype: str) -> tf.Tensor:
     """Return float64 values rounded once, to the nearest, ties to even.
 
-    TensorFlow goes to float16 by way of float32 and rounds twice. So the first step rounds to odd
-    here, which keeps the second one right.
+    TensorFlow casts to float16 by way of float32 and so rounds twice. Here the first step rounds to
+    odd, which makes the second one exact.
 
     Source: S. Boldo, G. Melquiond, "When double rounding is odd", IMACS 2005.
     """
@@ -74,86 +95,48 @@ def round_to(values: tf.Tensor, dtype: str) -> tf.Tensor:
     return tf.cast(odd, tf.float16)
 
 
-class ServedOp(tf.Module, abc.ABC):
-    """One op in the graph, for some of its columns.
+class ServedOp(tf.Module, abc.ABC, Generic[AnyOp]):
+    """A fitted op as TensorFlow operations, for some of the columns that it makes.
 
     Args:
-        op: fitted.
+        op: the fitted op.
         names: all columns that go into the op, in order.
-        wanted: those of its output that are needed.
-        functions: {name: TensorFlow function} of the LambdaOps.
+        wanted: the columns to make, some of the op's output.
+        functions: {name: TensorFlow function} for the Python functions of LambdaOps.
     """
 
-    registry: ClassVar[dict[type[Op], type[ServedOp]]] = {}
-
     def __init__(
-        self, op: Op, names: Sequence[str], wanted: Sequence[str], functions: Functions
+        self, op: AnyOp, names: Sequence[str], wanted: Sequence[str], functions: Functions
     ) -> None:
         super().__init__()
         self.op, self.names, self.wanted = op, tuple(names), tuple(wanted)
         self.build(functions)
 
     def build(self, functions: Functions) -> None:
-        """Make the variables."""
+        """Create the variables that hold what the op has learned."""
 
     @classmethod
-    def hindrance(cls, op: Op, names: Sequence[str], functions: Functions) -> str | None:
-        """Return why the op cannot be served as it is set up; None if it can."""
+    def refusal(cls, op: AnyOp, functions: Functions) -> str | None:
+        """Return why an op with these settings cannot be served, None if it can."""
         return None
 
     @classmethod
-    def sources(cls, op: Op, output: str, names: Sequence[str]) -> list[str]:
-        """Return the columns that `output` is made of, of those that go in."""
+    def sources(cls, op: AnyOp, output: str, names: Sequence[str]) -> list[str]:
+        """Return the names of the input columns that the column `output` is made of."""
         return [output]
 
     @abc.abstractmethod
     def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
-        """Return the wanted columns, given those that they are made of."""
+        """Return the wanted columns, given the columns that they are made of."""
 
 
-class ServedByColumn(ServedOp):
-    """An op that makes each column of the one with its name."""
+class ServedByColumn(ServedOp[AnyOp]):
+    """An op that makes each column of the input column with the same name."""
 
     def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
-        """Return the wanted columns, each made of its own."""
+        """Return the wanted columns, each transformed by itself."""
         return {name: self.column(name, columns[name]) for name in self.wanted}
 
     @abc.abstractmethod
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return one column transformed."""
-
-
-def serves(*kinds: type[Op]) -> Callable[[type[ServedOp]], type[ServedOp]]:
-    """Enter a class as what serves ops of these kinds."""
-
-    def enter(served: type[ServedOp]) -> type[ServedOp]:
-        ServedOp.registry.update(dict.fromkeys(kinds, served))
-        return served
-
-    return enter
-
-
-def unserved(op: Op, names: Sequence[str], functions: Functions) -> str | None:
-    """Return why an op cannot be served, as a line for a list of such; None if it can."""
-    served = ServedOp.registry.get(type(op))
-    if served is None:
-        reason = "has no form in TensorFlow"
-    else:
-        reason = served.hindrance(op, names, functions)
-    return reason and f"{type(op).__name__} of the columns {list(names)} {reason}"
-
-
-@serves(Select)
-class _Selected(ServedByColumn):
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        return column
-
-
-@serves(Rename)
-class _Renamed(ServedOp):
-    @classmethod
-    def sources(cls, op: Any, output: str, names: Sequence[str]) -> list[str]:
-        return [names[op.output_names(names).index(output)]]
-
-    def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
-        return {n: columns[self.sources(self.op, n, self.names)[0]] for n in self.wanted}

@@ -1,14 +1,8 @@
-"""Ops on numbers, and on values one by one, as TensorFlow operations.
-
-Each gives to the last bit what the op's `transform` gives; learned numbers lie in variables (see
-`hashing_tf.fixed`). Does not belong here: ops that look something up (`serving_keys.py`).
-"""
+"""Ops that compute with the values of a column: bit for bit what their `transform` gives."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,77 +18,83 @@ from tutorlib.ops import (
     Normalize,
     NormalizeMinMax,
 )
-from tutorlib.ops.columns import per_column
 from tutorlib.serving.base import (
     Functions,
     ServedByColumn,
     ServedColumn,
     ServedOp,
     as_float64,
+    fixed,
     require,
     round_to,
-    serves,
 )
-from tutorlib.serving.hashing import fixed
 
 
-def _missing(column: ServedColumn) -> tf.Tensor | None:
-    """Return bool [n], True at nulls; None where there are none."""
+def _missing_in(column: ServedColumn) -> tf.Tensor | None:
+    """Return bool [n], True at a null or NaN; None if the column cannot hold either."""
     if column.valid is not None:
         return ~column.valid
     return tf.math.is_nan(column.values) if column.values.dtype.is_floating else None
 
 
-@serves(FillMissing, FillMedian)
-class _Filled(ServedOp):
+def _numpy_dtype(column: ServedColumn) -> np.dtype:
+    return np.dtype(column.values.dtype.as_numpy_dtype)
+
+
+class ServedFill(ServedOp[FillMissing | FillMedian]):
+    """`FillMissing` and `FillMedian`: nulls replaced, and the indicator columns."""
+
     @classmethod
-    def sources(cls, op: Any, output: str, names: Sequence[str]) -> list[str]:
+    def sources(cls, op: FillMissing | FillMedian, output: str, names: Sequence[str]) -> list[str]:
+        """Return the column itself; of an indicator, the column whose nulls it marks."""
         return [output if output in names else output.removesuffix("_filled")]
 
     def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
+        """Return filled columns, and indicators as float32."""
         result = {}
         for name in self.wanted:
             (source,) = self.sources(self.op, name, self.names)
-            make = self.column if name in self.names else self.indicator
+            make = self._filled if name in self.names else self._indicator
             result[name] = make(source, columns[source])
         return result
 
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        missing, values = _missing(column), column.values
+    def _filled(self, name: str, column: ServedColumn) -> ServedColumn:
+        missing = _missing_in(column)
         if missing is None:
             return column
-        if values.dtype == tf.string:
+        if column.values.dtype == tf.string:
             fill = tf.constant(self.op.fill_of(name))
         else:
-            fill = tf.constant(self.op._fill(name, np.dtype(values.dtype.as_numpy_dtype)))
-        return column.with_values(tf.where(missing, fill, values))
+            fill = tf.constant(self.op.number_for(name, _numpy_dtype(column)))
+        return column.with_values(tf.where(missing, fill, column.values))
 
-    def indicator(self, name: str, column: ServedColumn) -> ServedColumn:
-        missing = _missing(column)
+    def _indicator(self, name: str, column: ServedColumn) -> ServedColumn:
+        missing = _missing_in(column)
         if missing is None:
             return ServedColumn(tf.zeros_like(column.values, dtype=tf.float32))
         return ServedColumn(tf.cast(missing, tf.float32))
 
 
-@serves(Clip)
-class _Clipped(ServedByColumn):
+class ServedClip(ServedByColumn[Clip]):
+    """`Clip`."""
+
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the values within the limits; NaN and nulls stay."""
         values = column.values
-        low, high = (
-            self.op._limit(name, limit, np.dtype(values.dtype.as_numpy_dtype))
-            for limit in (self.op.min_value, self.op.max_value)
-        )
+        low, high = self.op.limits_for(name, _numpy_dtype(column))
         if low is not None:
-            values = tf.where(values < low, low, values)  # False for NaN, which stays
+            values = tf.where(values < low, low, values)  # False for NaN
         if high is not None:
             values = tf.where(values > high, high, values)
         return column.with_values(values, column.valid)
 
 
-@serves(LogOp)
-class _Logs(ServedByColumn):
+class ServedLogOp(ServedByColumn[LogOp]):
+    """`LogOp`, to float32 or float16."""
+
     @classmethod
-    def hindrance(cls, op: Any, names: Sequence[str], functions: Functions) -> str | None:
+    def refusal(cls, op: LogOp, functions: Functions) -> str | None:
+        """Return a reason for float64, whose last bits differ between TensorFlow and NumPy."""
         if op.dtype != "float64":
             return None
         return (
@@ -103,45 +103,49 @@ class _Logs(ServedByColumn):
         )
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return log(1 + x)."""
         values = as_float64(column)
         rule = f"column {name!r}: LogOp takes values above -1. Put Clip(min_value=0) before it."
         require(~tf.reduce_any(values <= -1.0), rule)
         return column.with_values(round_to(tf.math.log1p(values), self.op.dtype))
 
 
-@serves(Normalize, NormalizeMinMax)
-class _Scaled(ServedByColumn):
+class ServedScaler(ServedByColumn[Normalize | NormalizeMinMax]):
+    """`Normalize` and `NormalizeMinMax`."""
+
     def build(self, functions: Functions) -> None:
-        learned = self.op.learned()
-        shift, scale = (learned[key] for key in (self.op.shift_name, self.op.scale_name))
+        """Keep shift and scale of each column, float64 [2]."""
         self.numbers = {
-            name: fixed(np.array([shift[name], scale[name] or math.inf])) for name in self.wanted
+            name: fixed(np.array(self.op.shift_and_scale(name))) for name in self.wanted
         }
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return (x - shift) / scale."""
         shift, scale = tf.unstack(tf.convert_to_tensor(self.numbers[name]))
         values = (as_float64(column) - shift) / scale
         return column.with_values(round_to(values, self.op.dtype))
 
 
-@serves(Bucketize)
-class _Intervals(ServedByColumn):
+class ServedBucketize(ServedByColumn[Bucketize]):
+    """`Bucketize`."""
+
     def build(self, functions: Functions) -> None:
-        self.edges = {
-            name: fixed(np.asarray(per_column(self.op.boundaries, name), np.float64))
-            for name in self.wanted
-        }
+        """Keep the boundaries of each column, float64 [k]."""
+        self.edges = {name: fixed(self.op.boundaries_of(name)) for name in self.wanted}
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return int32 ids of the intervals."""
         values = as_float64(column)
         ids = tf.searchsorted(self.edges[name], values, side="right") + 2
         return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
 
 
-@serves(LambdaOp)
-class _Function(ServedByColumn):
+class ServedLambdaOp(ServedByColumn[LambdaOp]):
+    """`LambdaOp`, with a function of tensors in place of the one of arrays."""
+
     @classmethod
-    def hindrance(cls, op: Any, names: Sequence[str], functions: Functions) -> str | None:
+    def refusal(cls, op: LambdaOp, functions: Functions) -> str | None:
+        """Return a reason unless `functions` has one for the op's."""
         try:
             name = op.function_name
         except ValueError:
@@ -154,19 +158,20 @@ class _Function(ServedByColumn):
         )
 
     def build(self, functions: Functions) -> None:
+        """Keep the function."""
         self.function = functions[self.op.function_name]
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return what the function makes of the values that are not null."""
         if column.valid is None:
-            return column.with_values(self.call(name, column.values))
-        result = self.call(name, tf.boolean_mask(column.values, column.valid))
+            return column.with_values(self._call(name, column.values))
+        result = self._call(name, tf.boolean_mask(column.values, column.valid))
         nothing = tf.zeros([1], result.dtype)  # for a null to point at, if all are null
         places = tf.where(column.valid, tf.cumsum(tf.cast(column.valid, tf.int32)), 0)
         values = tf.gather(tf.concat([nothing, result], axis=0), places)
         return column.with_values(values, column.valid)
 
-    def call(self, name: str, values: tf.Tensor) -> tf.Tensor:
-        """Return what the user's function makes of the values that are there."""
+    def _call(self, name: str, values: tf.Tensor) -> tf.Tensor:
         result = tf.convert_to_tensor(self.function(values))
         if self.op.dtype != "string":
             result = tf.cast(result, self.op.dtype)

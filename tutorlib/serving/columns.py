@@ -1,0 +1,71 @@
+"""Ops that choose and rename columns or slice lists, in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tutorlib.chunk import Strings
+from tutorlib.ops import ListSlice, Rename, Select
+from tutorlib.serving.base import ServedByColumn, ServedColumn, ServedOp, as_string_tensor
+
+
+class ServedSelect(ServedByColumn[Select]):
+    """`Select`."""
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the column as it is."""
+        return column
+
+
+class ServedRename(ServedOp[Rename]):
+    """`Rename`."""
+
+    @classmethod
+    def sources(cls, op: Rename, output: str, names: Sequence[str]) -> list[str]:
+        """Return the old name."""
+        return [names[op.output_names(names).index(output)]]
+
+    def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
+        """Return the columns under their new names."""
+        return {n: columns[self.sources(self.op, n, self.names)[0]] for n in self.wanted}
+
+
+class ServedListSlice(ServedByColumn[ListSlice]):
+    """`ListSlice`, bit for bit what its `transform` gives."""
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the slice of each list, padded if the op pads."""
+        if column.splits is None:
+            raise TypeError(f"column {name!r}: ListSlice takes lists, got one value a row")
+        op, starts = self.op, column.splits[:-1]
+        lengths = column.splits[1:] - starts
+        first = _from_front(op.start, lengths)
+        last = lengths if op.end is None else _from_front(op.end, lengths)
+        kept = tf.maximum(last - first, 0)
+        made = tf.fill(tf.shape(kept), np.int64(op.length)) if op.pad else kept
+        splits = tf.concat([[0], tf.cumsum(made)], axis=0)
+        within = tf.range(splits[-1]) - tf.repeat(splits[:-1], made)
+        places = within + tf.repeat(starts + first, made)
+        values, valid = column.values, column.valid
+        if op.pad:
+            there = within < tf.repeat(kept, made)
+            places = tf.where(there, places, tf.size(values, tf.int64))
+            values = tf.concat([values, self._padding(name, values.dtype)], axis=0)
+            valid = None if valid is None else tf.concat([valid, [True]], axis=0)
+        valid = None if valid is None else tf.gather(valid, places)
+        return ServedColumn(tf.gather(values, places), valid, splits)
+
+    def _padding(self, name: str, dtype: tf.DType) -> tf.Tensor:
+        """Return the value that pads lists, [1]."""
+        padding = self.op.padding_for(name, dtype.name)
+        return as_string_tensor(padding) if isinstance(padding, Strings) else tf.constant(padding)
+
+
+def _from_front(place: int, lengths: tf.Tensor) -> tf.Tensor:
+    """Return a place of a slice counted from the front, within each list."""
+    if place < 0:
+        return tf.maximum(lengths + place, 0)
+    return tf.minimum(lengths, np.int64(place))

@@ -1,0 +1,174 @@
+"""Raw tensors in, batches out: the tensors in which columns enter and leave a served graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tutorlib.schema import Schema
+from tutorlib.serving.base import ServedColumn, require
+
+Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
+
+
+def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]:
+    """Return {name: TensorSpec} of the raw tensors of some columns, of any shape.
+
+    Args:
+        types: of the raw columns.
+        nullable: columns with nulls, which have a tensor `{name}__valid` too.
+
+    Raises:
+        ValueError: if a nullable column is none of the raw columns, or two tensors have one name.
+    """
+    nullable = list(nullable)
+    unknown = [name for name in nullable if name not in types]
+    if unknown:
+        raise ValueError(f"nullable: {unknown} are no raw columns; the layer takes {[*types]}")
+    specs: dict[str, tf.TensorSpec] = {}
+    for name, (dtype, lists) in types.items():
+        parts = {f"{name}__values": dtype, f"{name}__nnzs": "int32"} if lists else {name: dtype}
+        if name in nullable:
+            parts[f"{name}__valid"] = "bool"
+        for part, kind in parts.items():
+            if part in specs:
+                raise ValueError(f"two raw tensors would be called {part!r}; rename a column")
+            specs[part] = tf.TensorSpec(None, tf.as_dtype(kind), name=part)
+    return specs
+
+
+def lists_as_tensors(types: Types, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs with Python lists as tensors, lists of lists as RaggedTensors.
+
+    Raises:
+        TypeError: if `inputs` is not a dict.
+        ValueError: naming the column, if a list has no tensor of the column's type.
+    """
+    if not isinstance(inputs, Mapping):
+        raise TypeError(f"a served workflow takes a dict of columns, got {type(inputs).__name__}")
+    return {
+        name: _as_tensor(types, name, value) if isinstance(value, list) else value
+        for name, value in inputs.items()
+    }
+
+
+def _as_tensor(types: Types, name: str, values: list[Any]) -> Any:
+    dtype, lists = types.get(name.removesuffix("__values"), (None, False))
+    try:
+        if lists and name in types:
+            return tf.ragged.constant(values, dtype, ragged_rank=1)
+        return tf.constant(values, dtype)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"raw column {name!r} cannot be made of this list: {error} For a null, give any value "
+            f"of the column's type, and False in its place in {name}__valid."
+        ) from error
+
+
+def read_columns(types: Types, inputs: Mapping[str, Any]) -> dict[str, ServedColumn]:
+    """Return the raw columns that the inputs hold.
+
+    Raises:
+        ValueError: naming the column, if it is missing or of another type.
+        tf.errors.InvalidArgumentError: when the graph runs, if shapes or list lengths do not fit.
+    """
+    columns = {name: _read_column(types, name, inputs) for name in types}
+    _require_equal_rows(columns)
+    return columns
+
+
+def _read_column(types: Types, name: str, inputs: Mapping[str, Any]) -> ServedColumn:
+    dtype, lists = types[name]
+    values, splits = _list_parts(name, inputs) if lists else (inputs.get(name), None)
+    if values is None or (lists and splits is None):
+        need = name
+        if lists:
+            need = f"{name}__values with {name}__nnzs or {name}__offsets, or a RaggedTensor"
+        raise ValueError(
+            f"raw column {name!r} is missing: give {need}. The workflow takes {[*types]}, got "
+            f"{sorted(inputs)}"
+        )
+    values = _one_per_row(name, values, dtype)
+    valid = inputs.get(f"{name}__valid")
+    if valid is not None:
+        valid = _one_per_row(f"{name}__valid", valid, "bool")
+        rule = f"{name}__valid must have the shape of the values of {name!r}"
+        require(tf.size(valid) == tf.size(values), rule)
+    return ServedColumn(values, None, splits).with_values(values, valid)
+
+
+def _list_parts(name: str, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return (values, row splits) of a column of lists in any of its forms; None where missing."""
+    if isinstance(inputs.get(name), tf.RaggedTensor):
+        return inputs[name].values, tf.cast(inputs[name].row_splits, tf.int64)
+    values, nnzs, offsets = (inputs.get(f"{name}__{k}") for k in ("values", "nnzs", "offsets"))
+    if nnzs is not None:
+        return values, tf.concat([[0], tf.cumsum(_flat(tf.cast(nnzs, tf.int64)))], axis=0)
+    return values, None if offsets is None else _flat(tf.cast(offsets, tf.int64))
+
+
+def _flat(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tensor, [-1])
+
+
+def _one_per_row(name: str, values: Any, dtype: str) -> tf.Tensor:
+    """Return a raw tensor, [n] or [n, 1], as [n] in the dtype that the workflow was fitted on."""
+    values = tf.convert_to_tensor(values)
+    got = values.dtype.name
+    fits = got == dtype or ("string" not in (got, dtype) and np.can_cast(got, dtype, "safe"))
+    if not fits or (got == "bool") != (dtype == "bool"):
+        raise ValueError(
+            f"raw column {name!r}: the workflow was fitted on {dtype}, got {got}. Cast it before."
+        )
+    rule = f"raw column {name!r} must have the shape [batch] or [batch, 1]"
+    require(tf.reduce_prod(tf.shape(values)[1:]) == 1, rule)
+    return tf.cast(_flat(values), dtype)
+
+
+def _require_equal_rows(columns: Mapping[str, ServedColumn]) -> None:
+    """Require as many rows of each column, and lists that fit their values."""
+    first = None
+    for name, column in columns.items():
+        values, splits = column.values, column.splits
+        rows = tf.size(values) if splits is None else tf.size(splits) - 1
+        first = (name, rows) if first is None else first
+        rule = f"raw columns {first[0]!r} and {name!r} must have the same number of rows"
+        require(rows == first[1], rule)
+        if splits is not None:
+            rule = f"raw column {name!r}: the lengths of its lists must add up to its values"
+            require((splits[0] == 0) & (splits[-1] == tf.size(values, tf.int64)), rule)
+            rule = f"raw column {name!r}: no list can have a negative length"
+            require(tf.reduce_all(splits[1:] >= splits[:-1]), rule)
+
+
+def columns_batch(columns: Mapping[str, ServedColumn], multi_hot: str) -> dict[str, Any]:
+    """Return a batch with `batch_layout="columns"`: [batch, 1], lists in the form `multi_hot`."""
+    batch: dict[str, Any] = {}
+    for name, column in columns.items():
+        values, splits = column.values, column.splits
+        if splits is None:
+            batch[name] = values[:, None]
+        elif multi_hot == "nnzs":
+            nnzs = tf.cast(splits[1:] - splits[:-1], tf.int32)
+            batch |= {f"{name}__values": values[:, None], f"{name}__nnzs": nnzs[:, None]}
+        elif multi_hot == "offsets":
+            batch |= {f"{name}__values": values, f"{name}__offsets": tf.cast(splits, tf.int32)}
+        else:
+            ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+            batch[name] = ragged if multi_hot == "ragged" else ragged.to_tensor()
+    return batch
+
+
+def stacked_batch(columns: Mapping[str, ServedColumn], schema: Schema) -> dict[str, tf.Tensor]:
+    """Return a batch with `batch_layout="stacked"`: a matrix [batch, columns] for each role."""
+    batch = {}
+    for role in ("categorical", "continuous"):
+        parts: Sequence[tf.Tensor] = [columns[n].values for n in schema.with_role(role).names]
+        wide = any(part.dtype.size > 4 for part in parts)
+        dtype = tf.float32 if role == "continuous" else tf.int64 if wide else tf.int32
+        if parts:
+            batch[role] = tf.stack([tf.cast(part, dtype) for part in parts], axis=1)
+    return batch
