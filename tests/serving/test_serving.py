@@ -477,9 +477,7 @@ def test_lists_that_do_not_add_up_are_refused(parts, rule):
 
 def test_a_python_list_that_is_no_column_is_refused_by_name():
     layer = Workflow(["word", "tags"] >> HashBucket(9)).fit(rows_of_all_kinds()).to_keras()
-    with pytest.raises(
-        ValueError, match=r"raw column 'word' .*and False in its place in word__va"
-    ):
+    with pytest.raises(ValueError, match=r"raw column 'word' .*and False in its place in word__va"):
         layer({"word": ["a", None], "tags": [[1], [2]]})
     with pytest.raises(ValueError, match=r"raw column 'tags' cannot be made of this list"):
         layer({"word": ["a", "b"], "tags": [[1], "two"]})
