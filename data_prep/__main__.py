@@ -16,6 +16,7 @@ from typing import Any
 from data_prep import criteo, movielens, synthetic_criteo, synthetic_movielens, synthetic_nhot
 from data_prep.output import DataPrepError
 from data_prep.terms import TERMS
+from tutorlib.memory import thread_count
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -197,8 +198,7 @@ def _criteo(commands: argparse._SubParsersAction) -> None:
 
 
 def _run_criteo(a: argparse.Namespace) -> None:
-    if a.workers is not None and a.workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {a.workers}")
+    thread_count(a.workers, "--workers")
     with _dask_client(a.dask) as client:
         criteo.prepare(
             a.source, a.output, on_bad_lines=a.on_bad_lines, overwrite=a.overwrite,

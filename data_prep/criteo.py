@@ -9,11 +9,11 @@ Does not belong here: drawing synthetic logs (`synthetic_criteo.py`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import re
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from data_prep.output import (
     read_settings,
 )
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
-from tutorlib.memory import usable_cores
+from tutorlib.memory import thread_count
+from tutorlib.storage import map_on_threads
 from tutorlib.storage.atomic import remove
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
@@ -154,15 +155,17 @@ def raw_to_parquet(
     if is_finished(output, settings, overwrite=overwrite):
         return read_settings(output)["facts"]
     facts: dict[str, Any] = {"rows": {}, "bad_lines": {}}
+    convert = functools.partial(_convert_day, skip=on_bad_lines == "skip")
     with new_folder(output, settings) as staging:
         targets = [staging.path / f"{stem}.parquet" for stem in files]
-        converted = _each(_convert_day, list(files.values()), targets, workers, client)
+        if client is None:
+            days = zip(files.values(), targets, strict=True)
+            converted = map_on_threads(lambda day: convert(*day), days, thread_count(workers))
+        else:
+            futures = client.map(convert, list(files.values()), targets, pure=False)
+            converted = [future.result() for future in futures]
         for stem, (rows, bad) in zip(files, converted, strict=True):
             facts["rows"][stem] = rows
-            if bad.total and on_bad_lines == "error":
-                raise DataPrepError(
-                    f"{bad}. Nothing was kept. Correct them, or pass --on-bad-lines skip."
-                )
             if bad.total:
                 facts["bad_lines"][stem] = {"total": bad.total, "first": bad.first}
                 print(f"kept out: {bad}", flush=True)
@@ -171,23 +174,7 @@ def raw_to_parquet(
     return facts
 
 
-def _each(
-    function: Any, sources: list[Path], targets: list[Path], workers: int | None, client: Any
-) -> Iterator[Any]:
-    """Yield function(source, target) of each pair, in order, on threads or a Dask cluster."""
-    if client is not None:
-        futures = client.map(function, sources, targets, pure=False)
-        yield from (future.result() for future in futures)
-        return
-    with ThreadPoolExecutor(workers or usable_cores()) as pool:
-        futures = [pool.submit(function, *pair) for pair in zip(sources, targets, strict=True)]
-        try:
-            yield from (future.result() for future in futures)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _convert_day(path: Path, target: Path) -> tuple[int, BadLines]:
+def _convert_day(path: Path, target: Path, skip: bool) -> tuple[int, BadLines]:
     rows, bad = 0, BadLines(path.name)
     with pq.ParquetWriter(target, RAW_SCHEMA, compression="zstd") as writer:
         held: list[pa.Table] = []
@@ -204,6 +191,8 @@ def _convert_day(path: Path, target: Path) -> tuple[int, BadLines]:
             writer.write_table(whole, row_group_size=RAW_ROW_GROUP_ROWS)
     if not rows and not bad.total:
         raise DataPrepError(f"{path} holds no line. Take it out, or fetch it again.")
+    if bad.total and not skip:
+        raise DataPrepError(f"{bad}. Nothing was kept. Correct them, or pass --on-bad-lines skip.")
     return rows, bad
 
 

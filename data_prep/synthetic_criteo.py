@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from data_prep.bayes import LabelStatistics
 from data_prep.output import is_finished, new_folder, read_settings
+from tutorlib.checks import check_integer
 
 CARDINALITIES = (
     7599500, 33521, 17022, 7339, 20046, 3, 7068, 1377, 63, 5345303, 561810, 242827, 11,
@@ -259,8 +260,7 @@ def write_criteo(
         ValueError: if a setting is out of range.
         DataPrepError: if `folder` is there with other settings or other content.
     """
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be in [0, 2**63), got {seed}")
+    seed = check_integer("seed", seed, at_least=0, bits=63)
     sizes, per_day = column_sizes(scale), rows_per_day(rows, days)
     settings = {"command": "synthetic criteo", "version": 1, "rows": rows, "days": days,
                 "seed": seed, "scale": scale}  # fmt: skip

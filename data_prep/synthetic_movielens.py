@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from data_prep.bayes import LabelStatistics
 from data_prep.output import is_finished, new_folder, read_settings
+from tutorlib.checks import check_integer
 
 GENRES = (
     "Action", "Adventure", "Animation", "Children", "Comedy", "Crime", "Documentary", "Drama",
@@ -110,8 +111,7 @@ def check_sizes(ratings: int, users: int, movies: int, seed: int) -> None:
     """
     if users < 1 or movies < 2:
         raise ValueError(f"need at least 1 user and 2 films, got {users} and {movies}")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be in [0, 2**63), got {seed}")
+    check_integer("seed", seed, at_least=0, bits=63)
     most = users * (movies // 2)
     if not users <= ratings <= most:
         raise ValueError(

@@ -32,6 +32,7 @@ from tqdm import tqdm
 from data_prep.bayes import LabelStatistics
 from data_prep.output import is_finished, new_folder, read_settings
 from data_prep.synthetic_criteo import SMALL_COLUMN, id_effect
+from tutorlib.checks import check_integer
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
 
@@ -246,8 +247,7 @@ def write_nhot(
         ValueError: if a setting is out of range.
         DataPrepError: if `folder` is there with other settings or other content.
     """
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be in [0, 2**63), got {seed}")
+    seed = check_integer("seed", seed, at_least=0, bits=63)
     schema, per_part = schema_of(scale), rows_per_part(rows, valid_share)
     settings = {"command": "synthetic nhot", "version": 1, "rows": rows,
                 "valid_share": valid_share, "seed": seed, "scale": scale}  # fmt: skip

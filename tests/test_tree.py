@@ -23,7 +23,7 @@ TUTORLIB = ROOT / "tutorlib"
 
 # The rooms of tutorlib, lowest first: a room imports only rooms above it in this list.
 ROOMS = [
-    "schema", "chunk", "encoded_strings", "progress", "storage", "keras_bridge", "memory",
+    "checks", "schema", "chunk", "encoded_strings", "storage", "keras_bridge", "memory",
     "hashing", "parquet", "loader", "ops", "layers", "models", "optimizers", "serving", "workflow",
     "callbacks", "tfrecords", "profiling",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from tutorlib.checks import check_choice
 from tutorlib.layers import (
     MLP,
     Cross,
@@ -224,8 +225,7 @@ def DCNv2(
 
     Source: Wang et al., DCN V2, 2020, arXiv:2008.13535.
     """
-    if structure not in STRUCTURES:
-        raise ValueError(f"structure must be one of {STRUCTURES}, got {structure!r}")
+    check_choice("structure", structure, STRUCTURES)
     features = as_schema(schema).features
     embeddings = FusedEmbedding(features, "concat", name="embeddings")
     inputs = keras_inputs(features, batch_layout=batch_layout)

@@ -12,7 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tutorlib.checks import check_positive
+
 ROLES = ("categorical", "continuous", "label", "weight")
+BATCH_LAYOUTS = ("columns", "stacked")
+MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 
 
 def embedding_dim_for(cardinality: int) -> int:
@@ -36,8 +40,7 @@ def embedding_dim_for(cardinality: int) -> int:
 
     Source: the rule of thumb of fastai's tabular models.
     """
-    if cardinality < 1:
-        raise ValueError(f"cardinality must be at least 1, got {cardinality}")
+    check_positive(cardinality=cardinality)
     return min(max(16, round(1.6 * cardinality**0.56)), 512)
 
 

@@ -424,7 +424,10 @@ def write(folder, **columns):
         ({"device": "tpu"}, "device must be one of"),
         ({"global_size": 2}, "both of global_size and global_rank"),
         ({"buffer_size": 0}, "buffer_size must be above 0"),
-        ({"reader_kwargs": {"threads": 0}}, "integer from 1 on"),
+        (
+            {"reader_kwargs": {"threads": 0}},
+            r"'threads'\] must be at least 1, got 0",
+        ),
         ({"reader_kwargs": {"row_group": 3}}, "understands only 'threads'"),
         ({"cat_names": ["nothing"]}, r"columns \['nothing'\] are not in the files"),
         ({"feature_columns": []}, "in one way"),

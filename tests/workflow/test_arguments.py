@@ -52,7 +52,7 @@ def test_transform_takes_a_chunk():
     ("source", "options", "rule"),
     [
         ({}, {}, r"source is \{\}: give \{name: data\}"),
-        (ROWS, {"shuffle_seed": -1}, r"shuffle_seed must be an integer from 0 on or None, got -1"),
+        (ROWS, {"shuffle_seed": -1}, r"shuffle_seed must be at least 0, got -1"),
         (ROWS, {"shuffle_seed": "7"}, r"shuffle_seed must be .*, got '7'"),
         ({"a": ROWS}, {"shuffle_seed": {"a": 1.5}}, r"shuffle_seed must be .*, got 1\.5"),
         ({"a": ROWS}, {"shuffle_seed": {"b": 1}}, r"names \['b'\], but the splits are \['a'\]"),
@@ -67,7 +67,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, source, 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "7"])
 def test_the_seed_of_a_split_is_an_integer(seed):
-    with pytest.raises(ValueError, match=f"seed must be an integer from 0 .*, got {seed!r}"):
+    with pytest.raises(ValueError, match=f"seed must be .*, got {seed!r}"):
         split_rows(ROWS, {"a": 0.5, "b": 0.5}, seed=seed)
 
 

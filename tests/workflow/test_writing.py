@@ -368,7 +368,7 @@ def test_a_finished_folder_is_replaced_only_when_told(fitted, source, tmp_path):
         ({"row_group_rows": 0}, "need 1 <= row_group_rows <= rows_per_file"),
         ({"row_group_rows": 9, "rows_per_file": 8}, "need 1 <= row_group_rows"),
         ({"encoding": "slow"}, "encoding must be one of"),
-        ({"threads": 0}, "threads must be an integer from 1 on, got 0"),
+        ({"threads": 0}, "threads must be at least 1, got 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fitted, source, tmp_path, options, message):

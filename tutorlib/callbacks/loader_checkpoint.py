@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tutorlib.checks import check_positive
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 
@@ -67,9 +68,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         keep: int = 2,
     ) -> None:
         super().__init__()
-        for name, value in (("every_n_batches", every_n_batches), ("keep", keep)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_positive(every_n_batches=every_n_batches, keep=keep)
         self.path, self.loader = Path(path), loader
         self.every_n_batches, self.keep = every_n_batches, keep
         self._ours = False  # whether this object restored or wrote the checkpoints in the folder

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+from tutorlib.checks import check_positive
+
 COUNTS_TO = 2**24  # a float32 does not hold every integer above
 
 
@@ -85,8 +87,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__()
-        if every_steps < 1:
-            raise ValueError(f"every_steps must be at least 1, got {every_steps}")
+        check_positive(every_steps=every_steps)
         self.log_dir, self.every_steps, self.clock = log_dir, every_steps, clock
         self.windows: list[Throughput] = []
         self.epochs: list[Throughput] = []

@@ -9,17 +9,15 @@ from tutorlib.layers.crosses import CIN, Cross, FactorizationMachine
 from tutorlib.layers.dense import MLP, NumberEmbedding
 from tutorlib.layers.features import DenseFeatures, LinearFeatures, ScalarDenseFeatures
 from tutorlib.layers.fused import FusedEmbedding
-from tutorlib.layers.inputs import BATCH_LAYOUTS, MULTI_HOT_FORMS, keras_inputs
+from tutorlib.layers.inputs import keras_inputs
 from tutorlib.layers.interactions import INTERACTION_TYPES, DotProductInteraction
 from tutorlib.layers.tables import COMBINERS, EmbeddingBag, EmbeddingTable
 
 __all__ = [
-    "BATCH_LAYOUTS",
     "CIN",
     "COMBINERS",
     "INTERACTION_TYPES",
     "MLP",
-    "MULTI_HOT_FORMS",
     "Cross",
     "DenseFeatures",
     "DotProductInteraction",

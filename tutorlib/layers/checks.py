@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tutorlib.schema import Schema
-
-
-def check_choice(argument: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raise ValueError where a value is none of the choices."""
-    if value not in choices:
-        raise ValueError(f"{argument} must be one of {choices}, got {value!r}")
-
-
-def check_positive(argument: str, value: int) -> None:
-    """Raise ValueError where a number is below 1."""
-    if value < 1:
-        raise ValueError(f"{argument} must be at least 1, got {value}")
 
 
 def refuse_multi_hot(features: Schema, who: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from tutorlib.layers.checks import check_pairs_of_features, check_positive
+from tutorlib.checks import check_integer, check_positive
+from tutorlib.layers.checks import check_pairs_of_features
 from tutorlib.layers.tables import NARROW, register
 
 
@@ -152,10 +153,9 @@ class Cross(keras.layers.Layer):
 
     def __init__(self, layers: int = 3, projection_dim: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_positive("layers", layers)
-        if projection_dim is not None:
-            check_positive("projection_dim", projection_dim)
-        self.layers, self.projection_dim = int(layers), projection_dim
+        check_positive(projection_dim=projection_dim)
+        self.layers = check_integer("layers", layers, at_least=1)
+        self.projection_dim = projection_dim
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Create kernels and bias of each layer."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tutorlib.layers.checks import check_positive
+from tutorlib.checks import check_integer
 from tutorlib.layers.tables import embedding_initializer, register
 
 
@@ -109,8 +109,7 @@ class NumberEmbedding(keras.layers.Layer):
 
     def __init__(self, embedding_dim: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_positive("embedding_dim", embedding_dim)
-        self.embedding_dim = int(embedding_dim)
+        self.embedding_dim = check_integer("embedding_dim", embedding_dim, at_least=1)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Create the vectors."""

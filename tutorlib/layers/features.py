@@ -13,7 +13,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from tutorlib.layers.checks import check_choice, refuse_multi_hot
+from tutorlib.checks import check_choice
+from tutorlib.layers.checks import refuse_multi_hot
 from tutorlib.layers.columns import feature_width, read_columns, vector_length
 from tutorlib.layers.tables import (
     COMBINERS,

@@ -13,7 +13,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tutorlib.layers.checks import check_choice, refuse_multi_hot
+from tutorlib.checks import check_choice
+from tutorlib.layers.checks import refuse_multi_hot
 from tutorlib.layers.columns import read_columns
 from tutorlib.layers.features import FeatureLayer
 from tutorlib.layers.inputs import INT32_IDS

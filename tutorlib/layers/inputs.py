@@ -9,13 +9,12 @@ from typing import Any
 
 import keras
 
+from tutorlib.checks import check_choice
 from tutorlib.keras_bridge import min_int_dtype_of_models
-from tutorlib.layers.checks import check_choice, refuse_multi_hot
+from tutorlib.layers.checks import refuse_multi_hot
 from tutorlib.layers.columns import read_columns, vector_length
-from tutorlib.schema import Column, Schema
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema
 
-BATCH_LAYOUTS = ("columns", "stacked")
-MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 INT32_IDS = 2**31
 
 

@@ -12,7 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tutorlib.layers.checks import check_choice, check_pairs_of_features, check_positive
+from tutorlib.checks import check_choice, check_integer
+from tutorlib.layers.checks import check_pairs_of_features
 from tutorlib.layers.tables import register
 
 INTERACTION_TYPES = (None, "field_all", "field_each", "field_interaction")
@@ -56,10 +57,10 @@ class DotProductInteraction(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_positive("pad_to", pad_to)
         check_choice("interaction_type", interaction_type, INTERACTION_TYPES)
         self.interaction_type = interaction_type
-        self.self_interaction, self.pad_to = bool(self_interaction), int(pad_to)
+        self.self_interaction = bool(self_interaction)
+        self.pad_to = check_integer("pad_to", pad_to, at_least=1)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Create the kernel that the interaction type needs."""

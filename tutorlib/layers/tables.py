@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tutorlib.layers.checks import check_choice, check_positive
+from tutorlib.checks import check_choice, check_integer
 from tutorlib.layers.rows import row_numbers, sum_rows, take_rows
 
 COMBINERS = ("mean", "sum", "sqrtn")
@@ -57,10 +57,8 @@ class EmbeddingTable(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_positive("cardinality", cardinality)
-        check_positive("embedding_dim", embedding_dim)
-        self.cardinality = int(cardinality)
-        self.embedding_dim = int(embedding_dim)
+        self.cardinality = check_integer("cardinality", cardinality, at_least=1)
+        self.embedding_dim = check_integer("embedding_dim", embedding_dim, at_least=1)
         self.embeddings_initializer = keras.initializers.get(
             embeddings_initializer or embedding_initializer(embedding_dim)
         )

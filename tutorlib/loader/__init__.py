@@ -4,13 +4,11 @@
 `pipeline` runs this on threads ahead of the consumer, `tensors` makes what Keras takes.
 """
 
-from tutorlib.loader.loader import BATCH_LAYOUTS, MULTI_HOT_FORMS, KerasSequenceLoader
+from tutorlib.loader.loader import KerasSequenceLoader
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.shuffling import ShuffleQuality, shuffle_quality
 
 __all__ = [
-    "BATCH_LAYOUTS",
-    "MULTI_HOT_FORMS",
     "EpochPlan",
     "KerasSequenceLoader",
     "ShuffleQuality",

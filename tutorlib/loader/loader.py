@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from tutorlib.checks import check_choice, check_integer, check_positive
 from tutorlib.chunk import Chunk
 from tutorlib.keras_bridge import LoaderAdapter, gpu_tensor_maker, min_int_dtype_on_gpu
 from tutorlib.loader.device_batches import DeviceGroup
@@ -34,13 +35,11 @@ from tutorlib.memory import (
     MemorySpace,
     host_memory_bytes,
     memory_space,
-    usable_cores,
+    thread_count,
 )
 from tutorlib.parquet import ParquetSource
-from tutorlib.schema import ROLES, Schema, resolve_schema
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, ROLES, Schema, resolve_schema
 
-BATCH_LAYOUTS = ("columns", "stacked")
-MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 PLANNED_THREADS = 4  # for which a memory budget is divided
 
 
@@ -153,9 +152,9 @@ class KerasSequenceLoader(LoaderAdapter):
         max_list_length: int | None = None,
         bucket_lists: bool = False,
     ) -> None:
-        _one_of("engine", engine, ("parquet",))
-        _one_of("batch_layout", batch_layout, BATCH_LAYOUTS)
-        _one_of("multi_hot", multi_hot, MULTI_HOT_FORMS)
+        check_choice("engine", engine, ("parquet",))
+        check_choice("batch_layout", batch_layout, BATCH_LAYOUTS)
+        check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
         backend = keras.backend.backend()
         if multi_hot == "ragged" and backend != "tensorflow":
             raise ValueError(
@@ -167,8 +166,7 @@ class KerasSequenceLoader(LoaderAdapter):
                 "give both of global_size and global_rank, or neither; got "
                 f"global_size={global_size}, global_rank={global_rank}"
             )
-        if parts_per_chunk is not None and parts_per_chunk < 1:
-            raise ValueError(f"parts_per_chunk must be at least 1, got {parts_per_chunk}")
+        check_positive(parts_per_chunk=parts_per_chunk, max_list_length=max_list_length)
         for name, names in (
             ("label_names", label_names), ("cat_names", cat_names), ("cont_names", cont_names)
         ):  # fmt: skip
@@ -190,8 +188,6 @@ class KerasSequenceLoader(LoaderAdapter):
         self._min_int_dtype = "int32" if self._space is None else min_int_dtype_on_gpu()
         if self._space is not None and self._space.on_gpu:
             gpu_tensor_maker()  # refuses a backend that cannot take batches from there
-        if max_list_length is not None and max_list_length < 1:
-            raise ValueError(f"max_list_length must be at least 1, got {max_list_length}")
         self._multi_hot, self._max_list_length = multi_hot, max_list_length
         self._list_lengths = list_lengths(multi_hot, bucket_lists, self.source)
         self._layout_settings = {
@@ -394,10 +390,7 @@ class KerasSequenceLoader(LoaderAdapter):
         Raises:
             ValueError: if it is below 0.
         """
-        epoch = operator.index(epoch)
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
-        self._epoch, self._drawn = epoch, None
+        self._epoch, self._drawn = check_integer("epoch", epoch, at_least=0), None
         self._first_batch = self._position = 0
 
     def _remember_pass(self) -> None:
@@ -684,20 +677,9 @@ def _index(number: Any) -> int | None:
     return None if number is None else operator.index(number)
 
 
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
-
-
 def _thread_count(reader_kwargs: Mapping[str, Any] | None) -> int:
     given = dict(reader_kwargs or {})
-    threads = given.pop("threads", usable_cores())
+    threads = given.pop("threads", None)
     if given:
         raise ValueError(f"reader_kwargs understands only 'threads', got also {sorted(given)}")
-    try:
-        threads = operator.index(threads)
-    except TypeError:
-        threads = 0
-    if threads < 1:
-        raise ValueError(f"reader_kwargs['threads'] must be an integer from 1 on, got {threads!r}")
-    return threads
+    return thread_count(threads, "reader_kwargs['threads']")

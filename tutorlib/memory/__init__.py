@@ -15,6 +15,7 @@ from tutorlib.memory.limits import (
     missing_for_gpu,
     parse_allocation,
     resolve_device,
+    thread_count,
     usable_cores,
 )
 from tutorlib.memory.spaces import (
@@ -45,6 +46,7 @@ __all__ = [
     "missing_for_gpu",
     "parse_allocation",
     "resolve_device",
+    "thread_count",
     "usable_cores",
     "working_in",
 ]

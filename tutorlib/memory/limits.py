@@ -10,6 +10,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from tutorlib.checks import check_choice, check_integer
+
 ENVIRONMENT_VARIABLE = "TF_MEMORY_ALLOCATION"
 DEVICES = ("cpu", "gpu")
 
@@ -126,8 +128,7 @@ def resolve_device(device: str | None) -> str:
     """
     if device is None:
         return "cpu"
-    if device not in DEVICES:
-        raise ValueError(f"device must be one of {DEVICES} or None, got {device!r}")
+    check_choice("device", device, DEVICES)
     if device == "gpu":
         missing = missing_for_gpu()
         if missing:
@@ -166,6 +167,19 @@ def usable_cores() -> int:
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS has not
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def thread_count(threads: int | None, name: str = "threads") -> int:
+    """Return how many threads to use: those asked for, or `usable_cores()` for None.
+
+    Raises:
+        ValueError: if `threads`, which the error calls `name`, is not an integer of at least 1.
+
+    Example:
+        >>> thread_count(3)
+        3
+    """
+    return usable_cores() if threads is None else check_integer(name, threads, at_least=1)
 
 
 def host_memory_bytes() -> int:

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from tutorlib.checks import check_integer
 from tutorlib.chunk import Array, Chunk, Ragged
 from tutorlib.hashing import hash_values, to_buckets
 from tutorlib.ops.base import ColumnOp, Op
 from tutorlib.ops.columns import as_ids, per_column
 from tutorlib.ops.keys import combined_hashes
 from tutorlib.schema import Column
-
-
-def _check_buckets(num_buckets: Any, op: str) -> int:
-    if not isinstance(num_buckets, int | np.integer) or not 1 <= num_buckets < 2**31:
-        raise ValueError(f"{op}: num_buckets must be an integer in [1, 2**31), got {num_buckets!r}")
-    return int(num_buckets)
 
 
 class HashBucket(ColumnOp):
@@ -33,6 +26,7 @@ class HashBucket(ColumnOp):
     Returns (from transform): int32 ids in [0, num_buckets).
 
     Example:
+        >>> import numpy as np
         >>> group = ["C1"] >> HashBucket(1000)
         >>> group.transform(Chunk({"C1": np.array([0, 1, 2, 0])}))["C1"].tolist()
         [883, 566, 591, 883]
@@ -42,7 +36,7 @@ class HashBucket(ColumnOp):
 
     def __init__(self, num_buckets: int | Mapping[str, int]) -> None:
         for buckets in num_buckets.values() if isinstance(num_buckets, Mapping) else [num_buckets]:
-            _check_buckets(buckets, "HashBucket")
+            check_integer("HashBucket: num_buckets", buckets, at_least=1, bits=31)
         self.num_buckets = num_buckets
 
     def transform_column(self, name: str, column: Any) -> Array:
@@ -80,6 +74,7 @@ class HashedCross(Op):
     of their own. The order of the columns matters. Lists are refused.
 
     Example:
+        >>> import numpy as np
         >>> group = ["a", "b"] >> HashedCross(100)
         >>> chunk = group.transform(Chunk({"a": np.array([1, 2]), "b": np.array([2, 1])}))
         >>> chunk["a_X_b"].tolist()
@@ -87,7 +82,7 @@ class HashedCross(Op):
     """
 
     def __init__(self, num_buckets: int, name: str | None = None) -> None:
-        self.num_buckets = _check_buckets(num_buckets, "HashedCross")
+        self.num_buckets = check_integer("HashedCross: num_buckets", num_buckets, 1, bits=31)
         self.name = name
 
     def transform(self, chunk: Chunk) -> Chunk:

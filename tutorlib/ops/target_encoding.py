@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tutorlib.checks import check_integer
 from tutorlib.chunk import Array, Chunk, Ragged, array_namespace, row_ids, to_host
 from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
 from tutorlib.memory import DeviceCache
@@ -82,13 +83,12 @@ class TargetEncoding(GroupOp):
         dtype: str = "float32",
     ) -> None:
         self.targets = [targets] if isinstance(targets, str) else list(targets)
-        self.fold_column, self.folds, self.seed = fold_column, folds, seed
+        self.fold_column, self.seed = fold_column, seed
+        self.folds = check_integer("TargetEncoding: folds", folds, at_least=2)
         self.smoothing = smoothing
         self.prior = dict(prior) if isinstance(prior, Mapping) else prior
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(f"TargetEncoding: name each target once, got {self.targets}")
-        if not isinstance(folds, int) or folds < 2:
-            raise ValueError(f"TargetEncoding: folds must be an integer from 2 on, got {folds!r}")
         if not 0 <= smoothing < float("inf"):
             raise ValueError(f"TargetEncoding: smoothing must be 0 or more, got {smoothing!r}")
         if isinstance(prior, Mapping) and set(prior) != set(self.targets):

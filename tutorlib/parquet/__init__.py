@@ -5,7 +5,7 @@ chooses rows, `slices` reads part of a row group; `device_reader`, `cudf_decoder
 """
 
 from tutorlib.parquet.encoded_source import with_encoded_strings
-from tutorlib.parquet.files import ParquetError, RowGroup, RowRange, column_type, on_threads
+from tutorlib.parquet.files import ParquetError, RowGroup, RowRange, column_type, type_words
 from tutorlib.parquet.paths import as_arrow_filesystem, find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding
 from tutorlib.parquet.source import ParquetSource
@@ -20,6 +20,6 @@ __all__ = [
     "column_type",
     "fast_encoding",
     "find_files",
-    "on_threads",
+    "type_words",
     "with_encoded_strings",
 ]

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import pyarrow.parquet as pq
 from tutorlib.chunk import column_from_arrow
 from tutorlib.parquet.paths import DataFile
 from tutorlib.parquet.slices import Stream, Streams
+from tutorlib.storage import map_on_threads
 
 STREAM_BUFFER = 262_144  # bytes read ahead of each column of a stream
 STREAM_PAGE = 1_572_864  # bytes that a stream holds of each column, as measured with 1 MiB pages
@@ -80,6 +80,11 @@ def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
     return str(arrow_type), False
 
 
+def type_words(kind: tuple[str, bool]) -> str:
+    """Return a column type as an error message names it: "int64" or "a list of int64"."""
+    return f"a list of {kind[0]}" if kind[1] else kind[0]
+
+
 class ParquetFiles:
     """Parquet files with their footers, which must have the same columns in the same types.
 
@@ -109,7 +114,7 @@ class ParquetFiles:
     def __init__(self, files: Sequence[DataFile]) -> None:
         self.files = list(files)
         self.paths = [file.path for file in self.files]
-        self.footers = on_threads(_footer, self.files)
+        self.footers = map_on_threads(_footer, self.files, OPENING_THREADS)
         self.schema = self._check_schemas()
         self.streams = Streams()
 
@@ -134,8 +139,8 @@ class ParquetFiles:
             for name, kind in want.items():
                 if have[name] != kind:
                     raise ParquetError(
-                        f"{path}: column {name!r} is {_say(have[name])}, but {_say(kind)} in "
-                        f"{self.paths[0]}. Write both with one type."
+                        f"{path}: column {name!r} is {type_words(have[name])}, but "
+                        f"{type_words(kind)} in {self.paths[0]}. Write both with one type."
                     )
         return first
 
@@ -283,12 +288,6 @@ class ParquetFiles:
         )
 
 
-def on_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Return the function's results in order, or raise the first of its errors."""
-    with ThreadPoolExecutor(OPENING_THREADS) as pool:
-        return list(pool.map(function, items))
-
-
 def _check_length(table: pa.Table, rows: int) -> pa.Table:
     if table.num_rows != rows:
         raise EOFError(f"{table.num_rows} rows, where the footer says {rows}")
@@ -309,7 +308,3 @@ def _footer(file: DataFile) -> pq.FileMetaData:
 def _stored_type(kind: pa.DataType) -> tuple[str, bool]:
     """Return the column type, and for a time also its unit, which must not be mixed."""
     return (str(kind), False) if pa.types.is_temporal(kind) else column_type(kind)
-
-
-def _say(kind: tuple[str, bool]) -> str:
-    return f"a list of {kind[0]}" if kind[1] else kind[0]

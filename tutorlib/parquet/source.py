@@ -23,9 +23,16 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib.chunk import Chunk
-from tutorlib.parquet.files import ParquetError, ParquetFiles, RowGroup, column_type, on_threads
+from tutorlib.parquet.files import (
+    OPENING_THREADS,
+    ParquetError,
+    ParquetFiles,
+    RowGroup,
+    column_type,
+)
 from tutorlib.parquet.paths import DataFile, find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding
+from tutorlib.storage import map_on_threads
 
 if TYPE_CHECKING:
     from tutorlib.memory import MemorySpace
@@ -167,10 +174,12 @@ class ParquetSource:
                 return row_filter.count(parts[group.file][group.index])
 
         first_of_file = {group.file: group for group in reversed(self.row_groups)}
-        parts = dict(zip(first_of_file, on_threads(possible, first_of_file.values()), strict=True))
+        by_file = map_on_threads(possible, first_of_file.values(), OPENING_THREADS)
+        parts = dict(zip(first_of_file, by_file, strict=True))
         groups = [group for group in self.row_groups if group.index in parts[group.file]]
         self.row_groups = []
-        for group, passing in zip(groups, on_threads(count, groups), strict=True):
+        counts = map_on_threads(count, groups, OPENING_THREADS)
+        for group, passing in zip(groups, counts, strict=True):
             if 0 < passing < group.num_rows:
                 self._filtered[len(self.row_groups)] = parts[group.file][group.index]
             if passing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tutorlib.checks import check_positive
 from tutorlib.profiling.intervals import Intervals
 from tutorlib.profiling.trace import Trace
 
@@ -38,8 +39,7 @@ def draw_timeline(
     Example:
         >>> draw_timeline(read_trace("logs")).savefig("timeline.svg")  # doctest: +SKIP
     """
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps must be at least 1, or None for all of them, got {steps}")
+    check_positive(steps=steps)
     rows = _rows(trace)
     if axes is None:
         from matplotlib.figure import Figure

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tutorlib.layers import BATCH_LAYOUTS, MULTI_HOT_FORMS
+from tutorlib.checks import check_choice
 from tutorlib.ops import ColumnGroup, Op
-from tutorlib.schema import Schema
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema
 from tutorlib.serving.base import Functions, ServedColumn, ServedOp, require
 from tutorlib.serving.registry import SERVED, refusal_of
 from tutorlib.serving.tensors import (
@@ -88,8 +88,8 @@ class ServedWorkflow(keras.layers.Layer):
                 f"serving needs Keras on TensorFlow, got {keras.config.backend()!r}. Set "
                 "KERAS_BACKEND=tensorflow before Keras is imported."
             )
-        _check_choice("batch_layout", batch_layout, BATCH_LAYOUTS)
-        _check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
+        check_choice("batch_layout", batch_layout, BATCH_LAYOUTS)
+        check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
         self.schema, self.batch_layout, self.multi_hot = schema, batch_layout, multi_hot
         lists = [column.name for column in schema if column.multi_hot]
         if batch_layout == "stacked" and lists:
@@ -178,8 +178,3 @@ def _check_served(groups: Sequence[ColumnGroup], functions: Functions) -> None:
     reasons = [reason for reason in found if reason]
     if reasons:
         raise ValueError(f"these ops cannot be served: {'; '.join(reasons)}")
-
-
-def _check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{argument} must be one of {choices}, got {value!r}")

@@ -137,10 +137,3 @@ def cell_dtype(dtype: Any) -> np.dtype:
         (dtype('int32'), dtype('float32'))
     """
     return np.dtype("<f4" if np.dtype(dtype).kind == "f" else "<i4")
-
-
-def check_positive(**values: int | None) -> None:
-    """Raise ValueError for an argument below 1; None is allowed."""
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")

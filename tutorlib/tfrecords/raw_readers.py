@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tutorlib.checks import check_positive
 from tutorlib.schema import Schema
 from tutorlib.tfrecords.metadata import (
     CELL_BYTES,
@@ -17,7 +18,6 @@ from tutorlib.tfrecords.metadata import (
     Folder,
     cell_dtype,
     cells_file,
-    check_positive,
     metadata_of,
 )
 from tutorlib.tfrecords.readers import ReadOptions, as_batch, targets_of, with_length

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from tutorlib.checks import check_positive
 from tutorlib.schema import Column, Schema
 from tutorlib.tfrecords.metadata import (
     EXAMPLES,
     PREBATCHED,
     Files,
     Folder,
-    check_positive,
     metadata_of,
     record_files,
     stored_dtype,

@@ -15,16 +15,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
 from tutorlib.parquet import RowRange
-from tutorlib.progress import row_bar
-from tutorlib.storage import refuse_existing, written_whole
+from tutorlib.storage import map_on_threads, refuse_existing, row_bar, written_whole
 from tutorlib.tfrecords.encoding import encode_batch, encode_cells, encode_examples
 from tutorlib.tfrecords.metadata import (
     CELL_BYTES,
@@ -36,7 +35,6 @@ from tutorlib.tfrecords.metadata import (
     RAW_BATCHES,
     RECORDS_ENDING,
     Folder,
-    check_positive,
 )
 from tutorlib.workflow.inputs import (
     as_source,
@@ -335,7 +333,9 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
     with written_whole(target) as partial, row_bar(target.name, rows, options.progress) as done:
         partial.mkdir()
 
-        def write_section(number: int, stop: threading.Event) -> None:
+        stop = threading.Event()
+
+        def write_section(number: int) -> None:
             chunks = _checked(form, source, columns, sections[number])
             with form.section(partial, number, len(columns)) as write:
                 for chunk in _blocks(chunks, form.block_rows):
@@ -345,7 +345,7 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
                         write(record)
                     done(chunk.num_rows)
 
-        _on_threads(write_section, len(sections), options.workers)
+        map_on_threads(write_section, range(len(sections)), options.workers, stop)
         sizes = [path.stat().st_size for path in partial.iterdir()]
         metadata = {"form": form.name, "rows": rows, "files": len(sizes), "nbytes": sum(sizes)}
         metadata["columns"] = {name: list(types[name]) for name in columns}
@@ -408,18 +408,3 @@ def _blocks(chunks: Iterable[Chunk], rows: int) -> Iterator[Chunk]:
         held, count = [whole.slice(full, count)], count - full
     if count:
         yield Chunk.concat(held)
-
-
-def _on_threads(task: Callable[[int, threading.Event], None], count: int, threads: int) -> None:
-    """Call task(0), task(1), ... on threads; after an error, raised here, the others stop."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(min(threads, count), thread_name_prefix="tfrecords") as pool:
-        futures = [pool.submit(task, number, stop) for number in range(count)]
-        try:
-            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in finished:
-                future.result()
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 from tutorlib.memory import working_in
 from tutorlib.ops import LearningOp
 from tutorlib.parquet import RowRange, with_encoded_strings
+from tutorlib.storage import map_on_threads
 from tutorlib.workflow.inputs import locate_errors, read_range, row_ranges_in
 from tutorlib.workflow.spill import Runs, spillable_nbytes
 
@@ -139,35 +139,10 @@ def learn_on_threads(
 
 
 def _learn(work: FitPass, merger: Merger, threads: int, done: Callable[[int], None]) -> None:
-    row_ranges = iter(work.row_ranges())
-    lock, stop = threading.Lock(), threading.Event()
+    def learn(row_range: RowRange) -> None:
+        merger.add(work.learn_from(row_range))
+        done(row_range.num_rows)
 
-    def learn() -> None:
-        while not stop.is_set():
-            with lock:
-                row_range = next(row_ranges, None)
-            if row_range is None:
-                return
-            merger.add(work.learn_from(row_range))
-            done(row_range.num_rows)
-
-    run_together([learn] * threads, stop)
+    map_on_threads(learn, work.row_ranges(), threads)
     for op, state in zip(work.ops, merger.result(), strict=True):
         op.finalize(state)
-
-
-def run_together(tasks: Sequence[Callable[[], None]], stop: threading.Event) -> None:
-    """Run each task on a thread of its own; after an error of one, raised here, all stop.
-
-    Args:
-        tasks: that look at `stop` from time to time.
-        stop: is set at the end, however it comes.
-    """
-    with ThreadPoolExecutor(len(tasks), thread_name_prefix="workflow") as pool:
-        try:
-            futures = [pool.submit(task) for task in tasks]
-            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            stop.set()
-    for future in [*finished, *futures]:
-        future.result()

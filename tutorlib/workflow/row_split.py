@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tutorlib.checks import check_integer
 from tutorlib.chunk import Chunk
 from tutorlib.hashing import hash_integers
 from tutorlib.parquet import RowGroup, RowRange
@@ -53,8 +54,8 @@ def split_rows(
     source = as_source(data)
     if not isinstance(shares, Mapping):
         raise TypeError(f"shares takes {{name: share}}, got {shares!r}")
-    if not (seed is None or (isinstance(seed, int) and 0 <= seed < 2**63)):
-        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {seed!r}")
+    if seed is not None:
+        seed = check_integer("seed", seed, at_least=0, bits=63)
     if abs(sum(shares.values()) - 1) > 1e-9 or not all(share > 0 for share in shares.values()):
         raise ValueError(f"shares must be above 0 and add up to 1, got {dict(shares)}")
     ends = np.cumsum(list(shares.values()))[:-1].tolist()

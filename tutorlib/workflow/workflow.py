@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tutorlib.checks import check_integer
 from tutorlib.chunk import Chunk
-from tutorlib.memory import usable_cores
+from tutorlib.memory import thread_count
 from tutorlib.ops import ColumnGroup, RowOp, as_group, role_of
-from tutorlib.progress import row_bar
+from tutorlib.parquet import type_words
 from tutorlib.schema import Column, Schema
-from tutorlib.storage import refuse_existing, written_whole
+from tutorlib.storage import refuse_existing, row_bar, written_whole
 from tutorlib.workflow.dask_cluster import learn_on_cluster
 from tutorlib.workflow.fit import FitPass, learn_on_threads
 from tutorlib.workflow.inputs import as_source
@@ -165,7 +166,7 @@ class Workflow:
             )
         if not (memory_budget is None or (isinstance(memory_budget, int) and memory_budget > 0)):
             raise ValueError(f"memory_budget must be a number of bytes, got {memory_budget!r}")
-        threads = _thread_count(threads)
+        threads = thread_count(threads)
         source = as_source(source)
         types = source.column_types
         missing = [name for name in self.fit_names if name not in types]
@@ -452,14 +453,17 @@ class Workflow:
         )
         if unknown := [name for name in seeds if name not in sources]:
             raise ValueError(f"shuffle_seed names {unknown}, but the splits are {list(sources)}")
-        if wrong := [seed for seed in seeds.values() if not _is_seed(seed)]:
-            raise ValueError(f"shuffle_seed must be an integer from 0 on or None, got {wrong[0]!r}")
-        work = Rewriting(self, sources, rows_per_file, row_group_rows, encoding, dict(seeds))
+        seeds = {
+            name: None if seed is None else check_integer("shuffle_seed", seed, at_least=0)
+            for name, seed in seeds.items()
+        }
+        threads = thread_count(threads)
+        work = Rewriting(self, sources, rows_per_file, row_group_rows, encoding, seeds)
         refuse_existing(folder, overwrite)
         rows = sum(part.num_rows for part in sources.values())
         with row_bar("transform", rows, progress) as done:
             rewrite(
-                work, folder, threads=_thread_count(threads), client=client, bar=done,
+                work, folder, threads=threads, client=client, bar=done,
                 finish=functools.partial(self._write_beside, list(sources)),
             )  # fmt: skip
         return Path(folder)
@@ -489,9 +493,9 @@ class Workflow:
         """
         types = as_source(data).column_types
         differences = [
-            f"{name!r} is missing, was {_say(kind)}"
+            f"{name!r} is missing, was {type_words(kind)}"
             if name not in types
-            else f"{name!r} is {_say(types[name])}, was {_say(kind)}"
+            else f"{name!r} is {type_words(types[name])}, was {type_words(kind)}"
             for name, kind in self.input_types.items()
             if types.get(name) != kind
         ]
@@ -571,19 +575,3 @@ def _needed(part: ColumnGroup | RowOp, *, fit: bool = False) -> list[str]:
 def _copied(group: ColumnGroup) -> ColumnGroup:
     """Return a group whose ops are copies: a workflow's learning stays its own."""
     return ColumnGroup(group.names, map(copy.copy, group.ops))
-
-
-def _say(kind: tuple[str, bool]) -> str:
-    return f"a list of {kind[0]}" if kind[1] else kind[0]
-
-
-def _is_seed(seed: Any) -> bool:
-    return seed is None or (isinstance(seed, int) and seed >= 0)
-
-
-def _thread_count(threads: int | None) -> int:
-    if threads is None:
-        return usable_cores()
-    if not isinstance(threads, int) or threads < 1:
-        raise ValueError(f"threads must be an integer from 1 on, got {threads!r}")
-    return threads

@@ -22,13 +22,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tutorlib.checks import check_choice
 from tutorlib.chunk import Chunk, to_namespace
 from tutorlib.encoded_strings import plain_strings
 from tutorlib.memory import working_in
 from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
-from tutorlib.storage import unfinished_folder, written_into
+from tutorlib.storage import map_on_threads, unfinished_folder, written_into
 from tutorlib.workflow.dask_cluster import write_on_cluster
-from tutorlib.workflow.fit import run_together
 from tutorlib.workflow.inputs import locate_errors, read_range, row_ranges_in, split_by_rows
 
 ENCODINGS = ("fast", "default")
@@ -87,8 +87,7 @@ class Rewriting:
                 "need 1 <= row_group_rows <= rows_per_file, got "
                 f"row_group_rows={self.row_group_rows}, rows_per_file={self.rows_per_file}"
             )
-        if self.encoding not in ENCODINGS:
-            raise ValueError(f"encoding must be one of {ENCODINGS}, got {self.encoding!r}")
+        check_choice("encoding", self.encoding, ENCODINGS)
         self.sources = {n: with_encoded_strings(source) for n, source in self.sources.items()}
 
     def units(self) -> list[Unit]:
@@ -199,18 +198,13 @@ def _write_on_threads(
 
     What transforms is shared, so that the last part file has all threads.
     """
-    waiting, lock, stop = iter(units), threading.Lock(), threading.Event()
+    stop = threading.Event()
     with ThreadPoolExecutor(threads, thread_name_prefix="transform") as pool:
 
-        def write() -> None:
-            while True:
-                with lock:
-                    unit = next(waiting, None)
-                if unit is None or stop.is_set():
-                    return
-                work.write(folder, unit, _ahead(work, unit, pool, stop, bar))
+        def write(unit: Unit) -> None:
+            work.write(folder, unit, _ahead(work, unit, pool, stop, bar))
 
-        run_together([write] * min(threads, len(units)), stop)
+        map_on_threads(write, units, threads, stop)
 
 
 def _ahead(

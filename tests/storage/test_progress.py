@@ -9,7 +9,7 @@ import pytest
 from tests.support.workflow_rows import rows, workflow, write
 from tutorlib.chunk import Chunk
 from tutorlib.ops import Categorify
-from tutorlib.progress import row_bar
+from tutorlib.storage import row_bar
 from tutorlib.workflow import Workflow
 
 pytest.importorskip("tqdm")

@@ -1,0 +1,57 @@
+"""Checks of arguments: each error names the argument, the rule and the value received."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Raise ValueError if `value` is not one of `choices`.
+
+    Example:
+        >>> check_choice("device", "tpu", ("cpu", "gpu"))
+        Traceback (most recent call last):
+        ValueError: device must be one of ('cpu', 'gpu'), got 'tpu'
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+
+
+def check_integer(name: str, value: Any, at_least: int, bits: int | None = None) -> int:
+    """Return an integer of any type, NumPy's too, as Python's int, which JSON can hold.
+
+    Args:
+        name: what the error calls the value.
+        value: the value to check.
+        at_least: smallest value allowed.
+        bits: the value must be below 2**bits; None sets no upper limit.
+
+    Raises:
+        ValueError: if it is not an integer, or out of range.
+
+    Example:
+        >>> check_integer("threads", 0, at_least=1)
+        Traceback (most recent call last):
+        ValueError: threads must be at least 1, got 0
+    """
+    limits = f"at least {at_least}" if bits is None else f"in [{at_least}, 2**{bits})"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, {limits}, got {value!r}") from None
+    if number < at_least or (bits is not None and number >= 2**bits):
+        raise ValueError(f"{name} must be {limits}, got {number}")
+    return number
+
+
+def check_positive(**values: int | None) -> None:
+    """Raise ValueError for a value that is not an integer of at least 1; None passes.
+
+    Example:
+        >>> check_positive(batch_size=4, limit_rows=None)
+    """
+    for name, value in values.items():
+        if value is not None:
+            check_integer(name, value, at_least=1)
