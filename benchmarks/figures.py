@@ -234,7 +234,7 @@ def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
             draw_timeline(trace, None, axes=axes)
             axes.label_outer()
             length = trace.device.stop_ms - trace.device.start_ms
-            title(axes, f"{name}: {length:,.0f} ms, {trace.waiting_share:.0%} of it waiting")
+            title(axes, f"{name}: {length:,.0f} ms, {trace.wait_share:.0%} of it waiting for data")
         axes.set_xlim(0, max(t.device.stop_ms - t.device.start_ms for t in traces.values()))
         caption(
             figure,

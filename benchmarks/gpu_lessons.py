@@ -129,5 +129,5 @@ def _traced(folder: Path) -> dict[str, Any]:
     from tutorlib.profiling import read_trace
 
     found = read_trace(folder)
-    shares = {"idle_share": idle_share(found), "waiting_share": found.waiting_share}
+    shares = {"idle_share": idle_share(found), "waiting_share": found.wait_share}
     return {"traced": found.device.name, **shares, "timeline": timeline(found)}

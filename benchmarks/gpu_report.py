@@ -342,7 +342,7 @@ def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
         for axes, (name, trace) in zip(all_axes, traces.items(), strict=True):
             draw_timeline(trace, None, axes=axes)
             kept, length = result["timelines"][name], trace.device.stop_ms
-            shares = f"{trace.waiting_share:.0%} waiting, {kept['idle_share']:.0%} idle"
+            shares = f"{trace.wait_share:.0%} waiting for data, {kept['idle_share']:.0%} idle"
             title(axes, f"{name}: {kept['steps']} steps in {length:,.0f} ms, {shares}")
         caption(
             figure,

@@ -118,7 +118,7 @@ def trace(model: str, pipeline: str, precision: str, settings: Settings) -> dict
         )
     ops = [operation._asdict() for operation in found.device.top_ops(10)]
     shares = {"traced": found.device.name, "idle_share": idle_share(found)}
-    shares["waiting_share"] = found.waiting_share
+    shares["waiting_share"] = found.wait_share
     kept = {"top_ops": ops, "timeline": timeline(found), "trace": folder.name}
     return {**training.facts(), **shares, **kept}
 

@@ -59,14 +59,14 @@ def as_trace(timeline: Mapping[str, Any]) -> Trace:
     Example:
         >>> kept = {"device": "CPU", "length_ms": 8.0, "waiting": "0.50-4.50"}
         >>> trace = as_trace(kept | {"reading": "", "lanes": {"ops": "4.00-6.00 7.00-8.00"}})
-        >>> trace.waiting_share, trace.device.busy_share
+        >>> trace.wait_share, trace.device.busy_share
         (0.5, 0.375)
     """
     lanes = {name: _intervals(text) for name, text in timeline["lanes"].items()}
     busy = Intervals.union([span for lane in lanes.values() for span in lane])
     waiting = _intervals(timeline["waiting"])
     device = Device(timeline["device"], 0.0, timeline["length_ms"], busy, lanes, {}, waiting)
-    return Trace(Path(), (device,), {}, waiting, _intervals(timeline["reading"]))
+    return Trace(Path(), (device,), {}, _intervals(timeline["reading"]))
 
 
 def height(trace: Trace) -> int:

@@ -93,7 +93,7 @@ def test_a_report_keeps_when_a_native_and_a_fused_epoch_computed_and_waited(meas
     for timeline in kept.values():
         trace = as_trace(timeline)
         assert 0 < trace.device.busy_share < 1
-        assert 0 < trace.waiting_share < 1
+        assert 0 < trace.wait_share < 1
         assert 0 <= trace.waiting.starts[0]
         assert trace.waiting.stops[-1] <= timeline["length_ms"]
     native, fused = map(as_trace, kept.values())

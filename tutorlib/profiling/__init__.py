@@ -1,6 +1,7 @@
-"""Profiling: what bounds a training, by measurement; and what a trace of it shows.
+"""Profiling: what bounds a training, measured by tests (`diagnose`) and by traces (`read_trace`).
 
-Does not belong here: logging while one trains (`callbacks`).
+`ProfileSteps` takes a trace in `fit`, `draw_timeline` draws it, `cores_awake` makes measurements of
+a reader alone comparable with training.
 """
 
 from tutorlib.profiling.awake import cores_awake

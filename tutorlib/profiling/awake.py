@@ -1,7 +1,4 @@
-"""cores_awake: processors that do not sleep, to measure alone what else runs beside a training.
-
-Belongs here: the conditions of a measurement. Does not belong here: measuring.
-"""
+"""cores_awake: suppress CPU idle states, to measure alone what else runs during training."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ SPIN = "import os, sys\nos.nice(19)\nwhile os.getppid() == int(sys.argv[1]): pas
 
 @contextlib.contextmanager
 def cores_awake() -> Iterator[None]:
-    """Keep every processor awake while the block runs, by processes of the lowest priority.
+    """Suppress the idle states of all CPU cores while the block runs.
 
-    A reader that hands records from thread to thread, one by one, waits for a record a moment and
-    is woken again. Where a processor has nothing else to do it falls asleep meanwhile, and to wake
-    takes longer than the record does, on a virtual machine above all. Beside a training no
-    processor sleeps. So such a reader may be twice as fast there as by itself, and what it can give
-    to a training is measured within this. The processes take what others leave, one or two percent
-    of a busy processor; they end with the block, or with this process.
+    A reader that passes records from thread to thread, one by one, waits briefly for each of them.
+    A core that has nothing else to do enters an idle state meanwhile, and waking it takes longer
+    than the record does, above all on a virtual machine. During training the cores do not idle, so
+    such a reader may be twice as fast there as alone; measured within this block, it shows the
+    speed that it has in training. One process of the lowest priority per core keeps it busy, at a
+    cost of 1 to 2% of the core. The processes end with the block, or with this process.
 
     Example:
         >>> with cores_awake():

@@ -1,8 +1,4 @@
-"""diagnose: does a training wait for its data, or for its arithmetic? Three tests, in words.
-
-Does not belong here: which op takes how long (`trace.py`), logging while one trains
-(`callbacks/stalls.py`).
-"""
+"""diagnose: does the data or the model bound a training? Three tests, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -21,19 +17,24 @@ from tutorlib.keras_bridge import TimedBatches
 from tutorlib.loader.loader import Batches, KerasSequenceLoader
 
 HELD_BATCHES = 3  # compile the step: with lists, the shapes of the first two or three differ
-DUMMY_STEPS = 30
+MODEL_STEPS = 30  # of the test of the model alone
 EVEN = 1.25  # up to this ratio, neither of two times counts as the longer one
+VERDICTS = {
+    "input": "The data bounds this training",
+    "model": "The model bounds this training",
+    "both": "Data and model bound this training about equally",
+}
 
 
 class Pace(NamedTuple):
     """How fast one of the tests ran.
 
     Args:
-        steps: steps in it.
-        rows: rows in them.
-        elapsed_s: seconds from asking for the first batch to the end of the last step.
-        wait_s: seconds of these within asking for batches.
-        first_wait_s: seconds of these for the first batch.
+        steps: steps of the test.
+        rows: rows of these steps.
+        elapsed_s: seconds from the request for the first batch to the end of the last step.
+        wait_s: seconds of these spent waiting for batches.
+        first_wait_s: seconds of these spent waiting for the first batch.
     """
 
     steps: int
@@ -44,23 +45,23 @@ class Pace(NamedTuple):
 
     @property
     def rows_per_s(self) -> float:
-        """Rows a second."""
+        """Rows per second."""
         return self.rows / self.elapsed_s
 
     @property
     def step_s(self) -> float:
-        """Seconds a step."""
+        """Seconds per step."""
         return self.elapsed_s / self.steps
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """What the three tests measured; `print` it to read what follows from it.
+    """What the three tests of `diagnose` measured; `print` shows the verdict.
 
     Args:
         training: the model on its data, as it is.
-        delivery: the layers stripped: the same data for a model of one number.
-        computing: dummy inputs: the model on one batch that is held in memory.
+        data_alone: the same data, for a model of a single number.
+        model_alone: the model, on one batch held in memory.
 
     Example:
         >>> waits = Pace(10, 1000, 1.0, 0.7, 0.1)
@@ -68,119 +69,108 @@ class Diagnosis:
         >>> found.bound, found.wait_share, round(found.gain_without_input, 1)
         ('input', 0.7, 3.3)
         >>> print(found)
-        The data is what bounds this training.
-          as it is                1,000 rows/s    100.0 ms a step, 70% of it waiting for data
-          layers stripped         1,111 rows/s     90.0 ms a batch: how fast data comes
-          dummy inputs            3,333 rows/s     30.0 ms a step: how fast the model computes
-        To deliver a batch takes 3.0 times as long as to compute a step.
-        Data that costs nothing would make training 3.3 times as fast, a model that costs nothing \
-1.1 times.
+        The data bounds this training: a batch takes 90.0 ms to load, a step 30.0 ms to compute.
+          as it is           1,000 rows/s    100.0 ms per step, 70% of it waiting for data
+          data alone         1,111 rows/s     90.0 ms per batch, for a model of a single number
+          model alone        3,333 rows/s     30.0 ms per step, on one batch held in memory
+        Data at no cost would make training 3.3 times as fast, a model at no cost 1.1 times.
     """
 
     training: Pace
-    scatter_plan: Pace
-    computing: Pace
+    data_alone: Pace
+    model_alone: Pace
 
     @property
     def wait_share(self) -> float:
-        """Share of the training's time that was waiting for data, 0 to 1."""
+        """Share of the training's time spent waiting for data, 0 to 1."""
         return self.training.wait_s / self.training.elapsed_s
 
     @property
-    def delivery_to_computing(self) -> float:
-        """How many times as long it takes to deliver a batch as to compute a step."""
-        return self.scatter_plan.step_s / self.computing.step_s
+    def data_to_model(self) -> float:
+        """Time to load a batch over time to compute a step, each measured alone."""
+        return self.data_alone.step_s / self.model_alone.step_s
 
     @property
     def bound(self) -> str:
-        """What takes the longer time: "input", "model", or "both" where they are about even."""
-        if self.delivery_to_computing >= EVEN:
+        """What takes longer: "input", "model", or "both" if the times differ by at most 1.25."""
+        if self.data_to_model >= EVEN:
             return "input"
-        return "model" if self.delivery_to_computing <= 1 / EVEN else "both"
+        return "model" if self.data_to_model <= 1 / EVEN else "both"
 
     @property
     def gain_without_input(self) -> float:
-        """How many times as fast training would be if data cost nothing."""
-        return self.training.step_s / self.computing.step_s
+        """How many times as fast training would be with data at no cost."""
+        return self.training.step_s / self.model_alone.step_s
 
     @property
     def gain_without_model(self) -> float:
-        """How many times as fast training would be if the model cost nothing."""
-        return self.training.step_s / self.scatter_plan.step_s
+        """How many times as fast training would be with a model at no cost."""
+        return self.training.step_s / self.data_alone.step_s
 
     def __repr__(self) -> str:
         def line(name: str, pace: Pace, meaning: str) -> str:
             numbers = f"{pace.rows_per_s:>12,.0f} rows/s {1e3 * pace.step_s:>8,.1f} ms"
-            return f"  {name:<17}{numbers} {meaning}"
+            return f"  {name:<12}{numbers} per {meaning}"
 
-        wait = f"a step, {self.wait_share:.0%} of it waiting for data"
         gains = [max(1.0, gain) for gain in (self.gain_without_input, self.gain_without_model)]
         lines = [
-            BOUND[self.bound],
-            line("as it is", self.training, wait),
-            line("layers stripped", self.scatter_plan, "a batch: how fast data comes"),
-            line("dummy inputs", self.computing, "a step: how fast the model computes"),
-            f"To deliver a batch takes {self.delivery_to_computing:,.1f} times as long as to "
-            "compute a step.",
-            f"Data that costs nothing would make training {gains[0]:,.1f} times as fast, a model "
-            f"that costs nothing {gains[1]:,.1f} times.",
+            f"{VERDICTS[self.bound]}: a batch takes {1e3 * self.data_alone.step_s:,.1f} ms to "
+            f"load, a step {1e3 * self.model_alone.step_s:,.1f} ms to compute.",
+            line("as it is", self.training, f"step, {self.wait_share:.0%} of it waiting for data"),
+            line("data alone", self.data_alone, "batch, for a model of a single number"),
+            line("model alone", self.model_alone, "step, on one batch held in memory"),
+            f"Data at no cost would make training {gains[0]:,.1f} times as fast, a model at no "
+            f"cost {gains[1]:,.1f} times.",
         ]
         return "\n".join([*lines, *self._remarks()])
 
     def _remarks(self) -> Iterator[str]:
-        """Yield a sentence for each thing that the three tests do not seem to agree on."""
+        """Yield a sentence for each result that seems to contradict the verdict."""
         if self.bound == "input" and self.wait_share < 0.1:
             yield (
-                "Little waiting shows all the same: readers and model share the processors, and "
-                "the steps are slower for it."
+                f"Only {self.wait_share:.0%} of the time is spent waiting for data, because "
+                "readers and model share the processors: the data costs slower steps instead."
             )
         if self.bound == "model" and self.wait_share > 0.3:
             yield (
-                f"It waits all the same, {self.training.first_wait_s:.2f} of "
-                f"{self.training.wait_s:.2f} s for the first batch: readers and model share the "
-                "processors, or the data comes in bursts."
+                f"Yet {self.training.wait_s:.2f} s are spent waiting for data, "
+                f"{self.training.first_wait_s:.2f} s of them for the first batch: readers and "
+                "model share the processors, or the data arrives in bursts."
             )
 
 
-BOUND = {
-    "input": "The data is what bounds this training.",
-    "model": "The model is what bounds this training.",
-    "both": "Data and model take about the same time in this training.",
-}
-
-
 def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Diagnosis:
-    """Find out by three tests whether the data or the model bounds a training.
+    """Measure with three tests whether the data or the model bounds a training.
 
-    1. As it is: the model is trained on the data. What share of a step is waiting for data?
-    2. Layers stripped: the same data for a model of one number. How fast does the data come?
-    3. Dummy inputs: the model on one batch held in memory. How fast does the model compute?
+    1. As it is: train the model on the data. Which share of the time does it wait for data?
+    2. Data alone: the same data, for a model of a single number. How fast does the data arrive?
+    3. Model alone: the model, on one batch held in memory. How fast does it compute?
 
-    Each of the first two is an epoch, or what `max_seconds` allow of it, from asking for the first
-    batch on: a loader that reads a chunk before it gives the first batch pays for it here as it
-    does in an epoch, so give long epochs the time of several chunks. Batches of another number of
-    rows than the first, such as an epoch's last one, end a test: they would compile the step anew.
-    The step is compiled beforehand. A batch comes from the host's memory in all three tests, so on
-    a GPU the way there is part of "computing".
+    Each of the first two lasts an epoch, or `max_seconds` of it, from the request for the first
+    batch. A loader that reads a chunk before its first batch pays for that here as in an epoch, so
+    give long epochs the time of several chunks. A batch with another number of rows than the first,
+    such as the last one of an epoch, ends a test, since it would compile the step again. The step
+    is compiled before the tests. In all three a batch starts in the host's memory, so on a GPU the
+    copy to the device is part of the model's time.
 
-    Training is real while it lasts, but the model is left as it was: weights, states of random
-    number generators and the optimizer's variables are copied (to the host's memory) and put back,
-    and metrics are reset, also if a test fails. A model or optimizer that is not built yet is
-    built. A loader stays where it is: the epoch that comes next is the same; only `stats()` go
-    on. A dataset is iterated over anew, as in each `fit`.
+    The training is real, but the model is restored afterwards, also if a test fails: weights,
+    states of random number generators and the optimizer's variables are copied to the host's
+    memory, and metrics are reset. A model or optimizer that is not built yet is built. A loader
+    keeps its position, so its next epoch is unaffected; only `stats()` includes the tests. A
+    dataset is iterated over from its start, as by each `fit`.
 
     Args:
         model: compiled as for `fit`.
         data: `KerasSequenceLoader` or `tf.data.Dataset`, with labels.
-        max_seconds: for each of the three tests, above 0.
+        max_seconds: limit of each of the three tests, seconds, above 0.
 
     Returns:
-        A `Diagnosis`: `bound` is "input", "model" or "both"; its text says why.
+        A `Diagnosis`. Its `bound` is "input", "model" or "both"; printed, it gives the reason.
 
     Raises:
         ValueError: if the model is not compiled, `max_seconds` is not above 0, or the data has no
             batch.
-        TypeError: if the data is neither of the two.
+        TypeError: if the data is neither a loader nor a dataset.
 
     Example:
         >>> import time
@@ -202,33 +192,32 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
         raise ValueError(f"model {model.name!r} is not compiled: compile it as for fit")
     if not max_seconds > 0:
         raise ValueError(f"max_seconds must be above 0, got {max_seconds}")
-    begin = _beginner(data)
+    begin = _epochs_of(data)
     held = _held_batches(begin)
-    dummy = itertools.repeat(held[0], DUMMY_STEPS)
-    with _left_as_it_was(model, held[0]):
-        _run(model, held, math.inf)  # compiles, for lists of other lengths again
-        computing = _run(model, dummy, max_seconds)
+    with _restored(model, held[0]):
+        _run(model, held, math.inf)  # compiles, also for lists of other lengths
+        model_alone = _run(model, itertools.repeat(held[0], MODEL_STEPS), max_seconds)
         stripped = _OneNumber()
         stripped.compile("sgd", jit_compile=False)
         _run(stripped, held, math.inf)
         with contextlib.closing(begin()) as batches:
-            scatter_plan = _run(stripped, batches, max_seconds)
+            data_alone = _run(stripped, batches, max_seconds)
         with contextlib.closing(begin()) as batches:
             training = _run(model, batches, max_seconds)
-    return Diagnosis(training, scatter_plan, computing)
+    return Diagnosis(training, data_alone, model_alone)
 
 
-def _beginner(data: Any) -> Callable[[], Any]:
-    """Return a function that begins an epoch and does not move the place in the data."""
+def _epochs_of(data: Any) -> Callable[[], Any]:
+    """Return a function that starts an epoch without moving the position in the data."""
     if isinstance(data, KerasSequenceLoader):
         data.check_for_fit()
         return lambda: Batches(data, counts=False)
-    TimedBatches.of_dataset(data)  # is it one?
+    TimedBatches.of_dataset(data)  # raises if it is no dataset
     return lambda: (batch for batch in data)
 
 
 def _held_batches(begin: Callable[[], Any]) -> list[Any]:
-    """Return the first batches of an epoch; only those of as many rows as the first."""
+    """Return the first batches of an epoch, as far as they have as many rows as the first."""
     with contextlib.closing(begin()) as batches:
         held = list(itertools.islice(batches, HELD_BATCHES))
     if not held:
@@ -242,60 +231,52 @@ def _rows(batch: Any) -> int:
 
 
 def _run(model: keras.Model, batches: Iterable[Any], max_seconds: float) -> Pace:
-    """Train on the batches until they, or the seconds, are over."""
+    """Train on batches until they end, their number of rows changes, or the time is over."""
+    rows = 0
 
     def limited() -> Iterator[Any]:
-        started, rows = time.perf_counter(), None
+        nonlocal rows
+        started = time.perf_counter()
         for batch in batches:
-            if rows not in (None, _rows(batch)):
+            if rows and _rows(batch) != rows:
                 return
-            rows = counted["rows"] = _rows(batch)
+            rows = _rows(batch)
             yield batch
             if time.perf_counter() - started > max_seconds:
                 return
 
-    counted: dict[str, int] = {}
-    timed = TimedBatches(_Once(limited()))
+    timed = TimedBatches(limited())
     watch = _Watch(timed)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Your input ran out of data")  # it shall
+        warnings.filterwarnings("ignore", "Your input ran out of data")  # expected here
         model.fit(timed, callbacks=[watch], verbose=0)
-    return Pace(watch.steps, watch.steps * counted["rows"], *watch.seconds())
-
-
-class _Once(Iterable[Any]):
-    """Something to iterate over that gives the same iterator each time."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._batches
+    return watch.pace(rows)
 
 
 class _Watch(keras.callbacks.Callback):
-    """Reads clock and waiting time at the end of each step."""
+    """Reads the clock and the seconds waited at the end of each step."""
 
     def __init__(self, timed: TimedBatches) -> None:
         super().__init__()
-        self.timed, self.steps = timed, 0
+        self._timed, self._steps = timed, 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._begin = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._last, self._wait_s = time.perf_counter(), self.timed.wait_s
-        if not self.steps:
+        self._last, self._wait_s = time.perf_counter(), self._timed.wait_s
+        if not self._steps:
             self._first_wait_s = self._wait_s
-        self.steps = self.timed.batches
+        self._steps = self._timed.batches
 
-    def seconds(self) -> tuple[float, float, float]:
-        """Return the seconds: elapsed, waited, waited for the first batch."""
-        return self._last - self._begin, self._wait_s, self._first_wait_s
+    def pace(self, rows: int) -> Pace:
+        """Return the pace of a test whose batches have so many rows."""
+        elapsed_s = self._last - self._begin
+        return Pace(self._steps, self._steps * rows, elapsed_s, self._wait_s, self._first_wait_s)
 
 
 class _OneNumber(keras.Model):
-    """The least that `fit` can train: its step takes all tensors of a batch and uses none."""
+    """The smallest model that `fit` can train: its step takes a batch and does not use it."""
 
     def __init__(self) -> None:
         super().__init__(name="one_number")
@@ -313,8 +294,8 @@ class _OneNumber(keras.Model):
 
 
 @contextlib.contextmanager
-def _left_as_it_was(model: keras.Model, batch: Any) -> Iterator[None]:
-    """Put back afterwards all that training changes in a model, which is built before."""
+def _restored(model: keras.Model, batch: Any) -> Iterator[None]:
+    """Build the model if it is not, and restore afterwards all that training changes in it."""
     if not model.built:
         model(batch[0])
     if not model.optimizer.built:

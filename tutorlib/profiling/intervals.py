@@ -1,13 +1,9 @@
-"""Intervals: stretches of time that do not overlap, as a union, and what can be asked of them.
-
-Does not belong here: where they come from (`trace.py`).
-"""
+"""Intervals: a set of times, as disjoint intervals, and its set operations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -36,34 +32,34 @@ class Intervals:
         """Return the union of (start, stop) pairs in any order, which may overlap.
 
         Args:
-            pairs: (start, stop) in ms, stop not before start.
+            pairs: (start, stop) in ms, stop not before start; or float64 [n, 2].
         """
-        pairs = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=float)
-        if not pairs.size:
+        spans = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=float)
+        if not spans.size:
             return cls(np.empty(0), np.empty(0))
-        starts, stops = pairs[np.argsort(pairs[:, 0], kind="stable")].T
+        starts, stops = spans[np.argsort(spans[:, 0], kind="stable")].T
         reach = np.maximum.accumulate(stops)
         first = np.flatnonzero(np.r_[True, starts[1:] > reach[:-1]])
         return cls(starts[first], reach[np.r_[first[1:] - 1, len(starts) - 1]])
 
     @property
     def total_ms(self) -> float:
-        """Length of all of them."""
+        """Sum of their lengths, ms."""
         return float((self.stops - self.starts).sum())
 
     def within(self, start: float, stop: float) -> Intervals:
-        """Return what of them lies between two times."""
+        """Return the part between two times, ms."""
         starts, stops = self.starts.clip(start, stop), self.stops.clip(start, stop)
         return Intervals(starts[stops > starts], stops[stops > starts])
 
     def gaps(self, start: float, stop: float) -> Intervals:
-        """Return what between two times is not in them."""
+        """Return what is missing between two times, ms."""
         inside = self.within(start, stop)
         starts, stops = np.r_[start, inside.stops], np.r_[inside.starts, stop]
         return Intervals(starts[stops > starts], stops[stops > starts])
 
     def overlap(self, other: Intervals) -> Intervals:
-        """Return what is in both."""
+        """Return the intersection with other intervals."""
         if not len(self) or not len(other):
             return Intervals.union([])
         begin, end = min(self.starts[0], other.starts[0]), max(self.stops[-1], other.stops[-1])
@@ -73,7 +69,7 @@ class Intervals:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[tuple[float, float]]:
         return zip(self.starts.tolist(), self.stops.tolist(), strict=True)
 
     def __repr__(self) -> str:

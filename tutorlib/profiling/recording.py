@@ -1,7 +1,4 @@
-"""ProfileSteps: take a trace of some steps of a training.
-
-Does not belong here: reading it (`trace.py`).
-"""
+"""ProfileSteps: trace some steps of a training."""
 
 from __future__ import annotations
 
@@ -12,22 +9,23 @@ import keras
 
 
 class ProfileSteps(keras.callbacks.Callback):
-    """Takes a trace of some steps of a `fit`, for `read_trace` and TensorBoard's profile plugin.
+    """Traces some steps of a `fit`, for `read_trace` and TensorBoard's profile plugin.
 
-    Keras's own TensorBoard callback does this too (`profile_batch`), but in Keras 3 it leaves out
-    the mark by which the plugin knows a step, so that its overview and its input analysis stay
-    empty. Starting and stopping the profiler takes up to seconds, in which nothing is trained, and
-    readers fill their buffers meanwhile: the first steps of a trace wait less than the others.
+    It writes one trace per `fit` and logs nothing. Keras's own TensorBoard callback can trace too
+    (`profile_batch`), but in Keras 3 it leaves out the mark that tells the plugin what a step is,
+    so the plugin's overview and input analysis stay empty. Starting and stopping the profiler takes
+    up to seconds in which nothing is trained while readers fill their buffers, so the first steps
+    of a trace wait less for data than the others.
 
     Args:
-        log_dir: folder for the trace, a new subfolder of `plugins/profile` each time.
-        first: the first step to trace, from 1, counted over the epochs of a `fit`.
-        last: the last one; if `fit` ends before, the trace ends with it.
+        log_dir: folder for the trace; each gets a subfolder of `plugins/profile`.
+        first: first step to trace, at least 1, counted over all epochs of a `fit`.
+        last: last step to trace, at least `first`; if `fit` ends earlier, the trace ends with it.
 
     Raises:
         ValueError: if `first` is below 1 or above `last`; from `fit`, if Keras does not run on
             TensorFlow.
-        tf.errors.AlreadyExistsError: from `fit`, if another profiler is at work.
+        tf.errors.AlreadyExistsError: from `fit`, if another profiler is running.
 
     Example:
         >>> import tempfile
@@ -51,16 +49,16 @@ class ProfileSteps(keras.callbacks.Callback):
         self._mark: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begin to count the steps."""
+        """Start to count the steps."""
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
-                "ProfileSteps is for Keras's backend 'tensorflow', which is now "
-                f"{keras.backend.backend()!r}; JAX and PyTorch have profilers of their own"
+                "ProfileSteps needs Keras's backend 'tensorflow', got "
+                f"{keras.backend.backend()!r}. Use the profiler of that backend instead."
             )
         self._step, self._running = 0, False
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start the profiler if it is time, and mark the begin of the step."""
+        """Start the profiler before the first step to trace, and mark the begin of each step."""
         import tensorflow as tf
 
         self._step += 1
@@ -71,7 +69,7 @@ class ProfileSteps(keras.callbacks.Callback):
             self._mark = tf.profiler.experimental.Trace("train", step_num=self._step, _r=1)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Mark the end of the step, and stop the profiler if it was the last one."""
+        """Mark the end of the step, and stop the profiler after the last step to trace."""
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
             self._mark = None
@@ -79,7 +77,7 @@ class ProfileSteps(keras.callbacks.Callback):
             self._stop()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Stop the profiler if it is still at work."""
+        """Stop the profiler if it is still running."""
         self._stop()
 
     def _stop(self) -> None:

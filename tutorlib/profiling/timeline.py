@@ -1,4 +1,4 @@
-"""draw_timeline: a trace as a picture, one row for each thing that goes on at the same time."""
+"""draw_timeline: a trace as a picture, with a row per device and kind of work."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tutorlib.profiling.trace import Trace
 TEXT = "#757f89"
 COLOURS = {"ops": "#2f9e75", "kernels": "#2f9e75", "copies": "#b08d57"}
 WAITING, READING = "#d0605e", "#7a8fa6"
-FINEST = 2000  # what is shorter than the picture's width over this is drawn together
-NARROW = 1 / 15  # steps of a smaller share of the width have no number
+FINEST = 2000  # gaps shorter than the picture's width divided by this are not drawn
+NARROW = 1 / 15  # steps narrower than this share of the width have no number
 
 
 def draw_timeline(
@@ -21,17 +21,20 @@ def draw_timeline(
 ) -> Any:
     """Return a matplotlib figure of when each device worked, and when the step waited for data.
 
-    One row a device and kind of work, one for waiting, and one for tf.data's threads; steps are
-    marked by lines. Colours are mid-tones and the background is transparent, so that it reads on a
-    light and on a dark page. Gaps shorter than 1 / 2000 of the picture are drawn as work.
+    It has a row per device and kind of work, one for waiting for data, and one for tf.data's
+    threads; dashed lines mark the steps. Mid-tones on a transparent background are readable on
+    light and on dark pages. Gaps shorter than 1 / 2000 of the picture are drawn as work.
 
     Args:
         trace: from `read_trace`.
-        steps: draw the last so many steps (while the profiler starts, tf.data fills its buffers,
-            so the first steps do not wait); None draws all.
-        axes: matplotlib axes to draw into, such as those of `pyplot.subplots` in a notebook, which
-            shows them; None makes a figure, to be saved.
-        width: of that figure, inches.
+        steps: number of steps to draw, the last ones of the trace, at least 1 (the first steps do
+            not wait, because tf.data fills its buffers while the profiler starts); None draws all.
+        axes: matplotlib axes to draw into, such as those of `pyplot.subplots` in a notebook; None
+            makes a new figure to be saved.
+        width: width of a new figure, inches.
+
+    Returns:
+        `matplotlib.figure.Figure`.
 
     Raises:
         ValueError: if `steps` is below 1.
@@ -47,14 +50,14 @@ def draw_timeline(
         figure = Figure(figsize=(width, 0.45 * len(rows) + 0.9), layout="constrained")
         axes = figure.subplots()
         figure.patch.set_alpha(0)
-    shown = _shown_steps(trace, steps)
+    shown = dict(list(trace.steps.items())[-steps:]) if steps else trace.steps
     device = trace.device
     start = min((span[0] for span in shown.values()), default=device.start_ms)
     stop = max((span[1] for span in shown.values()), default=device.stop_ms)
-    for place, (_, intervals, colour) in enumerate(rows):
+    for row, (_, intervals, colour) in enumerate(rows):
         bars = _coarse(intervals.within(start, stop), (stop - start) / FINEST)
         lengths = [(begin - start, end - begin) for begin, end in bars]
-        axes.broken_barh(lengths, (place - 0.35, 0.7), color=colour, linewidth=0)
+        axes.broken_barh(lengths, (row - 0.35, 0.7), color=colour, linewidth=0)
     for number, (begin, end) in shown.items():
         axes.axvline(begin - start, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
         if end - begin > (stop - start) * NARROW:
@@ -73,7 +76,7 @@ def draw_timeline(
 
 
 def _rows(trace: Trace) -> list[tuple[str, Intervals, str]]:
-    """Return (name, intervals, colour) of each row, from above."""
+    """Return (name, intervals, colour) of each row, from the top."""
     rows = []
     for device in trace.devices:
         name = device.name.rsplit("/device:", maxsplit=1)[-1].split(" (")[0]  # "GPU:0", "CPU"
@@ -84,12 +87,6 @@ def _rows(trace: Trace) -> list[tuple[str, Intervals, str]]:
     return [row for row in rows if len(row[1])]
 
 
-def _shown_steps(trace: Trace, count: int | None) -> dict[int, tuple[float, float]]:
-    """Return the steps to draw."""
-    numbers = list(trace.steps) if count is None else list(trace.steps)[-count:]
-    return {number: trace.steps[number] for number in numbers}
-
-
 def _coarse(intervals: Intervals, shortest: float) -> Intervals:
-    """Return the intervals with the gaps between them closed that nobody could see."""
+    """Return the intervals without the gaps between them that are too short to see."""
     return Intervals.union([(start, stop + shortest) for start, stop in intervals])

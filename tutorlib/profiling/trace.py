@@ -1,7 +1,6 @@
-"""read_trace: what TensorFlow's profiler wrote, as times in which a device worked or did not.
+"""read_trace: when each device worked, from a trace of TensorFlow's profiler.
 
-The profiler is `tf.profiler.experimental`; `ProfileSteps` (`recording.py`) uses it in `fit`.
-Does not belong here: the files (`xspace.py`), pictures (`timeline.py`).
+`ProfileSteps` takes such a trace in `fit`; `tf.profiler.experimental` takes one of any code.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from tutorlib.profiling.xspace import Event, Plane, newest_file, read_planes
 GPU_PLANE, HOST_PLANE = "/device:GPU:", "/host:CPU"
 CPU_NAME = "CPU (TensorFlow's executor threads)"
 STEP = "step_num"  # stat that marks a step
-OP_NAMES = ("tf_op", "hlo_op")  # stats of a kernel that say which op it belongs to
+OP_NAMES = ("tf_op", "hlo_op")  # stats of a kernel that name the op it belongs to
 EXECUTOR = "ExecutorState::Process"  # a thread runs ops, one after the other
 OP = re.compile(r"[^:]+:[A-Za-z_]\w*")  # "top_mlp/dense/MatMul:MatMul"
 CALL = "StatefulPartitionedCall/"
-# A step waits for tf.data, or for a loader (`fit_bridge`).
+# A step waits for tf.data, or for a loader (an event that `keras_bridge` records).
 WAITS = re.compile(r"IteratorGetNext\w*::DoCompute|KerasSequenceLoader::next")
 READS = re.compile(r"(?!Prefetch)\w+Produce")  # a thread of tf.data makes an element
 COPIES = re.compile("memcpy|memset", re.IGNORECASE)
 
 
 class TracedOp(NamedTuple):
-    """What one op of the model took on a device, all its runs together.
+    """What all runs of one op took on a device.
 
     Args:
-        name: of the op, or on a GPU of the kernel where the trace has no op for it.
-        total_ms: time in all runs; on the CPU of all threads together.
-        share: of the time of all ops, 0 to 1.
-        runs: how often it ran.
+        name: name of the op; on a GPU, of the kernel if the trace names no op for it.
+        total_ms: time of all runs; on the CPU, summed over the threads.
+        share: share of the time of all ops, 0 to 1.
+        runs: number of runs.
     """
 
     name: str
@@ -46,17 +45,17 @@ class TracedOp(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """A stretch of time in which a device did nothing.
+    """A time in which a device was idle.
 
     Args:
-        start_ms: when it began.
-        stop_ms: when it ended.
-        waiting: the share of it in which the step waited for data, 0 to 1.
+        start_ms: begin.
+        stop_ms: end.
+        wait_share: share of the gap in which the step waited for data, 0 to 1.
     """
 
     start_ms: float
     stop_ms: float
-    waiting: float
+    wait_share: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +64,11 @@ class Device:
 
     Args:
         name: "/device:GPU:0", or `CPU_NAME`.
-        start_ms: begin of the time that is looked at.
-        stop_ms: its end.
-        busy: when it worked.
-        lanes: {name: Intervals}: what it worked at, side by side.
-        ops: {name: (ms, runs)} within that time.
+        start_ms: begin of the time considered.
+        stop_ms: end of the time considered.
+        busy: when the device worked.
+        lanes: {kind of work: when the device did it}; kinds may overlap.
+        ops: {name: (ms, runs)} within the time considered.
         waiting: when a step waited for data.
     """
 
@@ -82,27 +81,32 @@ class Device:
     waiting: Intervals = field(repr=False)
 
     @property
+    def length_ms(self) -> float:
+        """Length of the time considered."""
+        return self.stop_ms - self.start_ms
+
+    @property
     def busy_share(self) -> float:
-        """Share of the time in which the device did something, 0 to 1."""
-        return self.busy.within(self.start_ms, self.stop_ms).total_ms / self._length_ms
+        """Share of the time in which the device worked, 0 to 1."""
+        return self.busy.within(self.start_ms, self.stop_ms).total_ms / self.length_ms
 
     @property
     def idle_share(self) -> float:
-        """Share of the time in which it did nothing, 0 to 1."""
+        """Share of the time in which the device was idle, 0 to 1."""
         return 1 - self.busy_share
 
     @property
     def idle(self) -> Intervals:
-        """When it did nothing."""
+        """When the device was idle."""
         return self.busy.gaps(self.start_ms, self.stop_ms)
 
     @property
-    def idle_waiting_share(self) -> float:
-        """Share of its idle time in which the step waited for data, 0 to 1."""
+    def idle_wait_share(self) -> float:
+        """Share of the idle time in which the step waited for data, 0 to 1."""
         return _ratio(self.idle.overlap(self.waiting).total_ms, self.idle.total_ms)
 
     def gaps(self, count: int = 5) -> list[Gap]:
-        """Return the longest stretches in which it did nothing, the longest first."""
+        """Return the longest idle times, the longest first."""
         longest = sorted(self.idle, key=lambda gap: gap[0] - gap[1])[:count]
         return [
             Gap(start, stop, self.waiting.within(start, stop).total_ms / (stop - start))
@@ -110,14 +114,10 @@ class Device:
         ]
 
     def top_ops(self, count: int = 10) -> list[TracedOp]:
-        """Return the ops that took longest, the longest first."""
+        """Return the ops that took the most time, the longest first."""
         total = sum(ms for ms, _ in self.ops.values())
         by_time = sorted(self.ops.items(), key=lambda item: -item[1][0])[:count]
         return [TracedOp(name, ms, _ratio(ms, total), runs) for name, (ms, runs) in by_time]
-
-    @property
-    def _length_ms(self) -> float:
-        return self.stop_ms - self.start_ms
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,22 +126,20 @@ class Trace:
 
     Args:
         path: the file that was read.
-        devices: the GPUs; or, where there was none, the CPU as TensorFlow's executor threads.
+        devices: the GPUs; if there was none, the CPU as TensorFlow's executor threads.
         steps: {number: (start, stop) in ms}, as marked by `tf.profiler.experimental.Trace` with
-            `step_num`, which ProfileSteps and Keras's TensorBoard callback do.
-        waiting: when a step waited for data.
+            `step_num`, which ProfileSteps and Keras's TensorBoard callback use.
         reading: when threads of tf.data worked.
     """
 
     path: Path
     devices: tuple[Device, ...]
     steps: dict[int, tuple[float, float]]
-    waiting: Intervals
     reading: Intervals
 
     @property
     def device(self) -> Device:
-        """The first device, and mostly the only one."""
+        """The first device, usually the only one."""
         return self.devices[0]
 
     @property
@@ -150,13 +148,18 @@ class Trace:
         return self.device.name.startswith(GPU_PLANE)
 
     @property
-    def waiting_share(self) -> float:
-        """Share of the time looked at in which a step waited for data, 0 to 1."""
-        start, stop = self.device.start_ms, self.device.stop_ms
-        return self.waiting.within(start, stop).total_ms / (stop - start)
+    def waiting(self) -> Intervals:
+        """When a step waited for data."""
+        return self.device.waiting
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time considered in which a step waited for data, 0 to 1."""
+        device = self.device
+        return self.waiting.within(device.start_ms, device.stop_ms).total_ms / device.length_ms
 
     def idle_shares(self) -> dict[int, float]:
-        """Return {step: share of it in which the first device did nothing, 0 to 1}."""
+        """Return {step: share of it in which the first device was idle, 0 to 1}."""
         idle = self.device.idle
         return {
             number: _ratio(idle.within(start, stop).total_ms, stop - start)
@@ -164,12 +167,11 @@ class Trace:
         }
 
     def __repr__(self) -> str:
-        length = self.device.stop_ms - self.device.start_ms
-        lines = [f"Trace of {len(self.steps)} steps, {length:,.0f} ms"]
+        lines = [f"Trace of {len(self.steps)} steps, {self.device.length_ms:,.0f} ms"]
         for device in self.devices:
             lines.append(
-                f"  {device.name}: busy {device.busy_share:.0%}, idle {device.idle_share:.0%}; of "
-                f"the idle time {device.idle_waiting_share:.0%} waiting for data"
+                f"  {device.name}: busy {device.busy_share:.0%}, idle {device.idle_share:.0%} "
+                f"({device.idle_wait_share:.0%} of it waiting for data)"
             )
             longest = ", ".join(f"{gap.stop_ms - gap.start_ms:,.1f} ms" for gap in device.gaps(3))
             lines.append(f"    longest gaps: {longest or 'none'}")
@@ -178,25 +180,26 @@ class Trace:
 
 
 def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
-    """Return what a trace of TensorFlow's profiler says about when each device worked.
+    """Return when each device worked, from a trace of TensorFlow's profiler.
 
-    A GPU is busy while a kernel or a copy runs on one of its streams. Without a GPU the device is
-    the CPU, as far as TensorFlow's executor threads show it: busy while at least one of them runs
-    ops of the step. That is not the processors' load: tf.data's threads, a loader's threads and
-    Python are not in it, and an op that is waiting for a lock would count as busy. Times are in ms
-    from the start of the profiler; taking the trace itself costs the program time, most where many
-    short events are recorded, as in tf.data with one row at a time.
+    A GPU is busy while a kernel or a copy runs on one of its streams. Without a GPU, the device is
+    the CPU as far as TensorFlow's executor threads show it: busy while at least one of them runs
+    ops of the step. That is not the load of the processors: it does not include the threads of
+    tf.data, of a loader or of Python, and an op that waits for a lock counts as busy. Times are in
+    ms from the start of the profiler. Profiling slows the program down, most with many short
+    events, such as those of tf.data with one row at a time.
 
-    Shares are of the time from the begin of the first step to the end of the last one; where the
-    trace has no steps, from the first to the last event of the device.
+    The time considered is from the begin of the first step to the end of the last one; in a trace
+    without steps, from the first to the last event of a device.
 
     Args:
-        log_dir: the folder that was given to the profiler or to TensorBoard (of several traces in
-            it, the newest is read), or one `.xplane.pb` file.
+        log_dir: folder that was given to the profiler or to TensorBoard, in which the newest trace
+            is read; or an `.xplane.pb` file.
 
     Raises:
         FileNotFoundError: if there is no trace.
-        ValueError: if the newest trace is of several hosts, or holds no work of a device.
+        ValueError: if the file is damaged, or the newest trace is of several hosts or shows no work
+            of a device.
 
     Example:
         >>> import tempfile, numpy as np, tensorflow as tf
@@ -221,17 +224,17 @@ def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
     work = [each for each in work if len(each.busy)] or [_executor_work(host)]
     if not len(work[0].busy):
         raise ValueError(
-            f"{path} holds no work of a device; its planes are {[plane.name for plane in planes]}. "
+            f"{path} shows no work of a device; its planes are {[plane.name for plane in planes]}. "
             "Profile steps that run a tf.function, such as those of fit."
         )
     spans = list(steps.values()) or [span for each in work for span in each.busy]
     start, stop = min(span[0] for span in spans), max(span[1] for span in spans)
     devices = tuple(each.as_device(start, stop, waiting) for each in work)
-    return Trace(path, devices, dict(sorted(steps.items())), waiting, reading)
+    return Trace(path, devices, dict(sorted(steps.items())), reading)
 
 
 class _Work(NamedTuple):
-    """What is known of a device before it is known which time is looked at."""
+    """What a device did, before the time considered is known."""
 
     name: str
     busy: Intervals
@@ -248,7 +251,7 @@ class _Work(NamedTuple):
 
 
 def _gpu_work(plane: Plane) -> _Work:
-    """Return what ran on the streams of a GPU; other lines of its plane repeat it, by op."""
+    """Return what ran on the streams of a GPU; the other lines of its plane repeat it by op."""
     events = [e for line in plane.lines if line.name.startswith("Stream") for e in line.events]
     copies = [event for event in events if COPIES.search(event.name)]
     kernels = [event for event in events if not COPIES.search(event.name)]
@@ -258,7 +261,7 @@ def _gpu_work(plane: Plane) -> _Work:
 
 
 def _executor_work(host: Plane) -> _Work:
-    """Return what TensorFlow's executor ran on the threads of the host, those of tf.data aside."""
+    """Return what TensorFlow's executor ran on threads of the host other than those of tf.data."""
     threads = [line for line in host.lines if not line.name.startswith("tf_data_")]
     events = [event for line in threads for event in line.events]
     busy = _union(event for event in events if event.name == EXECUTOR)

@@ -1,7 +1,6 @@
-"""XSpace files: what TensorFlow's profiler writes, as planes of lines of events.
+"""XSpace files, which TensorFlow's profiler writes: planes of lines of events.
 
-They are read by the protocol buffer that TensorFlow itself comes with, so no plugin is needed.
-Does not belong here: what the events mean (`trace.py`).
+TensorFlow itself contains their protocol buffer, so reading them needs no plugin.
 
 Source: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
 """
@@ -17,13 +16,13 @@ NS_PER_MS = 1e6
 
 
 class Event(NamedTuple):
-    """A named stretch of time.
+    """Something that took time.
 
     Args:
         name: what happened.
-        start: ms from the start of the profiler.
-        stop: the same.
-        stats: {name: value} of the stats that were asked for.
+        start: begin, ms from the start of the profiler.
+        stop: end, ms from the start of the profiler.
+        stats: {name: value} of the requested stats that the event has.
     """
 
     name: str
@@ -33,7 +32,7 @@ class Event(NamedTuple):
 
 
 class Line(NamedTuple):
-    """What happened one after the other, or one within the other: a thread, or a GPU's stream."""
+    """Events one after the other, or one within the other: those of a thread or a GPU stream."""
 
     name: str
     events: list[Event]
@@ -46,25 +45,27 @@ class Plane(NamedTuple):
     lines: list[Line]
 
 
-def newest_file(place: Path) -> Path:
-    """Return the newest `.xplane.pb` file under a folder, or the file itself.
+def newest_file(path: Path) -> Path:
+    """Return the newest `.xplane.pb` file under a folder; a file is returned as it is.
 
     Raises:
         FileNotFoundError: if there is none.
         ValueError: if the newest trace has a file for each of several hosts.
     """
-    if place.is_file():
-        return place
-    found = list(place.glob("**/plugins/profile/*/*.xplane.pb"))
+    if path.is_file():
+        return path
+    found = list(path.glob("**/plugins/profile/*/*.xplane.pb"))
     if not found:
         raise FileNotFoundError(
-            f"no trace (plugins/profile/*/*.xplane.pb) in {place}. Take one by "
-            "ProfileSteps(log_dir, 10, 20) in fit, or by tf.profiler.experimental.Profile."
+            f"no trace (plugins/profile/*/*.xplane.pb) in {path}. Take one with "
+            "ProfileSteps(log_dir, 10, 20) in fit, or with tf.profiler.experimental.Profile."
         )
-    newest = max(found, key=lambda path: (path.stat().st_mtime_ns, path))
-    hosts = sorted(path.name for path in found if path.parent == newest.parent)
+    newest = max(found, key=lambda file: (file.stat().st_mtime_ns, file))
+    hosts = sorted(file.name for file in found if file.parent == newest.parent)
     if len(hosts) > 1:
-        raise ValueError(f"{newest.parent} is a trace of several hosts: give one file of {hosts}")
+        raise ValueError(
+            f"{newest.parent} is a trace of several hosts: give one of the files {hosts}"
+        )
     return newest
 
 
@@ -73,7 +74,10 @@ def read_planes(path: Path, stats: Collection[str] = ()) -> list[Plane]:
 
     Args:
         path: an `.xplane.pb` file.
-        stats: names of the stats that events shall carry, where they have them.
+        stats: names of the stats to return with the events that have them.
+
+    Returns:
+        The planes, times in ms from the start of the profiler.
 
     Raises:
         ValueError: if the file is damaged.
@@ -85,7 +89,9 @@ def read_planes(path: Path, stats: Collection[str] = ()) -> list[Plane]:
     try:
         space.ParseFromString(path.read_bytes())
     except DecodeError as error:
-        raise ValueError(f"{path} is no whole XSpace file: {error}. Take the trace anew.") from None
+        raise ValueError(
+            f"{path} is not a complete XSpace file: {error}. Take the trace again."
+        ) from None
     return [_plane(plane, stats) for plane in space.planes]
 
 
@@ -96,8 +102,8 @@ def _plane(plane: Any, stats: Collection[str]) -> Plane:
 
     def value(stat: Any) -> Any:
         kind = stat.WhichOneof("value")
-        found = getattr(stat, kind)
-        return stat_names.get(found, "") if kind == "ref_value" else found
+        content = getattr(stat, kind)
+        return stat_names.get(content, "") if kind == "ref_value" else content
 
     lines = []
     for line in plane.lines:
@@ -105,12 +111,9 @@ def _plane(plane: Any, stats: Collection[str]) -> Plane:
         events = []
         for event in line.events:
             start = origin + event.offset_ps / PS_PER_MS
-            ours = {
-                wanted[stat.metadata_id]: value(stat)
-                for stat in event.stats
-                if stat.metadata_id in wanted
-            }
             stop = start + event.duration_ps / PS_PER_MS
-            events.append(Event(names.get(event.metadata_id, ""), start, stop, ours))
+            found = [stat for stat in event.stats if stat.metadata_id in wanted]
+            values = {wanted[stat.metadata_id]: value(stat) for stat in found}
+            events.append(Event(names.get(event.metadata_id, ""), start, stop, values))
         lines.append(Line(line.name or line.display_name, events))
     return Plane(plane.name, lines)

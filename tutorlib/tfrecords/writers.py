@@ -37,6 +37,7 @@ from tutorlib.tfrecords.metadata import (
     Folder,
 )
 from tutorlib.workflow.inputs import (
+    RowSource,
     as_source,
     locate_errors,
     read_range,
@@ -330,10 +331,9 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
         raise ValueError(f"columns {missing} are not in the source, which has {list(types)}")
     rows = min(source.num_rows, options.limit_rows or source.num_rows)
     sections = split_by_rows(split_by_rows(row_ranges_in(source), rows)[0], form.section_rows)
+    stop = threading.Event()
     with written_whole(target) as partial, row_bar(target.name, rows, options.progress) as done:
         partial.mkdir()
-
-        stop = threading.Event()
 
         def write_section(number: int) -> None:
             chunks = _checked(form, source, columns, sections[number])
@@ -366,7 +366,7 @@ def _check_target(folder: Path, overwrite: bool) -> None:
 
 
 def _checked(
-    form: _Form, source: Any, columns: Sequence[str], row_ranges: Iterable[RowRange]
+    form: _Form, source: RowSource, columns: Sequence[str], row_ranges: Iterable[RowRange]
 ) -> Iterator[Chunk]:
     """Yield the rows of each range, in order; an error names the row group."""
     for row_range in row_ranges:
