@@ -1,15 +1,13 @@
 #!/usr/bin/env python
-"""Run lessons unattended, in order, and end with one table of what they measured.
+"""Run lessons without supervision, in order, and print a table of what they measured.
 
-What belongs here: choosing lessons, checking their parameters, showing progress, saving the
-executed notebooks and their HTML. What does not: anything a lesson teaches or tutorlib does.
+A lesson is a notebook with two tagged cells:
 
-Conventions a lesson keeps, so that nothing but papermill is needed:
+- `parameters`: one `NAME = value  # meaning, unit` per line, as papermill expects;
+- `headline`: the last line that it prints becomes the lesson's row in the table.
 
-- a cell tagged `parameters`, one `NAME = value  # meaning, unit` a line;
-- a cell tagged `headline`, whose last line of text output is the sentence for the final table.
-
-Each lesson runs in the notebooks' folder with the Python that runs this script.
+Each lesson runs in the folder of the notebooks, with the Python that runs this script. The executed
+notebook and its HTML are saved, even if a cell fails.
 
 Source: papermill, https://papermill.readthedocs.io/en/latest/usage-execute.html
 """
@@ -25,7 +23,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import nbformat
 import papermill
@@ -36,41 +34,46 @@ from papermill.exceptions import PapermillExecutionError, strip_color
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-KERNEL = "python3"  # the kernel that ipykernel installs beside the Python running this script
-TRACEBACK_LINES = 12
+KERNEL = "python3"  # the kernel that ipykernel installs for the running Python
+TRACEBACK_LINES = 12  # lines of a traceback that are printed, from its end
 
 
 class UsageError(ValueError):
-    """A request that cannot be carried out; nothing has been run."""
+    """A request that cannot be carried out. No lesson has run."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one lesson: `outcome` is its headline, or why there is none."""
+    """The result of one lesson.
+
+    Args:
+        lesson: name of the notebook, without its extension.
+        passed: whether all its cells ran without an error.
+        seconds: run time; None if it did not run.
+        outcome: its headline, or the reason why it has none.
+    """
 
     lesson: str
     passed: bool
-    seconds: float | None  # None: not run
+    seconds: float | None
     outcome: str
 
 
-# --- Which lessons ------------------------------------------------------------------------------
-
-
 def find_lessons(folder: Path) -> list[Path]:
-    """List the lessons of a folder, `NN_name.ipynb`, in their order."""
+    """Return the lessons of a folder, `NN_name.ipynb`, sorted by number."""
     return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
 
 
 def select_lessons(lessons: Sequence[Path], wanted: Iterable[str]) -> list[Path]:
-    """Pick lessons by number or name, in the lessons' order; all of them if none is wanted.
+    """Return the wanted lessons in order; all lessons if `wanted` is empty.
 
     Args:
-        lessons: What there is, from `find_lessons`.
-        wanted: Any of `4`, `04`, `04_gpu_accelerated`, `gpu_accelerated`, with or without `.ipynb`.
+        lessons: all lessons, from `find_lessons`.
+        wanted: numbers or names: `4`, `04`, `04_gpu_accelerated` or `gpu_accelerated`, with or
+            without `.ipynb`.
 
     Raises:
-        UsageError: A wanted lesson does not exist.
+        UsageError: if a wanted lesson does not exist.
 
     Example:
         >>> lessons = [Path("01_etl.ipynb"), Path("04_gpu_accelerated.ipynb")]
@@ -84,35 +87,29 @@ def select_lessons(lessons: Sequence[Path], wanted: Iterable[str]) -> list[Path]
         found = [path for path in lessons if key in (path.stem[:2], path.stem, path.stem[3:])]
         if not found:
             names = ", ".join(path.stem for path in lessons) or "none"
-            raise UsageError(f"no lesson {name!r}. Give a number or a name; there are: {names}.")
+            raise UsageError(f"no lesson {name!r}. Pass a number or a name; there are: {names}.")
         chosen.update(found)
     return [path for path in lessons if path in chosen] if chosen else list(lessons)
 
 
 def lesson_title(path: Path) -> str:
     """Return the first heading of a notebook, or its file name if it has none."""
-    for cell in nbformat.read(path, as_version=4).cells:
-        heading = _heading(cell)
-        if heading:
-            return heading
-    return path.stem
-
-
-# --- Parameters ---------------------------------------------------------------------------------
+    headings = map(_heading, nbformat.read(path, as_version=4).cells)
+    return next(filter(None, headings), path.stem)
 
 
 def load_profile(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a profile: YAML that maps lesson names to `{NAME: value}`.
+    """Return a profile, {lesson: {NAME: value}}, from its YAML file.
 
     Raises:
-        UsageError: The file is missing, or is not such a mapping.
+        UsageError: if the file is missing or holds something else.
     """
     if not path.is_file():
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml"))) or "none"
         raise UsageError(f"no profile {path.stem!r} in {path.parent}; there are: {known}.")
     profile = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     if not isinstance(profile, dict):
-        raise UsageError(f"{path}: a profile maps lessons to parameters, got {profile!r}.")
+        raise UsageError(f"{path}: a profile must map lessons to parameters, got {profile!r}.")
     for lesson, values in profile.items():
         if not isinstance(values, dict | None):
             raise UsageError(f"{path}: {lesson}: expected NAME: value pairs, got {values!r}.")
@@ -120,10 +117,10 @@ def load_profile(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Split `NAME=VALUE`; the value is read as YAML, as papermill does.
+    """Return (NAME, value) of `NAME=VALUE`; the value is parsed as YAML, as papermill does.
 
     Raises:
-        argparse.ArgumentTypeError: There is no `=` or no name before it.
+        argparse.ArgumentTypeError: if there is no `=`, or no identifier before it.
 
     Example:
         >>> parse_override("ROWS=1_000")
@@ -138,10 +135,10 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def lesson_parameters(path: Path) -> dict[str, dict[str, str]]:
-    """Return the parameters a notebook declares: name -> `default` (its source) and `help`.
+    """Return the parameters of a notebook: {NAME: {"default": its source, "help": its comment}}.
 
     Raises:
-        UsageError: The notebook does not say which kernel and language it is for.
+        UsageError: if the notebook names no kernel.
     """
     try:
         return papermill.inspect_notebook(path)
@@ -157,26 +154,25 @@ def plan_parameters(
     profile: Mapping[str, Mapping[str, Any]],
     overrides: Mapping[str, Any],
 ) -> dict[Path, dict[str, Any]]:
-    """Decide every lesson's parameters, and refuse all wrong ones before anything runs.
+    """Return the parameters of each lesson to run, {lesson: {NAME: value}}.
 
     Args:
-        lessons: The lessons that will run.
-        known_lessons: All lessons there are; a profile may name these only.
-        profile: Lesson name -> `{NAME: value}`.
-        overrides: `{NAME: value}`, given to each lesson to run that declares NAME.
-
-    Returns:
-        Lesson -> `{NAME: value}`, overrides winning over the profile.
+        lessons: lessons to run.
+        known_lessons: all lessons; a profile may name only these.
+        profile: {lesson: {NAME: value}}.
+        overrides: {NAME: value} for every lesson to run that declares NAME; takes precedence over
+            the profile.
 
     Raises:
-        UsageError: A name that no lesson declares, or a value of another type than its default.
+        UsageError: if a name is not declared by a lesson, or a value has another type than its
+            default. The message lists all problems.
     """
     declared = {path: lesson_parameters(path) for path in known_lessons}
     stems = {path.stem: path for path in known_lessons}
     problems = []
     for lesson, values in profile.items():
         if lesson not in stems:
-            problems.append(f"the profile names lesson {lesson!r}, which does not exist")
+            problems.append(f"the profile has lesson {lesson!r}, which does not exist")
             continue
         problems += _wrong_values(lesson, values, declared[stems[lesson]])
     here = {name for path in lessons for name in declared[path]}
@@ -190,7 +186,7 @@ def plan_parameters(
         problems += _wrong_values(path.stem, mine, declared[path])
         plan[path] = {**profile.get(path.stem, {}), **mine}
     if problems:
-        raise UsageError("nothing was run:\n  " + "\n  ".join(problems))
+        raise UsageError("no lesson was run:\n  " + "\n  ".join(problems))
     return plan
 
 
@@ -203,7 +199,7 @@ def _wrong_values(
             problems.append(f"{lesson}: no parameter {name!r}; {_suggest(name, declared)}")
         elif not _fits(value, declared[name]["default"]):
             default = declared[name]["default"]
-            problems.append(f"{lesson}: {name} = {value!r} is not of the type of {default}")
+            problems.append(f"{lesson}: {name} = {value!r} must have the type of {default}")
     return problems
 
 
@@ -215,54 +211,56 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _fits(value: Any, default_source: str) -> bool:
-    """Tell whether a value may replace a default; a default that is no literal takes any."""
+    """Return whether a value may replace a default; a default that is not a literal allows any."""
     try:
         default = ast.literal_eval(default_source)
     except (ValueError, SyntaxError):
         return True
     if default is None or value is None:
         return True
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    if isinstance(default, float):
-        return isinstance(value, int | float)
     if isinstance(default, list | tuple):
         return isinstance(value, list | tuple)
-    return isinstance(value, type(default))
-
-
-# --- Running one lesson -------------------------------------------------------------------------
+    if isinstance(default, float):
+        return type(value) in (int, float)
+    return type(value) is type(default)
 
 
 class Progress:
-    """Shows which section a lesson is in: a bar on a terminal, else one line per section."""
+    """Shows which section a lesson is in: as a bar in a terminal, otherwise one line per section.
 
-    def __init__(self, lesson: str, cells: int, stream):
+    Args:
+        lesson: name of the lesson.
+        cells: number of its cells.
+        stream: where the progress is printed.
+
+    Attributes:
+        cell_index: index of the cell that started last; -1 before the first.
+        section: heading above that cell.
+    """
+
+    def __init__(self, lesson: str, cells: int, stream: TextIO) -> None:
+        self.cell_index = -1
+        self.section = ""
         self._cells = cells
         self._stream = stream
         self._start = time.monotonic()
-        self._section = ""
-        self._shown = None
-        self.cell_index = -1  # of the cell that started last, 0-based
-        interactive = stream.isatty()
-        self._bar = (
-            tqdm(total=cells, desc=lesson, unit="cell", file=stream, leave=False)
-            if interactive
-            else None
-        )
+        self._printed = ""
+        self._bar = None
+        if stream.isatty():
+            self._bar = tqdm(total=cells, desc=lesson, unit="cell", file=stream, leave=False)
 
-    def cell_start(self, cell, cell_index: int) -> None:
-        """Note that a cell starts; papermill calls this for text cells too."""
+    def cell_start(self, cell: Any, cell_index: int) -> None:
+        """Show the section of a cell that starts; papermill calls this for text cells too."""
         self.cell_index = cell_index
-        self._section = _heading(cell) or self._section
+        self.section = _heading(cell) or self.section
         if self._bar is not None:
             self._bar.n = cell_index
-            self._bar.set_postfix_str(self._section)
-        elif cell.cell_type == "code" and self._section != self._shown:
-            self._shown = self._section
-            elapsed = time.monotonic() - self._start
-            place = f"[cell {cell_index + 1:>{len(str(self._cells))}}/{self._cells}]"
-            print(f"  {place} {elapsed:6.1f} s  {self._section}", file=self._stream, flush=True)
+            self._bar.set_postfix_str(self.section)
+        elif cell.cell_type == "code" and self.section != self._printed:
+            self._printed = self.section
+            elapsed_s = time.monotonic() - self._start
+            number = f"[cell {cell_index + 1:>{len(str(self._cells))}}/{self._cells}]"
+            print(f"  {number} {elapsed_s:6.1f} s  {self.section}", file=self._stream, flush=True)
 
     def close(self) -> float:
         """Remove the bar; return the seconds since the start."""
@@ -270,28 +268,19 @@ class Progress:
             self._bar.close()
         return time.monotonic() - self._start
 
-    @property
-    def section(self) -> str:
-        """The heading above the current cell."""
-        return self._section
 
-
-def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream=None) -> Result:
-    """Execute one lesson; save the executed notebook and its HTML, also when a cell fails.
+def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: TextIO) -> Result:
+    """Run one lesson; save the executed notebook and its HTML, even if a cell fails.
 
     Args:
-        path: The notebook. It runs in its own folder.
-        parameters: `{NAME: value}`, checked by `plan_parameters`.
-        output: Folder for `<lesson>.ipynb` and `<lesson>.html`; made if missing.
-        stream: Where progress and the report of a failure go; standard output by default.
-
-    Returns:
-        The lesson's headline, or the failing cell, and the seconds it took.
+        path: the notebook; it runs in its own folder.
+        parameters: {NAME: value}, checked by `plan_parameters`.
+        output: folder for `<lesson>.ipynb` and `<lesson>.html`; created if missing.
+        stream: where progress and the report of a failure are printed.
     """
-    stream = stream or sys.stdout
     output.mkdir(parents=True, exist_ok=True)
     executed = output.resolve() / path.name
-    # papermill adds a cell where parameters are given
+    # papermill inserts a cell with the given parameters
     cells = len(nbformat.read(path, as_version=4).cells) + bool(parameters)
     progress = Progress(path.stem, cells, stream)
     failure = None
@@ -303,7 +292,7 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream=N
             kernel_name=KERNEL,
             cwd=path.resolve().parent,
             progress_bar=False,
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # else it warns of local TCP
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # hides a warning about local TCP
             on_cell_start=progress.cell_start,
         )
         failure = _early_end(executed)
@@ -318,24 +307,26 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream=N
     if failure is None:
         return Result(path.stem, True, seconds, find_headline(executed) or "-")
     print(f"{path.stem}, section {progress.section!r}: {failure}", file=stream)
-    print(f"The notebook up to there: {_shown(executed)}", file=stream, flush=True)
+    print(f"Executed notebook: {_relative(executed)}", file=stream, flush=True)
     return Result(path.stem, False, seconds, f"FAILED: {failure.splitlines()[0].rstrip(':')}")
 
 
 def _early_end(executed: Path) -> str | None:
-    """Report a lesson that left by sys.exit(): papermill takes exit status 0 for success."""
+    """Return why a lesson ended early, if it did: papermill regards `sys.exit()` as success."""
     for index, cell in enumerate(nbformat.read(executed, as_version=4).cells):
         if cell.cell_type == "code" and cell.source.strip() and cell.execution_count is None:
             return f"cell {index + 1} was never reached: an earlier cell ended the lesson"
     return None
 
 
-def _report(index: int, count, source: str, error: PapermillExecutionError | None) -> str:
-    """Describe a failing cell: number, source, message, the end of its traceback."""
+def _report(
+    index: int, count: int | str, source: str, error: PapermillExecutionError | None
+) -> str:
+    """Describe a failed cell: number, source, and the end of its traceback."""
     lines = [f"cell {index + 1}, In [{count}]:"]
     lines += [f"    {line}" for line in source.splitlines()]
     if error is None:
-        lines.append("The kernel died in this cell, most often because memory ran out.")
+        lines.append("The kernel died in this cell. The usual reason is that memory ran out.")
         return "\n".join(lines)
     frames = strip_color("\n".join(error.traceback)).splitlines()
     if len(frames) > TRACEBACK_LINES:
@@ -352,7 +343,7 @@ def _write_html(executed: Path) -> None:
 
 
 def find_headline(executed: Path) -> str | None:
-    """Return the last line of text that the cell tagged `headline` gave out, if there is one."""
+    """Return the last line that the cell tagged `headline` printed; None if there is none."""
     for cell in nbformat.read(executed, as_version=4).cells:
         if "headline" in cell.metadata.get("tags", []):
             lines = [line for text in map(_text, cell.outputs) for line in text.splitlines()]
@@ -361,14 +352,14 @@ def find_headline(executed: Path) -> str | None:
     return None
 
 
-def _text(output) -> str:
+def _text(output: Any) -> str:
     if output.output_type == "stream":
         return output.text if output.name == "stdout" else ""
     return output.get("data", {}).get("text/plain", "")
 
 
-def _heading(cell) -> str:
-    """Return the last heading of a text cell, without its hashes; empty if it has none."""
+def _heading(cell: Any) -> str:
+    """Return the last heading of a text cell without its hashes; empty if there is none."""
     found = ""
     if cell.cell_type == "markdown":
         for line in cell.source.splitlines():
@@ -377,15 +368,12 @@ def _heading(cell) -> str:
     return found
 
 
-def _shown(path: Path) -> str:
+def _relative(path: Path) -> str:
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-# --- The command --------------------------------------------------------------------------------
-
-
 def format_table(results: Sequence[Result]) -> str:
-    """Lay results out as lesson, seconds, headline.
+    """Return the results as a table: lesson, seconds, headline.
 
     Example:
         >>> print(format_table([Result("01_etl", True, 12.34, "9 M rows/s")]))
@@ -400,9 +388,10 @@ def format_table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def run_lessons(plan: Mapping[Path, Mapping[str, Any]], output: Path, stream=None) -> list[Result]:
-    """Run lessons in order up to the first that fails; the ones after it are `not run`."""
-    stream = stream or sys.stdout
+def run_lessons(
+    plan: Mapping[Path, Mapping[str, Any]], output: Path, stream: TextIO
+) -> list[Result]:
+    """Run lessons in order until one fails, and print the table; return all results."""
     results: list[Result] = []
     try:
         for number, (path, parameters) in enumerate(plan.items(), start=1):
@@ -412,13 +401,13 @@ def run_lessons(plan: Mapping[Path, Mapping[str, Any]], output: Path, stream=Non
             given = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
             print(f"[{number}/{len(plan)}] {path.stem}  {given}".rstrip(), file=stream, flush=True)
             results.append(run_lesson(path, parameters, output, stream))
-    finally:  # also after Ctrl-C
+    finally:  # print the table also after Ctrl-C
         if results:
             print(f"\n{format_table(results)}", file=stream, flush=True)
     return results
 
 
-def list_lessons(lessons: Sequence[Path], stream) -> None:
+def list_lessons(lessons: Sequence[Path], stream: TextIO) -> None:
     """Print each lesson with its title and parameters."""
     for path in lessons:
         print(f"{path.stem}: {lesson_title(path)}", file=stream)
@@ -427,13 +416,15 @@ def list_lessons(lessons: Sequence[Path], stream) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the command line's parser."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="run.py",
-        description="Run lessons by papermill; end with a table of results.",
+        description="Run lessons with papermill and print a table of what they measured.",
     )
-    parser.add_argument("lessons", nargs="*", metavar="lesson", help="number or name [all]")
-    parser.add_argument("--profile", default="small", help="params/<profile>.yaml [small]")
+    parser.add_argument("lessons", nargs="*", metavar="lesson", help="number or name [all lessons]")
+    parser.add_argument(
+        "--profile", default="small", help="use the sizes in params/<profile>.yaml [small]"
+    )
     parser.add_argument(
         "-p",
         "--parameter",
@@ -441,21 +432,21 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         type=parse_override,
         metavar="NAME=VALUE",
-        help="set NAME in each lesson to run that has it; wins over the profile; may be repeated",
+        help="set a parameter in every lesson that has it, whatever the profile says; repeatable",
     )
-    parser.add_argument("--list", action="store_true", help="show lessons and parameters")
-    parser.add_argument("--folder", type=Path, default=HERE, help="where the notebooks are")
+    parser.add_argument("--list", action="store_true", help="list lessons and parameters")
+    parser.add_argument("--folder", type=Path, default=HERE, help="folder of the notebooks")
     parser.add_argument(
         "--output",
         type=Path,
         default=HERE.parent / "build" / "notebooks",
-        help="where executed notebooks and HTML go [build/notebooks]",
+        help="folder for executed notebooks and HTML [build/notebooks]",
     )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0 if every lesson passed, 1 if one failed, 130 after Ctrl-C."""
+    """Run the command; return 0 if all lessons passed, 1 if one failed, 130 after Ctrl-C."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     try:
@@ -470,18 +461,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     prepare_environment()
     try:
-        results = run_lessons(plan, options.output)
+        results = run_lessons(plan, options.output, sys.stdout)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     if not results:
         parser.error(f"no lessons (NN_name.ipynb) in {options.folder}")
-    print(f"\nExecuted notebooks and HTML: {_shown(options.output.resolve())}")
+    print(f"\nExecuted notebooks and HTML: {_relative(options.output.resolve())}")
     return 0 if all(result.passed for result in results) else 1
 
 
 def prepare_environment() -> None:
-    """Let kernels find this Python's programs (tensorboard), and keep TensorFlow's log short."""
+    """Let kernels find programs such as tensorboard, and reduce TensorFlow's log messages."""
     programs = str(Path(sys.executable).parent)
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", "")

@@ -1,7 +1,7 @@
-"""Pages in a headless Chromium, for the checks that need somebody to look (`look_at_*.py`).
+"""Pages in a headless Chromium, for the checks that need a browser (`look_at_*.py`).
 
-Chromium (`apt-get install chromium`, or any Chrome) is driven by its DevTools protocol, over
-tornado, which comes with JupyterLab. Does not belong here: what a page is to show.
+Chromium (`apt-get install chromium`, or any Chrome) is controlled through its DevTools protocol,
+with tornado, which is installed with JupyterLab.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tornado.websocket import websocket_connect
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ROOT = Path(__file__).resolve().parent.parent
-# All text of a page, also of what stands in frames and in shadow trees.
+# All text of a page, including frames and shadow trees.
 TEXT = """
 (function text(node) {
   const inner = node.shadowRoot || node.contentDocument && node.contentDocument.body;
@@ -34,16 +34,20 @@ TEXT = """
 
 
 class Page:
-    """The page of a Chromium that runs with a port for its DevTools."""
+    """A page of a running Chromium.
+
+    Args:
+        connection: websocket connection to the DevTools of the page.
+    """
 
     def __init__(self, connection) -> None:
         self._connection, self._number = connection, 0
 
     async def call(self, method: str, **parameters) -> dict:
-        """Call a method of the DevTools protocol and return its result.
+        """Call a method of the DevTools protocol; return its result.
 
         Raises:
-            RuntimeError: if Chromium refuses it.
+            RuntimeError: if Chromium reports an error.
         """
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
@@ -56,7 +60,7 @@ class Page:
                 return answer["result"]
 
     async def evaluate(self, expression: str):
-        """Return the value of a JavaScript expression; of a promise, once it is kept.
+        """Return the value of a JavaScript expression; if it is a promise, wait for it.
 
         Raises:
             RuntimeError: if JavaScript throws an error.
@@ -69,15 +73,15 @@ class Page:
         return found["result"].get("value")
 
     async def open(self, url: str) -> None:
-        """Open a URL, also one that differs from the last one behind its # only."""
+        """Open a URL, even if it differs from the current one only after the #."""
         await self.call("Page.navigate", url="about:blank")
         await self.call("Page.navigate", url=url)
 
     async def shows(self, *awaited: str, seconds: float = 180.0) -> str:
-        """Return the page's text, once it contains all the words that are awaited.
+        """Return the text of the page as soon as it contains all awaited strings.
 
         Raises:
-            TimeoutError: if it does not.
+            TimeoutError: if it does not within `seconds`.
         """
         end = time.monotonic() + seconds
         while True:
@@ -87,10 +91,12 @@ class Page:
             if not missing:
                 return text
             if time.monotonic() > end:
-                raise TimeoutError(f"the page shows no {missing}, but: {text[-3000:]}")
+                raise TimeoutError(
+                    f"the page does not show {missing}; its text ends: {text[-3000:]}"
+                )
 
     async def picture(self, path: Path) -> None:
-        """Save what the page shows, after it has had time to draw."""
+        """Save a screenshot three seconds from now, when the page has been drawn."""
         await asyncio.sleep(3)
         shot = await self.call("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(shot["data"]))
@@ -98,7 +104,7 @@ class Page:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -106,12 +112,15 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(command: list[str], address: str, **options):
-    """Run a program that serves `address`, from when it answers to the end of the block.
+    """Run a server during the block; the block starts when the server answers.
 
     Args:
-        command: the program and its arguments.
-        address: URL that answers once it is ready.
-        options: for `subprocess.Popen`.
+        command: program and arguments.
+        address: URL that answers when the server is ready.
+        **options: passed on to `subprocess.Popen`.
+
+    Raises:
+        OSError: if the server ends, or does not answer within 60 s.
     """
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **quiet, **options)
@@ -133,10 +142,10 @@ def running(command: list[str], address: str, **options):
 
 @contextlib.asynccontextmanager
 async def empty_page(width: int = 1500, height: int = 950):
-    """Start a headless Chromium of its own and give its `Page`, until the end of the block.
+    """Run a headless Chromium during the block; yield its `Page`.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if no Chromium is installed.
     """
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:

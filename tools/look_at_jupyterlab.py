@@ -1,12 +1,12 @@
-"""Optional: run lesson 04 in JupyterLab with headless Chromium, and take pictures.
+"""Run a lesson in JupyterLab with a headless Chromium, and save screenshots.
 
     python tools/look_at_jupyterlab.py [--lesson 04_gpu_accelerated] [--output build/jupyterlab]
 
-No part of the tests: it needs a Chromium (`browser.py`), data (`make data`), minutes, and somebody
-to look at the pictures. JupyterLab is started as `make lab` starts it, but with a token, on a copy
-of the lesson, and with settings of its own, as for somebody who has never used it. It fails unless
-"Run All Cells" runs every cell without an error, `plt.show()` shows a picture wherever a lesson
-calls it, and the page draws every picture and table that the notebook then holds.
+It fails unless "Run All Cells" runs every cell without an error, every `plt.show()` gives a
+picture, and the page draws every picture and table of the executed notebook. JupyterLab runs as
+with `make lab`, but with a token, on a copy of the lesson, and with default settings. It is not
+part of the tests, because it needs a Chromium (`browser.py`), data (`make data`), some minutes, and
+somebody who looks at the screenshots.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RUN_AND_SAVE = """
   await window.jupyterapp.commands.execute("docmanager:save");
 })()
 """
-# JupyterLab draws only the cells that are in sight.
+# JupyterLab draws only the cells in view.
 SHOW_CELL = """
 (async (number) => {
   const notebook = window.jupyterapp.shell.currentWidget.content;
@@ -56,7 +56,7 @@ SHOW_CELL = """
 
 
 async def look(address: str, copy: Path, output: Path, seconds: float) -> list[str]:
-    """Run all cells, take pictures, and return what is not as it should be."""
+    """Run all cells and save screenshots; return a list of faults."""
     async with empty_page(height=1200) as page:
         await page.open(address)
         async with at_most(120, "to open the notebook and start its kernel"):
@@ -70,7 +70,7 @@ async def look(address: str, copy: Path, output: Path, seconds: float) -> list[s
 
 @contextlib.asynccontextmanager
 async def at_most(seconds: float, what: str):
-    """Raise a TimeoutError with words if the block takes longer."""
+    """Raise a TimeoutError that says `what` if the block takes longer than `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -79,7 +79,7 @@ async def at_most(seconds: float, what: str):
 
 
 async def compare(page: Page, cells: list, output: Path) -> list[str]:
-    """Hold the cells, as they were saved, against what the page shows of them."""
+    """Return the faults of the saved cells and the differences from what the page shows."""
     faults = []
     for number, cell in enumerate(cells):
         if cell.cell_type != "code":
@@ -93,13 +93,13 @@ async def compare(page: Page, cells: list, output: Path) -> list[str]:
         if cell.execution_count is None:
             faults.append(f"{where} did not run")
         if drawn != held:
-            faults.append(f"{where} holds {held}, the page shows {drawn}")
+            faults.append(f"{where} has {held}, but the page shows {drawn}")
         if "plt.show()" in cell.source and not held["pictures"]:
-            faults.append(f"{where} calls plt.show() and has no picture")
+            faults.append(f"{where} calls plt.show() but has no picture")
         for error in (each for each in cell.outputs if each.output_type == "error"):
             faults.append(f"{where} failed: {error.ename}: {error.evalue}")
         for said in (each for each in cell.outputs if each.get("name") == "stderr"):
-            print(f"{where} says on stderr: {said.text.strip()[:500]}")
+            print(f"{where}, stderr: {said.text.strip()[:500]}")
         if held["pictures"]:
             await page.picture(output / f"cell_{number}.png")
     for name, number in (("end", len(cells) - 1), ("top", 0)):
@@ -115,9 +115,9 @@ def displayed(cell) -> list[dict]:
 
 @contextlib.contextmanager
 def copied(lesson: Path):
-    """Give a copy of a lesson in a folder beside which the data is, as in the repository."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        folder = Path(place) / "notebooks"
+    """Yield a copy of a lesson, with the data where the lesson expects it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary) / "notebooks"
         folder.mkdir()
         (folder.parent / "data").symlink_to(ROOT / "data")
         yield Path(shutil.copy(lesson, folder))
@@ -125,7 +125,7 @@ def copied(lesson: Path):
 
 @contextlib.contextmanager
 def jupyterlab(folder: Path, settings: Path):
-    """Run JupyterLab in a folder and give (address, token)."""
+    """Run JupyterLab in a folder during the block; yield (address, token)."""
     port, token = free_port(), secrets.token_hex(16)
     programs = Path(sys.executable).parent
     command = [str(programs / "jupyter"), "lab", "--no-browser", "--allow-root"]
@@ -142,15 +142,22 @@ def jupyterlab(folder: Path, settings: Path):
 
 
 def main() -> int:
-    """Run the check; 0 if all was shown, 1 with a list of what was not."""
+    """Run the check; return 0 if everything was shown, else print the faults and return 1."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lesson", default="04_gpu_accelerated", help="(default: %(default)s)")
+    parser.add_argument(
+        "--lesson", default="04_gpu_accelerated", help="name of the lesson (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "jupyterlab")
-    parser.add_argument("--seconds", type=float, default=900, help="allowed for all cells")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=900,
+        help="time limit for all cells, seconds (default: %(default)s)",
+    )
     options = parser.parse_args()
     lesson = ROOT / "notebooks" / f"{options.lesson}.ipynb"
     if not lesson.is_file():
-        parser.error(f"there is no {lesson.relative_to(ROOT)}")
+        parser.error(f"no such lesson: {lesson.relative_to(ROOT)}")
     shutil.rmtree(options.output, ignore_errors=True)
     options.output.mkdir(parents=True)
     with copied(lesson) as copy, tempfile.TemporaryDirectory() as settings:

@@ -1,10 +1,10 @@
-"""Optional: open lesson 03's logs in TensorBoard with headless Chromium, and take pictures.
+"""Open the logs of lesson 03 in TensorBoard with a headless Chromium, and save screenshots.
 
     python tools/look_at_tensorboard.py [--log-dir logs/03_gpu_native] [--output build/tensorboard]
 
-No part of the tests: it needs a Chromium (`browser.py`), and somebody to look at the pictures. It
-fails if TensorBoard does not show the scalars that lesson 03 writes, or if the profile plugin does
-not show the trace.
+It fails if TensorBoard does not show the scalars that lesson 03 logs, or if the profile plugin does
+not show the trace. It is not part of the tests, because it needs a Chromium (`browser.py`) and
+somebody who looks at the screenshots.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from browser import ROOT, empty_page, free_port, running
 
-# Chooses a tool of the profile plugin, which lives in a frame: opens the list, then clicks on it.
+# Chooses a tool of the profile plugin, which is inside a frame: opens the list, then clicks.
 CHOOSE = """
 (function (name) {
   const frames = [...document.querySelectorAll("iframe")];
@@ -39,7 +39,7 @@ CHOOSE = """
 
 
 async def look(board: str, output: Path) -> None:
-    """Open scalars and trace, check that they show what they should, and take pictures."""
+    """Check that TensorBoard shows the scalars and the trace, and save screenshots."""
     async with empty_page() as page:
         await page.open(f"{board}/#scalars")
         await page.shows("samples_per_s", "epoch_samples_per_s", "epoch_loss")
@@ -56,7 +56,7 @@ async def look(board: str, output: Path) -> None:
 
 
 def main() -> int:
-    """Run the check; 0 if all was shown."""
+    """Run the check; return 0 if everything was shown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--log-dir", type=Path, default=ROOT / "logs" / "03_gpu_native")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "tensorboard")

@@ -1,4 +1,4 @@
-"""Every lesson: runs from top to bottom with the small profile, and is built as lessons are."""
+"""Every lesson runs with the small profile and has the parts that a lesson must have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 MAX_CODE_LINES = 30  # LESSONS.md aims at about 15
 
-# What the text of a lesson has, in this order.
+# What the opening of a lesson mentions, and its last headings in order.
 OPENING = [r"you will learn", r"prerequisite", r"device", r"run time|runtime", r"\bdata\b"]
 HEADINGS = [r"\bchecks?\b", r"\bexercises?\b", r"\bsummary\b", r"\bnext\b"]
 
@@ -24,7 +24,7 @@ def code_cells(notebook) -> list:
 
 @pytest.fixture
 def page(lesson):
-    """The lesson as it stands in git."""
+    """The lesson as committed."""
     return nbformat.read(lesson, as_version=4)
 
 
@@ -33,15 +33,15 @@ def texts(page):
     return [cell.source for cell in page.cells if cell.cell_type == "markdown"]
 
 
-def test_a_page_opens_with_title_goals_needs_and_data(page):
+def test_a_lesson_opens_with_title_goals_prerequisites_and_data(page):
     first_code = next(i for i, cell in enumerate(page.cells) if cell.cell_type == "code")
     opening = "\n".join(cell.source for cell in page.cells[:first_code])
     assert opening.startswith("# "), "the first line is the title"
     missing = [word for word in OPENING if not re.search(word, opening, re.IGNORECASE)]
-    assert not missing, f"the opening says nothing of {missing}"
+    assert not missing, f"the opening does not mention {missing}"
 
 
-def test_a_page_ends_with_checks_exercises_summary_and_next(texts):
+def test_a_lesson_ends_with_checks_exercises_summary_and_next(texts):
     headings = re.findall(r"^#+ (.*)$", "\n".join(texts), re.MULTILINE)
     places = []
     for word in HEADINGS:
@@ -51,7 +51,7 @@ def test_a_page_ends_with_checks_exercises_summary_and_next(texts):
     assert places == sorted(places), f"headings are not in the order {HEADINGS}: {headings}"
 
 
-def test_a_page_has_one_parameters_cell_of_documented_names(page, lesson, runner):
+def test_a_lesson_has_one_parameters_cell_with_a_comment_per_name(page, lesson, runner):
     cells = [cell for cell in page.cells if "parameters" in tags(cell)]
     assert len(cells) == 1
     lines = [line for line in cells[0].source.splitlines() if line.strip()]
@@ -59,24 +59,24 @@ def test_a_page_has_one_parameters_cell_of_documented_names(page, lesson, runner
     assert len(runner.lesson_parameters(lesson)) == len(lines)
 
 
-def test_a_page_has_small_cells_and_one_headline(page):
+def test_a_lesson_has_small_cells_and_one_headline(page):
     longest = max(code_cells(page), key=lambda cell: len(cell.source.splitlines()))
     assert len(longest.source.splitlines()) <= MAX_CODE_LINES, longest.source
     assert sum("headline" in tags(cell) for cell in page.cells) == 1
 
 
-def test_git_holds_outputs_of_cells_tagged_keep_output_only(page):
+def test_only_cells_tagged_keep_output_have_committed_outputs(page):
     for cell in code_cells(page):
         if "keep_output" in tags(cell):
-            assert cell.outputs, f"tagged keep_output, and has none:\n{cell.source}"
-            assert cell.execution_count is not None, "nbval does not compare a cell without count"
+            assert cell.outputs, f"tagged keep_output but has no output:\n{cell.source}"
+            assert cell.execution_count is not None, "nbval skips cells without a count"
         else:
-            assert not cell.outputs, f"outputs without keep_output:\n{cell.source}"
+            assert not cell.outputs, f"has outputs but no tag keep_output:\n{cell.source}"
         kinds = {output.output_type for output in cell.outputs}
         assert "error" not in kinds, cell.source
 
 
-def test_every_profile_names_lessons_and_parameters_that_exist(runner, root):
+def test_every_profile_names_existing_lessons_and_parameters(runner, root):
     lessons = runner.find_lessons(root / "notebooks")
     for path in (root / "notebooks" / "params").glob("*.yaml"):
         runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})

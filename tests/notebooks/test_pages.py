@@ -1,8 +1,8 @@
-"""What a reader sees on a page is what a run gives: strict nbval on the outputs kept in git.
+"""The committed outputs of a lesson equal those of a run, compared as strict nbval does.
 
-nbval's own collector reads the page and its tags, and nbval's own comparison judges, on the run
-that `test_notebooks.py` has made already: a second run of each lesson would double the time.
-`pytest --nbval --nbval-current-env notebooks/` runs and compares them without that.
+nbval's collector reads the page and its tags, and nbval's comparison decides. The run is the one of
+`test_lessons.py`, because a second run would double the time. To compare in a run of nbval's own:
+`pytest --nbval --nbval-current-env notebooks/`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from nbval.plugin import IPyNbFile, coalesce_streams
 
 
 def differences(page, notebook, request) -> list[str]:
-    """Compare the outputs of an executed notebook with the page in git, cell by cell.
+    """Return the differences between an executed notebook and the committed page, cell by cell.
 
-    As in nbval's strict mode, a cell without the tag `nbval-ignore-output` must give exactly what
-    the page has, nothing included; a page's cell without execution count was never run.
+    As in nbval's strict mode, a cell without the tag `nbval-ignore-output` must have exactly the
+    outputs of the page, even if that is none. Cells without execution count are skipped.
     """
     collector = IPyNbFile.from_parent(request.session, path=page)
     expected = list(collector.collect())
@@ -36,12 +36,12 @@ def differences(page, notebook, request) -> list[str]:
 
 
 @pytest.mark.notebook
-def test_kept_outputs_are_what_the_lesson_gives(lesson, executed, stage, request):
+def test_committed_outputs_equal_those_of_a_run(lesson, executed, stage, request):
     result, notebook, log = executed(lesson)
     assert result.passed, log
-    page = stage / "notebooks" / lesson.name  # as it was when it ran
+    page = stage / "notebooks" / lesson.name  # the version that ran
     found = differences(page, notebook, request)
-    assert not found, "\n\n".join(["`make pages` renews what pages show.", *found])
+    assert not found, "\n\n".join(["`make pages` updates the committed outputs.", *found])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The runner's promises, on small real notebooks: notebooks/run.py."""
+"""notebooks/run.py, on small real notebooks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-PARAMETERS = "ROWS = 10  # rows to make\nRATE = 0.5  # learning rate\nNAME = 'a'  # a label"
+PARAMETERS = "ROWS = 10  # rows\nRATE = 0.5  # learning rate\nNAME = 'a'  # a label"
 
 
 def write_lesson(folder, name, *cells):
-    """Write a notebook; a string starting with # is text, (source, tag) is a tagged cell."""
+    """Write a notebook; a string that starts with # is a text cell, (source, tag) a tagged cell."""
     made = []
     for cell in cells:
         source, *tags = (cell,) if isinstance(cell, str) else cell
@@ -69,7 +69,7 @@ def arguments_for(folder, *arguments):
     return ["--folder", str(folder), "--output", str(folder / "out"), *arguments]
 
 
-def test_a_lesson_runs_in_its_folder_with_its_parameters_and_gives_its_headline(runner, good):
+def test_a_lesson_runs_in_its_folder_with_its_parameters_and_returns_its_headline(runner, good):
     result = runner.run_lesson(good, {"ROWS": 21}, good.parent / "out", io.StringIO())
     assert result.passed
     assert result.outcome == f"42 rows in {good.parent.name}"
@@ -84,7 +84,7 @@ def test_progress_without_a_terminal_is_one_plain_line_per_section(runner, good)
     assert lines[0].strip().startswith("[cell 2/5]")
 
 
-def test_the_first_failing_cell_ends_the_run_and_is_shown(runner, bad, good, params):
+def test_a_failing_cell_is_printed_and_stops_the_run(runner, bad, good, params):
     late = write_lesson(bad.parent, "03_late", "# Late", "1")
     command = [sys.executable, runner.__file__, *arguments_for(bad.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -98,7 +98,7 @@ def test_the_first_failing_cell_ends_the_run_and_is_shown(runner, bad, good, par
     assert table[3].split() == [late.stem, "-", "not", "run"]
 
 
-def test_a_failed_lesson_leaves_its_notebook_and_html(runner, bad):
+def test_a_failed_lesson_saves_its_notebook_and_html(runner, bad):
     runner.run_lesson(bad, {}, bad.parent / "out", io.StringIO())
     saved = nbformat.read(bad.parent / "out" / "02_bad.ipynb", as_version=4)
     errors = [o for c in saved.cells for o in c.get("outputs", []) if o.output_type == "error"]
@@ -106,7 +106,7 @@ def test_a_failed_lesson_leaves_its_notebook_and_html(runner, bad):
     assert (bad.parent / "out" / "02_bad.html").exists()
 
 
-def test_a_dead_kernel_is_a_failure_with_its_cell(runner, tmp_path):
+def test_a_dead_kernel_is_reported_with_its_cell(runner, tmp_path):
     lesson = write_lesson(tmp_path, "01_dies", "# Dies", "x = 1", "import os\nos._exit(9)")
     stream = io.StringIO()
     result = runner.run_lesson(lesson, {}, tmp_path / "out", stream)
@@ -115,7 +115,7 @@ def test_a_dead_kernel_is_a_failure_with_its_cell(runner, tmp_path):
     assert "kernel died" in stream.getvalue()
 
 
-def test_leaving_by_sys_exit_is_no_success(runner, tmp_path):
+def test_a_lesson_that_calls_sys_exit_fails(runner, tmp_path):
     lesson = write_lesson(
         tmp_path, "01_exits", "# Exits", "import sys\nsys.exit()", "print('rest')"
     )
@@ -128,10 +128,10 @@ def test_leaving_by_sys_exit_is_no_success(runner, tmp_path):
     ("arguments", "message"),
     [
         (["-p", "ROW=3"], "no such parameter in 01_good, 02_bad; did you mean ROWS?"),
-        (["-p", "ROWS=many"], "01_good: ROWS = 'many' is not of the type of 10"),
+        (["-p", "ROWS=many"], "01_good: ROWS = 'many' must have the type of 10"),
         (["-p", "ROWS"], "expected NAME=VALUE, got 'ROWS'"),
         (["--profile", "tiny"], "no profile 'tiny'"),
-        (["7"], "no lesson '7'. Give a number or a name; there are: 01_good, 02_bad."),
+        (["7"], "no lesson '7'. Pass a number or a name; there are: 01_good, 02_bad."),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_runs(
@@ -144,14 +144,14 @@ def test_wrong_requests_are_refused_before_anything_runs(
     assert not (good.parent / "out").exists()
 
 
-def test_a_profile_may_name_only_what_exists(runner, good):
+def test_a_profile_with_an_unknown_lesson_or_parameter_is_refused(runner, good):
     with pytest.raises(runner.UsageError, match="lesson '09_none', which does not exist"):
         runner.plan_parameters([good], [good], {"09_none": {}}, {})
     with pytest.raises(runner.UsageError, match="01_good: no parameter 'EPOCHS'; there are: NAME"):
         runner.plan_parameters([good], [good], {"01_good": {"EPOCHS": 1}}, {})
 
 
-def test_overrides_win_and_reach_only_lessons_that_declare_them(runner, good, tmp_path):
+def test_an_override_beats_the_profile_in_every_lesson_that_declares_it(runner, good, tmp_path):
     other = write_lesson(tmp_path, "02_other", "# Other", ("BATCH = 4  # rows", "parameters"))
     profile = {"01_good": {"ROWS": 1, "RATE": 1}}
     lessons = [good, other]
@@ -167,13 +167,13 @@ def test_a_notebook_without_a_kernel_is_refused(runner, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["4", "04", "04_gpu_accelerated", "gpu_accelerated.ipynb"])
-def test_a_lesson_goes_by_number_or_name(runner, tmp_path, name):
+def test_a_lesson_is_selected_by_number_or_name(runner, tmp_path, name):
     lessons = [tmp_path / "01_etl.ipynb", tmp_path / "04_gpu_accelerated.ipynb"]
     assert runner.select_lessons(lessons, [name]) == lessons[1:]
     assert runner.select_lessons(lessons, []) == lessons
 
 
-def test_list_shows_titles_and_parameters_and_runs_nothing(runner, good, params, capsys):
+def test_list_prints_titles_and_parameters_and_runs_no_lesson(runner, good, params, capsys):
     assert runner.main(arguments_for(good.parent, "--list")) == 0
-    assert "01_good: A good lesson\n    ROWS = 10  # rows to make" in capsys.readouterr().out
+    assert "01_good: A good lesson\n    ROWS = 10  # rows" in capsys.readouterr().out
     assert not (good.parent / "out").exists()
