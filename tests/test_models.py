@@ -113,7 +113,7 @@ def test_dlrm_refuses_what_it_cannot_take():
         DLRM(movielens_schema())
     with pytest.raises(ValueError, match="at least one feature column"):
         DLRM(SCHEMA.continuous)
-    with pytest.raises(ValueError, match="at least two features"):
+    with pytest.raises(ValueError, match="at least 2 features"):
         DLRM(SCHEMA.select(["C9"]))
 
 
@@ -282,7 +282,7 @@ def test_what_a_model_cannot_take_is_refused():
     for make in (DeepFM, DCNv2):
         with pytest.raises(ValueError, match=r"\['genres'\] are multi-hot"):
             make(movielens_schema())
-    with pytest.raises(ValueError, match="at least two features"):
+    with pytest.raises(ValueError, match="at least 2 features"):
         DeepFM(SCHEMA.select(["C9"]))
 
 

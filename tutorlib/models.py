@@ -1,13 +1,12 @@
-"""Models: whole networks of a Schema, as functional Keras models.
+"""Models: whole networks over a Schema, as functional Keras models.
 
-Belongs here: how layers are put together. Does not belong here: the layers (`layers/`), or
-compiling and training. Each function takes a Schema and returns an uncompiled `keras.Model` whose
-inputs match the loader's batches, so that `summary`, `plot_model`, `.keras` files and `export`
-work.
+Each function returns an uncompiled `keras.Model` whose inputs match the loader's batches.
+`summary`, `plot_model`, `.keras` files and `export` work on all of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +24,7 @@ from tutorlib.layers import (
     NumberEmbedding,
     keras_inputs,
 )
-from tutorlib.schema import Column, Schema, as_schema
+from tutorlib.schema import Schema, as_schema
 
 STRUCTURES = ("stacked", "parallel")
 
@@ -40,22 +39,24 @@ def DLRM(
     pad_to: int = 1,
     name: str = "dlrm",
 ) -> keras.Model:
-    """Return a DLRM: an MLP over the numbers, all pairs of it and the embeddings, another MLP.
+    """Return a DLRM: a bottom MLP over the numbers, dot products of all pairs, a top MLP.
 
-    The names are those of the paper: `bottom` is the dense side, next to the input, and `top` comes
-    after the interaction. The predecessor of this library used them the other way round.
+    The pairs are those of the embeddings and the bottom MLP's output. As in the paper, `bottom` is
+    next to the input and `top` comes after the interaction; this library's predecessor used the
+    names the other way round.
 
-    The model has the same weights for both layouts, in the same order, so
-    `set_weights(get_weights())` carries them over; all tables are one variable (`FusedEmbedding`).
+    All embedding tables are one variable (`FusedEmbedding`). Both batch layouts have the same
+    weights in the same order, so `set_weights(get_weights())` transfers them.
 
     Args:
         schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out, and
-            the columns' own embedding widths are replaced by `embedding_dim`.
-        embedding_dim: width of every embedding and of the bottom MLP's output.
+            `embedding_dim` replaces the columns' own embedding widths.
+        embedding_dim: width of every embedding and of the bottom MLP's output, at least 1.
         bottom_hidden_units: hidden widths of the MLP over the continuous columns.
         top_hidden_units: hidden widths of the MLP over the interactions.
         batch_layout: "columns" (dict of [batch, 1]) or "stacked" ({"categorical", "continuous"}).
-        pad_to: see `DotProductInteraction`.
+        pad_to: the interactions are padded with zeros to a multiple of this width, at least 1; see
+            `DotProductInteraction`.
         name: of the model.
 
     Returns:
@@ -66,6 +67,7 @@ def DLRM(
             one without a cardinality.
 
     Example:
+        >>> from tutorlib import Column
         >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
         >>> DLRM(columns, 4, [8], [8], batch_layout="stacked").output_shape
         (None, 1)
@@ -82,7 +84,7 @@ def DLRM(
         dense = [MLP(bottom_hidden_units, embedding_dim, name="bottom_mlp")(numbers)]
         row = keras.layers.Reshape((1, embedding_dim), name="as_feature")(dense[0])
         x = keras.layers.Concatenate(axis=1, name="features")([row, x])
-    x = DotProductInteraction(pad_to=pad_to, name="interaction")(x)
+    x = DotProductInteraction(pad_to=pad_to, name="interaction")(x)  # [batch, pairs]
     if dense:
         x = keras.layers.Concatenate(name="dense_and_pairs")([*dense, x])
     x = MLP(top_hidden_units, name="top_mlp")(x)
@@ -98,26 +100,28 @@ def WideAndDeep(
     multi_hot: str = "nnzs",
     name: str = "wide_and_deep",
 ) -> keras.Model:
-    """Return a Wide & Deep network: a weight for every id and number, and an MLP over embeddings.
+    """Return a Wide & Deep network: `LinearFeatures` plus an MLP over embeddings.
 
-    The wide side remembers what each value meant, the deep side generalises. Their sum is the
-    logit. The wide side starts at zero.
+    The wide side memorises single values and crosses, the deep side generalises; the sum of both is
+    the logit. The wide side starts at zero.
 
     Args:
         schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
         hidden_units: hidden widths of the deep side.
         wide_schema: columns of the wide side, in the paper the crossed ones; None for `schema`.
-        combiner: how the deep side makes one vector of a list of ids.
-        multi_hot: form of multi-hot columns, as `keras_inputs` names them.
+        combiner: how the deep side combines a list of ids: "mean", "sum" or "sqrtn".
+        multi_hot: the loader's form of multi-hot columns: "nnzs", "offsets", "ragged" or "padded".
         name: of the model.
 
     Returns:
         A model with a float32 [batch, 1] probability as output, under any dtype policy.
 
     Raises:
-        ValueError: if a categorical column has no cardinality, or the two schemas differ in one.
+        ValueError: if a categorical column has no cardinality, or a column differs between the two
+            schemas.
 
     Example:
+        >>> from tutorlib import Column
         >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
         >>> WideAndDeep(columns, [8]).output_shape
         (None, 1)
@@ -128,7 +132,10 @@ def WideAndDeep(
     wide = deep if wide_schema is None else as_schema(wide_schema).features
     differing = [c.name for c in wide if c.name in deep and deep[c.name] != c]
     if differing:
-        raise ValueError(f"schema and wide_schema describe the columns {differing} differently")
+        raise ValueError(
+            f"schema and wide_schema describe the columns {differing} differently. Take both from "
+            "one schema, e.g. with Schema.select."
+        )
     both = Schema([*deep, *(column for column in wide if column.name not in deep)])
     inputs = keras_inputs(both, multi_hot=multi_hot)
     x = DenseFeatures(deep, combiner, name="deep_features")(inputs)
@@ -144,15 +151,15 @@ def DeepFM(
     batch_layout: str = "columns",
     name: str = "deepfm",
 ) -> keras.Model:
-    """Return a DeepFM: weights, all pairs of features and an MLP, over the same embeddings.
+    """Return a DeepFM: a linear part, a factorization machine and an MLP, over shared embeddings.
 
-    A number is a feature whose vector is scaled by it. Nothing has to be crossed by hand, for the
-    factorization machine takes all pairs.
+    A number is a feature too: a trained vector, scaled by the number. The factorization machine
+    takes all pairs of features, so none has to be crossed by hand.
 
     Args:
         schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out, and
-            the columns' own embedding widths are replaced by `embedding_dim`.
-        embedding_dim: width of every feature's vector.
+            `embedding_dim` replaces the columns' own embedding widths.
+        embedding_dim: width of every feature's vector, at least 1.
         hidden_units: hidden widths of the deep side.
         batch_layout: "columns" (dict of [batch, 1]) or "stacked" ({"categorical", "continuous"}).
         name: of the model.
@@ -165,6 +172,7 @@ def DeepFM(
             one without a cardinality.
 
     Example:
+        >>> from tutorlib import Column
         >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
         >>> DeepFM(columns, 4, [8]).output_shape
         (None, 1)
@@ -198,16 +206,17 @@ def DCNv2(
     batch_layout: str = "columns",
     name: str = "dcn_v2",
 ) -> keras.Model:
-    """Return a DCN v2: cross layers over embeddings and numbers, with an MLP behind or beside them.
+    """Return a DCN v2: cross layers over embeddings and numbers, and an MLP in series or parallel.
 
     Args:
         schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out, and
             embeddings have the columns' own widths.
-        cross_layers: how many; n of them give products of up to n + 1 inputs.
+        cross_layers: number of cross layers, at least 1; n of them give products of up to n + 1
+            inputs.
         hidden_units: hidden widths of the MLP.
-        projection_dim: rank of the cross layers' matrices, or None for full ones.
-        structure: "stacked" (the MLP takes what the cross layers give) or "parallel" (both take the
-            inputs).
+        projection_dim: rank of the cross layers' matrices, at least 1; None for full matrices.
+        structure: "stacked" (the MLP takes the output of the cross layers) or "parallel" (both
+            take the features).
         batch_layout: "columns" (dict of [batch, 1]) or "stacked" ({"categorical", "continuous"}).
         name: of the model.
 
@@ -219,6 +228,7 @@ def DCNv2(
             or one without a cardinality.
 
     Example:
+        >>> from tutorlib import Column
         >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
         >>> DCNv2(columns, 2, [8], structure="parallel").output_shape
         (None, 1)
@@ -244,30 +254,31 @@ def DCNv2(
 def movielens_network(
     schema: Any, hidden_units: Sequence[int] = (128, 128, 128), *, name: str = "movielens"
 ) -> keras.Model:
-    """Return the MovieLens network: embeddings side by side, dense layers, sigmoid.
+    """Return the MovieLens network: concatenated embeddings, an MLP, a sigmoid.
 
-    With the embedding widths of `embedding_dim_for`, MovieLens gives 512 (films) + 512 (users) + 16
-    (genres, averaged) = 1040 inputs to the first dense layer.
+    With the default embedding widths (`embedding_dim_for`), MovieLens gives the MLP 1040 inputs:
+    512 for the film, 512 for the user, and 16 for the mean of the genres.
 
     Args:
         schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
-        hidden_units: widths of the hidden layers.
+        hidden_units: hidden widths of the MLP.
         name: of the model.
 
     Returns:
-        A model with a float32 [batch, 1] probability as output, under any dtype policy; it takes
-        multi-hot columns as `g__values` and `g__nnzs`.
+        A model with a float32 [batch, 1] probability as output, under any dtype policy. Its
+        multi-hot columns come as `g__values` and `g__nnzs`.
 
     Raises:
         ValueError: if a categorical column has no cardinality.
 
     Example:
+        >>> from tutorlib import Column
         >>> columns = [Column("userId", "categorical", cardinality=100, embedding_dim=8),
         ...            Column("genres", "categorical", multi_hot=True, cardinality=21)]
         >>> movielens_network(columns).get_layer("features").output.shape
         (None, 24)
 
-    Source: the tutorial's own, after the predecessor's MovieLens example.
+    Source: the MovieLens example of this library's predecessor.
     """
     features = as_schema(schema).features
     inputs = keras_inputs(features)
@@ -282,7 +293,7 @@ def _probability(x: Any) -> Any:
 
 
 def _logit(x: Any, name: str = "deep") -> Any:
-    """Return one number a row, float32."""
+    """Return one linear output per row, float32 [batch, 1]."""
     return keras.layers.Dense(1, dtype="float32", name=name)(x)
 
 
@@ -296,9 +307,7 @@ def _sum_of_logits(inputs: dict[str, Any], logits: list[Any], name: str) -> kera
 def _with_width(features: Schema, embedding_dim: int) -> Schema:
     """Return the columns with all embeddings of one width."""
     return Schema(
-        Column(c.name, c.role, c.dtype, c.multi_hot, c.cardinality, embedding_dim)
-        if c.role == "categorical"
-        else c
+        dataclasses.replace(c, embedding_dim=embedding_dim) if c.role == "categorical" else c
         for c in features
     )
 
@@ -306,7 +315,7 @@ def _with_width(features: Schema, embedding_dim: int) -> Schema:
 def _ids_and_numbers(
     features: Schema, inputs: dict[str, Any], batch_layout: str
 ) -> tuple[Any, Any]:
-    """Return the embedding layer's input, and the numbers as [batch, n_cont] or None."""
+    """Return the input of the embedding layer, and the numbers [batch, n_cont] or None."""
     if batch_layout == "stacked":
         return inputs.get("categorical"), inputs.get("continuous")
     ids = {name: inputs[name] for name in features.categorical.names}

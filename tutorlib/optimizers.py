@@ -1,13 +1,13 @@
-"""Optimizers: embedding tables whose step costs as much as the rows of the batch, not the table.
+"""Optimizers whose step on an embedding table costs as much as the rows of the batch.
 
-Keras' own optimizers go over every row of a table and of its moments in every step. These take the
-rows that the batch names, of tables only; any Keras optimizer takes all other variables. Does not
-belong here: sparse gradients themselves, which the layers give (`layers/rows.py`).
+Keras' own optimizers update every row of a table and of its moments in every step. These update
+only the rows that the batch names, and leave all other variables to any Keras optimizer.
 
-Measured by `python -m benchmarks layers`, on two CPU cores and 26 tables of together a million rows
-of 16 numbers: the step of Adam takes 26 ms in place of 94 with batches of 4,096, which name 3 % of
-the rows, and 322 in place of 440 with 65,536, which name 22 %; under XLA 16 in place of 72, and no
-less than Keras' 115. What is saved grows with the tables and shrinks with the batch.
+Measured by `python -m benchmarks layers` on two CPU cores, with 26 tables of a million rows of 16
+numbers in all, against Keras' Adam: at batches of 4,096, which name 3 % of the rows, Adam's step
+takes 26 ms instead of 94, and 16 instead of 72 under XLA; at 65,536, which name 22 %, it takes 322
+ms instead of 440, and no less than Keras' 115 under XLA. The savings grow with the tables and
+shrink with the batch.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ import keras
 
 from tutorlib.layers.rows import compiled_by_xla
 
-# The names of the variables of this library's tables and of keras.layers.Embedding end so.
+# How the names of this library's tables and those of keras.layers.Embedding end.
 TABLE_NAMES = ("embedding_weights", "embeddings")
+
+register = keras.saving.register_keras_serializable(package="tutorlib")
 
 
 class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
-    """What the row-sparse optimizers share: telling tables from the rest, and the rest.
+    """Base of the row-sparse optimizers: finds the tables, and updates only the rows in a batch.
+
+    A subclass says what state a table has and how it changes a row.
 
     Args:
-        dense: Keras optimizer, or its name, for all variables that are no tables. Its learning rate
-            is the one of the whole: what a callback sets and what `learning_rate` shows. Its
-            clipping, weight decay and moving average do not concern the tables.
-        table_scale: the tables' learning rate is this times the other.
+        dense: Keras optimizer, or its name, for all variables that are not tables. Its learning
+            rate is the one that callbacks set and `learning_rate` shows. Its clipping, weight decay
+            and moving average do not apply to the tables.
+        table_scale: the tables' learning rate is this times that of `dense`; above 0.
         name: of the optimizer.
 
     Raises:
-        RuntimeError: if Keras does not run on TensorFlow, where alone gradients are sparse.
+        RuntimeError: if Keras does not run on TensorFlow, the only backend with sparse gradients.
         ValueError: if `dense` accumulates gradients or scales the loss, or `table_scale` is not
             above 0.
     """
@@ -46,7 +50,7 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if keras.config.backend() != "tensorflow":
             raise RuntimeError(
                 f"{type(self).__name__} needs Keras on TensorFlow, got "
-                f"{keras.config.backend()!r}, whose gradients of tables are dense. Use "
+                f"{keras.config.backend()!r}, where gradients of tables are dense. Use "
                 "keras.optimizers there."
             )
         if not table_scale > 0:
@@ -56,49 +60,51 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
         scaling = isinstance(self.dense, keras.optimizers.LossScaleOptimizer)
         if scaling or self.dense.loss_scale_factor or self.dense.gradient_accumulation_steps:
             raise ValueError(
-                "dense must neither accumulate gradients nor scale the loss, for that would leave "
-                f"the tables out; got {self.dense.get_config()}. To scale the loss, put a "
+                "dense must neither accumulate gradients nor scale the loss, because the tables "
+                f"would be left out; got {self.dense.get_config()}. To scale the loss, put a "
                 f"LossScaleOptimizer around {type(self).__name__}."
             )
 
     @abc.abstractmethod
-    def add_slot(self, table: Any) -> Any:
-        """Return a new variable with the state of each row of a table."""
+    def add_state(self, table: Any) -> Any:
+        """Return a new variable with the state of each row of a table, [rows, ...]."""
 
     @abc.abstractmethod
-    def update_rows(self, table: Any, slot: Any, ids: Any, gradients: Any, rate: Any) -> None:
-        """Update rows of a table.
+    def row_update(self, state: Any, gradients: Any, rate: Any) -> tuple[Any, Any]:
+        """Return the new state of some rows, and what to subtract from them.
 
         Args:
-            table: `tf.Variable` [rows, width].
-            slot: `tf.Variable` that `add_slot` gave.
-            ids: the rows, each one once; under XLA, ids behind the last row are to be left alone.
-            gradients: [ids, width].
+            state: [n, ...], these rows of the variable that `add_state` made.
+            gradients: [n, width], in the table's dtype.
             rate: learning rate of the tables, a scalar.
         """
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the state of all variables; raises ValueError if there is no table."""
+        """Create the state of all variables.
+
+        Raises:
+            ValueError: if none of them is a table.
+        """
         if self.built:
             return
-        tables = [v for v in variables if is_table(v)]
-        if not tables:
+        if not any(is_table(v) for v in variables):
             raise ValueError(
                 f"{type(self).__name__} found no embedding table: no matrix whose name ends in one "
-                f"of {TABLE_NAMES} among {[v.path for v in variables]}"
+                f"of {TABLE_NAMES} among {[v.path for v in variables]}. Use {self.dense.name!r} "
+                "alone."
             )
         super().build(variables)
-        self._slots = [self.add_slot(v) if is_table(v) else None for v in variables]
+        self._states = [self.add_state(v) if is_table(v) else None for v in variables]
         self.dense.build([v for v in variables if not is_table(v)])
 
     @property
     def variables(self) -> list[Any]:
-        """All state: of the tables, and of the optimizer of the rest."""
+        """All state: of the tables, and of the dense optimizer."""
         return [*super().variables, *self.dense.variables]
 
     @property
     def learning_rate(self) -> Any:
-        """Learning rate of the variables that are no tables."""
+        """Learning rate of the variables that are not tables."""
         return self.dense.learning_rate
 
     @learning_rate.setter
@@ -107,7 +113,7 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @property
     def iterations(self) -> Any:
-        """Steps that were taken."""
+        """Number of steps taken."""
         return self.dense.iterations
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
@@ -131,19 +137,23 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Update the rows of a table that a gradient names."""
         import tensorflow as tf
 
-        if not isinstance(gradient, tf.IndexedSlices):  # the table was not read row by row
+        if not isinstance(gradient, tf.IndexedSlices):  # something read the table as a whole
             gradient = tf.IndexedSlices(gradient, tf.range(tf.shape(gradient)[0]))
         ids, gradients = sums_by_row(gradient, variable.shape)
         rate = tf.cast(learning_rate, variable.dtype) * self.table_scale
-        slot = self._slots[self._get_variable_index(variable)].value
-        self.update_rows(variable, slot, ids, tf.cast(gradients, variable.dtype), rate)
+        state = self._states[self._get_variable_index(variable)].value
+        new_state, change = self.row_update(
+            tf.gather(state, ids), tf.cast(gradients, variable.dtype), rate
+        )
+        state.scatter_update(tf.IndexedSlices(new_state, ids))
+        variable.scatter_sub(tf.IndexedSlices(change, ids))
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Let the optimizer of the rest put its moving averages in place."""
+        """Let the dense optimizer write its moving averages to its variables."""
         self.dense.finalize_variable_values([v for v in var_list if not is_table(v)])
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this optimizer again."""
+        """Return the arguments that recreate this optimizer."""
         dense = keras.optimizers.serialize(self.dense)
         return {"name": self.name, "dense": dense, "table_scale": self.table_scale}
 
@@ -155,20 +165,20 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
 
 def is_table(variable: Any) -> bool:
-    """Return whether a model's variable is an embedding table, by its name and shape."""
+    """Return whether a variable is an embedding table, by its name and shape."""
     return variable.name.endswith(TABLE_NAMES) and len(variable.shape) == 2
 
 
 def sums_by_row(gradient: Any, shape: Sequence[int]) -> tuple[Any, Any]:
-    """Return the rows that a gradient names, each one once, and their summed gradients.
+    """Return the rows that a gradient names, each once, and the sum of each row's gradients.
 
     Args:
-        gradient: `tf.IndexedSlices`, whose rows may stand several times.
+        gradient: `tf.IndexedSlices`; a row may occur several times.
         shape: (rows, width) of the table.
 
     Returns:
-        ids [n], gradients [n, width]. Under XLA, which needs to know the size beforehand, n is
-        that of the gradient or the table, and ids that are over stand behind the last row.
+        ids [n] and gradients [n, width]. XLA needs a fixed n, so there n is the smaller of the
+        gradient's length and the table's; surplus ids equal `rows`, and a scatter ignores them.
     """
     import tensorflow as tf
 
@@ -176,15 +186,15 @@ def sums_by_row(gradient: Any, shape: Sequence[int]) -> tuple[Any, Any]:
     values = tf.reshape(gradient.values, (-1, shape[1]))
     if compiled_by_xla():
         return _sums_under_xla(ids, values, shape[0])
-    unique, places = tf.unique(ids)
-    return unique, tf.math.unsorted_segment_sum(values, places, tf.size(unique))
+    unique, positions = tf.unique(ids)
+    return unique, tf.math.unsorted_segment_sum(values, positions, tf.size(unique))
 
 
 def _sums_under_xla(ids: Any, values: Any, rows: int) -> tuple[Any, Any]:
-    """Return what `sums_by_row` does, without `tf.unique` or sorting, which XLA is slow at.
+    """Return what `sums_by_row` does, without `tf.unique` and sorting, which are slow under XLA.
 
-    The gradient of a row comes together where the row stands last in the batch; or, in a batch with
-    more ids than the table has rows, at the number of the row.
+    A row's sum goes to the position of its last occurrence in the batch; or, if the batch has at
+    least as many ids as the table has rows, to the row's own number.
     """
     import tensorflow as tf
 
@@ -193,34 +203,35 @@ def _sums_under_xla(ids: Any, values: Any, rows: int) -> tuple[Any, Any]:
         named = tf.math.unsorted_segment_sum(tf.ones_like(ids), ids, rows) > 0
         numbers = tf.range(rows, dtype=ids.dtype)
         return tf.where(named, numbers, rows), tf.math.unsorted_segment_sum(values, ids, rows)
-    places = tf.range(size)
-    last = tf.gather(tf.math.unsorted_segment_max(places, ids, rows), ids)
+    positions = tf.range(size)
+    last = tf.gather(tf.math.unsorted_segment_max(positions, ids, rows), ids)
     sums = tf.math.unsorted_segment_sum(values, last, size)
-    return tf.where(last == places, ids, tf.cast(rows, ids.dtype)), sums
+    return tf.where(last == positions, ids, tf.cast(rows, ids.dtype)), sums
 
 
-@keras.saving.register_keras_serializable(package="tutorlib")
+@register
 class RowSparseAdam(RowOptimizer):
-    """Adam that leaves the rows alone which a batch does not name, called lazy Adam elsewhere.
+    """Adam that updates only the table rows in the batch, elsewhere called lazy Adam.
 
-    Keras' Adam moves every row in every step, also those without a gradient, by what is left of
-    their moments. Here a row that is not named keeps its value and its moments; they do not fade
-    either. Where each step names every row, both are the same, but for this: of a row that stands
-    in a batch several times, Keras 3.15 on TensorFlow adds up the squares of the parts of its
-    gradient, where Adam's second moment is of the square of their sum, as it is here. The bias
-    correction counts the steps of the whole.
+    Keras' Adam moves every row in every step, even rows without a gradient, by their remaining
+    moments. Here the value and the moments of a row stay as they are until a batch names it again.
+    The bias correction counts all steps.
+
+    If every step names every row once, this equals Keras' Adam. If a row occurs several times in a
+    batch, Keras 3.15 on TensorFlow adds the squares of its partial gradients to the second moment;
+    Adam's definition, followed here, is the square of their sum.
 
     Tables are matrices whose name ends in `embedding_weights` (this library's layers) or
-    `embeddings` (`keras.layers.Embedding`). The latter are read as a whole in every step, which
+    `embeddings` (`keras.layers.Embedding`). Keras reads the latter as a whole in every step, which
     costs a copy: 8 ms for a million rows of 16 numbers.
 
     Args:
-        dense: Keras optimizer, or its name, for all other variables; its learning rate is the one
-            of the whole.
-        table_scale: the tables' learning rate is this times the other.
-        beta_1: how much of the first moment of a row is kept when it is named.
-        beta_2: of the second.
-        epsilon: added to the square root of the second.
+        dense: Keras optimizer, or its name, for all other variables; its learning rate is also the
+            tables'.
+        table_scale: multiplies the learning rate of the tables; above 0.
+        beta_1: decay of a row's first moment per step that names it.
+        beta_2: decay of a row's second moment per step that names it.
+        epsilon: added to the square root of the second moment.
         name: of the optimizer.
 
     Raises:
@@ -236,8 +247,7 @@ class RowSparseAdam(RowOptimizer):
         >>> round(float(model.optimizer.learning_rate), 3)
         0.01
 
-    References:
-        Kingma and Ba, Adam, 2014, arXiv:1412.6980, with the moments of named rows only.
+    Source: Kingma and Ba, Adam, 2014, arXiv:1412.6980, applied to the rows of a batch.
     """
 
     def __init__(
@@ -252,48 +262,46 @@ class RowSparseAdam(RowOptimizer):
         super().__init__(dense, table_scale, name)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
-    def add_slot(self, table: Any) -> Any:
-        """Return both moments of each row, [rows, 2 width]: one gather, one scatter for both."""
+    def add_state(self, table: Any) -> Any:
+        """Return both moments of each row, [rows, 2 width], so one gather reads both."""
         rows, width = table.shape
         name = f"{table.path.replace('/', '_')}_moments"
         return self.add_variable((rows, 2 * width), dtype=table.dtype, name=name)
 
-    def update_rows(self, table: Any, slot: Any, ids: Any, gradients: Any, rate: Any) -> None:
-        """Update moments and rows."""
+    def row_update(self, state: Any, gradients: Any, rate: Any) -> tuple[Any, Any]:
+        """Return the new moments of some rows, and what to subtract from the rows."""
         import tensorflow as tf
 
-        step = tf.cast(self.iterations.value + 1, table.dtype)
-        powers = [tf.cast(beta, table.dtype) ** step for beta in (self.beta_1, self.beta_2)]
-        first, second = tf.split(tf.gather(slot, ids), 2, axis=1)
+        step = tf.cast(self.iterations.value + 1, state.dtype)
+        powers = [tf.cast(beta, state.dtype) ** step for beta in (self.beta_1, self.beta_2)]
+        first, second = tf.split(state, 2, axis=1)
         first += (gradients - first) * (1 - self.beta_1)
         second += (tf.square(gradients) - second) * (1 - self.beta_2)
-        slot.scatter_update(tf.IndexedSlices(tf.concat([first, second], axis=1), ids))
         alpha = rate * tf.sqrt(1 - powers[1]) / (1 - powers[0])
         change = first * alpha / (tf.sqrt(second) + self.epsilon)
-        table.scatter_sub(tf.IndexedSlices(change, ids))
+        return tf.concat([first, second], axis=1), change
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this optimizer again."""
+        """Return the arguments that recreate this optimizer."""
         betas = {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
         return super().get_config() | betas
 
 
-@keras.saving.register_keras_serializable(package="tutorlib")
+@register
 class RowWiseAdagrad(RowOptimizer):
-    """Adagrad with one number of state for each row of a table.
+    """Adagrad with one number of state per table row: the sum of its mean squared gradients.
 
-    It grows by the mean square of the row's gradient. State is 1 / width of the table, where Adam's
-    is twice the table; with 16 numbers a row that is 0.06 against 2. Rows that are not named have
-    no gradient, so nothing is approximated by leaving them alone.
+    For tables of width 16 the state takes 1/16 of the table's memory, where Adam's takes twice the
+    table. Rows that a batch does not name have no gradient, so skipping them is exact.
 
-    Tables are told as by `RowSparseAdam`.
+    Tables are found as in `RowSparseAdam`.
 
     Args:
-        dense: Keras optimizer, or its name, for all other variables; its learning rate is the one
-            of the whole.
-        table_scale: the tables' learning rate is this times the other. Adagrad likes ten times that
-            of Adam.
-        initial_accumulator_value: of the state.
+        dense: Keras optimizer, or its name, for all other variables; its learning rate is also the
+            tables'.
+        table_scale: multiplies the learning rate of the tables; above 0. Adagrad needs about ten
+            times the rate of Adam.
+        initial_accumulator_value: initial state of each row, at least 0.
         epsilon: added to the state before the square root.
         name: of the optimizer.
 
@@ -307,9 +315,8 @@ class RowWiseAdagrad(RowOptimizer):
         >>> optimizer.get_config()["table_scale"]
         10.0
 
-    References:
-        Duchi et al., Adaptive Subgradient Methods, 2011, with one number a row as Naumov et al.,
-        Deep Learning Recommendation Model, 2019, arXiv:1906.00091, use it.
+    Source: Duchi et al., Adaptive Subgradient Methods, 2011; one number per row as in Naumov et
+    al., Deep Learning Recommendation Model, 2019, arXiv:1906.00091.
     """
 
     def __init__(
@@ -327,8 +334,8 @@ class RowWiseAdagrad(RowOptimizer):
             )
         self.initial_accumulator_value, self.epsilon = initial_accumulator_value, epsilon
 
-    def add_slot(self, table: Any) -> Any:
-        """Return the state of each row, [rows]."""
+    def add_state(self, table: Any) -> Any:
+        """Return the accumulator of each row, [rows]."""
         return self.add_variable(
             (table.shape[0],),
             initializer=keras.initializers.Constant(self.initial_accumulator_value),
@@ -336,19 +343,16 @@ class RowWiseAdagrad(RowOptimizer):
             name=f"{table.path.replace('/', '_')}_accumulator",
         )
 
-    def update_rows(self, table: Any, slot: Any, ids: Any, gradients: Any, rate: Any) -> None:
-        """Update state and rows."""
+    def row_update(self, state: Any, gradients: Any, rate: Any) -> tuple[Any, Any]:
+        """Return the new accumulators of some rows, and what to subtract from the rows."""
         import tensorflow as tf
 
-        state = tf.gather(slot, ids) + tf.reduce_mean(tf.square(gradients), axis=1)
-        slot.scatter_update(tf.IndexedSlices(state, ids))
-        change = rate * gradients / tf.sqrt(state + self.epsilon)[:, None]
-        table.scatter_sub(tf.IndexedSlices(change, ids))
+        state = state + tf.reduce_mean(tf.square(gradients), axis=1)
+        return state, rate * gradients / tf.sqrt(state + self.epsilon)[:, None]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this optimizer again."""
-        value = self.initial_accumulator_value
+        """Return the arguments that recreate this optimizer."""
         return super().get_config() | {
-            "initial_accumulator_value": value,
+            "initial_accumulator_value": self.initial_accumulator_value,
             "epsilon": self.epsilon,
         }

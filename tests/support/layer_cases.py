@@ -1,10 +1,10 @@
-"""What the tests of the layers share: a schema, its batches, oracles, and each layer once."""
+"""What the tests of the layers share: a schema, its batches in every form, oracles, each layer."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tutorlib.layers import (
-    CIN,
     MLP,
     Cross,
     DenseFeatures,
@@ -21,11 +21,22 @@ from tutorlib.schema import Column, Schema
 
 MIXED_POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
 POLICIES = [*MIXED_POLICIES, "bfloat16", "float16"]
+COMBINERS = ["mean", "sum", "sqrtn"]
+FORMS = ["nnzs", "offsets", "ragged", "padded"]
+
 TABLE = np.arange(1, 11, dtype=np.float32).reshape(5, 2)  # row i is (2 i + 1, 2 i + 2)
 LISTS = [[1, 3], [], [4], [2, 2, 0, 1]]
 VALUES = np.array([i for ids in LISTS for i in ids])
 NNZS = np.array([len(ids) for ids in LISTS])
 OFFSETS = np.array([0, 2, 2, 3, 7])
+SCORES = np.array([0.5, 2, 1.5, 3, 1, 0.25, 0.75], np.float32)  # weights of VALUES
+# Id 0 is padding there, so the one 0 of LISTS is no value.
+PADDED = np.array([[1, 3, 0, 0], [0, 0, 0, 0], [4, 0, 0, 0], [2, 2, 1, 0]])
+PADDED_LISTS = [[i for i in ids if i] for ids in LISTS]
+PADDED_SCORES = np.zeros((4, 4), np.float32)
+PADDED_SCORES[PADDED != 0] = SCORES[VALUES != 0]
+RAGGED = tf.ragged.constant(LISTS, dtype=tf.int64)
+
 SCHEMA = Schema(
     [
         Column("user", "categorical", cardinality=7, embedding_dim=3),
@@ -35,43 +46,59 @@ SCHEMA = Schema(
         Column("label", "label", "float32"),
     ]
 )
+WEIGHTED = Schema(
+    [*SCHEMA, Column("scores", "continuous", "float32", multi_hot=True)]  # of the genres
+)
 
 
-def batch():
-    """Four rows of SCHEMA in the loader's default form."""
+def batch(form="nnzs"):
+    """Four rows of SCHEMA in any form of lists; "nnzs" is the loader's default."""
+    genres = {
+        "nnzs": {"genres__values": VALUES[:, None], "genres__nnzs": NNZS[:, None]},
+        "offsets": {"genres__values": VALUES, "genres__offsets": OFFSETS},
+        "ragged": {"genres": RAGGED},
+        "padded": {"genres": PADDED},
+    }[form]
     return {
         "user": np.array([[0], [6], [3], [3]]),
         "age": np.array([[0.5], [-1.0], [2.0], [0.0]], np.float32),
         "film": np.array([[8], [0], [1], [5]]),
-        "genres__values": VALUES[:, None],
-        "genres__nnzs": NNZS[:, None],
+        **genres,
     }
 
 
-def combine(table, lists, combiner):
-    """NumPy oracle of a bag: a Python loop over the rows."""
-    out = np.zeros((len(lists), table.shape[1]), np.float64)
+def weighted_batch(form="nnzs"):
+    """Four rows of WEIGHTED in any form of lists."""
+    scores = {
+        "nnzs": {"scores__values": SCORES[:, None], "scores__nnzs": NNZS[:, None]},
+        "offsets": {"scores__values": SCORES, "scores__offsets": OFFSETS},
+        "ragged": {"scores": RAGGED.with_values(SCORES)},
+        "padded": {"scores": PADDED_SCORES},
+    }[form]
+    return batch(form) | scores
+
+
+def as_tensors(inputs):
+    """The arrays of a batch as tensors; ragged tensors stay as they are."""
+    return {k: x if isinstance(x, tf.RaggedTensor) else tf.constant(x) for k, x in inputs.items()}
+
+
+def lists_and_scores(form):
+    """The values of each row, and their weights, as they are in a form."""
+    return (PADDED_LISTS, SCORES[VALUES != 0]) if form == "padded" else (LISTS, SCORES)
+
+
+def combine(table, lists, combiner, weights=None):
+    """NumPy oracle of a bag: a loop over the rows, with the weights of all values in order."""
+    out, start = np.zeros((len(lists), table.shape[1])), 0
     for row, ids in enumerate(lists):
-        for i in ids:
-            out[row] += table[i]
+        w = np.ones(len(ids)) if weights is None else weights[start : start + len(ids)]
+        w = w.astype(np.float64)
+        start += len(ids)
         if ids:
-            out[row] /= {"sum": 1, "mean": len(ids), "sqrtn": len(ids) ** 0.5}[combiner]
+            divisor = {"sum": 1, "mean": w.sum(), "sqrtn": np.sqrt((w * w).sum())}[combiner]
+            out[row] = (w[:, None] * table[ids]).sum(axis=0) / divisor
     return out
-
-
-def bag_forms():
-    padded = np.zeros((4, 4), np.int64)
-    lists = [[i for i in ids if i] for ids in LISTS]  # id 0 is padding there
-    for row, ids in enumerate(lists):
-        padded[row, : len(ids)] = ids
-    return {
-        "nnzs": ({"values": VALUES, "nnzs": NNZS}, LISTS),
-        "nnzs_column": ({"values": VALUES[:, None], "nnzs": NNZS[:, None]}, LISTS),
-        "offsets": ({"values": VALUES, "offsets": OFFSETS}, LISTS),
-        "surplus_values": ({"values": np.append(VALUES, [4, 4]), "nnzs": NNZS}, LISTS),
-        "ragged": (tf.ragged.constant(LISTS, dtype=tf.int64), LISTS),
-        "padded": (padded, lists),
-    }
 
 
 def built_bag(combiner="mean", **kwargs):
@@ -81,26 +108,10 @@ def built_bag(combiner="mean", **kwargs):
     return bag
 
 
-WEIGHTED = Schema(
-    [*SCHEMA, Column("scores", "continuous", "float32", multi_hot=True)]  # of the genres
-)
-SCORES = np.array([0.5, 2, 1.5, 3, 1, 0.25, 0.75], np.float32)
-
-
-def weighted_batch():
-    return batch() | {"scores__values": SCORES[:, None], "scores__nnzs": NNZS[:, None]}
-
-
-def combine_weighted(table, lists, weights, combiner):
-    """NumPy oracle of a weighted bag."""
-    out, start = np.zeros((len(lists), table.shape[1])), 0
-    for row, ids in enumerate(lists):
-        w = weights[start : start + len(ids)].astype(np.float64)
-        start += len(ids)
-        size = {"sum": 1, "mean": w.sum(), "sqrtn": np.sqrt((w * w).sum())}[combiner]
-        if ids:
-            out[row] = (w[:, None] * table[ids]).sum(axis=0) / size
-    return out
+def reloaded(model, folder):
+    """The model after a round trip through a `.keras` file."""
+    model.save(folder / "model.keras")
+    return keras.models.load_model(folder / "model.keras")
 
 
 def finite_differences(function, x, step=1e-6):
@@ -114,17 +125,36 @@ def finite_differences(function, x, step=1e-6):
     return gradient.reshape(x.shape)
 
 
+def check_gradient(layer, x):
+    """Compare the gradient of a layer's input with finite differences, without XLA and with it."""
+
+    def output(inputs):
+        return tf.reduce_sum(tf.sin(layer(inputs)))
+
+    if not layer.built:
+        layer.build(x.shape)
+    expected = finite_differences(tf.function(output), x)
+    for jit in (False, True):
+        tensor = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            loss = tf.function(output, jit_compile=jit)(tensor)
+        got = tape.gradient(loss, tensor)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-8)
+
+
 def fused_columns():
     sizes = {"x": 4, "b": 6, "m": 3}  # not in name order
     return [Column(n, "categorical", cardinality=c, embedding_dim=2) for n, c in sizes.items()]
 
 
 def every_layer(policy="float32"):
-    """(layer, input) of each layer and option."""
+    """{case: (layer, input)}: each layer, and each option that changes its output."""
     scalar = Schema(c for c in SCHEMA if not c.multi_hot)
     same = fused_columns()
     columns = {c.name: np.zeros((4, 1), np.int64) for c in same}
-    cube = np.ones((4, 3, 2), np.float32)
+    cube, matrix = np.ones((4, 3, 2), np.float32), np.ones((4, 3), np.float32)
+    weights = {"genres": "scores"}
     cases = {
         "table": (EmbeddingTable(5, 2, dtype=policy), np.array([[1], [2]])),
         "bag": (EmbeddingBag(5, 2, "sum", dtype=policy), {"values": VALUES, "nnzs": NNZS}),
@@ -140,22 +170,21 @@ def every_layer(policy="float32"):
             np.array([[1, 2], [6, 8], [0, 0], [3, 1]]),
         ),
         "weighted": (
-            DenseFeatures(WEIGHTED, "mean", weights={"genres": "scores"}, dtype=policy),
+            DenseFeatures(WEIGHTED, "mean", weights=weights, dtype=policy),
             weighted_batch(),
         ),
         "combiners": (DenseFeatures(SCHEMA, {"genres": "sum"}, dtype=policy), batch()),
         "linear_weighted": (
-            LinearFeatures(WEIGHTED, weights={"genres": "scores"}, dtype=policy),
+            LinearFeatures(WEIGHTED, weights=weights, dtype=policy),
             weighted_batch(),
         ),
-        "cin": (CIN([3, 2], "relu", dtype=policy), cube),
-        "cross": (Cross(2, dtype=policy), np.ones((4, 3), np.float32)),
-        "cross_low_rank": (Cross(2, 2, dtype=policy), np.ones((4, 3), np.float32)),
+        "cross": (Cross(2, dtype=policy), matrix),
+        "cross_low_rank": (Cross(2, 2, dtype=policy), matrix),
         "pairs": (FactorizationMachine(dtype=policy), cube),
-        "numbers": (NumberEmbedding(2, dtype=policy), np.ones((4, 3), np.float32)),
+        "numbers": (NumberEmbedding(2, dtype=policy), matrix),
         "padded": (DotProductInteraction(None, True, 16, dtype=policy), cube),
-        "mlp": (MLP([4], dtype=policy), np.ones((4, 3), np.float32)),
-        "mlp_output": (MLP([], 2, "gelu", "tanh", dtype=policy), np.ones((4, 3), np.float32)),
+        "mlp": (MLP([4], dtype=policy), matrix),
+        "mlp_output": (MLP([], 2, "gelu", "tanh", dtype=policy), matrix),
     }
     for kind in (None, "field_all", "field_each", "field_interaction"):
         for itself in (False, True):

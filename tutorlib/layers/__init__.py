@@ -1,22 +1,17 @@
-"""Layers: from the loader's batches to what a network computes with.
+"""Layers: from the loader's batches to the tensors a network computes with.
 
-Written in `keras.ops`, so that they run on every Keras backend; embeddings over a Schema, a list of
-`Column`, or `tf.feature_column` objects. Does not belong here: whole networks (`models.py`).
+They are written in `keras.ops`, so they run on every Keras backend. Layers over columns take a
+Schema, a list of `Column`, or `tf.feature_column` objects.
 """
 
-from tutorlib.layers.buckets import bucket_length, bucketed
-from tutorlib.layers.crosses import CIN, Cross, FactorizationMachine
 from tutorlib.layers.dense import MLP, NumberEmbedding
 from tutorlib.layers.features import DenseFeatures, LinearFeatures, ScalarDenseFeatures
 from tutorlib.layers.fused import FusedEmbedding
-from tutorlib.layers.inputs import keras_inputs
-from tutorlib.layers.interactions import INTERACTION_TYPES, DotProductInteraction
-from tutorlib.layers.tables import COMBINERS, EmbeddingBag, EmbeddingTable
+from tutorlib.layers.inputs import bucketed, keras_inputs
+from tutorlib.layers.interactions import Cross, DotProductInteraction, FactorizationMachine
+from tutorlib.layers.tables import EmbeddingBag, EmbeddingTable
 
 __all__ = [
-    "CIN",
-    "COMBINERS",
-    "INTERACTION_TYPES",
     "MLP",
     "Cross",
     "DenseFeatures",
@@ -28,7 +23,6 @@ __all__ = [
     "LinearFeatures",
     "NumberEmbedding",
     "ScalarDenseFeatures",
-    "bucket_length",
     "bucketed",
     "keras_inputs",
 ]

@@ -1,7 +1,6 @@
-"""Columns: what a layer is told about its columns, as a Schema or as `tf.feature_column` objects.
+"""Columns: the features a layer is given, as a Schema or as `tf.feature_column` objects.
 
-Belongs here: reading the legacy objects, which come from TensorFlow or tf_keras, without importing
-either. Does not belong here: the Schema itself (`schema.py`).
+The legacy objects come from TensorFlow or tf_keras; they are read without importing either.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ from typing import Any, NamedTuple
 
 from tutorlib.schema import Column, Schema, as_schema
 
+# Settings of a legacy column that a Schema has no room for.
+UNSUPPORTED = ("normalizer_fn", "default_value", "ckpt_to_load_from", "max_norm")
+
 
 class Features(NamedTuple):
     """The feature columns of a layer, and what legacy columns say beyond a Schema.
@@ -19,7 +21,7 @@ class Features(NamedTuple):
     Args:
         schema: categorical and continuous columns, in order.
         combiners: {column: combiner} of legacy embedding columns.
-        weights: {column: column of its weights} of legacy weighted columns.
+        weights: {column: column with the weights of its ids} of legacy weighted columns.
     """
 
     schema: Schema
@@ -30,31 +32,40 @@ class Features(NamedTuple):
 def read_columns(columns: Any) -> Features:
     """Return the features of a Schema, a list of `Column`, or a list of `tf.feature_column`.
 
-    Understood of the latter: `numeric_column` of shape (n,), and `embedding_column` over
+    Of the latter these are supported: `numeric_column` of shape (n,), and `embedding_column` over
     `categorical_column_with_identity` or `_with_hash_bucket`, bare or in a
-    `weighted_categorical_column`. Ids must be numbers in [0, num_buckets) when they arrive; hashing
-    is the business of a Workflow.
+    `weighted_categorical_column`. The batch must already hold ids in [0, num_buckets); a Workflow
+    does the hashing.
 
     Args:
-        columns: Schema, `Column`, or an iterable of one kind; labels are left out.
+        columns: Schema, `Column`, or an iterable of one kind. Labels and weights are left out.
 
     Raises:
-        ValueError: naming every column that is not understood, with the reason, in one message.
+        ValueError: if a column is not supported; one message names all of them with the reason.
 
     Example:
         >>> read_columns([Column("I1", "continuous"), Column("y", "label")]).schema.names
         ['I1']
     """
-    if isinstance(columns, Schema | Column):
-        return Features(as_schema(columns).features, {}, {})
-    columns = list(columns)
-    if all(isinstance(column, Column) for column in columns):
-        return Features(Schema(columns).features, {}, {})
-    return _read_legacy(columns)
+    if not isinstance(columns, Schema | Column):
+        columns = list(columns)
+        if not all(isinstance(column, Column) for column in columns):
+            return _read_legacy(columns)
+    return Features(as_schema(columns).features, {}, {})
+
+
+def refuse_multi_hot(features: Schema, who: str) -> None:
+    """Raise ValueError that names all multi-hot columns, if there are any."""
+    names = [column.name for column in features if column.multi_hot]
+    if names:
+        raise ValueError(
+            f"{who} takes one value per row, but the columns {names} are multi-hot. "
+            "Use DenseFeatures for them."
+        )
 
 
 def vector_length(column: Column) -> int | None:
-    """Return n of a continuous column that holds n numbers a row, None of any other column."""
+    """Return n for a continuous column of n numbers per row, None for any other column."""
     if column.role == "continuous" and column.multi_hot:
         return column.embedding_dim
     return None
@@ -66,64 +77,51 @@ def feature_width(column: Column) -> int:
 
 
 def _read_legacy(items: Iterable[Any]) -> Features:
-    found, combiners, weights, refused = [], {}, {}, []
+    found: list[Column] = []
+    combiners, weights, refused = {}, {}, []
     for item in items:
         try:
-            plain, weight = _unweighted(item)
-            column = item if isinstance(item, Column) else _as_column(plain)
+            column, *extra = [item] if isinstance(item, Column) else _as_columns(item)
         except ValueError as error:
             refused.append(f"{type(item).__name__}({getattr(item, 'name', item)}): {error}")
             continue
         found.append(column)
-        if weight is not None:
-            weights[column.name] = weight
-        if hasattr(plain, "combiner"):
-            combiners[column.name] = plain.combiner
+        if extra:
+            weights[column.name] = extra[0].name
+        if hasattr(item, "combiner"):
+            combiners[column.name] = item.combiner
     if refused:
         raise ValueError(
-            f"these feature columns are not understood: {'; '.join(refused)}. Use numeric_column, "
+            f"these feature columns are not supported: {'; '.join(refused)}. Use numeric_column, "
             "or embedding_column over an identity or hash-bucket column, bare or weighted; move "
             "other transformations into a Workflow."
         )
     return Features(Schema(found).features, combiners, weights)
 
 
-def _unweighted(item: Any) -> tuple[Any, str | None]:
-    """Return a feature column without its weights, and the name of the column of weights."""
-    inner = getattr(item, "categorical_column", item)
-    if type(inner).__name__ != "WeightedCategoricalColumn":
-        return item, None
-    key = inner.weight_feature_key
-    name = key if isinstance(key, str) else key.key
-    if inner is item:  # not in an embedding_column
-        return inner.categorical_column, name
-    return item._replace(categorical_column=inner.categorical_column), name
-
-
-def _as_column(item: Any) -> Column:
-    """Return one feature column as a `Column`; raise where something of it would be lost."""
-    inner = getattr(item, "categorical_column", item)
+def _as_columns(item: Any) -> Schema:
+    """Return one legacy column, followed by the column of its weights if it has one."""
+    parts = [item]
+    while hasattr(parts[-1], "categorical_column"):
+        parts.append(parts[-1].categorical_column)
     lost = [
-        name
-        for name in ("normalizer_fn", "default_value", "ckpt_to_load_from", "max_norm")
-        if getattr(inner, name, None) is not None or getattr(item, name, None) is not None
+        name for name in UNSUPPORTED if any(getattr(part, name, None) is not None for part in parts)
     ]
     lost += [] if getattr(item, "trainable", True) else ["trainable=False"]
-    lost += [] if _usual_initializer(item) else ["initializer (give the layer one)"]
+    lost += [] if _has_default_initializer(item) else ["initializer (give the layer one)"]
     if lost:
         raise ValueError(f"{', '.join(lost)} would have no effect")
     try:
-        [column] = Schema.from_feature_columns([item])
+        return Schema.from_feature_columns([item])
     except ValueError as error:
-        raise ValueError("this kind has no counterpart here") from error
-    return column
+        raise ValueError("a Schema cannot describe it") from error
 
 
-def _usual_initializer(item: Any) -> bool:
-    """Whether an embedding column has the initializer of those that are given none; it is ours."""
-    made = getattr(item, "initializer", None)
-    if made is None:
+def _has_default_initializer(item: Any) -> bool:
+    """Return whether an embedding column was given no initializer; its default is also ours."""
+    initializer = getattr(item, "initializer", None)
+    if initializer is None:
         return True
-    usual = {"mean": 0.0, "stddev": 1 / math.sqrt(item.dimension), "seed": None}
-    found = {name: getattr(made, name, None) for name in usual}
-    return type(made).__name__.startswith("TruncatedNormal") and found == usual
+    default = {"mean": 0.0, "stddev": 1 / math.sqrt(item.dimension), "seed": None}
+    found = {name: getattr(initializer, name, None) for name in default}
+    return type(initializer).__name__.startswith("TruncatedNormal") and found == default

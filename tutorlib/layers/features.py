@@ -1,7 +1,6 @@
-"""Features: all columns of a batch to one tensor, with a table for each categorical column.
+"""Features: all columns of a batch as one tensor, with a table for each categorical column.
 
-Does not belong here: tables of several columns in one variable (`fused.py`), or learning
-vocabularies (`workflow.py`): ids must already lie in [0, cardinality) when they arrive.
+Ids must already lie in [0, cardinality); a Workflow learns the vocabularies that make them so.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import keras
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.layers.checks import refuse_multi_hot
-from tutorlib.layers.columns import feature_width, read_columns, vector_length
+from tutorlib.layers.columns import feature_width, read_columns, refuse_multi_hot, vector_length
 from tutorlib.layers.tables import (
     COMBINERS,
     EmbeddingBag,
+    is_ragged,
     list_batch_size,
     register,
     values_and_counts,
@@ -27,22 +26,30 @@ from tutorlib.schema import Column, Schema
 
 
 class FeatureLayer(keras.layers.Layer):
-    """What layers over a Schema share: their columns, and that they can be made again."""
+    """Base of layers over a Schema: checks the columns, and keeps them in its config.
 
-    def __init__(self, columns: Any, **kwargs: Any) -> None:
+    Args:
+        schema: the feature columns, at least one; categorical ones with a cardinality.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
+
+    Raises:
+        ValueError: if there is no column, or a cardinality is not known.
+    """
+
+    def __init__(self, schema: Schema, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.schema = columns
-        if not len(self.schema):
+        self.schema = schema
+        if not len(schema):
             raise ValueError(f"{type(self).__name__} needs at least one feature column, got none")
-        unknown = [c.name for c in self.schema.categorical if c.cardinality is None]
+        unknown = [c.name for c in schema.categorical if c.cardinality is None]
         if unknown:
             raise ValueError(
-                f"columns {unknown}: cardinality is not known. Fit a Workflow with Categorify or "
-                "HashBucket, or give it."
+                f"columns {unknown}: cardinality is not known. Take it from a fitted Workflow with "
+                "Categorify or HashBucket, or set it in the schema."
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return super().get_config() | {"columns": [dataclasses.asdict(c) for c in self.schema]}
 
     @classmethod
@@ -52,50 +59,63 @@ class FeatureLayer(keras.layers.Layer):
         return cls(**{**config, "columns": columns})
 
     def batch_size(self, input_shape: Mapping[str, Any]) -> int | None:
-        """Return the batch size of a dict of shapes, after a check that it has all columns."""
+        """Return the batch size of a dict of shapes; raise ValueError unless all columns fit."""
         sizes = [_column_batch_size(column, input_shape) for column in self.schema]
         return sizes[0]
 
 
 class _TableFeatures(FeatureLayer):
-    """What layers with a table for each column share: combiners, weights, and the lookup."""
+    """Base of layers with a table for each categorical column.
+
+    Args:
+        columns: Schema, list of `Column`, or list of `tf.feature_column`.
+        combiner: one for all columns or {column: combiner}, as in `DenseFeatures`.
+        weights: {multi-hot column: column with the weights of its ids}, or None.
+        table_width: width of all tables; None for each column's own.
+        table_initializer: of all tables; None for the default of `EmbeddingTable`.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
+    """
 
     def __init__(
         self,
         columns: Any,
-        combiner: str | Mapping[str, str] = "mean",
-        weights: Mapping[str, str] | None = None,
+        combiner: str | Mapping[str, str],
+        weights: Mapping[str, str] | None,
+        *,
+        table_width: int | None = None,
+        table_initializer: Any = None,
         **kwargs: Any,
     ) -> None:
         schema, own_combiners, own_weights = read_columns(columns)
         weights = {**own_weights, **(weights or {})}
-        taken = set(weights.values())
-        super().__init__(Schema(c for c in schema if c.name not in taken), **kwargs)
+        super().__init__(Schema(c for c in schema if c.name not in weights.values()), **kwargs)
+        self._check_categorical("weights", weights)
         self.weights_of = weights
-        self._check_names("weights", weights)
-        self.combiner = combiner
-        if own_combiners or not isinstance(combiner, str):
-            self.combiner = self._combiners_by_name(combiner, own_combiners)
-        for value in [combiner] if isinstance(combiner, str) else self.combiner.values():
-            check_choice("combiner", value, COMBINERS)
         lists = [c.name for c in self.schema.continuous if c.multi_hot and not vector_length(c)]
         if lists:
             raise ValueError(
-                "continuous columns must hold one number per row, or n numbers if embedding_dim=n "
-                f"says so; {lists} hold lists"
+                f"columns {lists} hold lists of numbers; continuous columns must hold one number "
+                "per row, or n numbers with embedding_dim=n. Name weights of ids in `weights`."
             )
-
-    def _combiners_by_name(
-        self, combiner: str | Mapping[str, str], own: Mapping[str, str]
-    ) -> dict[str, str]:
-        """Return {column: combiner}: what is given for it, its own, what is given for all."""
         given, default = ({}, combiner) if isinstance(combiner, str) else (combiner, "mean")
-        self._check_names("combiner", given)
-        names = self.schema.categorical.names
-        return {name: given.get(name, own.get(name, default)) for name in names}
+        check_choice("combiner", default, COMBINERS)
+        self._check_categorical("combiner", given)
+        sizes = sorted(self.schema.embedding_sizes().items())
+        combiners = {name: given.get(name, own_combiners.get(name, default)) for name, _ in sizes}
+        self.combiner: str | dict[str, str] = combiners if given or own_combiners else default
+        self.tables = {
+            name: EmbeddingBag(
+                cardinality,
+                table_width or width,
+                combiner=combiners[name],
+                embeddings_initializer=table_initializer,
+                name=name,
+                dtype=self.dtype_policy,
+            )
+            for name, (cardinality, width) in sizes
+        }
 
-    def _check_names(self, argument: str, names: Iterable[str]) -> None:
-        """Raise ValueError where an argument names what is no categorical column."""
+    def _check_categorical(self, argument: str, names: Iterable[str]) -> None:
         known = self.schema.categorical.names
         unknown = [name for name in names if name not in known]
         if unknown:
@@ -105,58 +125,40 @@ class _TableFeatures(FeatureLayer):
         """Return the columns in the order of their names, which is that of the output."""
         return Schema(sorted(self.schema, key=lambda column: column.name))
 
-    def make_tables(
-        self, embedding_dim: int | None = None, **options: Any
-    ) -> dict[str, EmbeddingBag]:
-        """Return {column: its table}; `embedding_dim` None takes each column's own width."""
-        return {
-            column.name: EmbeddingBag(
-                column.cardinality,
-                embedding_dim or column.width,
-                combiner=self.combiner
-                if isinstance(self.combiner, str)
-                else self.combiner[column.name],
-                name=column.name,
-                dtype=self.dtype_policy,
-                **options,
-            )
-            for column in self.in_name_order().categorical
-        }
+    def build(self, input_shape: Mapping[str, Any]) -> None:
+        """Check the shapes and create the tables."""
+        self.batch_size(input_shape)
+        for table in self.tables.values():
+            table.build()
 
     def lookup(self, inputs: Mapping[str, Any], name: str) -> Any:
-        """Return the embedding of one column, [batch, dim]."""
+        """Return the embedding of one categorical column, [batch, dim]."""
         table, weight = self.tables[name], self.weights_of.get(name)
         if not _is_list(self.schema[name], inputs):
             if weight is None:
                 return table.rows(ops.squeeze(inputs[name], 1))
-            raise ValueError(f"column {name!r} has weights, so it must be multi-hot")
+            raise ValueError(
+                f"column {name!r} has weights, so it must be multi-hot, but the batch has one id "
+                f"per row. Drop {weight!r} from `weights`."
+            )
         found = list_inputs(inputs, name)
         if weight is not None:
-            found["weights"] = list_inputs(inputs, weight, like=found)
+            found["weights"] = _weight_values(inputs, weight, "ids" in found)
         return table(found)
 
     def numbers(self, inputs: Mapping[str, Any], column: Column) -> Any:
         """Return the numbers of one continuous column, [batch, 1] or [batch, n]."""
-        if column.multi_hot:
-            return ops.cast(_vectors(inputs, column), self.compute_dtype)
-        return ops.cast(inputs[column.name], self.compute_dtype)
+        found = _vectors(inputs, column) if column.multi_hot else inputs[column.name]
+        return ops.cast(found, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         combiner = self.combiner if isinstance(self.combiner, str) else dict(self.combiner)
         return super().get_config() | {"combiner": combiner, "weights": dict(self.weights_of)}
 
 
-def list_inputs(inputs: Mapping[str, Any], name: str, like: Mapping[str, Any] | None = None) -> Any:
-    """Return what `EmbeddingBag` takes for column `name`, out of a batch or a dict of shapes.
-
-    With `like`, which is that of another column, only the values, in the same form.
-    """
-    if like is not None:
-        wanted = name if "ids" in like else f"{name}__values"
-        if wanted in inputs:
-            return inputs[wanted]
-        raise ValueError(f"the weights {wanted!r} are missing; the batch has {sorted(inputs)}")
+def list_inputs(inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what `EmbeddingBag` takes for one column, from a batch or a dict of shapes."""
     for form in ("nnzs", "offsets"):
         if f"{name}__{form}" in inputs and f"{name}__values" in inputs:
             return {"values": inputs[f"{name}__values"], form: inputs[f"{name}__{form}"]}
@@ -168,15 +170,26 @@ def list_inputs(inputs: Mapping[str, Any], name: str, like: Mapping[str, Any] | 
     )
 
 
+def _weight_values(inputs: Mapping[str, Any], name: str, whole: bool) -> Any:
+    """Return the weights in column `name`, in the form of the ids: whole lists, or values."""
+    wanted = name if whole else f"{name}__values"
+    if wanted in inputs:
+        return inputs[wanted]
+    raise ValueError(
+        f"the weights {wanted!r} are missing; the batch has {sorted(inputs)}. Weights need the "
+        "same form as their ids."
+    )
+
+
 def _is_list(column: Column, inputs: Mapping[str, Any]) -> bool:
-    """Return whether a column holds lists; legacy feature columns leave that to the batch."""
+    """Return whether a column holds lists; for legacy feature columns, the batch tells."""
     return column.multi_hot or f"{column.name}__values" in inputs
 
 
 def _column_batch_size(column: Column, input_shape: Mapping[str, Any]) -> int | None:
-    """Return the batch size that one column's shape tells."""
+    """Return the batch size by one column's shape; raise ValueError if it does not fit."""
     if not isinstance(input_shape, Mapping):
-        raise ValueError(f"a dict of columns is needed, got one tensor of shape {input_shape}")
+        raise ValueError(f"the input must be a dict of columns, got one tensor {input_shape}")
     if _is_list(column, input_shape):
         return list_batch_size(list_inputs(input_shape, column.name))
     if column.name not in input_shape:
@@ -188,9 +201,9 @@ def _column_batch_size(column: Column, input_shape: Mapping[str, Any]) -> int | 
 
 
 def _vectors(inputs: Mapping[str, Any], column: Column) -> Any:
-    """Return a column of n numbers a row as [batch, n]; a row with another number gets NaN."""
+    """Return a column of n numbers per row as [batch, n]; a row of another length gets NaN."""
     found, length = list_inputs(inputs, column.name), column.embedding_dim
-    if "ids" in found and not hasattr(found["ids"], "row_splits"):
+    if "ids" in found and not is_ragged(found["ids"]):
         if found["ids"].shape[1] not in (length, None):
             raise ValueError(
                 f"column {column.name!r} must have shape [batch, {length}], got "
@@ -200,37 +213,37 @@ def _vectors(inputs: Mapping[str, Any], column: Column) -> Any:
     values, counts = values_and_counts(found)
     starts = ops.cumsum(counts) - counts
     values = ops.pad(values, [[0, length]])  # for a last row that is too short
-    places = starts[:, None] + ops.arange(length, dtype=starts.dtype)
-    return ops.where(counts[:, None] == length, ops.take(values, places, axis=0), float("nan"))
+    positions = starts[:, None] + ops.arange(length, dtype=starts.dtype)
+    return ops.where(counts[:, None] == length, ops.take(values, positions, axis=0), float("nan"))
 
 
 @register
 class DenseFeatures(_TableFeatures):
-    """Columns to one dense tensor: ids and lists of ids through embeddings, numbers as they are.
+    """Concatenates or stacks all columns: ids and lists of ids as embeddings, numbers as they are.
 
-    Columns stand in the order of their names. Each has a table of its own, whose path ends in
-    `{column}/embedding_weights`.
+    Columns are ordered by name. Each categorical column has a table of its own, whose path ends in
+    `{column}/embedding_weights`; `FusedEmbedding` needs one gather where this needs one per column.
 
-    A continuous column with `multi_hot=True` and `embedding_dim=n` holds n numbers a row, which are
-    taken over; a row with another number of them gives NaN.
+    A continuous column with `multi_hot=True` and `embedding_dim=n` holds n numbers per row; a row
+    of another length gives NaN.
 
     Args:
-        columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out. Of
-            feature columns, the batch tells whether they are lists.
-        combiner: how a list of ids becomes one vector: "mean", "sum" or "sqrtn", or {column: one of
-            these}, "mean" for a column that is left out. A feature column has its own, which a dict
-            alone overrules.
-        aggregation: "concat", or "stack" where all widths are equal.
-        weights: {multi-hot column: column of the weights of its ids}, which is a list of as many
-            numbers a row, in the same form, and no feature of its own.
-        **kwargs: `name`, `dtype` and the like of a Keras layer.
+        columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out. For
+            feature columns, the batch tells which hold lists.
+        combiner: how a list of ids becomes one vector: "mean", "sum" or "sqrtn" for all columns,
+            or {column: combiner} with "mean" for the others. A feature column keeps its own
+            combiner unless the dict names it.
+        aggregation: "concat", or "stack", which needs equal widths.
+        weights: {multi-hot column: column with the weights of its ids}; None for no weights. The
+            weights are lists of equal length in the same form, and not features themselves.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
-    Shapes: dict of [batch, 1] tensors, a multi-hot column `g` in any form that `keras_inputs` names
-        -> [batch, sum of widths] for "concat", [batch, columns, width] for "stack".
+    Shapes: dict of [batch, 1] tensors, multi-hot columns in any form of `keras_inputs` -> [batch,
+        sum of widths] for "concat", [batch, columns, width] for "stack". An empty list gives zeros.
 
     Raises:
-        ValueError: if a choice is unknown, a cardinality is not known, a list column holds numbers
-            and does not say how many, widths differ under "stack", or a batch lacks a column or has
+        ValueError: if a choice is unknown, a cardinality is not known, a continuous column holds
+            lists of unknown length, widths differ under "stack", or a batch lacks a column or holds
             one of another shape.
 
     Example:
@@ -260,13 +273,6 @@ class DenseFeatures(_TableFeatures):
                 "embedding_dim, feed numbers another way, or use 'concat'."
             )
         self.aggregation = aggregation
-        self.tables = self.make_tables()
-
-    def build(self, input_shape: Mapping[str, Any]) -> None:
-        """Check the shapes and create the tables."""
-        self.batch_size(input_shape)
-        for table in self.tables.values():
-            table.build()
 
     def call(self, inputs: Mapping[str, Any]) -> Any:
         """Return all columns as one tensor."""
@@ -288,24 +294,24 @@ class DenseFeatures(_TableFeatures):
         return (batch, sum(widths))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return super().get_config() | {"aggregation": self.aggregation}
 
 
 @register
 class ScalarDenseFeatures(DenseFeatures):
-    """One-hot columns to one dense tensor: `DenseFeatures` without lists of ids.
+    """`DenseFeatures` for columns with one value per row.
 
     Args:
         columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
-        aggregation: "concat", or "stack" where all widths are equal.
-        **kwargs: `name`, `dtype` and the like of a Keras layer.
+        aggregation: "concat", or "stack", which needs equal widths.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: dict of [batch, 1] tensors -> [batch, sum of widths] for "concat", [batch, columns,
-        width] for "stack", columns in the order of their names.
+        width] for "stack", columns ordered by name.
 
     Raises:
-        ValueError: if a column is multi-hot, and as `DenseFeatures` does.
+        ValueError: if a column is multi-hot or weighted, and as `DenseFeatures` does.
 
     Example:
         >>> import numpy as np
@@ -316,12 +322,17 @@ class ScalarDenseFeatures(DenseFeatures):
     """
 
     def __init__(self, columns: Any, aggregation: str = "concat", **kwargs: Any) -> None:
-        features = read_columns(columns).schema
+        features, _, weights = read_columns(columns)
         refuse_multi_hot(features, "ScalarDenseFeatures")
+        if weights:
+            raise ValueError(
+                f"ScalarDenseFeatures takes one value per row, but the columns {list(weights)} "
+                "have weights, so they hold lists. Use DenseFeatures for them."
+            )
         super().__init__(features, aggregation=aggregation, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         config = super().get_config()
         del config["combiner"], config["weights"]
         return config
@@ -329,17 +340,17 @@ class ScalarDenseFeatures(DenseFeatures):
 
 @register
 class LinearFeatures(_TableFeatures):
-    """The wide side of a network: a weight for each id, a weight for each number, and a bias.
+    """The wide side of a network: one weight for each id and each number, and a bias, summed.
 
-    All start at zero, so that a wide and deep network starts as its deep side. A list of ids counts
-    as the sum of its weights.
+    All start at zero, so a wide and deep network starts as its deep side alone. A list of ids
+    counts as the sum of its weights, an empty one as zero.
 
     Args:
         columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
-        weights: {multi-hot column: column of the weights of its ids}, as in `DenseFeatures`.
-        **kwargs: `name`, `dtype` and the like of a Keras layer.
+        weights: {multi-hot column: column with the weights of its ids}, as in `DenseFeatures`.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
-    Shapes: dict of columns as `DenseFeatures` takes them -> [batch, 1].
+    Shapes: dict of columns as in `DenseFeatures` -> [batch, 1].
 
     Raises:
         ValueError: if a cardinality is not known, or a batch lacks a column.
@@ -358,15 +369,19 @@ class LinearFeatures(_TableFeatures):
         self, columns: Any, weights: Mapping[str, str] | None = None, **kwargs: Any
     ) -> None:
         schema, _, legacy_weights = read_columns(columns)
-        super().__init__(schema, "sum", {**legacy_weights, **(weights or {})}, **kwargs)
-        self.tables = self.make_tables(1, embeddings_initializer="zeros")
+        super().__init__(
+            schema,
+            "sum",
+            {**legacy_weights, **(weights or {})},
+            table_width=1,
+            table_initializer="zeros",
+            **kwargs,
+        )
         self._continuous = list(self.in_name_order().continuous)
 
     def build(self, input_shape: Mapping[str, Any]) -> None:
         """Check the shapes and create tables, numeric kernel and bias."""
-        self.batch_size(input_shape)
-        for table in self.tables.values():
-            table.build()
+        super().build(input_shape)
         if self._continuous:
             size = sum(feature_width(column) for column in self._continuous)
             self.numeric_kernel = self.add_weight(
@@ -375,7 +390,7 @@ class LinearFeatures(_TableFeatures):
         self.bias = self.add_weight(name="bias", shape=(1,), initializer="zeros")
 
     def call(self, inputs: Mapping[str, Any]) -> Any:
-        """Return the weighted sum of all columns."""
+        """Return the weighted sum of all columns, [batch, 1]."""
         total = self.bias
         for name in self.tables:
             total = total + self.lookup(inputs, name)
@@ -389,7 +404,7 @@ class LinearFeatures(_TableFeatures):
         return (self.batch_size(input_shape), 1)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         config = super().get_config()
         del config["combiner"]
         return config

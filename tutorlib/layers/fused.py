@@ -1,7 +1,4 @@
-"""Fused embeddings: the tables of many columns in one variable, one gather for all of them.
-
-Does not belong here: lists of ids, or numbers (`features.py`).
-"""
+"""Fused embeddings: the tables of many columns in one variable, read by one gather."""
 
 from __future__ import annotations
 
@@ -14,48 +11,46 @@ import numpy as np
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.layers.checks import refuse_multi_hot
-from tutorlib.layers.columns import read_columns
+from tutorlib.layers.columns import read_columns, refuse_multi_hot
 from tutorlib.layers.features import FeatureLayer
-from tutorlib.layers.inputs import INT32_IDS
-from tutorlib.layers.rows import take_rows
+from tutorlib.layers.rows import INT32_IDS, take_rows
 from tutorlib.layers.tables import embedding_initializer, register
 from tutorlib.schema import Schema
 
 
 class TableGroup(NamedTuple):
-    """The columns of one width, whose tables stand below each other in one variable.
+    """The columns of one width, whose tables are stacked in one variable.
 
     Args:
-        width: columns of the table.
-        places: where these columns stand in the batch.
-        first_rows: int64 [columns], the first row of each one's table.
-        rows: of all tables together.
+        width: width of the embeddings.
+        positions: indices of these columns in a stacked batch.
+        first_rows: int64 [columns], the first row of each column's table.
+        rows: rows of all these tables together.
     """
 
     width: int
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     first_rows: np.ndarray
     rows: int
 
 
 @register
 class FusedEmbedding(FeatureLayer):
-    """All embeddings of equal width in one table: one gather in place of one per column.
+    """Embeddings of many columns from one table: one gather instead of, say, 26.
 
-    Column k's ids are shifted by the rows of the columns before it. On 26 columns that is one
-    lookup and nothing to put together. The price: an id outside its column's range reads another
-    column's row where a table of its own would fail, so leave the loader's `check_ids` on.
+    The tables are stacked, and each column's ids are shifted by the rows of the tables above its
+    own. The price: an id outside its column's range reads another column's row, where a table of
+    its own would raise. Leave the loader's `check_ids` on.
 
-    Columns of several widths are as many tables and gathers, whose parts are put in order again.
+    Columns of several widths ("concat" only) need one table and one gather per width.
 
     Args:
-        columns: Schema, list of `Column`, or list of `tf.feature_column`; only the categorical ones
-            are used, in the given order, which must be that of a stacked batch.
+        columns: Schema, list of `Column`, or list of `tf.feature_column`. Only the categorical
+            ones are used, in the given order, which must be that of a stacked batch.
         aggregation: "stack", which needs equal widths, or "concat".
-        embeddings_initializer: a Keras initialiser; None for truncated normal with a standard
-            deviation of 1 / sqrt(width).
-        **kwargs: `name`, `dtype` and the like of a Keras layer.
+        embeddings_initializer: a Keras initializer; None for a truncated normal with standard
+            deviation 1 / sqrt(width).
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: int [batch, columns], or a dict of int [batch, 1] -> [batch, columns, width] for
         "stack", [batch, sum of widths] for "concat".
@@ -101,7 +96,7 @@ class FusedEmbedding(FeatureLayer):
                 name=f"width_{group.width}_embedding_weights" if several else "embedding_weights",
                 shape=(group.rows, group.width),
                 initializer=self.embeddings_initializer or embedding_initializer(group.width),
-                autocast=False,  # cast the rows taken, not the table
+                autocast=False,  # `_take` casts what was looked up
             )
             for group in self.groups
         ]
@@ -121,7 +116,7 @@ class FusedEmbedding(FeatureLayer):
         return self.tables[0]
 
     def call(self, inputs: Any) -> Any:
-        """Return the embeddings of all columns."""
+        """Return the embeddings of all columns, stacked or side by side."""
         ids = self._stacked(inputs) if isinstance(inputs, Mapping) else inputs
         found = [
             self._take(table, group, ids)
@@ -136,15 +131,15 @@ class FusedEmbedding(FeatureLayer):
     def _stacked(self, inputs: Mapping[str, Any]) -> Any:
         """Return a dict of columns as ids [batch, columns].
 
-        End to end and then turned over, which is quicker than to lay columns side by side.
+        Concatenating rows and transposing is faster than concatenating columns.
         """
         columns = [ops.reshape(inputs[name], (1, -1)) for name in self.schema.names]
         return ops.transpose(ops.concatenate(columns, axis=0))
 
     def _take(self, table: Any, group: TableGroup, ids: Any) -> Any:
         """Return the embeddings of the columns of one width, [batch, columns, width]."""
-        if len(group.places) < len(self.schema):
-            ids = ops.take(ids, np.array(group.places, np.int32), axis=1)
+        if len(group.positions) < len(self.schema):
+            ids = ops.take(ids, np.array(group.positions, np.int32), axis=1)
         wide = keras.backend.standardize_dtype(ids.dtype) == "int64"
         dtype = "int64" if wide or group.rows >= INT32_IDS else "int32"
         rows = ops.cast(ids, dtype) + ops.convert_to_tensor(group.first_rows, dtype)
@@ -153,12 +148,12 @@ class FusedEmbedding(FeatureLayer):
     def _in_order(self, found: list[Any]) -> Any:
         """Return the embeddings of several widths side by side in the order of the columns."""
         origin = {
-            place: (number, index)
+            position: (number, index)
             for number, group in enumerate(self.groups)
-            for index, place in enumerate(group.places)
+            for index, position in enumerate(group.positions)
         }
         parts = []
-        order = [origin[place] for place in range(len(self.schema))]
+        order = [origin[position] for position in range(len(self.schema))]
         for number, run in itertools.groupby(order, key=lambda entry: entry[0]):
             indices = [index for _, index in run]  # neighbours of one width stay together
             part = found[number][:, indices[0] : indices[-1] + 1]
@@ -167,11 +162,11 @@ class FusedEmbedding(FeatureLayer):
 
     def table(self, name: str) -> Any:
         """Return the rows that belong to one column, [cardinality, width]."""
-        column = self.schema[name]
-        number = [group.width for group in self.groups].index(column.width)
-        group, place = self.groups[number], self.schema.names.index(name)
-        start = int(group.first_rows[group.places.index(place)])
-        return self.tables[number][start : start + column.cardinality]
+        number = [group.width for group in self.groups].index(self.schema[name].width)
+        group = self.groups[number]
+        index = group.positions.index(self.schema.names.index(name))
+        start, stop = [*group.first_rows, group.rows][index : index + 2]
+        return self.tables[number][int(start) : int(stop)]
 
     def _fused_batch_size(self, input_shape: Any) -> int | None:
         if isinstance(input_shape, Mapping):
@@ -191,7 +186,7 @@ class FusedEmbedding(FeatureLayer):
         return (batch, sum(widths))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         initializer = self.embeddings_initializer
         return super().get_config() | {
             "aggregation": self.aggregation,
@@ -200,10 +195,10 @@ class FusedEmbedding(FeatureLayer):
 
 
 def _groups(schema: Schema) -> list[TableGroup]:
-    """Return the columns grouped by width, in order of their first column."""
+    """Return the columns of each width, in the order of their first column."""
     groups = []
     for width in dict.fromkeys(column.width for column in schema):
-        places = tuple(k for k, column in enumerate(schema) if column.width == width)
-        rows = np.array([schema.columns[place].cardinality for place in places], np.int64)
-        groups.append(TableGroup(width, places, np.cumsum(rows) - rows, int(rows.sum())))
+        positions = tuple(k for k, column in enumerate(schema) if column.width == width)
+        rows = np.array([schema.columns[k].cardinality for k in positions], np.int64)
+        groups.append(TableGroup(width, positions, np.cumsum(rows) - rows, int(rows.sum())))
     return groups

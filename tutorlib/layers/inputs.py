@@ -1,21 +1,20 @@
-"""Inputs: `keras.Input`s that match a loader's batches.
-
-Does not belong here: what the layers do with them.
-"""
+"""Inputs: `keras.Input`s that match a loader's batches, and lists padded to few lengths for XLA."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 
 from tutorlib.checks import check_choice
 from tutorlib.keras_bridge import min_int_dtype_of_models
-from tutorlib.layers.checks import refuse_multi_hot
-from tutorlib.layers.columns import read_columns, vector_length
+from tutorlib.layers.columns import read_columns, refuse_multi_hot, vector_length
+from tutorlib.layers.rows import INT32_IDS
+from tutorlib.loader.list_lengths import LENGTHS, bucket_length
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema
-
-INT32_IDS = 2**31
 
 
 def keras_inputs(
@@ -23,24 +22,27 @@ def keras_inputs(
 ) -> dict[str, Any]:
     """Return `keras.Input`s that match a loader's batches, for a functional model.
 
-    Ids are declared int32 where the cardinality fits and int64 otherwise; Keras casts what comes.
-    TensorFlow keeps int32 of a GPU's computations in host memory, so all are int64 where it has a
-    GPU.
+    Ids are int32 where the cardinality fits and int64 otherwise; Keras casts what it is fed. If
+    TensorFlow sees a GPU, all ids are int64: it keeps int32 tensors of GPU computations in host
+    memory.
 
     Args:
-        columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
-        batch_layout: "columns" (one input per column) or "stacked" (two inputs), as the loader's.
-        multi_hot: form of multi-hot columns, "nnzs", "offsets", "ragged" or "padded", as the
-            loader's.
+        columns: Schema, list of `Column`, or list of `tf.feature_column`. Labels and weights are
+            left out.
+        batch_layout: the loader's: "columns" for one input per column, "stacked" for one input per
+            role.
+        multi_hot: the loader's form of multi-hot columns: "nnzs", "offsets", "ragged" or "padded".
 
     Returns:
-        With "columns": {name: Input [batch, 1]}, and for a multi-hot column `g` {`g__values` [nnz,
-        1], `g__nnzs` [batch, 1]}, {`g__values` [nnz], `g__offsets` [batch + 1]}, or {`g` [batch,
-        None]}; [batch, n] for a padded column of n numbers a row. With "stacked": {"categorical":
-        [batch, n_cat], "continuous": [batch, n_cont]} in the order of the schema.
+        For "columns": {name: Input [batch, 1]}. A multi-hot column `g` gives, by form,
+        {`g__values` [nnz, 1], `g__nnzs` [batch, 1]}, {`g__values` [nnz], `g__offsets` [batch + 1]},
+        or {`g` [batch, None]}; a padded column of n numbers per row is [batch, n]. For "stacked":
+        {"categorical": [batch, n_cat], "continuous": [batch, n_cont]} in the order of the schema,
+        without a role that has no columns. Numbers are float32.
 
     Raises:
-        ValueError: if a choice is unknown, or a multi-hot column shall be stacked.
+        ValueError: if a choice is unknown, or `batch_layout` is "stacked" and a column is
+            multi-hot.
 
     Example:
         >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
@@ -48,15 +50,18 @@ def keras_inputs(
         >>> {name: tuple(x.shape) for name, x in inputs.items()}
         {'C1': (None, 1), 'I1': (None, 1)}
     """
-    features, _, weights = read_columns(columns)
-    unnamed = [name for name in weights.values() if name not in features]
-    more = [Column(name, "continuous", "float32", multi_hot=True) for name in unnamed]
-    features = Schema([*features, *more])
     check_choice("batch_layout", batch_layout, BATCH_LAYOUTS)
     check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
+    features, _, weights = read_columns(columns)
+    legacy_weights = [
+        Column(name, "continuous", "float32", multi_hot=True)
+        for name in weights.values()
+        if name not in features
+    ]
+    features = Schema([*features, *legacy_weights])
     if batch_layout == "stacked":
         return _stacked_inputs(features)
-    inputs = {}
+    inputs: dict[str, Any] = {}
     for column in features:
         if column.multi_hot:
             inputs |= _multi_hot_inputs(column, multi_hot)
@@ -66,36 +71,25 @@ def keras_inputs(
 
 
 def _stacked_inputs(features: Schema) -> dict[str, Any]:
-    """Return the two inputs of a stacked batch; a role without columns has none."""
+    """Return the inputs of a stacked batch, one per role that has columns."""
     refuse_multi_hot(features, "batch_layout='stacked'")
     inputs = {}
-    if len(features.categorical):
-        dtypes = {_input_dtype(column) for column in features.categorical}
-        dtype = "int64" if "int64" in dtypes else "int32"
-        inputs["categorical"] = keras.Input(
-            (len(features.categorical),), name="categorical", dtype=dtype
-        )
-    if len(features.continuous):
-        inputs["continuous"] = keras.Input(
-            (len(features.continuous),), name="continuous", dtype="float32"
-        )
+    for role in ("categorical", "continuous"):
+        columns = features.with_role(role)
+        if len(columns):
+            dtypes = {_input_dtype(column) for column in columns}
+            dtype = "int64" if "int64" in dtypes else dtypes.pop()
+            inputs[role] = keras.Input((len(columns),), name=role, dtype=dtype)
     return inputs
 
 
 def _multi_hot_inputs(column: Column, form: str) -> dict[str, Any]:
     """Return the inputs of one multi-hot column in the given form."""
     name, dtype = column.name, _input_dtype(column)
-    values, nnzs, offsets = f"{name}__values", f"{name}__nnzs", f"{name}__offsets"
-    if form == "nnzs":
-        return {
-            values: keras.Input((1,), name=values, dtype=dtype),
-            nnzs: keras.Input((1,), name=nnzs, dtype=min_int_dtype_of_models()),
-        }
-    if form == "offsets":
-        return {
-            values: keras.Input((), name=values, dtype=dtype),
-            offsets: keras.Input((), name=offsets, dtype=min_int_dtype_of_models()),
-        }
+    if form in ("nnzs", "offsets"):
+        shape = (1,) if form == "nnzs" else ()
+        dtypes = {f"{name}__values": dtype, f"{name}__{form}": min_int_dtype_of_models()}
+        return {key: keras.Input(shape, name=key, dtype=dtypes[key]) for key in dtypes}
     length = vector_length(column) if form == "padded" else None
     return {name: keras.Input((length,), name=name, dtype=dtype, ragged=form == "ragged")}
 
@@ -105,3 +99,56 @@ def _input_dtype(column: Column) -> str:
         return "float32"
     narrow = (column.cardinality or INT32_IDS) < INT32_IDS
     return min_int_dtype_of_models() if narrow else "int64"
+
+
+def bucketed(inputs: Any, *others: Any) -> Any:
+    """Return a batch in which every `g__values` is padded to a `bucket_length`.
+
+    XLA and JAX compile a step again for every new shape, and the number of values differs from
+    batch to batch. Map this function over batches of other readers. It copies every array; a
+    `KerasSequenceLoader` with `bucket_lists=True` gives the same batches without a copy.
+
+    Padding repeats the batch's last value: any other might be an id that the batch does not hold,
+    and `RowSparseAdam` updates each row that a batch names. The layers ignore the padding.
+
+    Args:
+        inputs: dict of tensors or arrays, as the loader gives it.
+        *others: labels and weights, which are passed through.
+
+    Returns:
+        The dict, or (dict, *others). `g__values` has 64, 72, 80, ..., 128, 144, ... values, at most
+        an eighth more than before once there are 64; an empty one is padded with zeros.
+
+    Raises:
+        ValueError: if `inputs` is not a dict.
+
+    Example:
+        >>> batch = {"g__values": np.array([[3], [1]]), "g__nnzs": np.array([[2]])}
+        >>> bucketed(batch)["g__values"].shape
+        (64, 1)
+        >>> dataset = parsed_batches("data/records").map(bucketed)  # doctest: +SKIP
+    """
+    if not isinstance(inputs, Mapping):
+        raise ValueError(f"bucketed needs a dict of columns, got {type(inputs).__name__}")
+    padded = {
+        name: _padded(values) if name.endswith("__values") else values
+        for name, values in inputs.items()
+    }
+    return (padded, *others) if others else padded
+
+
+def _padded(values: Any) -> Any:
+    if isinstance(values, np.ndarray):
+        surplus = bucket_length(len(values)) - len(values)
+        widths = [[0, surplus], *[[0, 0]] * (values.ndim - 1)]
+        return np.pad(values, widths, mode="edge" if len(values) else "constant")
+    size = ops.shape(values)[0]
+    if isinstance(size, int):
+        surplus = bucket_length(size) - size
+    else:  # in tf.data, where the length is a tensor
+        lengths = ops.convert_to_tensor(LENGTHS)
+        size = ops.cast(size, "int64")
+        surplus = ops.take(lengths, ops.searchsorted(lengths, size[None])[0]) - size
+    dtype = keras.backend.standardize_dtype(values.dtype)
+    last = ops.sum(values[-1:], axis=0, keepdims=True)  # 0 if there is no value
+    return ops.concatenate([values, ops.repeat(ops.cast(last, dtype), surplus, axis=0)], axis=0)

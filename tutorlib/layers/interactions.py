@@ -1,41 +1,42 @@
-"""Interactions: products of features, as DLRM, xDeepFM, DeepFM and DCN take them.
-
-Does not belong here: where the features come from (`features.py`, `fused.py`).
-"""
+"""Interactions: products of features, as in DLRM, FiBiNET, DeepFM and DCN."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from tutorlib.checks import check_choice, check_integer
-from tutorlib.layers.checks import check_pairs_of_features
-from tutorlib.layers.tables import register
+from tutorlib.checks import check_choice, check_integer, check_positive
+from tutorlib.layers.shapes import known_columns, known_features
+from tutorlib.layers.tables import NARROW, register
 
 INTERACTION_TYPES = (None, "field_all", "field_each", "field_interaction")
 
 
 @register
 class DotProductInteraction(keras.layers.Layer):
-    """Dot products of all pairs of features, the interaction of DLRM and FiBiNET.
+    """Dot products of all pairs of features, as in DLRM; with trained matrices, as in FiBiNET.
 
-    For i < j the output holds `v_i W . v_j` in row order of the upper triangle. `W` is the
-    identity, one matrix for all ("field_all"), one per first feature ("field_each") or one per pair
-    ("field_interaction").
+    The output holds `v_i W . v_j` for each pair i < j, ordered by i, then j. `interaction_type`
+    says what `W` is:
+
+        None                 the identity, for plain dot products
+        "field_all"          one trained matrix [d, d]
+        "field_each"         one matrix per first feature i, [F, d, d]
+        "field_interaction"  one matrix per pair, [pairs, d, d]
 
     Args:
         interaction_type: None, "field_all", "field_each" or "field_interaction".
-        self_interaction: whether the pairs i = j belong to it.
-        pad_to: the output is as wide as a multiple of this, filled up with zeros; matrix units of a
-            GPU are at their best with multiples of 8 to 16 in 16 bits.
-        **kwargs: `name`, `dtype` and the like of a Keras layer.
+        self_interaction: whether the pairs i = j are included.
+        pad_to: fill the output with zeros up to a multiple of this width, at least 1. Matrix units
+            of a GPU are fastest at multiples of 8 to 16 in 16 bits.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
-    Shapes: [batch, F, d] -> [batch, F (F - 1) / 2], or [batch, F (F + 1) / 2] with self
-        interaction, or as much more as `pad_to` asks for.
+    Shapes: [batch, F, d] -> [batch, pairs], rounded up to a multiple of `pad_to`, where pairs is
+        F (F - 1) / 2, or F (F + 1) / 2 with `self_interaction`.
 
     Raises:
         ValueError: if the type is unknown or the input is not [batch, F, d] with at least one pair.
@@ -46,7 +47,7 @@ class DotProductInteraction(keras.layers.Layer):
 
     References:
         Naumov et al., Deep Learning Recommendation Model, 2019, arXiv:1906.00091.
-        Huang et al., FiBiNET, 2019, arXiv:1905.09433 (with a dot product for its element-wise one).
+        Huang et al., FiBiNET, 2019, arXiv:1905.09433 (which takes the element-wise product).
     """
 
     def __init__(
@@ -63,18 +64,23 @@ class DotProductInteraction(keras.layers.Layer):
         self.pad_to = check_integer("pad_to", pad_to, at_least=1)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Create the kernel that the interaction type needs."""
-        pairs, dim = self._pairs(input_shape), input_shape[2]
-        tables = {"field_all": (), "field_each": (input_shape[1],), "field_interaction": (pairs,)}
-        if self.interaction_type is not None:
-            self.kernel = self.add_weight(
-                name="kernel",
-                shape=(*tables[self.interaction_type], dim, dim),
-                initializer=keras.initializers.GlorotNormal(),
-            )
+        """Create the kernel of the interaction type."""
+        features, dim = known_features(input_shape, 1 + self._first)
+        if self.interaction_type is None:
+            return
+        matrices = {
+            "field_all": (),
+            "field_each": (features,),
+            "field_interaction": (self._pairs(input_shape),),
+        }[self.interaction_type]
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=(*matrices, dim, dim),
+            initializer=keras.initializers.GlorotNormal(),
+        )
 
     def call(self, inputs: Any) -> Any:
-        """Return the dot products of all pairs."""
+        """Return the dot products of all pairs, [batch, pairs with padding]."""
         first, padding = self._first, -self._pairs(inputs.shape) % self.pad_to
         if self.interaction_type == "field_interaction":
             return ops.pad(self._pairwise(inputs, first), [[0, 0], [0, padding]])
@@ -101,18 +107,17 @@ class DotProductInteraction(keras.layers.Layer):
         """Distance from a feature to the first one that it is paired with."""
         return 0 if self.self_interaction else 1
 
-    def _pairs(self, input_shape: Sequence[int | None]) -> int:
-        check_pairs_of_features(input_shape, 1 + self._first)
-        features = input_shape[1]
+    def _pairs(self, input_shape: tuple[int | None, ...]) -> int:
+        features, _ = known_features(input_shape, 1 + self._first)
         return features * (features + 1 - 2 * self._first) // 2
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, int]:
-        """Return (batch, number of pairs with padding)."""
+        """Return (batch, pairs with padding)."""
         pairs = self._pairs(input_shape)
         return (input_shape[0], pairs + -pairs % self.pad_to)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return super().get_config() | {
             "interaction_type": self.interaction_type,
             "self_interaction": self.self_interaction,
@@ -123,13 +128,14 @@ class DotProductInteraction(keras.layers.Layer):
 def _upper_triangle(matrices: Any, features: int, first: int, padding: int) -> Any:
     """Return the entries j >= i + first of [batch, F, F], row by row, [batch, pairs + padding].
 
-    Forward is one contiguous slice per row. Its own gradient would be F padded tensors and their
-    sum; here it is one gather of whole rows of the transpose. 27 features, batch 16,384, two cores:
-    30 ms forward and 90 ms with gradient, against 50 and 125 for a gather and its gradient.
+    Forward, this takes one contiguous slice per row. The automatic gradient of that would add up F
+    padded tensors; the custom one is a single gather of whole rows of the transpose. For 27
+    features, batches of 16,384 and two cores: 30 ms forward and 90 ms with the gradient, where one
+    gather and its automatic gradient take 50 and 125 ms.
     """
     squares = features * features
     rows, cols = np.triu_indices(features, first)
-    # Where a cell's gradient stands; behind the last: zero.
+    # For each cell, which output it went to; the number behind the last output stands for none.
     source = np.full(squares, len(rows) + padding, np.int32)
     source[rows * features + cols] = np.arange(len(rows))
 
@@ -143,11 +149,117 @@ def _upper_triangle(matrices: Any, features: int, first: int, padding: int) -> A
 
         def grad(*args: Any, upstream: Any = None) -> Any:
             (upstream,) = (upstream,) if upstream is not None else args
-            by_pair = ops.pad(
-                ops.transpose(upstream), [[0, 1], [0, 0]]
-            )  # [pairs + padding + 1, batch]
+            # [pairs + padding + 1, batch], with a last row of zeros
+            by_pair = ops.pad(ops.transpose(upstream), [[0, 1], [0, 0]])
             return ops.transpose(ops.take(by_pair, source, axis=0))
 
         return out, grad
 
     return take(ops.reshape(matrices, (-1, squares)))
+
+
+@register
+class FactorizationMachine(keras.layers.Layer):
+    """The sum of the dot products of all pairs of features: the second-order term of DeepFM.
+
+    Computed as half of (square of the sum - sum of the squares), which takes F d multiplications
+    instead of F F d. It subtracts two large numbers, so it runs in float32 under 16-bit policies.
+
+    Args:
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
+
+    Shapes: [batch, F, d] -> [batch, 1].
+
+    Raises:
+        ValueError: if the input is not [batch, F, d] with at least two features.
+
+    Example:
+        >>> FactorizationMachine()(np.array([[[1.0, 2.0], [3.0, 4.0]]])).numpy().tolist()
+        [[11.0]]
+
+    References:
+        Rendle, Factorization Machines, 2010; Guo et al., DeepFM, 2017, arXiv:1703.04247.
+    """
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Check the shape; there are no weights."""
+        known_features(input_shape, 2)
+
+    def call(self, inputs: Any) -> Any:
+        """Return the sum over all pairs, [batch, 1]."""
+        x = ops.cast(inputs, "float32" if self.compute_dtype in NARROW else self.compute_dtype)
+        halves = ops.square(ops.sum(x, axis=1)) - ops.sum(ops.square(x), axis=1)  # [batch, d]
+        return ops.cast(0.5 * ops.sum(halves, axis=1, keepdims=True), self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, int]:
+        """Return (batch, 1)."""
+        return (input_shape[0], 1)
+
+
+@register
+class Cross(keras.layers.Layer):
+    """Cross layers of DCN v2: each raises the degree of the input's products by one.
+
+    Each layer computes `x = x0 * (W x + b) + x` with x0 the input and `*` element by element. `W`
+    is [d, d], or with `projection_dim` r the product of [d, r] and [r, d]: 2 r / d of the weights
+    and multiplications.
+
+    Args:
+        layers: number of cross layers, at least 1.
+        projection_dim: rank r of the matrices, at least 1; None for full matrices.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
+
+    Shapes: [batch, d] -> [batch, d].
+
+    Raises:
+        ValueError: if a size is below 1, or the input is not [batch, d].
+
+    Example:
+        >>> Cross(3, projection_dim=2)(np.ones((4, 6), "float32")).shape.as_list()
+        [4, 6]
+
+    References:
+        Wang et al., DCN V2, 2020, arXiv:2008.13535.
+    """
+
+    def __init__(self, layers: int = 3, projection_dim: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_positive(projection_dim=projection_dim)
+        self.layers = check_integer("layers", layers, at_least=1)
+        self.projection_dim = projection_dim
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Create the kernels and the bias of each layer."""
+        dim, rank = known_columns(input_shape, "d"), self.projection_dim
+        shapes = {"kernel": (dim, dim)}
+        if rank is not None:
+            shapes = {"down_kernel": (dim, rank), "up_kernel": (rank, dim)}
+        self.kernels = [
+            [self.add_weight(name=f"{name}_{k}", shape=shape) for name, shape in shapes.items()]
+            for k in range(self.layers)
+        ]
+        self.biases = [
+            self.add_weight(name=f"bias_{k}", shape=(dim,), initializer="zeros")
+            for k in range(self.layers)
+        ]
+
+    def call(self, inputs: Any) -> Any:
+        """Return the output of the last layer, [batch, d]."""
+        x = inputs
+        for kernels, bias in zip(self.kernels, self.biases, strict=True):
+            product = x
+            for kernel in kernels:
+                product = ops.matmul(product, kernel)
+            x = inputs * (product + bias) + x
+        return x
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, int]:
+        """Return (batch, d)."""
+        return (input_shape[0], known_columns(input_shape, "d"))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that recreate this layer."""
+        return super().get_config() | {
+            "layers": self.layers,
+            "projection_dim": self.projection_dim,
+        }

@@ -1,8 +1,7 @@
-"""Tables: embeddings of one column, of one id or of a list of ids a row.
+"""Tables: embeddings of one column, for one id per row or a list of ids per row.
 
-A table's gradient stays sparse (`IndexedSlices` on TensorFlow), and only the rows taken are cast to
-the compute dtype of a mixed policy. Does not belong here: several columns (`features.py`,
-`fused.py`).
+A table's gradient stays sparse (`IndexedSlices` on TensorFlow). Under a mixed policy only the rows
+that were looked up are cast to the compute dtype.
 """
 
 from __future__ import annotations
@@ -23,20 +22,23 @@ register = keras.saving.register_keras_serializable(package="tutorlib")
 
 
 def embedding_initializer(embedding_dim: int) -> keras.initializers.Initializer:
-    """Return the initialiser of TensorFlow's feature columns: embeddings of norm near 1."""
+    """Return the default of TensorFlow's feature columns: embeddings have a norm near 1."""
     return keras.initializers.TruncatedNormal(stddev=embedding_dim**-0.5)
 
 
 @register
 class EmbeddingTable(keras.layers.Layer):
-    """One table of embeddings, one id in, one vector out.
+    """An embedding table: looks up one vector for each id.
+
+    Unlike `keras.layers.Embedding` it stays fast with a row-sparse optimizer: `take_rows` never
+    copies the table.
 
     Args:
-        cardinality: rows of the table; ids lie in [0, cardinality).
-        embedding_dim: columns of the table.
-        embeddings_initializer: a Keras initialiser; None for truncated normal with a standard
-            deviation of 1 / sqrt(embedding_dim).
-        **kwargs: `name`, `dtype` and the like of a Keras layer.
+        cardinality: rows of the table, at least 1; ids lie in [0, cardinality).
+        embedding_dim: width of the vectors, at least 1.
+        embeddings_initializer: a Keras initializer; None for a truncated normal with standard
+            deviation 1 / sqrt(embedding_dim).
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: ids int [...] -> [..., embedding_dim] in the compute dtype.
 
@@ -69,23 +71,23 @@ class EmbeddingTable(keras.layers.Layer):
             name="embedding_weights",
             shape=(self.cardinality, self.embedding_dim),
             initializer=self.embeddings_initializer,
-            autocast=False,  # cast the rows taken, not the table
+            autocast=False,  # `rows` casts what was looked up
         )
 
     def call(self, inputs: Any) -> Any:
-        """Return the rows of the table that the ids name."""
+        """Return the rows that ids [...] select, [..., embedding_dim]."""
         return self.rows(inputs)
 
     def rows(self, ids: Any) -> Any:
-        """Return the rows that ids [...] name, [..., embedding_dim]."""
+        """Return the rows that ids [...] select, [..., embedding_dim] in the compute dtype."""
         return ops.cast(take_rows(self.embedding_weights, ids), self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Return the shape of the ids with `embedding_dim` behind it."""
+        """Return (..., embedding_dim)."""
         return (*input_shape, self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return super().get_config() | {
             "cardinality": self.cardinality,
             "embedding_dim": self.embedding_dim,
@@ -95,32 +97,34 @@ class EmbeddingTable(keras.layers.Layer):
 
 @register
 class EmbeddingBag(EmbeddingTable):
-    """One table of embeddings, a list of ids in, one combined vector out.
+    """An embedding table for lists: combines the vectors of each row's ids into one.
 
-    A gather, then a sum over the values of each row. It compiles under XLA with its gradient, which
-    `tf.nn.embedding_lookup_sparse` does not, and is faster than that without XLA. Sums are taken in
-    float32 under any policy. A row without ids gives zeros.
+    For a row with ids 1..n, vectors v and, optionally, weights w, the combiners give
 
-    With weights w, "mean" is sum(w v) / sum(w) and "sqrtn" sum(w v) / sqrt(sum(w w)), zeros where
-    that would divide by zero.
+        "sum"    sum(v)             sum(w v)
+        "mean"   sum(v) / n         sum(w v) / sum(w)
+        "sqrtn"  sum(v) / sqrt(n)   sum(w v) / sqrt(sum(w w))
 
-    XLA and JAX compile anew for every other number of values: see the loader's `bucket_lists`, and
-    `bucketed`.
+    and zeros if the row is empty or its divisor is zero.
+
+    Sums are in float32 under 16-bit policies. Unlike `tf.nn.embedding_lookup_sparse` it compiles
+    under XLA with its gradient, and it is faster without XLA too. XLA and JAX compile again for
+    every new number of values: set `bucket_lists=True` in the loader, or use `bucketed`.
 
     Args:
-        cardinality: rows of the table; ids lie in [0, cardinality).
-        embedding_dim: columns of the table.
-        combiner: "mean", "sum", or "sqrtn" (sum divided by the square root of the number of ids).
+        cardinality: rows of the table, at least 1; ids lie in [0, cardinality).
+        embedding_dim: width of the vectors, at least 1.
+        combiner: "mean", "sum" or "sqrtn".
         embeddings_initializer: as in `EmbeddingTable`.
-        **kwargs: `name`, `dtype` and the like of a Keras layer.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
-    Shapes: one of these -> [batch, embedding_dim]:
-        {"values": int [nnz] or [nnz, 1], "nnzs": int [batch] or [batch, 1]} (values behind the last
-        row's, as a padded buffer has them, are ignored);
-        {"values": ..., "offsets": int [batch + 1]};
-        int [batch, max_len], in which id 0 is padding; a `tf.RaggedTensor` [batch, None];
-        {"ids": either of these two}.
-        A dict may have "weights": float in the shape of its "values" or "ids".
+    Shapes: one of these -> [batch, embedding_dim] in the compute dtype:
+        {"values": int [nnz] or [nnz, 1], "nnzs": int [batch] or [batch, 1]}, where surplus values
+        behind those of the last row (the padding of `bucket_lists`) are ignored;
+        {"values": int [nnz], "offsets": int [batch + 1]};
+        int [batch, max_len], where id 0 is padding; a `tf.RaggedTensor` [batch, None];
+        {"ids": one of the last two}.
+        Each dict may also hold "weights", floats in the shape of its "values" or "ids".
 
     Raises:
         ValueError: if a size is below 1 or `combiner` is unknown.
@@ -133,31 +137,37 @@ class EmbeddingBag(EmbeddingTable):
     """
 
     def __init__(
-        self, cardinality: int, embedding_dim: int, combiner: str = "mean", **kwargs: Any
+        self,
+        cardinality: int,
+        embedding_dim: int,
+        combiner: str = "mean",
+        embeddings_initializer: Any = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(cardinality, embedding_dim, **kwargs)
+        super().__init__(cardinality, embedding_dim, embeddings_initializer, **kwargs)
         check_choice("combiner", combiner, COMBINERS)
         self.combiner = combiner
 
     def call(self, inputs: Any) -> Any:
-        """Return the combined embedding of each row."""
+        """Return the combined vector of each row, [batch, embedding_dim]."""
         if not isinstance(inputs, Mapping):
             inputs = {"ids": inputs}
         weights = inputs.get("weights")
-        weights = None if weights is None else self._sum_dtype_of(_flat_values(weights))
-        if "ids" in inputs and not hasattr(inputs["ids"], "row_splits"):
-            total, size = self._padded_sums(inputs["ids"], weights)
+        if weights is not None:
+            weights = self._sum_dtype_of(weights.values if is_ragged(weights) else weights)
+        if "ids" in inputs and not is_ragged(inputs["ids"]):
+            total, divisor = self._padded_sums(inputs["ids"], weights)
         else:
             values, counts = values_and_counts(inputs)
             weights = None if weights is None else ops.reshape(weights, (-1,))
-            total, size = self._segment_sums(values, counts, weights)
+            total, divisor = self._segment_sums(values, counts, weights)
         if self.combiner != "sum":
-            size = ops.sqrt(size) if self.combiner == "sqrtn" else size
-            total = total / ops.where(size == 0, ops.ones_like(size), size)[:, None]
+            divisor = ops.sqrt(divisor) if self.combiner == "sqrtn" else divisor
+            total = total / ops.where(divisor == 0, ops.ones_like(divisor), divisor)[:, None]
         return ops.cast(total, self.compute_dtype)
 
     def _padded_sums(self, ids: Any, weights: Any) -> tuple[Any, Any]:
-        """Return what `_segment_sums` does, of ids [batch, max_len]."""
+        """Return what `_segment_sums` does, for ids [batch, max_len]."""
         rows = self._sum_dtype_of(take_rows(self.embedding_weights, ids))  # [batch, max_len, dim]
         present = ops.cast(ops.not_equal(ids, 0), rows.dtype)
         weights = present if weights is None else weights * present
@@ -165,10 +175,7 @@ class EmbeddingBag(EmbeddingTable):
         return total, ops.sum(weights * weights if self.combiner == "sqrtn" else weights, axis=1)
 
     def _segment_sums(self, values: Any, counts: Any, weights: Any) -> tuple[Any, Any]:
-        """Return the sum of each row, [batch, dim], and by what its combiner divides it, [batch].
-
-        Of "sqrtn" that is still to be drawn the square root of.
-        """
+        """Return the sum of each row [batch, dim] and its divisor [batch], squared for "sqrtn"."""
         batch, size = ops.shape(counts)[0], ops.shape(values)[0]
         numbers = row_numbers(counts, size)
         rows = self._sum_dtype_of(take_rows(self.embedding_weights, values))
@@ -179,7 +186,6 @@ class EmbeddingBag(EmbeddingTable):
         return total, sum_rows(weights, numbers, batch)
 
     def _sum_dtype_of(self, x: Any) -> Any:
-        """Return numbers in the type that sums are taken in."""
         return ops.cast(x, "float32" if self.variable_dtype in NARROW else self.variable_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
@@ -187,12 +193,12 @@ class EmbeddingBag(EmbeddingTable):
         return (list_batch_size(input_shape), self.embedding_dim)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that make this layer again."""
+        """Return the arguments that recreate this layer."""
         return super().get_config() | {"combiner": self.combiner}
 
 
 def values_and_counts(inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return values [nnz] and values per row [batch] of a ragged column in any of its forms."""
+    """Return values [nnz] and values per row [batch] of any input of a bag that is not padded."""
     if "ids" in inputs:
         return inputs["ids"].values, inputs["ids"].row_lengths()
     if "nnzs" in inputs:
@@ -204,7 +210,7 @@ def values_and_counts(inputs: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def list_batch_size(shape: Any) -> int | None:
-    """Return the batch size of what `EmbeddingBag` takes, out of its shapes."""
+    """Return the batch size of the input of a bag, given its shapes."""
     if not isinstance(shape, Mapping):
         return shape[0]
     if "ids" in shape:
@@ -215,5 +221,6 @@ def list_batch_size(shape: Any) -> int | None:
     return None if size is None else size - 1
 
 
-def _flat_values(x: Any) -> Any:
-    return x.values if hasattr(x, "row_splits") else x
+def is_ragged(x: Any) -> bool:
+    """Return whether a tensor is a `tf.RaggedTensor`, without importing TensorFlow."""
+    return hasattr(x, "row_splits")
