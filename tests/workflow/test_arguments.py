@@ -27,7 +27,7 @@ def test_row_ops_may_be_one_and_are_nothing_else():
 @pytest.mark.parametrize("op", [Normalize(), Categorify(), FillMedian()])
 def test_nothing_is_learned_from_no_rows(op):
     workflow = Workflow(["n"] >> op)
-    with pytest.raises(ValueError, match="the data has no rows to learn from"):
+    with pytest.raises(ValueError, match="the data has no rows to fit on"):
         workflow.fit(ROWS.slice(0, 0))
     assert workflow.fit(ROWS).transform(ROWS.slice(0, 0)).num_rows == 0
 
@@ -56,7 +56,7 @@ def test_transform_takes_a_chunk():
         (ROWS, {"shuffle_seed": "7"}, r"shuffle_seed must be .*, got '7'"),
         ({"a": ROWS}, {"shuffle_seed": {"a": 1.5}}, r"shuffle_seed must be .*, got 1\.5"),
         ({"a": ROWS}, {"shuffle_seed": {"b": 1}}, r"names \['b'\], but the splits are \['a'\]"),
-        ({"../a": ROWS}, {}, r"becomes that of a folder, got '\.\./a'"),
+        ({"../a": ROWS}, {}, r"becomes that of a folder, .* got '\.\./a'"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, source, options, rule):

@@ -19,7 +19,7 @@ from tutorlib.chunk import Chunk
 from tutorlib.ops import Categorify, JoinGroupby, LogOp, Normalize, TargetEncoding
 from tutorlib.workflow import Workflow
 from tutorlib.workflow import spill as spilling
-from tutorlib.workflow.fit import FitPass, Merger
+from tutorlib.workflow.fit_pass import Merger, next_pass
 from tutorlib.workflow.inputs import as_source
 
 
@@ -125,11 +125,11 @@ def test_sums_of_groups_above_the_budget_are_in_files_until_the_end(folder):
     source = as_source(
         [Chunk({"id": np.arange(n, n + 1000), **values}) for n in range(0, 9000, 900)]
     )
-    work = FitPass(made, made._pending(), source)
+    work = next_pass(made, source)
     with spilling.Runs(work.ops, memory_budget=200_000) as runs:
         merger = Merger(work, runs)
-        for part in work.row_ranges():
-            merger.add(work.learn_from(part))
+        for row_range in work.row_ranges():
+            merger.add(work.learn_from(row_range))
             held = sum(spilling.spillable_nbytes(work.ops, state) for state in merger.held())
             assert held <= 100_000
         assert len(list(folder.rglob("*.arrow"))) > 2
@@ -169,11 +169,11 @@ def test_texts_and_integers_in_one_column_are_refused_as_without_a_budget(folder
 def test_states_above_the_budget_are_in_files_until_the_end(folder):
     made = Workflow(["id"] >> Categorify())
     source = as_source([Chunk({"id": np.arange(n, n + 1000)}) for n in range(0, 20_000, 1000)])
-    work = FitPass(made, made._pending(), source)
+    work = next_pass(made, source)
     with spilling.Runs(work.ops, memory_budget=100_000) as runs:
         merger = Merger(work, runs)
-        for part in work.row_ranges():
-            merger.add(work.learn_from(part))
+        for row_range in work.row_ranges():
+            merger.add(work.learn_from(row_range))
             held = sum(spilling.spillable_nbytes(work.ops, state) for state in merger.held())
             assert held <= 50_000
         files = list(folder.rglob("*.arrow"))

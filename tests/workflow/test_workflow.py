@@ -281,9 +281,9 @@ def test_use_before_fit_says_what_to_do():
     ("groups", "options", "message"),
     [
         ([], {}, "at least one group"),
-        ([["a"], ["b", "a"]], {}, r"columns \['a'\] come out of more than one group"),
-        ([["a"]], {"label_names": ["y"]}, "'y' does not come out"),
-        ([["a"]], {"weight_name": "w"}, "'w' does not come out"),
+        ([["a"], ["b", "a"]], {}, r"columns \['a'\] are outputs of more than one group"),
+        ([["a"]], {"label_names": ["y"]}, "'y' is declared as label or weight but is not among"),
+        ([["a"]], {"weight_name": "w"}, "'w' is declared as label or weight but is not among"),
         ([[]], {}, "at least one column name"),
     ],
 )

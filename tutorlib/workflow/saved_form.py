@@ -1,17 +1,17 @@
-"""A fitted workflow as files, and its fingerprint: JSON, and a Parquet file for each table learned.
+"""A fitted workflow as files: JSON, and a Parquet file for each table that an op has learned.
 
-What is read is compared with names that are known and with a fingerprint; nothing in it is
-executed, and no path in it is followed. Does not belong here: what an op learns (`ops`), when to
-save (`workflow.py`).
+Files are not trusted when they are read: `_check` looks at every field of the JSON, classes are
+looked up by name and never imported, no path from a file is opened, and the fingerprint must match.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,56 +26,94 @@ from tutorlib.chunk import (
     column_to_arrow,
     to_host,
 )
-from tutorlib.ops import ColumnGroup, Op, RowOp, op_class, row_op_class, saved_name
+from tutorlib.ops import (
+    ColumnGroup,
+    Filter,
+    LambdaOp,
+    Op,
+    RowOp,
+    op_class,
+    row_op_class,
+    saved_name,
+)
+from tutorlib.workflow.graph import OpGraph
 
 FORMAT_VERSION = 3
 FILE = "workflow.json"
-BESIDE_DATA = "_workflow"  # where transform_to_parquet puts it
+SUBFOLDER = "_workflow"  # of a folder of transformed rows
+
+Functions = Mapping[str, Callable[..., Any]]  # {name: function of the user}
+Graph = TypeVar("Graph", bound=OpGraph)
+
+# ---------------------------------------------------------------------------------------- writing
 
 
-def describe(workflow: Any) -> dict[str, Any]:
-    """Return everything of a fitted workflow but its tables, as JSON can hold it."""
+def write_files(graph: OpGraph, folder: Path) -> None:
+    """Write a fitted workflow into a folder, which is made if it is not there."""
+    check_functions(graph)
+    description = {**_description(graph), "fingerprint": fingerprint(graph)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, _, table in _tables(graph):
+        pq.write_table(table.to_arrow(), folder / file, compression="lz4")
+    (folder / FILE).write_text(json.dumps(description, indent=1), encoding="utf-8")
+
+
+def check_functions(graph: OpGraph) -> None:
+    """Raise ValueError if a function of the user has no name, or two have the same."""
+    functions: dict[str, Any] = {}
+    for op in ops_with_functions(graph):
+        if functions.setdefault(op.function_name, op.function) != op.function:
+            raise ValueError(
+                f"two functions are called {op.function_name!r}. Rename one, so that "
+                "Workflow.load can tell them apart."
+            )
+
+
+def ops_with_functions(graph: OpGraph) -> list[LambdaOp | Filter]:
+    """Return the ops and row ops that call a function of the user."""
+    ops = [*graph.row_ops, *(op for group in graph.groups for op in group.ops)]
+    return [op for op in ops if isinstance(op, LambdaOp | Filter) and op.function is not None]
+
+
+def fingerprint(graph: OpGraph) -> str:
+    """Return the SHA-256 of everything that decides what a fitted workflow's output is."""
+    digest = hashlib.sha256(json.dumps(_description(graph), sort_keys=True).encode())
+    for _, name, table in _tables(graph):
+        digest.update(name.encode())
+        for array in _arrays(table):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _description(graph: OpGraph) -> dict[str, Any]:
+    """Return a workflow as JSON values, without its tables."""
     return {
         "format_version": FORMAT_VERSION,
-        "label_names": workflow.label_names,
-        "weight_name": workflow.weight_name,
-        "inputs": {name: list(kind) for name, kind in workflow.input_types.items()},
-        "row_ops": [_described(op) for op in workflow.row_ops],
+        "label_names": graph.label_names,
+        "weight_name": graph.weight_name,
+        "inputs": {name: list(kind) for name, kind in graph.input_types.items()},
+        "row_ops": [_named(op) for op in graph.row_ops],
         "groups": [
             {
                 "columns": list(group.names),
                 "ops": [
-                    {
-                        **_described(op),
-                        "learned": op.learned(),
-                        "tables": list(op.learned_tables()),
-                    }
+                    {**_named(op), "learned": op.learned(), "tables": list(op.learned_tables())}
                     for op in group.ops
                 ],
             }
-            for group in workflow.groups
+            for group in graph.groups
         ],
     }
 
 
-def _described(op: Op | RowOp) -> dict[str, Any]:
+def _named(op: Op | RowOp) -> dict[str, Any]:
     return {"op": saved_name(type(op)), "config": op.get_config()}
 
 
-def fingerprint(workflow: Any) -> str:
-    """Return a SHA-256 over everything that decides what comes out of a fitted workflow."""
-    digest = hashlib.sha256(json.dumps(describe(workflow), sort_keys=True).encode())
-    for _, name, table in _tables(workflow):
-        digest.update(name.encode())
-        for row_range in _arrays(table):
-            digest.update(f"{row_range.dtype.str}{row_range.shape}".encode())
-            digest.update(np.ascontiguousarray(row_range))
-    return digest.hexdigest()
-
-
-def _tables(workflow: Any) -> Iterator[tuple[str, str, Chunk]]:
-    """Yield (file name, table name, table) of every op's tables, in order."""
-    for g, group in enumerate(workflow.groups):
+def _tables(graph: OpGraph) -> Iterator[tuple[str, str, Chunk]]:
+    """Yield (file name, table name, table) of each learned table, in order."""
+    for g, group in enumerate(graph.groups):
         for o, op in enumerate(group.ops):
             for t, (name, table) in enumerate(op.learned_tables().items()):
                 yield _table_file(g, o, t), name, table
@@ -88,11 +126,11 @@ def _table_file(group: int, op: int, table: int) -> str:
 def _arrays(column: Any) -> Iterator[np.ndarray]:
     """Yield the arrays that a chunk or a column consists of, as they are after saving."""
     if isinstance(column, Chunk):
-        for name, row_range in column.items():
+        for name, part in column.items():
             yield np.frombuffer(name.encode(), np.uint8)
-            if isinstance(row_range, Masked):  # what stands at a null is not saved
-                row_range = column_from_arrow(column_to_arrow(row_range))
-            yield from _arrays(row_range)
+            if isinstance(part, Masked):  # values at nulls are not saved
+                part = column_from_arrow(column_to_arrow(part))
+            yield from _arrays(part)
     elif isinstance(column, Ragged):
         yield to_host(column.offsets)
         yield from _arrays(column.values)
@@ -106,100 +144,122 @@ def _arrays(column: Any) -> Iterator[np.ndarray]:
         yield to_host(column)
 
 
-def check_functions(workflow: Any) -> None:
-    """Raise ValueError if a function of the user cannot be named, or two have one name."""
-    functions: dict[str, Any] = {}
-    for op in [*workflow.row_ops, *(op for group in workflow.groups for op in group.ops)]:
-        function = getattr(op, "function", None)
-        if function is not None and functions.setdefault(op.function_name, function) != function:
-            raise ValueError(
-                f"two functions are called {op.function_name!r}; rename one, so that load can "
-                "tell them apart"
-            )
+# ---------------------------------------------------------------------------------------- reading
 
 
-def write_files(workflow: Any, folder: Path) -> None:
-    """Write a fitted workflow into a folder."""
-    check_functions(workflow)
-    description = {**describe(workflow), "fingerprint": fingerprint(workflow)}
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, _, table in _tables(workflow):
-        pq.write_table(table.to_arrow(), folder / file, compression="lz4")
-    (folder / FILE).write_text(json.dumps(description, indent=1), encoding="utf-8")
-
-
-def read_files(
-    make: Callable[..., Any], folder: Path, functions: Mapping[str, Callable[..., Any]]
-) -> Any:
+def read_files(kind: type[Graph], folder: Path, functions: Functions) -> Graph:
     """Return the workflow that `write_files` wrote.
 
     Args:
-        make: `Workflow`.
-        folder: the folder.
-        functions: {name: function} of the user.
+        kind: class of the workflow.
+        folder: the folder that was written.
+        functions: {name: function} of the ops that call a function of the user.
 
     Raises:
-        FileNotFoundError: if there is no workflow.
-        ValueError: if there is another, with the path.
+        FileNotFoundError: if the folder holds no workflow.
+        ValueError: if the files are not what `write_files` writes; names the file.
     """
     path = folder / FILE
     if not path.is_file():
-        extra_columns = folder / BESIDE_DATA
-        hint = f". There is one at {extra_columns}" if (extra_columns / FILE).is_file() else ""
-        raise FileNotFoundError(f"no saved workflow at {folder}: {FILE} is not there{hint}")
+        below = folder / SUBFOLDER
+        hint = f". There is one at {below}" if (below / FILE).is_file() else ""
+        raise FileNotFoundError(f"no saved workflow at {folder}: it has no {FILE}{hint}")
     for name, function in functions.items():
         if getattr(function, "__name__", None) != name:
             raise ValueError(
                 f"functions: what is passed as {name!r} is called "
-                f"{getattr(function, '__name__', None)!r}. FitPass the function that was saved."
+                f"{getattr(function, '__name__', None)!r}. Pass the function that was saved."
             )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["format_version"] != FORMAT_VERSION:
-            raise ValueError(
-                f"format version {found['format_version']}, but this tutorlib reads version "
-                f"{FORMAT_VERSION}. Fit and save the workflow again."
-            )
-        workflow = _made(make, found, folder, functions)
-        unchanged = fingerprint(workflow) == found["fingerprint"]
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        _check(saved)
+        graph = _rebuilt(kind, saved, folder, functions)
+        unchanged = fingerprint(graph) == saved["fingerprint"]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, IndexError, pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path}: not what `save` writes ({type(error).__name__}: {error}). Save it again."
+            f"{path}: not what Workflow.save writes ({type(error).__name__}: {error}). Save the "
+            "workflow again."
         ) from error
     if not unchanged:
         raise ValueError(
-            f"{path}: the files were changed after they were saved (the fingerprint is not "
-            "theirs). Save the workflow again."
+            f"{path}: the files were changed after they were saved: the fingerprint does not "
+            "match. Save the workflow again."
         )
-    return workflow
+    return graph
 
 
-def _made(make: Any, found: Mapping[str, Any], folder: Path, functions: Mapping[str, Any]) -> Any:
+def _check(saved: Any) -> None:
+    """Raise ValueError unless the JSON has the fields that `_description` writes.
+
+    All kinds, names and numbers of the file are checked here, before anything is made of them, but
+    for the values in `config` and `learned`, which the class of the op checks.
+    """
+    _check_fields("the workflow", saved, format_version=int)
+    if saved["format_version"] != FORMAT_VERSION:
+        raise ValueError(
+            f"format version {saved['format_version']}, but this tutorlib reads version "
+            f"{FORMAT_VERSION}. Fit and save the workflow again."
+        )
+    fields = {"label_names": list, "inputs": dict, "row_ops": list, "groups": list}
+    _check_fields("the workflow", saved, fingerprint=str, **fields)
+    _check_names("label_names", saved["label_names"])
+    if saved["weight_name"] is not None:
+        _check_names("weight_name", [saved["weight_name"]])
+    for name, kind in saved["inputs"].items():
+        if not isinstance(kind, list) or [type(part) for part in kind] != [str, bool]:
+            raise ValueError(f"the type of input {name!r} must be [name, is list], got {kind!r}")
+    for row_op in saved["row_ops"]:
+        _check_fields("a row op", row_op, op=str, config=dict)
+    for group in saved["groups"]:
+        _check_fields("a group", group, columns=list, ops=list)
+        _check_names("columns of a group", group["columns"])
+        for op in group["ops"]:
+            _check_fields("an op", op, op=str, config=dict, learned=dict, tables=list)
+            _check_names("tables of an op", op["tables"])
+
+
+def _check_fields(what: str, record: Any, **kinds: type) -> None:
+    if not isinstance(record, dict):
+        raise ValueError(f"{what} must be a JSON object, got {reprlib.repr(record)}")
+    for name, kind in kinds.items():
+        if name not in record:
+            raise ValueError(f"{what} has no {name!r}")
+        if type(record[name]) is not kind:
+            got = reprlib.repr(record[name])
+            raise ValueError(f"{what}: {name!r} must be of type {kind.__name__}, got {got}")
+
+
+def _check_names(what: str, names: list[Any]) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"{what} must be strings, got {reprlib.repr(name)}")
+
+
+def _rebuilt(kind: type[Graph], saved: dict[str, Any], folder: Path, functions: Functions) -> Graph:
     groups = []
-    for g, group in enumerate(found["groups"]):
+    for g, group in enumerate(saved["groups"]):
         ops = []
-        for o, saved in enumerate(group["ops"]):
-            # Tables are found by place, so that no file name is believed.
-            files = [folder / _table_file(g, o, t) for t in range(len(saved["tables"]))]
+        for o, op in enumerate(group["ops"]):
+            # Files are found by number: no file name from the JSON is used.
+            files = [folder / _table_file(g, o, t) for t in range(len(op["tables"]))]
             tables = [Chunk.from_arrow(pq.read_table(file)) for file in files]
-            ops.append(_op(saved, dict(zip(saved["tables"], tables, strict=True)), functions))
+            ops.append(_op(op, dict(zip(op["tables"], tables, strict=True)), functions))
         groups.append(ColumnGroup(group["columns"], ops))
-    workflow = make(
+    graph = kind(
         *groups,
-        label_names=found["label_names"],
-        weight_name=found["weight_name"],
+        label_names=saved["label_names"],
+        weight_name=saved["weight_name"],
         row_ops=[
-            row_op_class(saved["op"]).from_config(saved["config"], functions)
-            for saved in found["row_ops"]
+            row_op_class(op["op"]).from_config(op["config"], functions) for op in saved["row_ops"]
         ],
     )
-    workflow.input_types = {name: (dtype, hot) for name, (dtype, hot) in found["inputs"].items()}
-    return workflow
+    graph.input_types = {name: (dtype, hot) for name, (dtype, hot) in saved["inputs"].items()}
+    return graph
 
 
-def _op(saved: Mapping[str, Any], tables: Mapping[str, Chunk], functions: Mapping[str, Any]) -> Op:
+def _op(saved: dict[str, Any], tables: Mapping[str, Chunk], functions: Functions) -> Op:
     op = op_class(saved["op"]).from_config(saved["config"], tables, functions)
     op.restore(saved["learned"], tables)
     return op

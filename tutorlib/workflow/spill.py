@@ -1,13 +1,13 @@
-"""States larger than memory: sorted runs of keys in files, merged as a stream.
+"""Spilling: states of `SpillingOp`s that do not fit into memory, as sorted runs in files.
 
-Takes the states of `SpillingOp`s, as tables of keys. Does not belong here: what a state is, what is
-made of it (`ops`), when it is time to write (`learning.py`).
+A run is a file of rows in the order of their keys, each key once. Runs are merged as streams.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,88 +20,83 @@ import pyarrow.compute as pc
 
 from tutorlib.ops import LearningOp, SpillingOp
 
-BLOCK_ROWS = (1024, 65_536)  # rows of a run read at a time, at least and at most
-MOST_RUNS = 64  # merged at a time; each is an open file, and a block in memory
+BLOCK_ROWS = (1024, 65_536)  # fewest and most rows of a run that are read at a time
+MOST_RUNS = 64  # runs merged at a time; each is an open file and a block in memory
 
 
 class Runs:
-    """Sorted runs of keys in a temporary folder, which goes away with the `with` block.
+    """Sorted runs in a temporary folder, which is removed at the end of the `with` block.
 
-    The folder is where `tempfile` puts it: the environment variable TMPDIR says where. A run of
-    `Categorify` takes 16 bytes an integer.
+    The environment variable TMPDIR chooses where. A run of `Categorify` takes 16 bytes per integer.
 
     Args:
-        ops: ops that learn in a pass, in order.
-        memory_budget: bytes of states. The blocks of runs that are merged take at most a quarter
-            of it, unless 1,024 rows of each run do not fit there.
+        ops: the ops of a pass, in order.
+        memory_budget: bytes for states. The blocks of merged runs take at most a quarter of it,
+            unless 1,024 rows of each run are more than that.
 
     Attributes:
-        limit_bytes: of states in memory, beyond which they are to be written: half of the budget,
-            for merging them takes the other half.
+        limit_bytes: states in memory beyond this are to be written. It is half of the budget,
+            because merging takes the other half.
     """
 
     def __init__(self, ops: Sequence[LearningOp], memory_budget: int) -> None:
-        self._ops, self.limit_bytes = ops, memory_budget // 2
+        self._ops = {n: op for n, op in enumerate(ops) if isinstance(op, SpillingOp)}
+        self.limit_bytes = memory_budget // 2
         self._block_bytes = memory_budget // 4 // MOST_RUNS
         self._files: dict[tuple[int, str], list[Path]] = {}
         self._schemas: dict[tuple[int, str], pa.Schema] = {}
         self._written, self._lock = 0, threading.Lock()
 
     def __enter__(self) -> Runs:
-        self._place = tempfile.TemporaryDirectory(prefix="tutorlib_fit_")
+        self._folder = tempfile.TemporaryDirectory(prefix="tutorlib_fit_")
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._place.cleanup()
+        self._folder.cleanup()
 
     def write(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Write the states that can be written; return the others."""
+        """Write the states of spilling ops; return the states with those left out."""
         rest = []
-        for number, (op, by_key) in enumerate(zip(self._ops, states, strict=True)):
-            if not isinstance(op, SpillingOp):
+        for number, by_key in enumerate(states):
+            op = self._ops.get(number)
+            if op is None:
                 rest.append(by_key)
                 continue
             for key, state in by_key.items():
                 table, path = op.to_table(state), self._new_path()
                 self._refuse_other_keys(op, (number, key), table)
-                self._write(path, [in_order(table)])
+                self._write(path, [in_order(table)], table.schema)
                 with self._lock:
                     self._files.setdefault((number, key), []).append(path)
             rest.append({})
         return rest
 
-    def _refuse_other_keys(self, op: SpillingOp, place: tuple[int, str], table: pa.Table) -> None:
-        """Let the op raise its error if keys are of other types than those written before."""
+    def _refuse_other_keys(self, op: SpillingOp, run: tuple[int, str], table: pa.Table) -> None:
+        """Let the op raise its error if keys have other types than those of earlier runs."""
         with self._lock:
-            known = self._schemas.setdefault(place, table.schema)
+            known = self._schemas.setdefault(run, table.schema)
         types = [[schema.field(n).type for n in _keys(schema)] for schema in (known, table.schema)]
         if types[0] != types[1]:
             empty = (op.from_table(schema.empty_table()) for schema in (known, table.schema))
-            op.merge(*({place[1]: state} for state in empty))
+            op.merge(*({run[1]: state} for state in empty))
 
     def _new_path(self) -> Path:
         with self._lock:
             self._written += 1
-            return Path(self._place.name) / f"run_{self._written}.arrow"
+            return Path(self._folder.name) / f"run_{self._written}.arrow"
 
-    def _write(
-        self, path: Path, tables: Iterable[pa.Table], schema: pa.Schema | None = None
-    ) -> None:
-        """Write sorted tables, each behind the one before; None for the schema of the only one."""
-        with contextlib.ExitStack() as stack:
-            writer = None
+    def _write(self, path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+        """Write tables, which are in the order of their keys, as one run."""
+        with pa.ipc.new_file(str(path), schema) as writer:
             for table in tables:
-                if writer is None:
-                    schema = schema or table.schema
-                    writer = stack.enter_context(pa.ipc.new_file(str(path), schema))
                 rows = self._block_bytes * table.num_rows // max(table.nbytes, 1)
                 rows = min(max(rows, BLOCK_ROWS[0]), BLOCK_ROWS[1])
                 writer.write_table(_with_zeros(table, schema), max_chunksize=rows)
 
     def merge(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the states merged with all that was written, for `finalize`.
+        """Return the states merged with all written ones, for `finalize`.
 
-        They may be read from the files then: `finalize` belongs into the `with` block.
+        Call `finalize` within the `with` block: it may read the states from the files.
         """
         if self._files:
             states = self.write(states)
@@ -117,14 +112,14 @@ class Runs:
 
 
 class MergedRuns:
-    """The states of several runs as one: each iteration gives states whose keys rise, at least one.
+    """Several runs merged: each iteration yields states with ascending keys, at least one state.
 
-    Holds a block of each run. What all runs have shown up to the smallest of their last keys is
-    complete, and goes out.
+    Holds a block of each run in memory. All rows up to the smallest of the blocks' last keys are
+    complete, so they are merged and yielded.
 
     Args:
-        op: says how to merge.
-        paths: of the runs.
+        op: merges the states.
+        paths: files of the runs.
     """
 
     def __init__(self, op: SpillingOp, paths: Sequence[Path]) -> None:
@@ -139,22 +134,21 @@ class MergedRuns:
             yield self._op.from_table(_schema_of_all(self._paths).empty_table())
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield all rows, those of equal key merged, in order, in tables with some rows each."""
+        """Yield tables with all rows in the order of their keys, rows of equal keys merged."""
         op = self._op
         with contextlib.ExitStack() as stack:
             runs = [_read_run(stack.enter_context(pa.OSFile(str(p)))) for p in self._paths]
-            held = [next(run, None) for run in runs]
-            while any(block is not None for block in held):
-                limit = min(block.last for block in held if block is not None)
-                ready = []
-                for number, block in enumerate(held):
-                    if block is None:
-                        continue
-                    rows = block.take_up_to(limit)
-                    if rows is not None:
-                        ready.append(rows)
-                    if not block.num_rows:
-                        held[number] = next(runs[number], None)
+            heads = [(run, block) for run in runs for block in itertools.islice(run, 1)]
+            while heads:
+                limit = min(block.last for _, block in heads)
+                ready = [
+                    rows for _, block in heads if (rows := block.take_up_to(limit)) is not None
+                ]
+                heads = [
+                    (run, kept)
+                    for run, block in heads
+                    for kept in ([block] if block.num_rows else itertools.islice(run, 1))
+                ]
                 if len(ready) == 1:
                     yield ready[0]
                     continue
@@ -163,11 +157,7 @@ class MergedRuns:
 
 
 class _Block:
-    """Sorted rows of a run that are in memory, and have not gone out yet.
-
-    Args:
-        batch: at least one row.
-    """
+    """Sorted rows of a run, in memory, that are not merged yet. The batch has at least one row."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch, self._start = batch, 0
@@ -175,16 +165,16 @@ class _Block:
         self.last = self._key(batch.num_rows - 1)
 
     def _key(self, row: int) -> tuple[tuple[bool, Any], ...]:
-        """Return the key of a row, to be compared with others as `in_order` does."""
-        row_ranges = [column[row].as_py() for column in self._keys]
-        return tuple((p is None, p.encode() if isinstance(p, str) else p) for p in row_ranges)
+        """Return the key of a row; keys compare as `in_order` sorts them."""
+        values = [column[row].as_py() for column in self._keys]
+        return tuple((v is None, v.encode() if isinstance(v, str) else v) for v in values)
 
     @property
     def num_rows(self) -> int:
         return self._batch.num_rows - self._start
 
     def take_up_to(self, limit: Any) -> pa.Table | None:
-        """Return the rows whose keys are not above `limit`, and let go of them; None for no row."""
+        """Remove and return the rows whose keys are at most `limit`; None if there are none."""
         start, stop = self._start, self._batch.num_rows
         if self.last > limit:
             stop = bisect.bisect_right(range(stop), limit, lo=start, key=self._key)
@@ -195,7 +185,7 @@ class _Block:
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Return the rows of a table by their keys, part by part: texts by their bytes, null last.
+    """Return the rows of a table sorted by `key_0`, `key_1`, ...: strings by bytes, nulls last.
 
     Example:
         >>> in_order(pa.table({"key_0": [7, None, 5], "count": [1, 2, 3]}))["count"].to_pylist()
@@ -210,7 +200,7 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def spillable_nbytes(ops: Sequence[LearningOp], states: list[dict[str, Any]]) -> int:
-    """Return the bytes of those states that can be written."""
+    """Return the bytes of the states of spilling ops."""
     return sum(
         op.to_table(state).nbytes
         for op, by_key in zip(ops, states, strict=True) if isinstance(op, SpillingOp)
@@ -223,7 +213,7 @@ def _keys(schema: pa.Schema) -> list[str]:
 
 
 def _with_zeros(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of a schema, zeros where the table has none of that name."""
+    """Return the columns of a schema; those that the table does not have are zeros."""
     zeros = {
         field.name: np.zeros(table.num_rows, field.type.to_pandas_dtype())
         for field in schema if field.name not in table.column_names
@@ -232,7 +222,7 @@ def _with_zeros(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _schema_of_all(paths: Iterable[Path]) -> pa.Schema:
-    """Return all columns of several runs, keys first."""
+    """Return a schema with all columns of several runs, keys first."""
     fields: dict[str, pa.Field] = {}
     for path in paths:
         with pa.OSFile(str(path)) as file:

@@ -1,8 +1,7 @@
-"""Transformed rows as Parquet part files: written side by side, each by one thread or worker.
+"""Transformed rows as Parquet part files, written in parallel by threads or by Dask workers.
 
-Which rows go to which part file is settled before the first is read, so that it does not depend on
-who writes it, and a file that a killed run has finished can stay. Does not belong here: folders
-that survive being killed (`unfinished.py`), what transforms (`workflow.py`).
+The rows of each part file are chosen before the first row is read. So they do not depend on who
+writes it, and a part file that an earlier run finished can be kept.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,28 +22,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tutorlib.checks import check_choice
+from tutorlib.checks import check_choice, check_integer
 from tutorlib.chunk import Chunk, to_namespace
 from tutorlib.encoded_strings import plain_strings
-from tutorlib.memory import working_in
+from tutorlib.memory import thread_count, working_in
 from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
-from tutorlib.storage import map_on_threads, unfinished_folder, written_into
+from tutorlib.storage import map_on_threads, row_bar, unfinished_folder, written_into
+from tutorlib.workflow import saved_form
 from tutorlib.workflow.dask_cluster import write_on_cluster
-from tutorlib.workflow.inputs import locate_errors, read_range, row_ranges_in, split_by_rows
+from tutorlib.workflow.graph import OpGraph
+from tutorlib.workflow.inputs import (
+    RowSource,
+    as_source,
+    locate_errors,
+    read_range,
+    row_ranges_in,
+    split_by_rows,
+)
 
 ENCODINGS = ("fast", "default")
 MANIFEST = "_manifest.json"
-AHEAD = 2  # chunks that a part file has transformed before they are wanted
+PREFETCH = 2  # chunks of a part file that are transformed before they are written
+SPLIT_NAME = re.compile(r"[A-Za-z0-9][\w.=-]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class PartFile:
     """The rows of one part file.
 
     Args:
-        split: name of the source that they are from.
-        number: of the part file.
-        parts: where the rows are.
+        split: name of the source that they are from; "" if there is only one, without a name.
+        number: number of the part file in its split.
+        row_ranges: where the rows are.
     """
 
     split: str
@@ -52,36 +62,40 @@ class Unit:
 
     @property
     def num_rows(self) -> int:
-        """Rows that are read for it."""
+        """Rows to read for it; row ops may drop some of them."""
         return sum(row_range.num_rows for row_range in self.row_ranges)
 
     @property
-    def file(self) -> str:
-        """Path of the part file in the folder."""
+    def path(self) -> str:
+        """Path within the folder."""
         return f"{self.split}/part_{self.number:05d}.parquet".lstrip("/")
 
 
 @dataclasses.dataclass
-class Rewriting:
-    """What has to be written; can be sent to another process.
+class WriteJob:
+    """What `Workflow.transform_to_parquet` has to write, checked. Can be pickled.
 
     Args:
-        workflow: fitted, transforms.
-        sources: {name of the split: source}; the name "" stands for the folder itself.
-        rows_per_file: rows of a part file.
+        graph: the fitted workflow.
+        sources: {name of the split: rows}.
+        rows_per_file: rows to read for a part file.
         row_group_rows: rows of a row group.
         encoding: see `ParquetSink`.
-        shuffle_seeds: {name of the split: seed}; None keeps the order.
+        shuffle_seeds: {name of the split: seed}; splits without a seed keep their order.
     """
 
-    workflow: Any
-    sources: Mapping[str, Any]
+    graph: OpGraph
+    sources: dict[str, RowSource]
     rows_per_file: int
     row_group_rows: int
     encoding: str
-    shuffle_seeds: Mapping[str, int | None]
+    shuffle_seeds: dict[str, int | None]
 
     def __post_init__(self) -> None:
+        self.graph.check_fitted()
+        saved_form.check_functions(self.graph)
+        for source in self.sources.values():
+            self.graph.check_data(source)
         if not 1 <= self.row_group_rows <= self.rows_per_file:
             raise ValueError(
                 "need 1 <= row_group_rows <= rows_per_file, got "
@@ -90,178 +104,227 @@ class Rewriting:
         check_choice("encoding", self.encoding, ENCODINGS)
         self.sources = {n: with_encoded_strings(source) for n, source in self.sources.items()}
 
-    def units(self) -> list[Unit]:
+    def part_files(self) -> list[PartFile]:
         """Return the part files: `rows_per_file` rows each, rounded down to whole row groups."""
         rows = self.rows_per_file - self.rows_per_file % self.row_group_rows
-        units = []
+        parts = []
         for split, source in self.sources.items():
             order = np.arange(len(source.row_groups))
             if (seed := self.shuffle_seeds.get(split)) is not None:
                 np.random.default_rng([seed, 0]).shuffle(order)
             lists = split_by_rows(row_ranges_in(source, order.tolist()), rows)
-            units += [Unit(split, number, row_ranges) for number, row_ranges in enumerate(lists)]
-        return units
+            parts += [PartFile(split, number, ranges) for number, ranges in enumerate(lists)]
+        return parts
 
     def metadata(self) -> dict[str, Any] | None:
-        """Return what decides what is in the files, None if not all of it can be told.
+        """Return what decides what the files hold; None if that cannot be known.
 
-        It cannot for rows in memory, and for functions of the user, of which the name is known.
+        It cannot for rows in memory, nor for functions of the user: only their names are known.
         """
-        ops = [*self.workflow.row_ops, *(op for g in self.workflow.groups for op in g.ops)]
-        sources = {name: _metadata_of(source) for name, source in self.sources.items()}
-        if None in sources.values() or any(getattr(op, "function", None) for op in ops):
+        sources = {name: _source_metadata(source) for name, source in self.sources.items()}
+        if None in sources.values() or saved_form.ops_with_functions(self.graph):
             return None
         settings = ("rows_per_file", "row_group_rows", "encoding", "shuffle_seeds")
         return {
-            "workflow": self.workflow.fingerprint,
+            "workflow": saved_form.fingerprint(self.graph),
             "sources": sources,
             "pyarrow": pa.__version__,
             **{name: getattr(self, name) for name in settings},
         }
 
-    def transformed(self, split: str, row_range: RowRange) -> Chunk:
-        """Return the transformed rows of a part, in the memory of the CPU."""
-        source, workflow = self.sources[split], self.workflow
+    def transform(self, split: str, row_range: RowRange) -> Chunk:
+        """Return the transformed rows of a row range as NumPy arrays."""
+        source = self.sources[split]
         with working_in(source):
-            chunk = read_range(source, row_range, workflow.input_names)
+            chunk = read_range(source, row_range, self.graph.input_names)
             with locate_errors(source, row_range):
-                done = workflow.transform(chunk)
+                done = self.graph.transform(chunk)
             return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
 
-    def write(self, folder: Path, unit: Unit, chunks: Iterable[Chunk] | None = None) -> None:
-        """Write the part file of a unit.
+    def write(self, folder: Path, part: PartFile, chunks: Iterable[Chunk] | None = None) -> None:
+        """Write a part file.
 
         Args:
-            folder: in which it goes.
-            unit: its rows.
-            chunks: the transformed rows in order, if they are being worked on elsewhere.
+            folder: the folder of all part files.
+            part: which part file.
+            chunks: its transformed rows, in order; None to transform them here.
         """
         if chunks is None:
-            chunks = (self.transformed(unit.split, row_range) for row_range in unit.row_ranges)
-        if (seed := self.shuffle_seeds.get(unit.split)) is not None:
+            chunks = (self.transform(part.split, row_range) for row_range in part.row_ranges)
+        if (seed := self.shuffle_seeds.get(part.split)) is not None:
             whole = Chunk.concat(list(chunks))
-            order = np.random.default_rng([seed, 1, unit.number])
+            order = np.random.default_rng([seed, 1, part.number])
             chunks = [whole.take(order.permutation(whole.num_rows))]
             del whole
-        options = {"row_group_rows": self.row_group_rows, "encoding": self.encoding}
         with (
-            written_into(folder, unit.file) as path,
-            ParquetSink(path, rows_per_file=2**62, **options) as sink,
+            written_into(folder, part.path) as path,
+            ParquetSink(
+                path,
+                rows_per_file=2**62,
+                row_group_rows=self.row_group_rows,
+                encoding=self.encoding,
+            ) as sink,
         ):
             for chunk in chunks:
                 sink.write(chunk)
 
 
-def rewrite(
-    work: Rewriting,
-    target: str | os.PathLike[str],
+def named_sources(source: Any) -> dict[str, RowSource]:
+    """Return {name of the split: rows} of what `transform_to_parquet` takes."""
+    if not isinstance(source, Mapping) or isinstance(source, Chunk):
+        return {"": as_source(source)}
+    if not source:
+        raise ValueError("source is {}: give {name: data} with at least one split")
+    for name in source:
+        if not SPLIT_NAME.fullmatch(name):
+            raise ValueError(
+                "the name of a split becomes that of a folder, so it must start with a letter or "
+                f"digit and go on with letters, digits and _ . = -, got {name!r}"
+            )
+    return {name: as_source(data) for name, data in source.items()}
+
+
+def named_seeds(
+    shuffle_seed: int | Mapping[str, int | None] | None, splits: Iterable[str]
+) -> dict[str, int | None]:
+    """Return {name of the split: seed} of what `transform_to_parquet` takes."""
+    splits = list(splits)
+    if not isinstance(shuffle_seed, Mapping):
+        shuffle_seed = dict.fromkeys(splits, shuffle_seed)
+    if unknown := [name for name in shuffle_seed if name not in splits]:
+        raise ValueError(f"shuffle_seed names {unknown}, but the splits are {splits}")
+    return {
+        split: None if seed is None else check_integer("shuffle_seed", seed, at_least=0)
+        for split, seed in shuffle_seed.items()
+    }
+
+
+def write_data_set(
+    job: WriteJob,
+    folder: str | os.PathLike[str],
     *,
-    threads: int,
     client: Any,
-    bar: Callable[[int], None],
-    finish: Callable[[Path], None],
+    threads: int | None,
+    progress: bool | None,
 ) -> None:
-    """Write all part files into a folder that appears whole, or go on where a killed run ended.
+    """Write all part files into a folder that appears whole, or resume what a killed run left.
 
     Args:
-        work: what to write.
-        target: folder.
-        threads: each transforms a part at a time, and as many others write.
-        client: `distributed.Client`, whose workers write in place of threads; or None.
-        bar: called with the rows that are done.
-        finish: is called with the folder when all part files are there.
+        job: what to write.
+        folder: the folder; replaced if it exists.
+        client: `distributed.Client` whose workers write, or None.
+        threads: each transforms one row range at a time; as many others write.
+        progress: as for `transform_to_parquet`.
     """
-    target = Path(target).absolute()  # for workers that were started in another folder
-    units = work.units()
-    metadata = work.metadata()
-    with unfinished_folder(target, metadata) as folder:
-        left = []
-        for unit in units:
-            if (folder / unit.file).exists():
-                bar(unit.num_rows)
+    if client is not None and threads is not None:
+        raise ValueError("threads are for writing in this process; with client=, its workers write")
+    threads = thread_count(threads)
+    target = Path(folder).absolute()  # workers may have another working directory
+    parts, metadata = job.part_files(), job.metadata()
+    rows = sum(source.num_rows for source in job.sources.values())
+    with (
+        row_bar("transform", rows, progress) as done,
+        unfinished_folder(target, metadata) as building,
+    ):
+        missing = []
+        for part in parts:
+            if (building / part.path).exists():
+                done(part.num_rows)
             else:
-                left.append(unit)
+                missing.append(part)
         if client is not None:
-            write_on_cluster(client, functools.partial(work.write, folder), left, bar)
-        elif left:
-            _write_on_threads(work, folder, left, threads, bar)
-        files = _without_empty(folder, units)
-        finish(folder)
-        with written_into(folder, MANIFEST) as path:
-            path.write_text(json.dumps({"facts": metadata, "files": files}, indent=1), "utf-8")
+            rows_of = [part.num_rows for part in missing]
+            write_on_cluster(client, functools.partial(job.write, building), missing, rows_of, done)
+        elif missing:
+            _write_on_threads(job, building, missing, threads, done)
+        files = _remove_empty(building, parts)
+        _write_descriptions(job, building)
+        with written_into(building, MANIFEST) as path:
+            manifest = {"metadata": metadata, "files": files}
+            path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def _write_on_threads(
-    work: Rewriting, folder: Path, units: list[Unit], threads: int, bar: Callable[[int], None]
+    job: WriteJob, folder: Path, parts: list[PartFile], threads: int, done: Callable[[int], None]
 ) -> None:
-    """Write each unit on a thread of its own, `threads` at a time; others transform for them.
+    """Write each part file on a thread of its own, `threads` at a time.
 
-    What transforms is shared, so that the last part file has all threads.
+    A pool that all of them share transforms the rows, so that the last part file has all threads.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(threads, thread_name_prefix="transform") as pool:
 
-        def write(unit: Unit) -> None:
-            work.write(folder, unit, _ahead(work, unit, pool, stop, bar))
+        def write(part: PartFile) -> None:
+            job.write(folder, part, _prefetched(job, part, pool, stop, done))
 
-        map_on_threads(write, units, threads, stop)
+        map_on_threads(write, parts, threads, stop)
 
 
-def _ahead(
-    work: Rewriting,
-    unit: Unit,
+def _prefetched(
+    job: WriteJob,
+    part: PartFile,
     pool: ThreadPoolExecutor,
     stop: threading.Event,
-    bar: Callable[[int], None],
+    done: Callable[[int], None],
 ) -> Iterator[Chunk]:
-    """Yield the transformed parts of a unit in order, worked on by the pool before they are due."""
+    """Yield the transformed row ranges of a part file in order, with some transformed ahead."""
     futures: collections.deque[tuple[RowRange, Future[Chunk]]] = collections.deque()
-    row_ranges = iter(unit.row_ranges)
+    row_ranges = iter(part.row_ranges)
     try:
         while True:
-            while len(futures) < AHEAD and (row_range := next(row_ranges, None)) is not None:
-                futures.append((row_range, pool.submit(work.transformed, unit.split, row_range)))
+            while len(futures) < PREFETCH and (row_range := next(row_ranges, None)) is not None:
+                futures.append((row_range, pool.submit(job.transform, part.split, row_range)))
             if not futures:
                 return
             row_range, future = futures.popleft()
             chunk = future.result()
             if stop.is_set():
-                raise RuntimeError("another part file has failed")  # of which all are told
-            bar(row_range.num_rows)
+                raise RuntimeError("another part file has failed")  # whose error is raised
+            done(row_range.num_rows)
             yield chunk
     finally:
         for _, future in futures:
             future.cancel()
 
 
-def _without_empty(folder: Path, units: list[Unit]) -> list[dict[str, Any]]:
+def _remove_empty(folder: Path, parts: list[PartFile]) -> list[dict[str, Any]]:
     """Remove part files without rows, and return {name, rows, bytes} of the others.
 
     Raises:
-        ValueError: if no row came out for one of the splits.
+        ValueError: if a split has no output rows.
     """
     files, rows_of = [], collections.Counter[str]()
-    for unit in units:
-        path = folder / unit.file
+    for part in parts:
+        path = folder / part.path
         rows = pq.read_metadata(path).num_rows
-        rows_of[unit.split] += rows
+        rows_of[part.split] += rows
         if rows:
-            files.append({"name": unit.file, "rows": rows, "bytes": path.stat().st_size})
+            files.append({"name": part.path, "rows": rows, "bytes": path.stat().st_size})
     for split, rows in rows_of.items():
         if rows == 0:
-            raise ValueError(f"no row came out{f' for {split!r}' if split else ''}")
-    for unit in units:
-        if unit.file not in {file["name"] for file in files}:
-            (folder / unit.file).unlink()
+            raise ValueError(
+                f"nothing to write{f' for {split!r}' if split else ''}: the data has no rows, or "
+                "the row ops drop all of them"
+            )
+    for part in parts:
+        if part.path not in {file["name"] for file in files}:
+            (folder / part.path).unlink()
     return files
 
 
-def _metadata_of(source: Any) -> dict[str, Any] | None:
-    """Return the fingerprint of a source and, of files on this machine, the times of change."""
+def _write_descriptions(job: WriteJob, folder: Path) -> None:
+    """Write the schema beside the part files of each split, and the workflow below the folder."""
+    if job.graph.input_types:
+        for split in job.sources:
+            path = folder / split / "_schema.json"
+            path.write_text(job.graph.output_schema.to_json(), encoding="utf-8")
+    saved_form.write_files(job.graph, folder / saved_form.SUBFOLDER)
+
+
+def _source_metadata(source: RowSource) -> dict[str, Any] | None:
+    """Return the fingerprint of a source, and when its files on this machine were changed."""
     metadata = source.fingerprint()
     if metadata is None:
         return None
-    while not hasattr(source, "files"):
-        source = source.source
     paths = [path for path in source.files if os.path.exists(path)]
     return {**metadata, "times": [os.stat(path).st_mtime_ns for path in paths]}

@@ -1,0 +1,136 @@
+"""FitPass: one pass over the data. Row ranges become states, states are merged, ops are finalized.
+
+States may be merged in any order. `fit.py` runs a pass on threads, `dask_cluster.py` on a cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tutorlib.memory import working_in
+from tutorlib.ops import ColumnGroup, LearningOp, Op, RowOp
+from tutorlib.parquet import RowRange, with_encoded_strings
+from tutorlib.workflow.graph import OpGraph, kept_rows, unfitted_ops
+from tutorlib.workflow.inputs import RowSource, locate_errors, read_range, row_ranges_in
+from tutorlib.workflow.spill import Runs, spillable_nbytes
+
+States = list[dict[str, Any]]  # one for each op that is fitted: {key: state}
+FAN_IN = 8  # states merged at a time
+
+
+def next_pass(graph: OpGraph, source: RowSource) -> FitPass | None:
+    """Return the pass that fits the first unfitted op of each group; None if all are fitted."""
+    unfitted = unfitted_ops(graph.groups)
+    return FitPass(unfitted, graph.row_ops, source) if unfitted else None
+
+
+@dataclasses.dataclass
+class FitPass:
+    """The ops to fit in one pass over the data, and the data. Can be pickled.
+
+    Args:
+        unfitted: (group, place of the op in it); the ops before it are fitted.
+        row_ops: choose the rows to fit on.
+        source: the rows.
+
+    Attributes:
+        ops: the ops to fit, in the order of `unfitted`.
+    """
+
+    unfitted: list[tuple[ColumnGroup, int]]
+    row_ops: list[RowOp]
+    source: RowSource
+
+    def __post_init__(self) -> None:
+        self.source = with_encoded_strings(self.source)
+        self.ops = [_learning_op(group.ops[place]) for group, place in self.unfitted]
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the data that the pass reads."""
+        of_groups = [name for group, _ in self.unfitted for name in group.fit_names]
+        return list(dict.fromkeys(of_groups + [name for op in self.row_ops for name in op.names]))
+
+    def row_ranges(self) -> list[RowRange]:
+        """Return all row ranges of the data."""
+        return row_ranges_in(self.source)
+
+    def learn_from(self, row_range: RowRange) -> States:
+        """Return the states of the rows in a row range."""
+        with working_in(self.source):
+            chunk = read_range(self.source, row_range, self.columns)
+            with locate_errors(self.source, row_range):
+                chunk = kept_rows(self.row_ops, chunk)
+                return [group.partial(chunk, place) for group, place in self.unfitted]
+
+    def merge(self, several: Sequence[States]) -> States:
+        """Return the states of the rows of all."""
+        by_op = zip(self.ops, *several, strict=True)
+        return [op.merge(*states) for op, *states in by_op]
+
+    def merge_all(self, several: Iterable[States]) -> States:
+        """Return all states merged, holding a few of them in memory at a time."""
+        merger = Merger(self)
+        for states in several:
+            merger.add(states)
+        return merger.result()
+
+
+def _learning_op(op: Op) -> LearningOp:
+    if not isinstance(op, LearningOp):
+        raise TypeError(f"{op!r} has to be fitted, but is not a LearningOp")
+    return op
+
+
+class Merger:
+    """Merges states as they arrive, from any thread.
+
+    `FAN_IN` states of equally many row ranges are merged together: n states of size s cost
+    O(n s log n), where adding each to the sum of all would cost O(n**2 s). With a fan-in of two,
+    merging takes a third longer.
+
+    Args:
+        work: the pass that the states belong to.
+        runs: takes the states when they exceed its limit; None keeps all states in memory.
+    """
+
+    def __init__(self, work: FitPass, runs: Runs | None = None) -> None:
+        self._work, self._runs = work, runs
+        self._lock = threading.Lock()
+        self._levels: dict[int, list[States]] = {}
+
+    def add(self, states: States) -> None:
+        """Add the states of a row range."""
+        level = 0
+        while several := self._keep_or_pop(level, states):
+            states = self._work.merge(several)
+            level += 1
+        if self._runs is not None:
+            self._spill(self._runs)
+
+    def _keep_or_pop(self, level: int, states: States) -> list[States]:
+        """Keep the states, or return all of their level if these complete a fan-in."""
+        with self._lock:
+            kept = self._levels.setdefault(level, [])
+            kept.append(states)
+            return self._levels.pop(level) if len(kept) == FAN_IN else []
+
+    def held(self) -> list[States]:
+        """Return the states in memory."""
+        return [states for level in sorted(self._levels) for states in self._levels[level]]
+
+    def _spill(self, runs: Runs) -> None:
+        with self._lock:
+            held = self.held()
+            if sum(spillable_nbytes(self._work.ops, states) for states in held) <= runs.limit_bytes:
+                return
+            self._levels = {}
+        self.add(runs.write(self._work.merge(held)))
+
+    def result(self) -> States:
+        """Return the states of all row ranges, merged."""
+        states = self._work.merge(self.held())
+        return states if self._runs is None else self._runs.merge(states)

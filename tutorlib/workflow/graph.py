@@ -1,0 +1,239 @@
+"""OpGraph: column groups with their ops, as the engines that fit, write and save them see it.
+
+`Workflow` is the class for users: an OpGraph that also knows data sets, files and clusters.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+from tutorlib.chunk import Chunk
+from tutorlib.ops import ColumnGroup, RowOp, as_group, role_of
+from tutorlib.parquet import type_words
+from tutorlib.schema import Column, Schema
+from tutorlib.workflow.inputs import ColumnType, as_source
+
+
+class OpGraph:
+    """Column groups with the ops that they go through, and row ops that come before all groups.
+
+    Args and attributes: see `Workflow`.
+    """
+
+    def __init__(
+        self,
+        *groups: ColumnGroup | Sequence[str] | str,
+        label_names: Iterable[str] | None = None,
+        weight_name: str | None = None,
+        row_ops: Sequence[RowOp] | RowOp = (),
+    ) -> None:
+        if not groups:
+            raise ValueError("a Workflow needs at least one group of columns")
+        self.groups = [_copied(as_group(group)) for group in groups]
+        self.output_names = [name for group in self.groups for name in group.output_names]
+        twice = sorted({n for n in self.output_names if self.output_names.count(n) > 1})
+        if twice:
+            raise ValueError(
+                f"columns {twice} are outputs of more than one group. Put Rename into one of the "
+                "groups, or select columns of a group with group[names]."
+            )
+        if isinstance(label_names, str):
+            raise TypeError(f"label_names takes a list of names, got {label_names!r}")
+        if label_names is None:
+            label_names = ["label"] if "label" in self.output_names else []
+        self.label_names, self.weight_name = list(label_names), weight_name
+        for name in [*self.label_names, *([weight_name] if weight_name else [])]:
+            if name not in self.output_names:
+                raise ValueError(
+                    f"column {name!r} is declared as label or weight but is not among the outputs. "
+                    f"Add [{name!r}] to the groups."
+                )
+        if weight_name in self.label_names:
+            raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
+        self.row_ops = [row_ops] if isinstance(row_ops, RowOp) else list(row_ops)
+        for op in self.row_ops:
+            if not isinstance(op, RowOp):
+                raise TypeError(f"row_ops takes Filter and Dropna, got {op!r}")
+        self.input_types: dict[str, ColumnType] = {}
+
+    def __repr__(self) -> str:
+        row_ops = [f"row_ops={self.row_ops}"] if self.row_ops else []
+        return f"{type(self).__name__}({', '.join([*map(repr, self.groups), *row_ops])})"
+
+    @property
+    def input_names(self) -> list[str]:
+        """Columns of the data that `transform` needs, each once."""
+        of_groups = [name for group in self.groups for name in group.input_names]
+        return list(dict.fromkeys(of_groups + [name for op in self.row_ops for name in op.names]))
+
+    @property
+    def fit_names(self) -> list[str]:
+        """Columns of the data that `fit` needs, each once."""
+        of_groups = [name for group in self.groups for name in group.fit_names]
+        return list(dict.fromkeys(self.input_names + of_groups))
+
+    def check_fitted(self) -> None:
+        """Raise ValueError if an op is not fitted."""
+        for group, place in unfitted_ops(self.groups):
+            raise ValueError(
+                f"{group.ops[place]!r} of the columns {list(group.names)} is not fitted. Call "
+                "fit(source) first."
+            )
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the output columns, in order, for the rows of `chunk` that row ops keep.
+
+        May be called from several threads at a time.
+
+        Args:
+            chunk: rows with at least the columns `input_names`, in the types fitted on.
+
+        Returns:
+            A chunk with the columns `output_names`; with as many rows as `chunk`, unless there are
+            row ops.
+
+        Raises:
+            ValueError: before `fit`, or if a column is missing.
+            ValueError, TypeError: if values do not fit an op; names op and column.
+        """
+        self.check_fitted()
+        if not isinstance(chunk, Chunk):
+            raise TypeError(
+                f"transform takes a Chunk, got {type(chunk).__name__}. Convert a table with "
+                "Chunk.from_arrow(table)."
+            )
+        missing = [name for name in self.input_names if name not in chunk]
+        if missing:
+            raise ValueError(f"the workflow needs columns {missing}; there are {chunk.names}")
+        chunk = kept_rows(self.row_ops, chunk)
+        columns: dict[str, Any] = {}
+        for group in self.groups:
+            columns.update(group.transform(chunk))
+        return Chunk(columns)
+
+    def for_serving(self) -> Self:
+        """Return the workflow for rows that it was not fitted on: to validate and to predict.
+
+        It drops no rows, and TargetEncoding uses the statistics of all folds, so that it does not
+        need the fold column.
+
+        Raises:
+            ValueError: before `fit`.
+        """
+        self.check_fitted()
+        serving = copy.copy(self)
+        serving.groups = [
+            ColumnGroup(group.names, [op.for_serving() for op in group.ops])
+            for group in self.groups
+        ]
+        return serving.keeping_rows()
+
+    def keeping_rows(self) -> Self:
+        """Return the workflow without its row ops: it gives a row for each row.
+
+        A loader needs this, because it plans its batches before it reads. Pass the condition of
+        the row ops to the loader as `filters=`.
+        """
+        keeping = copy.copy(self)
+        keeping.row_ops = []
+        keeping.input_types = {
+            n: self.input_types[n] for n in keeping.input_names if n in self.input_types
+        }
+        return keeping
+
+    @property
+    def output_schema(self) -> Schema:
+        """Name, role, dtype and cardinality of each output column, in order.
+
+        Raises:
+            ValueError: before `fit`.
+        """
+        self.check_fitted()
+        if not self.input_types:
+            raise ValueError("the column types are not known yet. Call fit(source) first.")
+        columns: list[Column] = []
+        for group in self.groups:
+            given = [(name, *self.input_types[name]) for name in group.names]
+            columns += group.output_columns(
+                [Column(name, role_of(dtype), dtype, hot) for name, dtype, hot in given]
+            )
+        return Schema(self._with_role(column) for column in columns)
+
+    def _with_role(self, column: Column) -> Column:
+        if column.name in self.label_names:
+            return dataclasses.replace(column, role="label", cardinality=None)
+        if column.name == self.weight_name:
+            return dataclasses.replace(column, role="weight", cardinality=None)
+        return column
+
+    def embedding_sizes(self) -> dict[str, tuple[int, int]]:
+        """Return {column: (cardinality, embedding width)} of the columns that an op made ids of.
+
+        Example:
+            >>> import numpy as np
+            >>> from tutorlib.ops import HashBucket
+            >>> from tutorlib.workflow import Workflow
+            >>> workflow = Workflow(["C1"] >> HashBucket(1000))
+            >>> workflow.fit(Chunk({"C1": np.arange(3)})).embedding_sizes()
+            {'C1': (1000, 77)}
+        """
+        schema = self.output_schema
+        return Schema(c for c in schema if c.cardinality is not None).embedding_sizes()
+
+    def check_data(self, data: Any) -> None:
+        """Raise ValueError unless `data` has the columns that the workflow was fitted on.
+
+        Args:
+            data: what `fit` takes. Columns that the workflow does not use do not matter.
+
+        Raises:
+            ValueError: lists each column that is missing or has another type.
+
+        Example:
+            >>> import numpy as np
+            >>> from tutorlib.workflow import Workflow
+            >>> workflow = Workflow(["x"]).fit(Chunk({"x": np.arange(3)}))
+            >>> workflow.check_data(Chunk({"x": np.ones(3)}))
+            Traceback (most recent call last):
+            ValueError: the columns do not match those fitted on: 'x' is float64, was int64. ...
+        """
+        types = as_source(data).column_types
+        differences = [
+            f"{name!r} is {type_words(types[name]) if name in types else 'missing'}, "
+            f"was {type_words(kind)}"
+            for name, kind in self.input_types.items()
+            if types.get(name) != kind
+        ]
+        if differences:
+            raise ValueError(
+                f"the columns do not match those fitted on: {'; '.join(differences)}. Write the "
+                "data with the same types, or fit the workflow again."
+            )
+
+
+def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]:
+    """Return each group with an unfitted op, and the place of its first one."""
+    found = []
+    for group in groups:
+        names: Sequence[str] = group.names
+        for place, op in enumerate(group.ops):
+            if op.unlearned(names):
+                found.append((group, place))
+                break
+            names = op.output_names(names)
+    return found
+
+
+def kept_rows(row_ops: Sequence[RowOp], chunk: Chunk) -> Chunk:
+    """Return the rows that all row ops keep, in order."""
+    for op in row_ops:
+        chunk = op.apply(chunk)
+    return chunk
+
+
+def _copied(group: ColumnGroup) -> ColumnGroup:
+    """Return a group with copies of the ops, so that fitting does not change those of the user."""
+    return ColumnGroup(group.names, map(copy.copy, group.ops))
