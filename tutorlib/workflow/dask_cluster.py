@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -40,17 +41,17 @@ def fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> N
     threads = max(1, sum(client.nthreads().values()))
     step = math.ceil(len(row_ranges) / (TASKS_PER_THREAD * threads))
     tasks = [row_ranges[start : start + step] for start in range(0, len(row_ranges), step)]
-    on_worker = client.submit(_unpickled, _pickled(work), pure=False)
+    on_worker = _sent(client, work)
     leaves: list[Any] = []
 
     def tree(tasks: Sequence[list[RowRange]]) -> Any:
         """Submit in an order that lets workers merge early, with few states in memory."""
         if len(tasks) == 1:
-            leaves.append(client.submit(_learn, on_worker, tasks[0], pure=False))
+            leaves.append(client.submit(FitPass.learn_from_all, on_worker, tasks[0], pure=False))
             return leaves[-1]
         size = math.ceil(len(tasks) / FAN_IN)
         below = [tree(tasks[start : start + size]) for start in range(0, len(tasks), size)]
-        return client.submit(_merge, on_worker, below, pure=False, priority=1)
+        return client.submit(FitPass.merge_all, on_worker, below, pure=False, priority=1)
 
     learned = client.submit(_finalize, on_worker, tree(tasks), pure=False, priority=1)
     rows = [sum(row_range.num_rows for row_range in task) for task in tasks]
@@ -79,8 +80,8 @@ def write_on_cluster(
         rows: number of rows of each part.
         done: called with the number of rows of each part that is written.
     """
-    on_worker = client.submit(_unpickled, _pickled(write), pure=False)
-    futures = [client.submit(_call, on_worker, part, pure=False) for part in parts]
+    on_worker = _sent(client, write)
+    futures = [client.submit(operator.call, on_worker, part, pure=False) for part in parts]
     every = list(futures)
     try:
         _wait(futures, rows, done)
@@ -114,24 +115,17 @@ def _release(futures: Iterable[Any]) -> None:
         future.release()
 
 
-def _pickled(value: Any) -> bytes:
+def _sent(client: Any, value: Any) -> Any:
+    """Return the future of a value that each worker unpickles once, not for each task."""
     from distributed.protocol.pickle import dumps
 
-    return dumps(value)
+    return client.submit(_unpickled, dumps(value), pure=False)
 
 
 def _unpickled(data: bytes) -> Any:
     from distributed.protocol.pickle import loads
 
     return loads(data)
-
-
-def _learn(work: FitPass, row_ranges: list[RowRange]) -> States:
-    return work.merge_all(work.learn_from(row_range) for row_range in row_ranges)
-
-
-def _merge(work: FitPass, several: list[States]) -> States:
-    return work.merge_all(several)
 
 
 def _finalize(work: FitPass, states: States) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -142,7 +136,3 @@ def _finalize(work: FitPass, states: States) -> list[tuple[dict[str, Any], dict[
         op.finalize(state)
         results.append((op.learned(), op.learned_tables()))
     return results
-
-
-def _call(function: Callable[[Any], None], argument: Any) -> None:
-    function(argument)

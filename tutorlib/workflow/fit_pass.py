@@ -32,7 +32,7 @@ class FitPass:
     """The ops to fit in one pass over the data, and the data. Can be pickled.
 
     Args:
-        unfitted: (group, place of the op in it); the ops before it are fitted.
+        unfitted: (group, index of an op in it) for each op; the ops before it are fitted.
         row_ops: choose the rows to fit on.
         source: the rows.
 
@@ -46,7 +46,7 @@ class FitPass:
 
     def __post_init__(self) -> None:
         self.source = with_encoded_strings(self.source)
-        self.ops = [_learning_op(group.ops[place]) for group, place in self.unfitted]
+        self.ops = [_learning_op(group.ops[index]) for group, index in self.unfitted]
 
     @property
     def columns(self) -> list[str]:
@@ -64,7 +64,11 @@ class FitPass:
             chunk = read_range(self.source, row_range, self.columns)
             with locate_errors(self.source, row_range):
                 chunk = kept_rows(self.row_ops, chunk)
-                return [group.partial(chunk, place) for group, place in self.unfitted]
+                return [group.partial(chunk, index) for group, index in self.unfitted]
+
+    def learn_from_all(self, row_ranges: Iterable[RowRange]) -> States:
+        """Return the states of the rows in all row ranges, merged."""
+        return self.merge_all(map(self.learn_from, row_ranges))
 
     def merge(self, several: Sequence[States]) -> States:
         """Return the states of the rows of all."""

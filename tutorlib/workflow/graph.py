@@ -77,9 +77,9 @@ class OpGraph:
 
     def check_fitted(self) -> None:
         """Raise ValueError if an op is not fitted."""
-        for group, place in unfitted_ops(self.groups):
+        for group, index in unfitted_ops(self.groups):
             raise ValueError(
-                f"{group.ops[place]!r} of the columns {list(group.names)} is not fitted. Call "
+                f"{group.ops[index]!r} of the columns {list(group.names)} is not fitted. Call "
                 "fit(source) first."
             )
 
@@ -215,13 +215,13 @@ class OpGraph:
 
 
 def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]:
-    """Return each group with an unfitted op, and the place of its first one."""
+    """Return each group with an unfitted op, and the index of its first one."""
     found = []
     for group in groups:
         names: Sequence[str] = group.names
-        for place, op in enumerate(group.ops):
+        for index, op in enumerate(group.ops):
             if op.unlearned(names):
-                found.append((group, place))
+                found.append((group, index))
                 break
             names = op.output_names(names)
     return found
