@@ -1,4 +1,4 @@
-"""Row-sparse optimizers: what they do to rows, against NumPy and Keras, in training and files."""
+"""Row-sparse optimizers: their updates against NumPy and Keras, in training and in files."""
 
 import json
 
@@ -34,7 +34,7 @@ def table(rows=ROWS, width=WIDTH, seed=0):
 
 
 def stepper(optimizer, variables, jit=False):
-    """A compiled function of (ids, values) of a sparse gradient that does one step."""
+    """A compiled function that takes one step by a sparse gradient, given its ids and values."""
     optimizer.build(variables)
 
     @tf.function(jit_compile=jit, reduce_retracing=True)
@@ -61,16 +61,16 @@ def dense_stepper(optimizer, variable):
 
 
 def gradients(steps, ids_a_step, rows=ROWS, width=WIDTH):
-    """Yield (ids, values) with ids that stand several times."""
+    """Yield (ids, values) in which ids occur several times."""
     rng = np.random.default_rng(1)
     for _ in range(steps):
         ids = rng.integers(0, rows, ids_a_step)
         yield ids, rng.normal(size=(ids_a_step, width)).astype(np.float32)
 
 
-def slot_of(optimizer):
-    [slot] = [v for v in optimizer.variables if v.path.endswith(("moments", "accumulator"))]
-    return np.array(slot)
+def state_of(optimizer):
+    [state] = [v for v in optimizer.variables if v.path.endswith(("moments", "accumulator"))]
+    return np.array(state)
 
 
 def adam_in_numpy(weights, batches, rate=0.1, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
@@ -110,32 +110,32 @@ def test_an_optimizer_equals_its_formula_row_by_row(kind, ids_a_step, jit):
     for ids, values in batches:
         step(tf.constant(ids), tf.constant(values))
     oracle = {"adam": adam_in_numpy, "adagrad": adagrad_in_numpy}[kind]
-    weights, slot = oracle(start, batches)
+    weights, state = oracle(start, batches)
     np.testing.assert_allclose(variable, weights, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(slot_of(optimizer), slot, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(state_of(optimizer), state, rtol=1e-4, atol=1e-6)
     assert int(optimizer.iterations) == 6
 
 
 @jits
 @kinds
-def test_rows_that_a_batch_does_not_name_stay_to_the_last_bit(kind, jit):
+def test_rows_that_a_batch_does_not_name_stay_bit_identical(kind, jit):
     variable = table()
     optimizer = KINDS[kind](keras.optimizers.Adam(0.1))
     step = stepper(optimizer, [variable], jit)
     everything = tf.range(ROWS, dtype=tf.int64)
     step(everything, tf.ones((ROWS, WIDTH)))
-    weights, slot = np.array(variable), slot_of(optimizer)
+    weights, state = np.array(variable), state_of(optimizer)
     for _ in range(3):
         step(tf.constant([2, 5, 2], tf.int64), tf.ones((3, WIDTH)))
     named = np.isin(np.arange(ROWS), [2, 5])
-    for before, after in ((weights, np.array(variable)), (slot, slot_of(optimizer))):
+    for before, after in ((weights, np.array(variable)), (state, state_of(optimizer))):
         np.testing.assert_array_equal(after[~named], before[~named])
         assert (after[named] != before[named]).all()
 
 
 @jits
 @kinds
-def test_gradients_of_a_row_that_stands_twice_are_summed(kind, jit):
+def test_gradients_of_a_row_that_occurs_twice_are_summed(kind, jit):
     twice, once = table(), table()
     values = np.random.default_rng(2).normal(size=(4, WIDTH)).astype(np.float32)
     step = stepper(KINDS[kind](keras.optimizers.Adam(0.1)), [twice], jit)
@@ -147,7 +147,7 @@ def test_gradients_of_a_row_that_stands_twice_are_summed(kind, jit):
 
 
 @jits
-def test_adam_is_keras_adam_where_every_row_is_named(jit):
+def test_adam_equals_keras_adam_if_every_row_is_named(jit):
     ours, theirs = table(), table()
     steps = [
         stepper(RowSparseAdam(keras.optimizers.Adam(0.1)), [ours], jit),
@@ -162,7 +162,7 @@ def test_adam_is_keras_adam_where_every_row_is_named(jit):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_adagrad_is_keras_adagrad_on_rows_of_one_number():
+def test_adagrad_equals_keras_adagrad_on_rows_of_one_number():
     ours, theirs = table(width=1), table(width=1)
     steps = [
         stepper(RowWiseAdagrad(keras.optimizers.SGD(0.1)), [ours]),
@@ -175,7 +175,7 @@ def test_adagrad_is_keras_adagrad_on_rows_of_one_number():
 
 
 def test_keras_adam_squares_the_parts_of_a_gradient_and_ours_their_sum():
-    """What the docstring says of Keras; this tells when Keras mends it."""
+    """The docstring says so; this fails once Keras follows Adam's definition."""
 
     def change(optimizer, is_sparse):
         variable = keras.Variable(np.zeros((2, 1), np.float32), name="embedding_weights")
@@ -189,7 +189,7 @@ def test_keras_adam_squares_the_parts_of_a_gradient_and_ours_their_sum():
     assert change(keras.optimizers.Adam(0.1), True) == pytest.approx(-0.4 / 10**0.5, rel=1e-4)
 
 
-def test_a_dense_gradient_of_a_table_names_every_row():
+def test_a_dense_gradient_of_a_table_updates_every_row():
     ours, theirs = table(), table()
     optimizers = [RowSparseAdam(keras.optimizers.Adam(0.1)), keras.optimizers.Adam(0.1)]
     gradient = np.random.default_rng(4).normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -199,7 +199,7 @@ def test_a_dense_gradient_of_a_table_names_every_row():
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def test_other_variables_get_what_the_other_optimizer_gives():
+def test_other_variables_are_updated_by_the_dense_optimizer():
     rest, alone = (keras.Variable(np.ones((2, 2), np.float32), name="kernel") for _ in range(2))
     variable = table()
     sgd = {"learning_rate": 0.5, "momentum": 0.9, "clipnorm": 0.1}
@@ -213,7 +213,7 @@ def test_other_variables_get_what_the_other_optimizer_gives():
     assert int(optimizer.iterations) == int(plain.iterations) == 3
 
 
-def test_one_learning_rate_rules_both_and_tables_have_a_multiple_of_it():
+def test_tables_get_a_multiple_of_the_one_learning_rate():
     def moved(**arguments):
         variable, kernel = table(), keras.Variable(np.ones((2, 2), np.float32), name="kernel")
         before = [np.array(variable), np.array(kernel)]
@@ -229,7 +229,7 @@ def test_one_learning_rate_rules_both_and_tables_have_a_multiple_of_it():
     np.testing.assert_allclose(of_row_scaled, 10 * of_row, rtol=1e-4)
 
 
-def test_a_schedule_goes_on_also_where_there_are_tables_only():
+def test_a_schedule_advances_if_all_variables_are_tables():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.25])
     optimizer = RowSparseAdam(keras.optimizers.Adam(schedule))
     step = stepper(optimizer, [table()])
@@ -270,7 +270,7 @@ def model(optimizer, **arguments):
         ("adam", "mixed_float16", True),
     ],
 )
-def test_a_model_learns_with_it(kind, policy, jit):
+def test_a_model_learns_with_a_row_sparse_optimizer(kind, policy, jit):
     keras.config.set_dtype_policy(policy)
     try:
         scale = {"adam": 1.0, "adagrad": 3.0}[kind]
@@ -282,8 +282,8 @@ def test_a_model_learns_with_it(kind, policy, jit):
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("place", ["fused", "features", "lists", "keras"])
-def test_it_gets_sparse_gradients_from_every_kind_of_table(place, monkeypatch):
+@pytest.mark.parametrize("kind", ["fused", "features", "lists", "keras"])
+def test_every_kind_of_table_gives_sparse_gradients(kind, monkeypatch):
     seen = set()
     original = RowSparseAdam.update_step
 
@@ -291,11 +291,11 @@ def test_it_gets_sparse_gradients_from_every_kind_of_table(place, monkeypatch):
         seen.add((id(variable), type(gradient)))
         original(self, gradient, variable, learning_rate)
 
-    monkeypatch.setattr(RowSparseAdam, "update_step", update_step)  # to look on, not to replace
+    monkeypatch.setattr(RowSparseAdam, "update_step", update_step)  # only to look on
     inputs, labels = rows(number=32)
     del inputs["x"]
     ids = Schema(COLUMNS[:2])
-    if place == "lists":
+    if kind == "lists":
         genres = Column("g", "categorical", multi_hot=True, cardinality=5, embedding_dim=2)
         made = movielens_network([*ids, genres], [4])
         inputs |= {"g__values": np.ones((64, 1), int), "g__nnzs": np.full((32, 1), 2)}
@@ -305,16 +305,16 @@ def test_it_gets_sparse_gradients_from_every_kind_of_table(place, monkeypatch):
             "fused": FusedEmbedding(ids, "concat"),
             "features": DenseFeatures(ids),
             "keras": lambda x: keras.layers.Flatten()(keras.layers.Embedding(30, 4)(x["a"])),
-        }[place]
+        }[kind]
         made = keras.Model(symbols, keras.layers.Dense(1, "sigmoid")(layer(symbols)))
     made.compile(RowSparseAdam(), "binary_crossentropy")
     made.train_on_batch(inputs, labels)
-    tables = {"fused": 1, "features": 2, "lists": 3, "keras": 1}[place]
-    assert [kind for _, kind in seen] == [tf.IndexedSlices] * tables
+    tables = {"fused": 1, "features": 2, "lists": 3, "keras": 1}[kind]
+    assert [type_ for _, type_ in seen] == [tf.IndexedSlices] * tables
 
 
 @kinds
-def test_a_training_goes_on_from_a_keras_file_as_if_it_had_not_stopped(kind, tmp_path):
+def test_a_training_resumed_from_a_keras_file_has_the_same_losses(kind, tmp_path):
     inputs, labels = rows()
     made = model(KINDS[kind](keras.optimizers.Adam(0.03), 2.0))
     made.fit(inputs, labels, batch_size=64, epochs=2, shuffle=False, verbose=0)
@@ -331,7 +331,7 @@ def test_a_training_goes_on_from_a_keras_file_as_if_it_had_not_stopped(kind, tmp
 
 
 @kinds
-def test_a_checkpoint_of_the_loader_has_all_of_its_state(kind, tmp_path):
+def test_a_loader_checkpoint_restores_all_state_of_the_optimizer(kind, tmp_path):
     inputs, labels = rows()
     with ParquetSink(tmp_path / "train", row_group_rows=64) as sink:
         sink.write(Chunk({name: x[:, 0] for name, x in {**inputs, "y": labels}.items()}))
@@ -348,10 +348,10 @@ def test_a_checkpoint_of_the_loader_has_all_of_its_state(kind, tmp_path):
     assert checkpoint.restore(again) == 2
     for ours, theirs in zip(made.optimizer.variables, again.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert slot_of(again.optimizer).any()
+    assert state_of(again.optimizer).any()
 
 
-def test_the_config_comes_back():
+def test_an_optimizer_comes_back_from_its_config():
     optimizer = RowSparseAdam(keras.optimizers.SGD(0.5, momentum=0.9), 3, 0.8, 0.99, 1e-5)
     config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
     again = keras.optimizers.deserialize(config)
@@ -378,13 +378,13 @@ def test_the_config_comes_back():
         ),
     ],
 )
-def test_what_it_cannot_do_is_refused(call, message):
+def test_what_does_not_fit_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @both
-def test_on_other_backends_it_says_what_to_use(backend, tmp_path):
+def test_other_backends_are_refused_with_the_remedy(backend, tmp_path):
     code = """
 from tutorlib.optimizers import RowSparseAdam
 try:

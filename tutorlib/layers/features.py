@@ -235,7 +235,7 @@ class DenseFeatures(_TableFeatures):
             combiner unless the dict names it.
         aggregation: "concat", or "stack", which needs equal widths.
         weights: {multi-hot column: column with the weights of its ids}; None for no weights. The
-            weights are lists of equal length in the same form, and not features themselves.
+            weights are lists as long as those of the ids, in the same form, and no features.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: dict of [batch, 1] tensors, multi-hot columns in any form of `keras_inputs` -> [batch,
