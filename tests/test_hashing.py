@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.oracles import MASK, hash_text, mix
 from tutorlib.chunk import Strings, column_from_arrow
 from tutorlib.hashing import KeyIndex, hash_integers, hash_strings, hash_values, to_buckets
-from tutorlib.ops.keys import combined_hashes
+from tutorlib.ops.shared.keys import combined_hashes
 
 FEW = settings(max_examples=40, deadline=None)
 integers = st.one_of(st.none(), st.integers(-3, 12), st.integers(-(2**63), 2**63 - 1))

@@ -14,7 +14,7 @@ from tests.support.ops_strategies import CUTS, FEW, INTEGERS, NUMBERS, RANDOM, T
 from tests.support.oracles import MASK, hash_text, mix
 from tutorlib.chunk import Chunk
 from tutorlib.ops import Categorify, FillMedian, HashedCross, LogOp, NormalizeMinMax
-from tutorlib.ops.keys import CombinationIndex
+from tutorlib.ops.shared.keys import CombinationIndex
 from tutorlib.workflow import Workflow
 
 PAIRS = st.lists(st.tuples(INTEGERS, TEXTS, st.sampled_from([None, 0, 1])), min_size=1, max_size=40)
@@ -113,7 +113,7 @@ def test_combinations_through_disk_learned(tmp_path):
     ("arguments", "message"),
     [
         ({"joint": True, "combo": True}, "a combination is one column"),
-        ({"name": "x"}, "name='x' is that of a combination"),
+        ({"name": "x"}, "name='x' names a combination"),
         ({"combo": True, "vocabularies": {"p": [(1, 2), (1,)]}}, "tuples of one length"),
         ({"combo": True, "vocabularies": {"p": [1, 2]}}, "tuples of one length"),
         ({"combo": True, "vocabularies": {"p": [(None, None)]}}, "a tuple of nulls alone"),
@@ -130,23 +130,23 @@ def test_combinations_refuse_arguments_that_make_no_sense(arguments, message):
 
 def test_combinations_name_op_and_column():
     op = Categorify(combo=True)
-    with pytest.raises(TypeError, match="'l': Categorify combines one value a row, got lists"):
+    with pytest.raises(TypeError, match="'l': Categorify takes one value per row, got lists"):
         learned(["a", "l"] >> op, chunk_of(a=[1], l=[[1]]))
     with pytest.raises(TypeError, match="'x': Categorify takes integers or strings, got float64"):
         learned(["a", "x"] >> op, chunk_of(a=[1], x=[0.5]))
     with pytest.raises(ValueError, match="combo=True combines two columns or more"):
         ["a"] >> op
     group = learned(["a", "b"] >> op, chunk_of(a=[1], b=["x"]))
-    with pytest.raises(TypeError, match="'b': Categorify knows strings, got integers"):
+    with pytest.raises(TypeError, match="'b': Categorify has keys of string, got int64"):
         group.transform(chunk_of(a=[1], b=[2]))
     parts = chunk_of(a=[1], b=["x"]), chunk_of(a=["y"], b=["x"])
     with pytest.raises(
-        TypeError, match="'a_X_b': Categorify cannot hold both integers and strings"
+        TypeError, match="'a_X_b': Categorify found keys of int64 and of large_string"
     ):
         learned(group, *parts)
     joint = Categorify(joint=True)
     with pytest.raises(
-        TypeError, match="'joint': Categorify cannot hold both integers and strings"
+        TypeError, match="'joint': Categorify found keys of int64 and of large_string"
     ):
         joint.partial(chunk_of(a=[1], b=["x"]))
 
@@ -239,7 +239,7 @@ def test_fill_median_names_op_and_column():
         learned(["x"] >> FillMedian(), chunk_of(x=[1.0, float("inf")]))
     with pytest.raises(TypeError, match="'x': FillMedian cannot take one median of integers and"):
         learned(["x"] >> FillMedian(), chunk_of(x=[1]), chunk_of(x=[0.5]))
-    with pytest.raises(ValueError, match="max_values must be 2 or more, got 1"):
+    with pytest.raises(ValueError, match="max_values must be at least 2, got 1"):
         FillMedian(max_values=1)
     group = learned(["n"] >> FillMedian(), chunk_of(n=[1000]))
     with pytest.raises(ValueError, match="'n': FillMedian cannot put 1000 into a column of int8"):

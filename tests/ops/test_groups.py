@@ -118,7 +118,7 @@ def test_join_groupby_sums_without_rounding():
     [
         ({"statistics": ["median"], "continuous": ["x"]}, "statistics are some of"),
         ({"statistics": ["mean"]}, r"\['mean'\] need continuous columns, got none"),
-        ({"name": "pair"}, "name='pair' is that of a combination"),
+        ({"name": "pair"}, "name='pair' names a combination"),
         ({"dtype": "int32"}, "JoinGroupby: dtype must be float16"),
     ],
 )
@@ -135,21 +135,21 @@ def test_ops_on_groups_name_op_and_column(op):
         learned(["k"] >> op, chunk_of(k=[1.5], x=[1.0]))
     with pytest.raises(TypeError, match=f"'x': {name} takes numbers, got strings"):
         learned(["k"] >> op, chunk_of(k=[1], x=["a"]))
-    with pytest.raises(TypeError, match=f"'x': {name} sums one value a row, got lists"):
+    with pytest.raises(TypeError, match=f"'x': {name} takes one value per row, got lists"):
         learned(["k"] >> op, chunk_of(k=[1], x=[[1.0]]))
     with pytest.raises(ValueError, match=f"'x': {name} takes values below .*, got inf"):
         learned(["k"] >> op, chunk_of(k=[1], x=[math.inf]))
-    with pytest.raises(TypeError, match=f"'k': {name} knows keys of int64, got string"):
+    with pytest.raises(TypeError, match=f"'k': {name} has keys of int64, got string"):
         learned(["k"] >> op, good).transform(chunk_of(k=["a"]))
-    with pytest.raises(TypeError, match=f"'k': {name} cannot group by int64 and by large_string"):
+    with pytest.raises(TypeError, match=f"'k': {name} found keys of int64 and of large_string"):
         learned(["k"] >> op, good, chunk_of(k=["a"], x=[1.0]))
-    with pytest.raises(ValueError, match=f"{name}: columns \\['x'\\] are read beside the group"):
+    with pytest.raises(ValueError, match=f"{name}: reads columns \\['x'\\] as the data has them"):
         ["k", "x"] >> op
 
 
 def test_combinations_refuse_lists():
     op = JoinGroupby(["x"], ["mean"], combo=True)
-    with pytest.raises(TypeError, match="'l': JoinGroupby combines one value a row, got lists"):
+    with pytest.raises(TypeError, match="'l': JoinGroupby takes one value per row, got lists"):
         learned(["k", "l"] >> op, chunk_of(k=[1], l=[[1]], x=[1.0]))
 
 
@@ -302,7 +302,7 @@ def test_target_encoding_names_the_fold_column_that_gives_no_fold():
         learned(group, chunk_of(k=[1, 2], y=[0, 1], row=[5, None]))
     with pytest.raises(TypeError, match="'row': TargetEncoding takes integers or strings"):
         learned(group, chunk_of(k=[1], y=[0], row=[0.5]))
-    with pytest.raises(TypeError, match="'row': TargetEncoding takes one value a row, got lists"):
+    with pytest.raises(TypeError, match="'row': TargetEncoding takes one value per row, got lists"):
         learned(group, chunk_of(k=[1], y=[0], row=[[1]]))
     with pytest.raises(ValueError, match=r"columns \['y'\] are not in the data"):
         Workflow(group).fit(chunk_of(k=[1], row=[1]))

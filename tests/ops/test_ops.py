@@ -217,7 +217,7 @@ def test_categorify_refuses_arguments_that_make_no_sense(arguments, message):
 
 def test_categorify_refuses_texts_where_it_learned_integers():
     op = fit(Categorify(), Chunk({"x": np.array([1])}))
-    with pytest.raises(TypeError, match="'x': Categorify knows integers, got strings"):
+    with pytest.raises(TypeError, match="'x': Categorify has keys of int64, got string"):
         op.transform(Chunk({"x": column(["1"])}))
 
 

@@ -149,7 +149,7 @@ def test_filter_by_a_function_gets_its_columns_alone():
         (([("x", "==", [1])],), "'==' takes one value"),
         (([("x", "==", None)],), "To keep rows that have a value, use Dropna"),
         (([("x", "!=", float("nan"))],), "use Dropna"),
-        ((lambda chunk: chunk,), "say in names which columns"),
+        ((lambda chunk: chunk,), "name the columns that the function reads"),
         (([("x", ">", 1)], ["x"]), "names goes with a function"),
     ],
 )
@@ -164,7 +164,7 @@ def test_filter_names_the_column_that_it_cannot_compare():
         Filter([("n", "==", "a")]).apply(chunk)
     with pytest.raises(TypeError, match="'t': Filter cannot compare string with 1"):
         Filter([("t", "in", ["a", 1])]).apply(chunk)
-    with pytest.raises(TypeError, match="'tags': Filter takes one value a row, got lists"):
+    with pytest.raises(TypeError, match="'tags': Filter takes one value per row, got lists"):
         Filter([("tags", "==", 1)]).apply(chunk)
     with pytest.raises(ValueError, match="Dropna: names must be a list of column names, got 'n'"):
         Dropna("n")

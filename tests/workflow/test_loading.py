@@ -109,7 +109,7 @@ EVIL = {
     "name of a module to import": lambda c: first_op(c).update(op="antigravity.Op"),
     "name of a builtin": lambda c: first_op(c).update(op="eval", config={"source": "exit(7)"}),
     "a class that is abstract": lambda c: first_op(c).update(
-        op="tutorlib.ops.statistics._Scaler"
+        op="tutorlib.ops.normalize._Scaler"
     ),
     "import by name": lambda c: first_op(c).update(op="__import__('os').system"),
     "another argument": lambda c: first_op(c)["config"].update(__class__="os.system", shell=True),

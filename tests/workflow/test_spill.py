@@ -180,7 +180,7 @@ def test_states_above_the_budget_are_in_files_until_the_end(folder):
         assert len(files) == 5
         assert sum(path.stat().st_size for path in files) > 15_000 * 16
         (state,) = merger.result()
-        assert state["id"][0].tolist() == list(range(20_000))
+        assert state["id"].keys[0].to_pylist() == list(range(20_000))
     assert list(folder.iterdir()) == []
 
 

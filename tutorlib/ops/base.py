@@ -1,12 +1,8 @@
-"""Op, ColumnOp, LearningOp, ColumnGroup: what every op gives, and how ops are chained.
-
-Does not belong here: what an op does to values, reading files, the order of passes.
-"""
+"""Op and its kinds, and ColumnGroup: what every op provides, and how ops form a chain."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,41 +11,47 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import Array, Chunk, Ragged, Strings, array_namespace
-from tutorlib.ops.columns import flat, parts_of, with_nulls
+from tutorlib.chunk import Chunk, Ragged
+from tutorlib.ops.shared.checks import ColumnChecks
+from tutorlib.ops.shared.columns import flat
 from tutorlib.schema import Column
 
 
-class Op(ABC):
-    """One step of preprocessing. See `tutorlib.ops` for what all ops hold to.
+class Op(ColumnChecks, ABC):
+    """One step of preprocessing: columns in, columns out. `tutorlib.ops` has the conventions.
 
-    A new op gives `transform`, or as a `ColumnOp` `transform_column`, and says through
-    `output_names` and `output_columns` what comes out. Constructor arguments are kept under their
-    own names; `get_config` reads them there.
+    A subclass implements `transform` (a `ColumnOp`: `transform_column`), and `output_names` and
+    `output_columns` unless names and schema stay as they are. It keeps the constructor's arguments
+    as attributes of the same names, where `get_config` reads them.
 
-    An op may read columns of the data beside those that come to it through its group. They are as
-    the data has them, no op has touched them, and they do not come out. `transform` and `partial`
-    find them in their chunk.
+    An op may also read columns that are not in its group: `extra_columns`. It finds them in its
+    chunk as the data has them, before any op, and does not return them.
+
+    Example:
+        >>> class Halve(ColumnOp):
+        ...     def transform_column(self, name, column):
+        ...         return column / 2
+        >>> (["x"] >> Halve()).transform(Chunk({"x": np.array([3, 8])}))["x"].tolist()
+        [1.5, 4.0]
     """
 
     registry: ClassVar[dict[str, type[Op]]] = {}
-    """{module and qualified name: class} of all subclasses; a saved Workflow is loaded from these
-    classes alone, so that loading imports nothing. Of two with one name the later is kept, as in a
-    notebook whose cell ran twice."""
-
-    @property
-    def extra_columns(self) -> Sequence[str]:
-        """Columns of the data that `transform` and `partial` read beside those of the group."""
-        return ()
-
-    @property
-    def extra_fit_columns(self) -> Sequence[str]:
-        """Columns of the data that only `partial` reads beside those of the group."""
-        return ()
+    """{module and qualified name: class} of all subclasses. `Workflow.load` finds classes here, so
+    it imports nothing. A class defined again, as by a notebook cell, replaces the one before."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         Op.registry[f"{cls.__module__}.{cls.__qualname__}"] = cls
+
+    @property
+    def extra_columns(self) -> Sequence[str]:
+        """Columns outside the group that `transform` and `partial` read."""
+        return ()
+
+    @property
+    def extra_fit_columns(self) -> Sequence[str]:
+        """Columns outside the group that `partial` alone reads."""
+        return ()
 
     def __rrshift__(self, left: Any) -> ColumnGroup:
         return as_group(left) >> self
@@ -59,18 +61,18 @@ class Op(ABC):
 
     @abstractmethod
     def transform(self, chunk: Chunk) -> Chunk:
-        """Return what the chunk's columns become."""
+        """Return the transformed columns of `chunk`."""
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names of what comes out when columns of these names go in."""
+        """Return the names of the output columns for input columns of these names."""
         return list(names)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return what comes out (role, dtype, cardinality) when these columns go in."""
+        """Return the output columns (role, dtype, cardinality) for these input columns."""
         return list(columns)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, as JSON can hold them."""
+        """Return the constructor's arguments as JSON values."""
         names = inspect.signature(type(self)).parameters
         return {name: _plain(getattr(self, name)) for name in names}
 
@@ -81,96 +83,40 @@ class Op(ABC):
         tables: Mapping[str, Chunk],
         functions: Mapping[str, Callable[..., Any]],
     ) -> Op:
-        """Return the op that `get_config` and `learned_tables` describe, not yet fitted."""
+        """Return the op, not fitted, that `get_config` and `learned_tables` describe.
+
+        Args:
+            config: as from `get_config`.
+            tables: as from `learned_tables`.
+            functions: {name: function} that the caller of `Workflow.load` passes.
+        """
         return cls(**config)
 
     def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return which of the columns that go in still have to be learned from: here none."""
+        """Return the input columns that the op still has to learn from."""
         return []
 
-    def reset(self) -> None:  # noqa: B027, most ops learn nothing
+    def reset(self) -> None:
         """Forget what was learned."""
 
     def learned(self) -> dict[str, Any]:
-        """Return the small part of what was learned, as JSON can hold it."""
+        """Return what was learned and is small, as JSON values."""
         return {}
 
     def learned_tables(self) -> dict[str, Chunk]:
-        """Return the large part of what was learned, to be kept as Parquet files."""
+        """Return what was learned and is large, {name: table}; each is saved as a Parquet file."""
         return {}
 
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:  # noqa: B027
-        """Take back what `learned` and `learned_tables` gave."""
+    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
+        """Set what was learned, as returned by `learned` and `learned_tables`."""
 
     def for_serving(self) -> Op:
-        """Return the op as rows need it that nothing was learned from: mostly itself."""
+        """Return the op for rows that it has not learned from, usually the op itself."""
         return self
-
-    def _wrong(self, name: str, rule: str) -> str:
-        return f"column {name!r}: {type(self).__name__} {rule}"
-
-    def _numbers(self, name: str, column: Any) -> tuple[Array, Array | None]:
-        """Return (values, valid) of a column of numbers.
-
-        Raises:
-            TypeError: if it holds texts.
-        """
-        values, valid = parts_of(column)
-        if isinstance(values, Strings):
-            raise TypeError(
-                self._wrong(name, "takes numbers, got strings. Use Categorify or HashBucket.")
-            )
-        return values, valid
-
-    def _floats(self, name: str, column: Any) -> Array:
-        """Return a column of numbers as float64, NaN where null; may share the column's memory."""
-        values, valid = self._numbers(name, column)
-        floats = values.astype(np.float64, copy=False)
-        return floats if valid is None else with_nulls(floats.copy(), valid)
-
-    def _check_size(self, name: str, values: Array) -> None:
-        """Raise ValueError unless float64 values without NaN are below 2**400 in magnitude."""
-        sizes = array_namespace(values).abs(values)
-        if len(values) and not float(sizes.max()) < 2.0**400:
-            worst = float(values[int(sizes.argmax())])
-            raise ValueError(
-                self._wrong(name, f"takes values below 2**400, got {worst}. Put Clip before it.")
-            )
-
-    def _keys(self, name: str, column: Any) -> tuple[Any, Array | None]:
-        """Return (values, valid) of a column of integers or texts.
-
-        Raises:
-            TypeError: if it holds floating-point numbers.
-        """
-        values, valid = parts_of(column)
-        if not isinstance(values, Strings) and values.dtype.kind not in "iub":
-            raise TypeError(
-                self._wrong(
-                    name,
-                    f"takes integers or strings, got {values.dtype}. In pandas, integers with "
-                    "missing values are of dtype 'Int64'.",
-                )
-            )
-        return values, valid
-
-    def _keys_to_learn(self, name: str, column: Any) -> tuple[Any, Array | None]:
-        """Return (values, valid) of a column of texts, or of integers that int64 can hold.
-
-        Raises:
-            TypeError: if it holds floating-point numbers.
-            ValueError: if an integer is too large.
-        """
-        values, valid = self._keys(name, column)
-        if not isinstance(values, Strings) and values.dtype == np.uint64 and len(values):
-            largest = int(values.max())
-            if largest >= 2**63:
-                raise ValueError(self._wrong(name, f"takes integers below 2**63, got {largest}"))
-        return values, valid
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as JSON can hold it."""
+    """Return a setting as a JSON value."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -180,44 +126,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def name_to_save(function: object, op: str) -> str:
-    """Return the name under which a user's function is saved; never its code.
-
-    Raises:
-        ValueError: if it has none.
-    """
-    name = getattr(function, "__name__", "<lambda>")
-    if name == "<lambda>":
-        raise ValueError(
-            f"{op}: a function without a name cannot be saved. Write `def name(x): ...` and pass "
-            f"{op}(name)."
-        )
-    return name
-
-
-def function_called(name: str, functions: Mapping[str, Callable[..., Any]], op: str) -> Any:
-    """Return the user's function of a saved op.
-
-    Raises:
-        ValueError: if the caller has not passed it.
-    """
-    if name not in functions:
-        raise ValueError(
-            f"{op}: the saved workflow needs the function {name!r}, which is never saved. Pass it: "
-            f"Workflow.load(folder, functions={{{name!r}: {name}}})."
-        )
-    return functions[name]
-
-
 class ColumnOp(Op):
-    """An op that takes each column by itself, and of lists their values."""
+    """An op that transforms each column by itself, and of a list column the values of all lists."""
 
     @abstractmethod
     def transform_column(self, name: str, column: Any) -> Any:
-        """Return the column transformed; it holds no lists, `transform` has taken them off."""
+        """Return a column transformed; of a list column, it gets and returns the flat values."""
 
     def transform(self, chunk: Chunk) -> Chunk:
-        """Return the chunk's columns transformed."""
+        """Return the columns transformed; lists keep their lengths."""
         result = {}
         for name, column in chunk.items():
             values = self.transform_column(name, flat(column))
@@ -227,18 +144,27 @@ class ColumnOp(Op):
 
 
 class LearningOp(Op):
-    """An op that learns from data: mergeable states, one a column, then `finalize`."""
+    """An op that learns from data.
+
+    `partial` makes a state {key: state of a column} of some rows, `merge` combines states, and
+    `finalize` takes the state of all rows. The result must not depend, in any bit, on how rows were
+    divided among states or on the order of merging.
+    """
 
     @abstractmethod
     def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return the state {key: state} of some rows."""
+        """Return the state of some rows; the op itself does not change."""
 
     @abstractmethod
     def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the state of the rows of all, two or more, states of one key."""
+        """Return the state of the rows of two or more states of one key."""
 
     def merge(self, *states: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the rows of all; the order of merging never matters."""
+        """Return the state of the rows of all states, in any order.
+
+        Raises:
+            TypeError: naming the column, if its states do not fit each other.
+        """
         merged = {}
         for key in dict.fromkeys(key for state in states for key in state):
             known = [state[key] for state in states if key in state]
@@ -250,48 +176,56 @@ class LearningOp(Op):
 
     @abstractmethod
     def finalize(self, state: dict[str, Any]) -> None:
-        """Take the state of all rows; the op can transform from now on."""
+        """Learn from the state of all rows; `transform` works from now on."""
 
 
 class SpillingOp(LearningOp):
-    """A learning op whose states may be kept in files when they take too much memory.
+    """A learning op whose states can go to files when they exceed the memory budget.
 
-    A state is then a table of keys, each once; `tutorlib.workflow.spill` sorts, writes and
-    merges them.
+    Each state is then a table with one row per key; `tutorlib.workflow` sorts, writes and merges
+    these tables.
     """
 
     @abstractmethod
     def to_table(self, state: Any) -> pa.Table:
-        """Return a state as rows, in any order: columns key_0, key_1, ..., then all others.
+        """Return a state as rows in any order: columns `key_0`, `key_1`, ..., then numbers.
 
-        Keys are integers or texts, perhaps with nulls; the other columns are integers or floats, of
-        which a state may have some that another has not, if they are zeros there.
+        Keys are integers or strings, perhaps with nulls. A state may lack columns of numbers that
+        others have, if they would be zero.
         """
 
     @abstractmethod
     def from_table(self, table: pa.Table) -> Any:
-        """Return the state that `to_table` gave."""
+        """Return the state that `to_table` returned as `table`."""
 
     @abstractmethod
     def gathered(self, key: str, states: Iterable[Any]) -> Any:
-        """Return a state for `finalize` of those of a key whose rows, in order, come from files.
+        """Return the state for `finalize` of one key whose rows come from files.
 
         Args:
             key: of the states.
-            states: each behind the one before in the order of the keys; may be gone through several
-                times, until `finalize` has ended.
+            states: in the order of their rows' keys. May be iterated several times, until
+                `finalize` has returned.
         """
 
 
 class ColumnGroup:
-    """Columns by name, and the ops that they go through, in order.
+    """Columns by name and the ops that they go through, in order: `["a", "b"] >> Op() >> Op()`.
 
-    Made by `["a", "b"] >> Op() >> Op()`. `group["a"]` or `group[["a", "b"]]` keeps only some of
-    what comes out. Ops are copied, so that one op may stand in several groups.
+    `group["a"]` or `group[["a", "b"]]` keeps some of the output columns. A group holds copies of
+    its ops, so one op may be used in several groups.
+
+    Args:
+        names: columns of the data.
+        ops: in order; a group only of names returns them as they are.
+
+    Attributes:
+        names: columns of the data, as given.
+        ops: as given.
+        output_names: columns that the last op returns.
 
     Raises:
-        ValueError: if there is no column, or one twice, or an op's extra column
-            stands in the group too.
+        ValueError: if there is no column or one twice, or an op's extra column is in the group.
 
     Example:
         >>> from tutorlib.ops import Clip, FillMissing
@@ -312,13 +246,12 @@ class ColumnGroup:
             raise ValueError(f"need at least one column name, each once, got {list(self.names)}")
         self.output_names = list(self.names)
         for op in self.ops:
-            twice = [
-                n for n in (*op.extra_columns, *op.extra_fit_columns) if n in self.output_names
-            ]
+            extra = (*op.extra_columns, *op.extra_fit_columns)
+            twice = [name for name in extra if name in self.output_names]
             if twice:
                 raise ValueError(
-                    f"{type(op).__name__}: columns {twice} are read beside the group, as the data "
-                    "has them, and cannot stand in the group too. Leave them out of the group."
+                    f"{type(op).__name__}: reads columns {twice} as the data has them, so they "
+                    "cannot be in its group. Leave them out of the group."
                 )
             self.output_names = op.output_names(self.output_names)
 
@@ -330,13 +263,13 @@ class ColumnGroup:
     @property
     def fit_names(self) -> list[str]:
         """Columns of the data that learning needs, each once."""
-        extra_columns = (name for op in self.ops for name in op.extra_fit_columns)
-        return list(dict.fromkeys([*self.input_names, *extra_columns]))
+        extra = (name for op in self.ops for name in op.extra_fit_columns)
+        return list(dict.fromkeys([*self.input_names, *extra]))
 
     def __rshift__(self, op: object) -> ColumnGroup:
         if not isinstance(op, Op):
             if hasattr(type(op), "__rrshift__"):
-                return NotImplemented  # it has its own word to say
+                return NotImplemented  # a RowOp raises its own error
             raise TypeError(f"only an op can follow >>, got {op!r}. Did you forget the brackets?")
         return ColumnGroup(self.names, (*self.ops, copy.copy(op)))
 
@@ -347,34 +280,39 @@ class ColumnGroup:
         return " >> ".join([repr(list(self.names)), *map(repr, self.ops)])
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return what comes out when the given columns go in."""
+        """Return the output columns (role, dtype, cardinality) for these input columns."""
         columns = list(columns)
         for op in self.ops:
             columns = op.output_columns(columns)
         return columns
 
     def transform(self, chunk: Chunk, ops: int | None = None) -> Chunk:
-        """Return the group's columns of `chunk` after all, or the first `ops`, of its ops."""
+        """Return the group's columns after its ops.
+
+        Args:
+            chunk: rows with the columns `input_names`.
+            ops: number of ops to apply; None for all.
+        """
         data, chunk = chunk, chunk.select(self.names)
         for op in self.ops[:ops]:
             chunk = op.transform(chunk.with_columns(data.select(op.extra_columns)))
         return chunk
 
-    def partial(self, chunk: Chunk, place: int) -> dict[str, Any]:
-        """Return what op number `place` learns from the rows of `chunk`, a state to be merged.
+    def partial(self, chunk: Chunk, position: int) -> dict[str, Any]:
+        """Return the state of the rows of `chunk` for one op.
 
         Args:
-            chunk: columns of the data.
-            place: number of the op, 0 for the first.
+            chunk: rows with the columns `fit_names`.
+            position: index of the op in `ops`; the ops before it must be fitted.
 
         Raises:
             TypeError: if the op does not learn.
         """
-        op = self.ops[place]
+        op = self.ops[position]
         if not isinstance(op, LearningOp):
-            raise TypeError(f"{op!r} has to learn, but is no LearningOp")
-        extra_columns = chunk.select([*op.extra_columns, *op.extra_fit_columns])
-        return op.partial(self.transform(chunk, place).with_columns(extra_columns))
+            raise TypeError(f"{op!r} has to learn, but is not a LearningOp")
+        extra = chunk.select([*op.extra_columns, *op.extra_fit_columns])
+        return op.partial(self.transform(chunk, position).with_columns(extra))
 
 
 def as_group(columns: Any) -> ColumnGroup:
@@ -385,10 +323,19 @@ def as_group(columns: Any) -> ColumnGroup:
 
 
 class Select(Op):
-    """Keeps only the named columns; `group[names]` writes it shorter.
+    """Keeps the named columns; `group[names]` is short for `group >> Select(names)`.
+
+    Returns (from transform): the columns as they are, in the order of `names`.
 
     Args:
-        names: columns to keep, in this order.
+        names: columns to keep.
+
+    Raises:
+        ValueError: if a column is not among those that come in.
+
+    Example:
+        >>> (["a", "b"] >> Select(["b"])).output_names
+        ['b']
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -399,49 +346,13 @@ class Select(Op):
         return chunk.select(self.names)
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the kept names."""
+        """Return the names to keep."""
         missing = [name for name in self.names if name not in names]
         if missing:
             raise ValueError(f"no columns {missing} to select; there are {list(names)}")
         return self.names
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the kept columns."""
+        """Return the columns to keep."""
         by_name = {column.name: column for column in columns}
         return [by_name[name] for name in self.names]
-
-
-class Rename(Op):
-    """Gives columns other names.
-
-    Args:
-        names: {old name: new name}; other columns keep theirs.
-        postfix: is added to the names that are not in `names`.
-
-    Example:
-        >>> (["a", "b"] >> Rename({"a": "x"}, postfix="_raw")).output_names
-        ['x', 'b_raw']
-    """
-
-    def __init__(self, names: Mapping[str, str] | None = None, postfix: str = "") -> None:
-        self.names = dict(names or {})
-        self.postfix = postfix
-
-    def transform(self, chunk: Chunk) -> Chunk:
-        """Return the columns under their new names."""
-        return Chunk(dict(zip(self.output_names(chunk.names), chunk.values(), strict=True)))
-
-    def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the new names."""
-        missing = [name for name in self.names if name not in names]
-        if missing:
-            raise ValueError(f"Rename: no columns {missing}; there are {list(names)}")
-        new = [self.names.get(name, name + self.postfix) for name in names]
-        if len(set(new)) < len(new):
-            raise ValueError(f"Rename: the new names must differ from each other, got {new}")
-        return new
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns under their new names."""
-        names = self.output_names([column.name for column in columns])
-        return [dataclasses.replace(c, name=n) for c, n in zip(columns, names, strict=True)]

@@ -19,8 +19,8 @@ from tutorlib.chunk import (
     take,
     to_namespace,
 )
-from tutorlib.ops.base import ColumnOp, Op, function_called, name_to_save
-from tutorlib.ops.columns import (
+from tutorlib.ops.base import ColumnOp, Op
+from tutorlib.ops.shared.columns import (
     NULL_ID,
     as_floats,
     as_ids,
@@ -31,22 +31,25 @@ from tutorlib.ops.columns import (
     take_or_null,
     with_nulls,
 )
+from tutorlib.ops.shared.functions import function_named, name_to_save
 from tutorlib.schema import Column
 
 
 class Clip(ColumnOp):
-    """Raises values below `min_value` to it, lowers values above `max_value` to it.
+    """Limits numbers to [min_value, max_value].
 
-    The dtype stays; NaN and nulls stay. A value that equals a limit stays too, so that -0.0 is
-    still -0.0 after `min_value=0`, on every device and in the served model.
+    Returns (from transform): the columns in their dtypes; NaN, nulls and lists stay. A value that
+    equals a limit stays as it is: -0.0 is still -0.0 after `min_value=0`, on every device and in
+    the served model.
 
     Args:
-        min_value: None for no limit.
-        max_value: None for no limit.
+        min_value: smallest value; None for no limit.
+        max_value: largest value; None for no limit.
 
     Raises:
-        ValueError: if there is no limit, if one is NaN, if they are the wrong way round, or if a
-            limit of a column of integers is not an integer.
+        ValueError: if there is no limit, one is NaN, or `min_value` is above `max_value`; for a
+            column of integers, if a limit is not an integer.
+        TypeError: for strings.
 
     Example:
         >>> from tutorlib.chunk import Chunk
@@ -93,16 +96,18 @@ class Clip(ColumnOp):
 
 
 class LogOp(ColumnOp):
-    """Replaces x by log(1 + x): counts over several orders of magnitude become comparable.
+    """Replaces x by log(1 + x), which makes counts of different magnitudes comparable.
 
-    Computed in float64 and rounded once, so that array libraries, whose float32 logarithms differ,
-    agree.
+    It computes in float64 and rounds once, because the float32 logarithms of NumPy and CuPy differ.
+
+    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths.
 
     Args:
-        dtype: of the result.
+        dtype: of the result, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: at a value of -1 or below, with its row.
+        ValueError: for a value of -1 or below, with its position.
+        TypeError: for strings.
 
     Example:
         >>> from tutorlib.chunk import Chunk
@@ -115,7 +120,7 @@ class LogOp(ColumnOp):
         self.dtype = float_dtype(dtype, "LogOp")
 
     def transform_column(self, name: str, column: Any) -> Array:
-        """Return log(1 + x); NaN stays NaN."""
+        """Return log(1 + x)."""
         values = self._floats(name, column)
         xp = array_namespace(values)
         bad = values <= -1
@@ -136,14 +141,18 @@ class LogOp(ColumnOp):
 
 
 class Bucketize(ColumnOp):
-    """Maps numbers to the interval that they fall into.
+    """Maps numbers to ids of the intervals between boundaries.
+
+    Returns (from transform): int32 ids. As in Categorify 0 is padding and 1 is null or NaN; the
+    intervals have the ids from 2. k boundaries make k + 1 intervals and a cardinality of k + 3.
 
     Args:
-        boundaries: rising numbers, or {name: numbers}; k of them make k + 1 intervals, and a value
-            that equals a boundary belongs to the upper one.
+        boundaries: rising numbers, or {name: numbers}. A value that equals a boundary belongs to
+            the interval above it.
 
-    Returns (from transform): int32 ids. As in Categorify 0 is padding and 1 is null; the intervals
-    follow from 2. Cardinality k + 3.
+    Raises:
+        ValueError: if boundaries do not rise, or a column has none.
+        TypeError: for strings.
 
     Example:
         >>> from tutorlib.chunk import Chunk
@@ -173,33 +182,34 @@ class Bucketize(ColumnOp):
         return np.asarray(per_column(self.boundaries, name), dtype=np.float64)
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names as they are."""
+        """Return the same names; ValueError for columns without boundaries."""
         missing = [name for name in names if per_column(self.boundaries, name) is None]
         if missing:
-            raise ValueError(f"Bucketize: boundaries holds nothing for columns {missing}")
+            raise ValueError(f"Bucketize: boundaries has no entry for columns {missing}")
         return list(names)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return categorical columns of k + 3 ids."""
-        return as_ids(columns, lambda name: len(per_column(self.boundaries, name)) + 3)
+        return as_ids(columns, lambda name: len(self.boundaries_of(name)) + 3)
 
 
 class LambdaOp(ColumnOp):
-    """Applies a function of the user to each column's values.
+    """Applies a function to each column's values.
 
-    The function gets an array of the values that are there, on a GPU one of CuPy (texts always as a
-    `pyarrow` string array, in the CPU's memory), and returns as many. A null stays null, in
-    floating point NaN.
+    The function gets the values that are not null: a NumPy array, on a GPU a CuPy array; strings as
+    a `pyarrow` array in host memory. A workflow is saved with the name of the function, never its
+    code; pass the function again to load it: `Workflow.load(folder, functions={name: f})`.
 
-    A workflow with a named function can be saved: the name is kept, never the code, and the
-    function has to be handed over again at load, `Workflow.load(folder, functions={name: f})`.
+    Returns (from transform): columns of `dtype`. A null stays null, NaN in floating point; lists
+    keep their lengths.
 
     Args:
         function: array [n] -> array [n].
-        dtype: NumPy name of the result's values, or "string".
+        dtype: NumPy name of the result's dtype, or "string".
 
     Raises:
-        ValueError: if the function returns another number of values.
+        TypeError: if `function` cannot be called or does not return an array.
+        ValueError: if it returns another number of values.
 
     Example:
         >>> from tutorlib.chunk import Chunk
@@ -215,7 +225,7 @@ class LambdaOp(ColumnOp):
         self.dtype = dtype if dtype == "string" else np.dtype(dtype).name
 
     def transform_column(self, name: str, column: Any) -> Any:
-        """Return what the function makes of the values that are there."""
+        """Return the function's result for the values that are not null."""
         values, valid = parts_of(column)
         if valid is None:
             return self._call(name, values)
@@ -223,9 +233,9 @@ class LambdaOp(ColumnOp):
         if not bool(valid.any()):
             return with_nulls(self._zeros(len(valid), xp), valid)
         result = self._call(name, take(values, xp.flatnonzero(valid)))
-        places = xp.cumsum(valid)
-        places[~valid] = 0
-        return take_or_null(result, places)
+        positions = xp.cumsum(valid)
+        positions[~valid] = 0
+        return take_or_null(result, positions)
 
     def _zeros(self, length: int, xp: Any) -> Any:
         if self.dtype == "string":
@@ -236,29 +246,23 @@ class LambdaOp(ColumnOp):
         argument = column_to_arrow(values) if isinstance(values, Strings) else values
         result = self.function(argument)
         if len(result) != len(values):
-            raise ValueError(
-                self._wrong(
-                    name, f"gave {len(values)} values to the function and got {len(result)} back"
-                )
-            )
+            rule = f"gave {len(values)} values to the function and got {len(result)} back"
+            raise ValueError(self._wrong(name, rule))
         if self.dtype == "string" and not isinstance(result, pa.Array):
             result = pa.array(result, pa.large_string())
         if isinstance(result, pa.Array | pa.ChunkedArray):
             result = column_from_arrow(result)
         if self.dtype != "string":
             if not hasattr(result, "astype"):
-                raise TypeError(
-                    self._wrong(
-                        name, f"expects an array from the function, got {type(result).__name__}"
-                    )
-                )
+                rule = f"expects an array from the function, got {type(result).__name__}"
+                raise TypeError(self._wrong(name, rule))
             result = result.astype(self.dtype, copy=False)
-        if isinstance(values, Strings):  # which the function had in the CPU's memory
+        if isinstance(values, Strings):  # the function got them in host memory
             return to_namespace(result, array_namespace(values.offsets))
         return result
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return columns of the dtype, with the role that it suggests."""
+        """Return columns of the dtype, with its default role."""
         role = role_of(self.dtype)
         return [
             dataclasses.replace(column, role=role, dtype=self.dtype, cardinality=None)
@@ -267,18 +271,14 @@ class LambdaOp(ColumnOp):
 
     @property
     def function_name(self) -> str:
-        """Name under which the function is saved.
-
-        Raises:
-            ValueError: if it has none.
-        """
+        """Name under which the function is saved; ValueError if it has none."""
         return name_to_save(self.function, "LambdaOp")
 
     def get_config(self) -> dict[str, Any]:
-        """Return the function's name, and the dtype."""
+        """Return the function's name and the dtype."""
         return {"function": self.function_name, "dtype": self.dtype}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
-        """Return the op with the function that the caller passes for its name."""
-        return cls(function_called(config["function"], functions, "LambdaOp"), config["dtype"])
+        """Return the op with the function of that name."""
+        return cls(function_named(config["function"], functions, "LambdaOp"), config["dtype"])

@@ -1,4 +1,4 @@
-"""FillMissing, FillMedian: values where there are none."""
+"""FillMissing, FillMedian: a value in place of nulls and NaN."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from tutorlib.checks import check_integer
 from tutorlib.chunk import (
     Array,
     Chunk,
-    Ragged,
     Strings,
     array_namespace,
     column_from_arrow,
@@ -20,22 +20,22 @@ from tutorlib.chunk import (
     to_namespace,
 )
 from tutorlib.ops.base import ColumnOp, LearningOp
-from tutorlib.ops.columns import column_type, flat, missing_in, parts_of
-from tutorlib.ops.counts import added_up, coarsened, count_integers
+from tutorlib.ops.shared.columns import column_type, flat, missing_in, parts_of
+from tutorlib.ops.shared.counts import add_integer_counts, coarsened, count_integers
 from tutorlib.schema import Column
 
 
 class _Filler(ColumnOp):
-    """What `FillMissing` and `FillMedian` share: values where there are none, and indicators."""
+    """What both ops share: filled columns, and indicators of what was filled."""
 
     add_binary_cols: bool
 
     @abstractmethod
     def fill_of(self, name: str) -> Any:
-        """Return what goes into a column."""
+        """Return the value that fills a column."""
 
     def transform_column(self, name: str, column: Any) -> Any:
-        """Return the column without nulls."""
+        """Return the column without nulls and NaN."""
         values, valid = parts_of(column)
         fill = self.fill_of(name)
         if isinstance(values, Strings) != isinstance(fill, str):
@@ -54,7 +54,7 @@ class _Filler(ColumnOp):
         return xp.where(missing, self.number_for(name, values.dtype), values)
 
     def number_for(self, name: str, dtype: np.dtype) -> Any:
-        """Return what goes into a column of numbers, as a scalar of its dtype."""
+        """Return the value that fills a column of numbers, as a scalar of its dtype."""
         fill = self.fill_of(name)
         if dtype.kind in "iu":
             limits = np.iinfo(dtype)
@@ -63,23 +63,22 @@ class _Filler(ColumnOp):
         return dtype.type(fill)
 
     def transform(self, chunk: Chunk) -> Chunk:
-        """Return the columns filled, and their indicators if wished."""
+        """Return the columns filled, then their indicators if `add_binary_cols` is set."""
         filled = super().transform(chunk)
         if not self.add_binary_cols:
             return filled
         return filled.with_columns({f"{n}_filled": self._missing(n, c) for n, c in chunk.items()})
 
     def _missing(self, name: str, column: Any) -> Array:
-        if isinstance(column, Ragged):
-            raise TypeError(self._wrong(name, "has no add_binary_cols for lists"))
+        self._check_no_lists(name, column)
         return missing_in(column).astype(np.float32)
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names, and those of the indicators."""
+        """Return the names, then those of the indicators."""
         return [*names, *(f"{n}_filled" for n in names)] if self.add_binary_cols else list(names)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns, and the indicators as continuous ones."""
+        """Return the columns, then the indicators as continuous ones."""
         if not self.add_binary_cols:
             return list(columns)
         added = [Column(f"{c.name}_filled", "continuous", "float32") for c in columns]
@@ -87,17 +86,19 @@ class _Filler(ColumnOp):
 
 
 class FillMissing(_Filler):
-    """Puts a value where there is none: at nulls, and at NaN.
+    """Replaces nulls and NaN by one value.
 
-    The dtype stays: it can stand before Categorify as well as before LogOp.
+    Returns (from transform): the columns in their dtypes; lists keep their lengths. With
+    `add_binary_cols`, then a column `{name}_filled` for each, float32: 1.0 where a value was
+    missing. The ops that follow get these columns too.
 
     Args:
-        fill_value: a number for numbers, a text for texts.
-        add_binary_cols: whether to add a float32 column `{name}_filled` after the others: 1.0 where
-            a value was missing. It goes through the ops that follow, like any column.
+        fill_value: a number for numbers, a string for strings.
+        add_binary_cols: whether to add the indicator columns; not for columns of lists.
 
     Raises:
-        TypeError, ValueError: if the column cannot hold `fill_value`.
+        TypeError: if `fill_value` is a number and the column holds strings, or the other way round.
+        ValueError: if the column's dtype cannot hold `fill_value`.
 
     Example:
         >>> group = ["x"] >> FillMissing(-1.0, add_binary_cols=True)
@@ -111,29 +112,33 @@ class FillMissing(_Filler):
         self.add_binary_cols = add_binary_cols
 
     def fill_of(self, name: str) -> Any:
-        """Return the value given."""
+        """Return `fill_value`."""
         return self.fill_value
 
 
 class FillMedian(_Filler, LearningOp):
-    """Puts the median of a column where it has no value: at nulls, and at NaN.
+    """Replaces nulls and NaN by the median of the column.
 
-    The dtype stays. Of an even number of values it takes the mean of the two in the middle, in a
-    column of integers the lower of the two. In a list column the values of all lists count.
+    The median of an even number of values is the mean of the two in the middle; of integers, the
+    lower one. In a column of lists the values of all lists count.
 
-    Different values are counted, so the median is exact for up to `max_values` of them in a column;
-    beyond, values are rounded down to as many leading bits as leave no more than `max_values`
-    different ones. So many are left whatever the order of merging: the median never depends on it.
-    A million values cost 16 MB, and leave positive numbers over 30 powers of two within 0.004 %.
+    Distinct values are counted, which makes the median exact for up to `max_values` of them. If
+    there are more, values are rounded down to their leading bits, to as many bits as leave
+    `max_values` distinct ones; the result never depends on the order of merging. A million values
+    take 16 MB and keep positive numbers over 30 powers of two within 0.004 %.
+
+    Returns (from transform): the columns in their dtypes; lists keep their lengths. With
+    `add_binary_cols`, then a column `{name}_filled` for each, float32: 1.0 where a value was
+    missing. The ops that follow get these columns too.
 
     Args:
-        add_binary_cols: whether to add a float32 column `{name}_filled` after the others: 1.0 where
-            a value was missing. It goes through the ops that follow, like any column.
-        max_values: different values of a column that are told apart, 2 or more.
+        add_binary_cols: whether to add the indicator columns; not for columns of lists.
+        max_values: distinct values to count in a column, at least 2.
 
     Raises:
-        TypeError: for texts.
-        ValueError: for infinite values; in `finalize`, if a column has no values at all.
+        TypeError: for strings.
+        ValueError: if a value is infinite or 2**400 or more; in `finalize`, if a column has no
+            value.
 
     Example:
         >>> group = ["x"] >> FillMedian()
@@ -144,10 +149,8 @@ class FillMedian(_Filler, LearningOp):
     """
 
     def __init__(self, add_binary_cols: bool = False, max_values: int = 1_000_000) -> None:
-        if max_values < 2:
-            raise ValueError(f"FillMedian: max_values must be 2 or more, got {max_values}")
         self.add_binary_cols = add_binary_cols
-        self.max_values = max_values
+        self.max_values = check_integer("FillMedian: max_values", max_values, at_least=2)
         self.reset()
 
     def reset(self) -> None:
@@ -163,7 +166,7 @@ class FillMedian(_Filler, LearningOp):
         return self._medians[name]
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {column: (whether integers, bits rounded away, values, counts)}."""
+        """Return {column: (whether integers, bits rounded off, values, counts)}."""
         state = {}
         for name, column in chunk.items():
             values, valid = self._numbers(name, flat(column))
@@ -183,25 +186,24 @@ class FillMedian(_Filler, LearningOp):
     def _narrowed(
         self, whole: bool, bits: int, values: np.ndarray, counts: np.ndarray
     ) -> tuple[bool, int, np.ndarray, np.ndarray]:
-        """Return a state of no more than `max_values` values, rounded no further than needed."""
+        """Return a state of at most `max_values` values, rounded no further than needed."""
         while len(values) > self.max_values:
             bits += 1
             values, counts = coarsened(values, counts, bits)
         return whole, bits, values, counts
 
     def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the counts of all, rounded alike."""
-        (whole, *others), rounded = ([state[place] for state in states] for place in (0, 1))
-        if any(other != whole for other in others):
+        """Return the counts of all states, rounded alike."""
+        whole = states[0][0]
+        if any(other != whole for other, _, _, _ in states):
             raise TypeError("cannot take one median of integers and of floating-point numbers")
-        bits = max(rounded)
+        bits = max(rounded for _, rounded, _, _ in states)
         values, counts = zip(*(coarsened(v, n, bits) for _, _, v, n in states), strict=True)
-        return self._narrowed(
-            whole, bits, *added_up(np.concatenate(values), np.concatenate(counts))
-        )
+        added = add_integer_counts(np.concatenate(values), np.concatenate(counts))
+        return self._narrowed(whole, bits, *added)
 
     def finalize(self, state: dict[str, Any]) -> None:
-        """Keep the median of each column."""
+        """Set the median of each column."""
         medians = dict(self._medians)
         for name, (whole, _, values, counts) in state.items():
             if len(values) == 0:
@@ -217,14 +219,14 @@ class FillMedian(_Filler, LearningOp):
         self._medians = medians
 
     def learned(self) -> dict[str, Any]:
-        """Return the median of each column."""
+        """Return {"medians": {column: median}}."""
         return {"medians": dict(self._medians)}
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Take the medians back."""
+        """Set the medians."""
         self._medians = dict(learned["medians"])
 
 
 def _in_order(bits: Array) -> Array:
-    """Return the bits of float64 numbers as int64 that rise with them; twice gives them back."""
+    """Return the bits of float64 numbers as int64 that rise with them; its own inverse."""
     return bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))

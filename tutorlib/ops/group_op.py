@@ -1,4 +1,4 @@
-"""GroupOp: what JoinGroupby and TargetEncoding share: numbers learned of groups, then looked up."""
+"""GroupOp: what JoinGroupby and TargetEncoding share: numbers learned per key, then looked up."""
 
 from __future__ import annotations
 
@@ -9,44 +9,60 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import (
-    Array,
-    Chunk,
-    Masked,
-    Ragged,
-    Strings,
-    column_from_arrow,
-    row_ids,
-    take,
-    to_host,
-)
+from tutorlib.chunk import Array, Chunk, Masked, Ragged, column_from_arrow, row_ids, take, to_host
 from tutorlib.ops.base import SpillingOp
-from tutorlib.ops.columns import column_type, flat, float_dtype
-from tutorlib.ops.groups import GroupSums
-from tutorlib.ops.keys import CombinationIndex
+from tutorlib.ops.shared.columns import flat, float_dtype
+from tutorlib.ops.shared.group_sums import GroupSums
+from tutorlib.ops.shared.keys import CombinationIndex, combination_name
 from tutorlib.schema import Column
 
 
 class GroupOp(SpillingOp):
-    """Learns numbers of the rows that share a key, and gives them to each row with that key.
+    """Learns numbers from the rows that share a key, and gives them to each row with that key.
 
     Args:
-        combo: whether the columns of the group make one key together; else each is one by itself.
+        combo: whether the columns of the group make one key together; else each is a key by itself.
         name: of the key that columns make together; None joins their names by "_X_".
-        dtype: of what comes out.
+        dtype: of the output columns.
     """
 
     def __init__(self, combo: bool, name: str | None, dtype: str) -> None:
         op = type(self).__name__
         if name is not None and not combo:
-            raise ValueError(f"{op}: name={name!r} is that of a combination; pass combo=True")
+            raise ValueError(f"{op}: name={name!r} names a combination; pass combo=True")
         self.combo, self.name = combo, name
         self.dtype = float_dtype(dtype, op)
         self.reset()
 
     @abstractmethod
-    def made(self) -> list[str]:
-        """Return what is made of each key: the ends of the names that come out."""
+    def output_suffixes(self) -> list[str]:
+        """Return what is learned of each key; an output column is named `{key}_{suffix}`."""
+
+    @abstractmethod
+    def number_of_new_key(self, key: str, suffix: str) -> float:
+        """Return the number for a row whose key was not learned, or has a null."""
+
+    @abstractmethod
+    def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
+        """Learn the numbers of one key from its groups.
+
+        Args:
+            key: its name.
+            blocks: the groups, by key if there are several blocks; may be iterated several times.
+        """
+
+    @abstractmethod
+    def _numbers_at(
+        self, key: str, positions: Array, chunk: Chunk, offsets: Array | None
+    ) -> dict[str, Array]:
+        """Return {suffix: numbers [n]} at positions [n] of a key's table, 0 for a new key.
+
+        Args:
+            key: its name.
+            positions: counted from 1.
+            chunk: the rows, with the extra columns.
+            offsets: of the lists that the keys come from; None for one key per row.
+        """
 
     def reset(self) -> None:
         """Forget what was learned."""
@@ -54,31 +70,32 @@ class GroupOp(SpillingOp):
 
     def key_names(self, names: Sequence[str]) -> list[str]:
         """Return the names of the keys that the columns of the group make."""
-        return [self.name or "_X_".join(names)] if self.combo else list(names)
+        return [combination_name(self.name, names)] if self.combo else list(names)
 
     def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns of whose keys nothing is known."""
+        """Return the columns if a key of theirs is not known."""
         return [] if all(key in self._tables for key in self.key_names(names)) else list(names)
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names of the numbers; the keys do not come out."""
-        return [f"{key}_{made}" for key in self.key_names(names) for made in self.made()]
+        """Return `{key}_{suffix}` of all keys and suffixes; the keys themselves are dropped."""
+        return [f"{key}_{suffix}" for key, suffix in self._outputs(names)]
 
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the numbers as continuous columns."""
-        hot = [False] if self.combo else [column.multi_hot for column in columns]
-        return [
-            Column(f"{key}_{made}", "continuous", self.dtype, multi_hot)
-            for key, multi_hot in zip(self.key_names([c.name for c in columns]), hot, strict=True)
-            for made in self.made()
-        ]
+    def _outputs(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        return [(k, suffix) for k in self.key_names(names) for suffix in self.output_suffixes()]
 
     def parts_of_output(self, output: str, names: Sequence[str]) -> tuple[str, str]:
-        """Return (key, what is made of it) of the column `output`; `names` make the keys."""
-        pairs = ((key, made) for key in self.key_names(names) for made in self.made())
-        return next(pair for pair in pairs if "_".join(pair) == output)
+        """Return (key, suffix) of an output column of a group with columns `names`."""
+        return next(parts for parts in self._outputs(names) if "_".join(parts) == output)
 
-    # ------------------------------------------------------------------------------ keys of rows
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return continuous columns, lists where the key is one of lists."""
+        multi_hot = {} if self.combo else {column.name: column.multi_hot for column in columns}
+        return [
+            Column(f"{key}_{suffix}", "continuous", self.dtype, multi_hot.get(key, False))
+            for key, suffix in self._outputs([column.name for column in columns])
+        ]
+
+    # -------------------------------------------------------------------------------- learning
 
     def _parts_by_key(self, chunk: Chunk) -> dict[str, dict[str, Any]]:
         """Return {key: {column: values}} of the group's columns."""
@@ -87,12 +104,11 @@ class GroupOp(SpillingOp):
         if not self.combo:
             return {key: {key: own[key]} for key in keys}
         for name, column in own.items():
-            if isinstance(column, Ragged):
-                raise TypeError(self._wrong(name, "combines one value a row, got lists"))
+            self._check_no_lists(name, column)
         return {keys[0]: dict(own)}
 
     def _sums(self, chunk: Chunk, names: Sequence[str], **options: bool) -> dict[str, GroupSums]:
-        """Return {key: sums of the named columns}; of a list each value is a row of its own."""
+        """Return {key: sums of the named columns}; each value of a list counts as a row."""
         summed = {name: self._summed(name, chunk[name]) for name in names}
         state = {}
         for key, parts in self._parts_by_key(chunk).items():
@@ -112,18 +128,17 @@ class GroupOp(SpillingOp):
         return state
 
     def _more_parts(self, chunk: Chunk) -> list[Any]:
-        """Return columns that split each group further, in the CPU's memory."""
+        """Return host columns [n] that split each group further."""
         return []
 
     def _summed(self, name: str, column: Any) -> np.ndarray:
-        if isinstance(column, Ragged):
-            raise TypeError(self._wrong(name, "sums one value a row, got lists"))
+        self._check_no_lists(name, column)
         values = to_host(self._floats(name, column))
         self._check_size(name, values[~np.isnan(values)])
         return values
 
     def merge_states(self, states: Sequence[GroupSums]) -> GroupSums:
-        """Return the sums of all."""
+        """Return the sums of all states."""
         return GroupSums.merged(states)
 
     def to_table(self, state: GroupSums) -> pa.Table:
@@ -131,60 +146,50 @@ class GroupOp(SpillingOp):
         return state.to_table()
 
     def from_table(self, table: pa.Table) -> GroupSums:
-        """Return the sums of groups."""
+        """Return the groups of `to_table`."""
         return GroupSums.from_table(table)
 
     def gathered(self, key: str, states: Iterable[GroupSums]) -> Iterable[GroupSums]:
-        """Return the sums as they come: only what is learned of them has to fit into memory."""
+        """Return the states as they come: only what is learned has to fit in memory."""
         return states
 
     def finalize(self, state: dict[str, GroupSums | Iterable[GroupSums]]) -> None:
-        """Keep the numbers of each key."""
+        """Learn the numbers of each key."""
         for key, sums in state.items():
             self._finalize_key(key, [sums] if isinstance(sums, GroupSums) else sums)
-
-    @abstractmethod
-    def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
-        """Keep the numbers of one key, whose groups come in blocks, in order if there are several.
-
-        Args:
-            key: its name.
-            blocks: may be gone through several times.
-        """
 
     # -------------------------------------------------------------------------- what was learned
 
     @staticmethod
     def _table(groups: GroupSums, numbers: Mapping[str, np.ndarray]) -> Chunk:
-        """Return the table of some keys: `key_0`, `key_1`, ..., then the numbers of each."""
-        keys = {f"key_{place}": column_from_arrow(key) for place, key in enumerate(groups.keys)}
+        """Return groups and their numbers as a table: `key_0`, `key_1`, ..., then the numbers."""
+        keys = {f"key_{k}": column_from_arrow(key) for k, key in enumerate(groups.keys)}
         return Chunk({**keys, **numbers})
 
     def learned_tables(self) -> dict[str, Chunk]:
-        """Return {key: `key_0`, `key_1`, ... in order, and the numbers of each key}."""
+        """Return {key: table of its groups: `key_0`, `key_1`, ... by key, and their numbers}."""
         return dict(self._tables)
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Take the tables back."""
+        """Set the tables."""
         self._tables = dict(tables)
-        self._indexes = {key: CombinationIndex(_keys_of(table)) for key, table in tables.items()}
+        self._indexes = {
+            key: CombinationIndex([c for n, c in table.items() if n.startswith("key_")])
+            for key, table in tables.items()
+        }
 
     def index_of(self, key: str) -> CombinationIndex:
-        """Return what finds a key in its table."""
+        """Return the index that finds a row's key in the table of `key`."""
         return self._indexes[key]
 
-    @abstractmethod
-    def number_of_new_key(self, key: str, made: str) -> float:
-        """Return what a row gets whose key was not learned, or is null."""
+    # ------------------------------------------------------------------------------ transforming
 
-    def _places(self, key: str, parts: Mapping[str, Any]) -> Array:
-        """Return the place of each row's key in the table, from 1; 0 if it is new, or null."""
+    def _positions(self, key: str, parts: Mapping[str, Any]) -> Array:
+        """Return the position of each row's key in the table, from 1; 0 if it is new, or null."""
         index = self.index_of(key)
         for (name, part), known in zip(parts.items(), index.parts, strict=True):
-            values, _ = self._keys(name, part)
-            if isinstance(values, Strings) != isinstance(known, Strings):
-                kinds = [column_type(known)[0], column_type(part)[0]]
-                raise TypeError(self._wrong(name, f"knows keys of {kinds[0]}, got {kinds[1]}"))
+            self._keys(name, part)
+            self._check_kind(name, part, known)
         found = index.find(list(parts.values()))
         for part in parts.values():
             if isinstance(part, Masked):
@@ -193,24 +198,11 @@ class GroupOp(SpillingOp):
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the numbers of each row's keys."""
-        result = {}
+        result: dict[str, Any] = {}
         for key, parts in self._parts_by_key(chunk).items():
             (first, *_) = parts.values()
-            values = {name: flat(part) for name, part in parts.items()}
-            places = self._places(key, values)
+            positions = self._positions(key, {name: flat(part) for name, part in parts.items()})
             offsets = first.offsets if isinstance(first, Ragged) else None
-            for made, numbers in self._numbers_at(key, places, chunk, offsets).items():
-                result[f"{key}_{made}"] = (
-                    Ragged(numbers, offsets) if offsets is not None else numbers
-                )
+            for suffix, numbers in self._numbers_at(key, positions, chunk, offsets).items():
+                result[f"{key}_{suffix}"] = numbers if offsets is None else Ragged(numbers, offsets)
         return Chunk(result)
-
-    @abstractmethod
-    def _numbers_at(
-        self, key: str, places: Array, chunk: Chunk, offsets: Array | None
-    ) -> dict[str, Array]:
-        """Return {what is made: numbers} at places of a table, counted from 1; 0 for new keys."""
-
-
-def _keys_of(table: Chunk) -> list[Any]:
-    return [column for name, column in table.items() if name.startswith("key_")]

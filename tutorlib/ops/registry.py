@@ -1,7 +1,7 @@
-"""OPS, ROW_OPS: the ops of this library by name, and how a saved Workflow refers to any op's class.
+"""OPS and ROW_OPS: the ops of this library, and the names of ops in a saved Workflow.
 
-One of ours is saved by its public name, `tutorlib.ops.Clip`; a class of the user by its module and
-qualified name. A name that is loaded is only looked up: nothing is imported or executed for it.
+One of ours is saved by its public name, `tutorlib.ops.Clip`; a user's by module and qualified name.
+When a Workflow is loaded these names are only looked up; nothing is imported or executed.
 """
 
 from __future__ import annotations
@@ -9,45 +9,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from tutorlib.ops.base import Op, Rename, Select
+from tutorlib.ops.base import Op, Select
 from tutorlib.ops.categorify import Categorify
 from tutorlib.ops.elementwise import Bucketize, Clip, LambdaOp, LogOp
-from tutorlib.ops.external import JoinExternal
 from tutorlib.ops.filling import FillMedian, FillMissing
-from tutorlib.ops.groupby import JoinGroupby
-from tutorlib.ops.ids import HashBucket, HashedCross
-from tutorlib.ops.lists import ListSlice
-from tutorlib.ops.rows import Dropna, Filter, RowOp
-from tutorlib.ops.statistics import Normalize, NormalizeMinMax
+from tutorlib.ops.hash_bucket import HashBucket, HashedCross
+from tutorlib.ops.join_external import JoinExternal
+from tutorlib.ops.join_groupby import JoinGroupby
+from tutorlib.ops.list_slice import ListSlice
+from tutorlib.ops.normalize import Normalize, NormalizeMinMax
+from tutorlib.ops.rename import Rename
+from tutorlib.ops.row_ops import Dropna, Filter, RowOp
 from tutorlib.ops.target_encoding import TargetEncoding
 
 Kind = TypeVar("Kind")
 
 ROOM = "tutorlib.ops"
-OPS: dict[str, type[Op]] = {
-    "Bucketize": Bucketize,
-    "Categorify": Categorify,
-    "Clip": Clip,
-    "FillMedian": FillMedian,
-    "FillMissing": FillMissing,
-    "HashBucket": HashBucket,
-    "HashedCross": HashedCross,
-    "JoinExternal": JoinExternal,
-    "JoinGroupby": JoinGroupby,
-    "LambdaOp": LambdaOp,
-    "ListSlice": ListSlice,
-    "LogOp": LogOp,
-    "Normalize": Normalize,
-    "NormalizeMinMax": NormalizeMinMax,
-    "Rename": Rename,
-    "Select": Select,
-    "TargetEncoding": TargetEncoding,
-}
+_OPS: tuple[type[Op], ...] = (
+    Bucketize, Categorify, Clip, FillMedian, FillMissing, HashBucket, HashedCross, JoinExternal,
+    JoinGroupby, LambdaOp, ListSlice, LogOp, Normalize, NormalizeMinMax, Rename, Select,
+    TargetEncoding,
+)  # fmt: skip
+OPS: dict[str, type[Op]] = {kind.__name__: kind for kind in _OPS}
 ROW_OPS: dict[str, type[RowOp]] = {"Dropna": Dropna, "Filter": Filter}
 
 
 def saved_name(kind: type[Op] | type[RowOp]) -> str:
-    """Return the name by which a saved Workflow refers to a class of ops.
+    """Return the name of an op's class in a saved Workflow.
 
     Example:
         >>> saved_name(Clip)
@@ -60,7 +48,7 @@ def saved_name(kind: type[Op] | type[RowOp]) -> str:
 
 
 def op_class(name: str) -> type[Op]:
-    """Return the class of ops that `saved_name` names so.
+    """Return the class of ops whose `saved_name` is `name`.
 
     Raises:
         ValueError: if it is neither one of ours nor defined in this process.
@@ -73,7 +61,7 @@ def op_class(name: str) -> type[Op]:
 
 
 def row_op_class(name: str) -> type[RowOp]:
-    """Return the class of row ops that `saved_name` names so.
+    """Return the class of row ops whose `saved_name` is `name`.
 
     Raises:
         ValueError: if it is neither one of ours nor defined in this process.

@@ -10,54 +10,54 @@ from typing import Any
 import numpy as np
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import Array, Chunk, Ragged, array_namespace, row_ids, to_host
+from tutorlib.chunk import Array, Chunk, array_namespace, row_ids, to_host
 from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
 from tutorlib.memory import DeviceCache
 from tutorlib.ops.base import Op
-from tutorlib.ops.columns import per_column
 from tutorlib.ops.group_op import GroupOp
-from tutorlib.ops.groups import GroupSums
-from tutorlib.ops.keys import group_rows
+from tutorlib.ops.shared.columns import per_column
+from tutorlib.ops.shared.group_sums import GroupSums
+from tutorlib.ops.shared.keys import group_rows
 
 
 class TargetEncoding(GroupOp):
-    """Gives each row the mean target of the rows with the same key, drawn towards the overall mean.
+    """Gives each row the mean target of the rows with the same key, smoothed towards a prior.
 
-    Of a key whose n targets sum to s it makes (s + smoothing * prior) / (n + smoothing), so that a
-    rare key does not take its few targets at their word. The columns of the group are the keys,
-    each by itself, or all together with `combo`; what comes out is `{key}_{target}_mean`.
+    A key with n targets of sum s becomes (s + smoothing * prior) / (n + smoothing), so that a rare
+    key does not rely on its few targets alone. Each column of the group is a key by itself, or with
+    `combo` all columns make one key.
 
-    A row must not see its own target, or the model learns to read it there. So rows are dealt into
-    folds, and a row gets what the rows of all other folds alone would give, the prior too. The fold
-    of a row is the hash of its value of `fold_column`: it depends neither on targets nor on
-    where the row stands or how the data was cut, and rows that belong together (of one user, of one
-    day) can be kept in one fold. Rows that nothing was learned from, those to validate on and those
-    to serve, get the mean over all folds: use `workflow.for_serving()` there, which needs no fold
-    column.
+    If a row saw its own target, the model would learn to read it from the encoding. So rows are
+    split into folds, and a row gets the mean and prior of all other folds. The fold is a hash of
+    the row's value of `fold_column`: it depends neither on targets, nor on the position of the row,
+    nor on chunks, and rows of one user or one day can be kept in one fold. Rows that were not
+    learned from, for validation or serving, get the mean of all folds: use
+    `workflow.for_serving()`, which does not need the fold column.
 
-    A key that is new, or null in any part, gets the prior. Targets that are missing are left out;
-    targets and fold column are read from the data as they are, targets only while learning. In a
-    list column each value is a key and counts as a row, and lists come out; lists cannot be
-    combined. Sums are exact and rounded once, so that neither chunks nor the order of merging
-    change a bit.
+    Targets and fold column are read as the data has them, targets only to learn. Sums are exact and
+    rounded once, so no bit depends on chunks or on the order of merging.
+
+    Returns (from transform): columns `{key}_{target}_mean` of `dtype` in place of the keys. A key
+    that is new, or null in any part, gets the prior. Missing targets are left out. In a column of
+    lists each value is a key and counts as a row; the means come out as lists.
 
     Args:
         targets: column of numbers, or several.
-        fold_column: integers or texts, such as a row's id, no nulls. None if the rows to transform
-            are others than those learned from.
-        folds: number of folds, 2 or more.
-        smoothing: how many rows the prior counts for, 0 or more.
-        prior: mean that keys are drawn towards, or {target: mean}; None for that of all rows.
-        seed: another one deals other folds.
-        combo: whether the columns together are one key.
+        fold_column: column of integers or strings without nulls, such as a row's id. None if rows
+            to transform are never rows learned from.
+        folds: number of folds, at least 2.
+        smoothing: number of rows that the prior counts for, 0 or more.
+        prior: mean to smooth towards, or {target: mean}; None for the mean of all rows.
+        seed: another seed gives other folds.
+        combo: whether the columns make one key together.
         name: of a combined key; None joins the columns' names by "_X_".
-        dtype: of what comes out.
+        dtype: of the output, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: in `finalize`, if a target has no values, or none outside some fold; naming the
-            column, if a row has no fold.
-        TypeError: if a key is a floating-point number, or keys come as texts where integers were
-            learned, or a target holds texts or lists.
+        ValueError: for arguments out of range; in `finalize`, if a target has no value, or none
+            outside a fold; if a row's fold column is null.
+        TypeError: for floating-point keys, for string keys where integers were learned or the other
+            way round, for targets of strings or lists, and for lists with `combo`.
 
     Example:
         >>> group = ["user"] >> TargetEncoding("label", fold_column=None, smoothing=1)
@@ -109,24 +109,23 @@ class TargetEncoding(GroupOp):
         """The targets."""
         return self.targets
 
-    def made(self) -> list[str]:
+    def output_suffixes(self) -> list[str]:
         """Return "{target}_mean" of each target."""
         return [f"{target}_mean" for target in self.targets]
 
-    # ------------------------------------------------------------------------------------- folds
+    # ---------------------------------------------------------------------------------- learning
 
     def _folds_of(self, name: str, column: Any) -> Array:
         """Return int32 [n]: the fold of each row."""
-        if isinstance(column, Ragged):
-            raise TypeError(self._wrong(name, "takes one value a row, got lists"))
+        self._check_no_lists(name, column)
         values, valid = self._keys(name, column)
         if valid is not None and not bool(valid.all()):
             row = int((~valid).argmax())
             raise ValueError(
                 self._wrong(
                     name,
-                    f"needs a value to choose each row's fold by, got null at row {row} of the "
-                    "chunk. Choose another fold_column, or drop those rows by Dropna.",
+                    f"needs a value for each row's fold, got null at row {row} of the chunk. "
+                    "Choose another fold_column, or drop such rows by Dropna.",
                 )
             )
         hashes = hash_values(values)
@@ -142,24 +141,21 @@ class TargetEncoding(GroupOp):
         """Return {key: sums of the targets, by fold}."""
         return self._sums(chunk, self.targets)
 
-    # ---------------------------------------------------------------------------------- learning
-
     def _views(self) -> list[str]:
-        """Return what is known of each target: from all folds, then from all but one."""
+        """Return the suffixes of a target's means: of all folds, then of all but each one."""
         without = [] if self.fold_column is None else [f"_without_{f}" for f in range(self.folds)]
         return ["", *without]
 
     def gathered(self, key: str, states: Iterable[GroupSums]) -> Iterable[GroupSums]:
-        """Return the sums as they come, but all folds of a key together."""
+        """Return the states as they come, but with all folds of a key in one state."""
         return states if self.fold_column is None else _WholeKeys(states)
 
     def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
         priors = {target: self._priors_of(target, blocks) for target in self.targets}
         tables = [self._means_of(block, priors) for block in blocks]
-        said = {target: [float(prior) for prior in found] for target, found in priors.items()}
-        self.restore(
-            {"priors": {**self._priors, key: said}}, {**self._tables, key: Chunk.concat(tables)}
-        )
+        floats = {target: [float(prior) for prior in known] for target, known in priors.items()}
+        learned = {"priors": {**self._priors, key: floats}}
+        self.restore(learned, {**self._tables, key: Chunk.concat(tables)})
 
     def _priors_of(self, target: str, blocks: Iterable[GroupSums]) -> list[Fraction]:
         """Return the prior of all rows, then of those outside each fold."""
@@ -177,14 +173,14 @@ class TargetEncoding(GroupOp):
             raise ValueError(
                 self._wrong(
                     target,
-                    "found no value, in all rows or in those outside one fold. Give a prior, or a "
-                    "fold_column with more different values.",
+                    "found no value in all rows, or none outside a fold. Give a prior, or a "
+                    "fold_column with more distinct values.",
                 )
             )
         return [totals[name] / counts[name] for name in self._views()]
 
     def _means_of(self, sums: GroupSums, priors: Mapping[str, list[Fraction]]) -> Chunk:
-        """Return the table of the means of each key."""
+        """Return the keys with their means as a table."""
         rows, keys = group_rows(sums.keys if self.fold_column is None else sums.keys[:-1])
         groups = GroupSums(keys, {})
         kept = groups.known_in_order()
@@ -221,11 +217,11 @@ class TargetEncoding(GroupOp):
     ) -> np.ndarray:
         """Return (sum + smoothing * prior) / (count + smoothing), exact, then rounded."""
         smoothing = Fraction(self.smoothing)
-        weight, share = smoothing.numerator, smoothing.denominator
+        weight, unit = smoothing.numerator, smoothing.denominator
         added = (weight * prior.numerator) << e
-        scale = share * prior.denominator
+        scale = unit * prior.denominator
         means = [
-            (total * scale + added) / ((count * share + weight) * prior.denominator << e)
+            (total * scale + added) / ((count * unit + weight) * prior.denominator << e)
             if count or weight
             else float(prior)
             for total, count in zip(totals, counts.tolist(), strict=True)
@@ -233,11 +229,11 @@ class TargetEncoding(GroupOp):
         return np.array(means, dtype=np.float64).astype(self.dtype)
 
     def learned(self) -> dict[str, Any]:
-        """Return {"priors": {key: {target: that of all rows, then of those outside each fold}}}."""
+        """Return {"priors": {key: {target: [of all rows, of those outside each fold]}}}."""
         return {"priors": self._priors}
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Take priors and means back."""
+        """Set priors and means."""
         super().restore(learned, tables)
         self._priors = learned.get("priors", {})
         self._means: dict[tuple[str, str], DeviceCache] = {}
@@ -248,12 +244,12 @@ class TargetEncoding(GroupOp):
                 means = np.vstack([priors, np.column_stack(columns)])
                 self._means[key, target] = DeviceCache(means)
 
-    def number_of_new_key(self, key: str, made: str) -> float:
+    def number_of_new_key(self, key: str, suffix: str) -> float:
         """Return the prior of all rows."""
-        return self._priors[key][made.removesuffix("_mean")][0]
+        return self._priors[key][suffix.removesuffix("_mean")][0]
 
     def for_serving(self) -> Op:
-        """Return the op with the means of all rows, which needs no fold column."""
+        """Return the op with the means of all rows, which does not need the fold column."""
         op = copy.copy(self)
         op.fold_column = None
         priors = {
@@ -267,25 +263,21 @@ class TargetEncoding(GroupOp):
     # ------------------------------------------------------------------------------ transforming
 
     def _numbers_at(
-        self, key: str, places: Array, chunk: Chunk, offsets: Array | None
+        self, key: str, positions: Array, chunk: Chunk, offsets: Array | None
     ) -> dict[str, Array]:
-        xp = array_namespace(places)
+        xp = array_namespace(positions)
         view: Any = 0
         if self.fold_column is not None:
             view = self._folds_of(self.fold_column, chunk[self.fold_column]) + 1
             view = view if offsets is None else view[row_ids(offsets)]
         return {
-            f"{target}_mean": self._means[key, target].on(xp)[places, view]
+            f"{target}_mean": self._means[key, target].on(xp)[positions, view]
             for target in self.targets
         }
 
 
 class _WholeKeys:
-    """Sums of groups by fold, in order, cut so that all folds of a key are in one block.
-
-    Args:
-        blocks: sums whose keys rise, cut anywhere.
-    """
+    """States whose keys rise, divided so that all folds of a key are in one state."""
 
     def __init__(self, blocks: Iterable[GroupSums]) -> None:
         self._blocks = blocks
@@ -293,7 +285,7 @@ class _WholeKeys:
     def __iter__(self) -> Iterator[GroupSums]:
         held: list[GroupSums] = []
         for block in self._blocks:
-            sums = GroupSums.merged([*held, block])  # keeps the order
+            sums = GroupSums.merged([*held, block])  # in the same order
             end = len(sums)
             while end and all(key[end - 1] == key[-1] for key in sums.keys[:-1]):
                 end -= 1

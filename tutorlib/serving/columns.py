@@ -48,15 +48,15 @@ class ServedListSlice(ServedByColumn[ListSlice]):
         made = tf.fill(tf.shape(kept), np.int64(op.length)) if op.pad else kept
         splits = tf.concat([[0], tf.cumsum(made)], axis=0)
         within = tf.range(splits[-1]) - tf.repeat(splits[:-1], made)
-        places = within + tf.repeat(starts + first, made)
+        positions = within + tf.repeat(starts + first, made)
         values, valid = column.values, column.valid
         if op.pad:
             there = within < tf.repeat(kept, made)
-            places = tf.where(there, places, tf.size(values, tf.int64))
+            positions = tf.where(there, positions, tf.size(values, tf.int64))
             values = tf.concat([values, self._padding(name, values.dtype)], axis=0)
             valid = None if valid is None else tf.concat([valid, [True]], axis=0)
-        valid = None if valid is None else tf.gather(valid, places)
-        return ServedColumn(tf.gather(values, places), valid, splits)
+        valid = None if valid is None else tf.gather(valid, positions)
+        return ServedColumn(tf.gather(values, positions), valid, splits)
 
     def _padding(self, name: str, dtype: tf.DType) -> tf.Tensor:
         """Return the value that pads lists, [1]."""
@@ -64,8 +64,8 @@ class ServedListSlice(ServedByColumn[ListSlice]):
         return as_string_tensor(padding) if isinstance(padding, Strings) else tf.constant(padding)
 
 
-def _from_front(place: int, lengths: tf.Tensor) -> tf.Tensor:
-    """Return a place of a slice counted from the front, within each list."""
-    if place < 0:
-        return tf.maximum(lengths + place, 0)
-    return tf.minimum(lengths, np.int64(place))
+def _from_front(position: int, lengths: tf.Tensor) -> tf.Tensor:
+    """Return a position of a slice counted from the front, for lists of these lengths."""
+    if position < 0:
+        return tf.maximum(lengths + position, 0)
+    return tf.minimum(lengths, np.int64(position))

@@ -54,13 +54,13 @@ def hash_strings(strings: tf.Tensor) -> tf.Tensor:
     starts = tf.cumsum(counts, exclusive=True)
     longest = tf.reduce_max(tf.concat([counts, [0]], axis=0))
 
-    def hash_word(place: tf.Tensor, hashes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        there = place < counts
-        word = tf.gather(words, tf.where(there, starts + place, 0))
-        return place + 1, tf.where(there, mix(tf.bitwise.bitwise_xor(hashes, word)), hashes)
+    def hash_word(k: tf.Tensor, hashes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        there = k < counts
+        word = tf.gather(words, tf.where(there, starts + k, 0))
+        return k + 1, tf.where(there, mix(tf.bitwise.bitwise_xor(hashes, word)), hashes)
 
     first = (tf.constant(0), hash_integers(lengths))
-    return tf.while_loop(lambda place, _: place < longest, hash_word, first)[1]
+    return tf.while_loop(lambda k, _: k < longest, hash_word, first)[1]
 
 
 def hash_values(values: tf.Tensor) -> tf.Tensor:

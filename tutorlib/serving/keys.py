@@ -17,7 +17,7 @@ from tutorlib.ops import (
     JoinGroupby,
     TargetEncoding,
 )
-from tutorlib.ops.columns import id_dtype
+from tutorlib.ops.shared.columns import id_dtype
 from tutorlib.serving.base import (
     Functions,
     ServedByColumn,
@@ -40,7 +40,7 @@ class ServedHashBucket(ServedByColumn[HashBucket]):
 
 
 def combined_hashes(columns: Sequence[ServedColumn]) -> tf.Tensor:
-    """Return the hash of each row's combination, uint64 [n]: see `ops.keys.combined_hashes`."""
+    """Return the hash of each row's combination, uint64 [n]: see `ops.shared.keys`."""
     crossed = None
     for column in columns:
         hashes = column.without_nulls(hash_values(column.values), number(0, tf.uint64))
@@ -100,7 +100,7 @@ class ServedCategorify(ServedByColumn[Categorify]):
     def _ids(
         self, name: str, found: tf.Tensor, hashes: tf.Tensor | None, valid: tf.Tensor | None
     ) -> tf.Tensor:
-        """Return the ids of values found at places from 1; place 0 is out of vocabulary."""
+        """Return the ids of values found at positions from 1; position 0 is out of vocabulary."""
         buckets = self.op.num_oov_buckets
         ids = tf.cast(found, id_dtype(self.op.cardinality(name)))
         unknown = tf.constant(FIRST_OOV_ID, ids.dtype)
@@ -121,31 +121,31 @@ class ServedGroupOp(ServedOp[JoinGroupby | TargetEncoding]):
         return list(names) if op.combo else [op.parts_of_output(output, names)[0]]
 
     def build(self, functions: Functions) -> None:
-        """Keep the keys, and the numbers of each wanted column behind that of a new key."""
+        """Keep the keys, and the numbers of each wanted column after that of a new key."""
         tables = self.op.learned_tables()
         self.keys: dict[str, CombinationTable] = {}
         self.numbers: dict[str, tf.Variable] = {}
         for name in self.wanted:
-            key, made = self.op.parts_of_output(name, self.names)
+            key, suffix = self.op.parts_of_output(name, self.names)
             if key not in self.keys:
                 self.keys[key] = CombinationTable(self.op.index_of(key))
-            new = np.array([self.op.number_of_new_key(key, made)], self.op.dtype)
-            self.numbers[name] = fixed(np.concatenate([new, tables[key][made]]))
+            new = np.array([self.op.number_of_new_key(key, suffix)], self.op.dtype)
+            self.numbers[name] = fixed(np.concatenate([new, tables[key][suffix]]))
 
     def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
         """Return the numbers of each row's keys."""
         result: dict[str, ServedColumn] = {}
-        places: dict[str, tf.Tensor] = {}
+        positions: dict[str, tf.Tensor] = {}
         for name in self.wanted:
             key, _ = self.op.parts_of_output(name, self.names)
             parts = [columns[part] for part in self.sources(self.op, name, self.names)]
-            if key not in places:
-                places[key] = self._places(key, parts)
-            result[name] = parts[0].with_values(tf.gather(self.numbers[name], places[key]))
+            if key not in positions:
+                positions[key] = self._positions(key, parts)
+            result[name] = parts[0].with_values(tf.gather(self.numbers[name], positions[key]))
         return result
 
-    def _places(self, key: str, columns: Sequence[ServedColumn]) -> tf.Tensor:
-        """Return the place of each row's key, from 1; 0 if it is new, or null in any part."""
+    def _positions(self, key: str, columns: Sequence[ServedColumn]) -> tf.Tensor:
+        """Return the position of each row's key, from 1; 0 if it is new, or null in any part."""
         found = self.keys[key].find(columns)
         for column in columns:
             found = column.without_nulls(found, 0)
@@ -171,6 +171,6 @@ class ServedJoinExternal(ServedOp[JoinExternal]):
         made = {name: columns[name] for name in self.wanted if name in self.names}
         if self.keys is not None:
             key = columns[self.op.on]
-            places = key.without_nulls(self.keys.find(key.values), 0)
-            made |= {name: table.take_or_null(places) for name, table in self.tables.items()}
+            positions = key.without_nulls(self.keys.find(key.values), 0)
+            made |= {name: table.take_or_null(positions) for name, table in self.tables.items()}
         return {name: made[name] for name in self.wanted}

@@ -167,8 +167,8 @@ class ServedLambdaOp(ServedByColumn[LambdaOp]):
             return column.with_values(self._call(name, column.values))
         result = self._call(name, tf.boolean_mask(column.values, column.valid))
         nothing = tf.zeros([1], result.dtype)  # for a null to point at, if all are null
-        places = tf.where(column.valid, tf.cumsum(tf.cast(column.valid, tf.int32)), 0)
-        values = tf.gather(tf.concat([nothing, result], axis=0), places)
+        positions = tf.where(column.valid, tf.cumsum(tf.cast(column.valid, tf.int32)), 0)
+        values = tf.gather(tf.concat([nothing, result], axis=0), positions)
         return column.with_values(values, column.valid)
 
     def _call(self, name: str, values: tf.Tensor) -> tf.Tensor:

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from tutorlib.chunk import Masked, Ragged, Strings
 from tutorlib.hashing import hash_values as hash_on_host
-from tutorlib.ops.keys import CombinationIndex
+from tutorlib.ops.shared.keys import CombinationIndex
 from tutorlib.serving.base import ServedColumn, as_string_tensor, fixed
 from tutorlib.serving.hashing import hash_strings
 
 
 class KeyTable(tf.Module):
-    """Finds the place of keys in a list of keys, as `hashing.KeyIndex` does.
+    """Finds the position of keys in a list of keys, as `hashing.KeyIndex` does.
 
     It searches the sorted keys, or the sorted hashes of strings, by bisection. Both are plain
     arrays: a loaded graph has nothing to fill, and a lookup runs on any device.
@@ -37,12 +37,12 @@ class KeyTable(tf.Module):
         order = np.argsort(words)
         wide = len(words) >= 2**31 - 1
         self._words = fixed(words[order])
-        self._places = fixed((order + 1).astype(np.int64 if wide else np.int32))
+        self._positions = fixed((order + 1).astype(np.int64 if wide else np.int32))
         self._strings = fixed(as_string_tensor(keys.take(order))) if strings else None
         self.size = len(words)
 
     def find(self, wanted: tf.Tensor, hashes: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the place of each wanted key, counted from 1; 0 if it is not in the table.
+        """Return the position of each wanted key, counted from 1; 0 if it is not in the table.
 
         Args:
             wanted: integers or strings [n], of the kind of the keys.
@@ -52,7 +52,7 @@ class KeyTable(tf.Module):
             int32 [n], int64 for 2**31 - 1 keys or more.
         """
         if self.size == 0:
-            return tf.zeros_like(wanted, dtype=self._places.dtype)
+            return tf.zeros_like(wanted, dtype=self._positions.dtype)
         if self._strings is None:
             unsigned = wanted.dtype == tf.uint64
             words = tf.bitcast(wanted, tf.int64) if unsigned else tf.cast(wanted, tf.int64)
@@ -62,11 +62,11 @@ class KeyTable(tf.Module):
         right = tf.gather(self._words, at) == words
         if self._strings is not None:
             right &= tf.gather(self._strings, at) == wanted
-        return tf.where(right, tf.gather(self._places, at), 0)
+        return tf.where(right, tf.gather(self._positions, at), 0)
 
 
 class CombinationTable(tf.Module):
-    """Finds the place of combinations of values, as `ops.keys.CombinationIndex` does.
+    """Finds the position of combinations of values, as `ops.shared.keys.CombinationIndex` does.
 
     Args:
         index: of the combinations; its parts are the columns that they consist of.
@@ -78,7 +78,7 @@ class CombinationTable(tf.Module):
         self._pairs = [KeyTable(pair.keys) for pair in index.pair_indexes]
 
     def find(self, columns: Sequence[ServedColumn], hashes: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the place of each row's combination, counted from 1; 0 if it is not in the table.
+        """Return the position of each row's combination, from 1; 0 if it is not in the table.
 
         Args:
             columns: the parts, one value a row. Among several parts a null is a value like others;
@@ -88,21 +88,21 @@ class CombinationTable(tf.Module):
         if len(columns) == 1:
             return columns[0].without_nulls(self._parts[0].find(columns[0].values, hashes), 0)
         found = self._number(0, columns[0])
-        for place, (pair, column) in enumerate(zip(self._pairs, columns[1:], strict=True), 1):
-            following = self._number(place, column)
-            packed = found * (self._parts[place].size + 2) + following
+        for k, (pair, column) in enumerate(zip(self._pairs, columns[1:], strict=True), 1):
+            following = self._number(k, column)
+            packed = found * (self._parts[k].size + 2) + following
             known = (found > 0) & (following > 0)
             found = tf.cast(pair.find(tf.where(known, packed, -1)), tf.int64)
         return found
 
-    def _number(self, place: int, column: ServedColumn) -> tf.Tensor:
-        """Return the number of each value of a part: from 1, a null the last, 0 if not known."""
-        part = self._parts[place]
+    def _number(self, k: int, column: ServedColumn) -> tf.Tensor:
+        """Return the number of each value of part k: from 1, a null the last, 0 if not known."""
+        part = self._parts[k]
         return column.without_nulls(tf.cast(part.find(column.values), tf.int64), part.size + 1)
 
 
 class ValueTable(tf.Module):
-    """A column of a table, of any kind, whose rows are taken by place.
+    """A column of a table, of any kind, whose rows are taken by position.
 
     Args:
         column: a column of a `Chunk`, at least one row.
@@ -116,9 +116,9 @@ class ValueTable(tf.Module):
         values = column.values if isinstance(column, Masked) else column
         self._values = fixed(as_string_tensor(values) if isinstance(values, Strings) else values)
 
-    def take_or_null(self, places: tf.Tensor) -> ServedColumn:
-        """Return the rows at places counted from 1, int [n]; at place 0 a null or an empty list."""
-        there, rows = places > 0, tf.cast(tf.maximum(places - 1, 0), tf.int64)
+    def take_or_null(self, positions: tf.Tensor) -> ServedColumn:
+        """Return the rows at positions from 1, int [n]; at position 0 a null or an empty list."""
+        there, rows = positions > 0, tf.cast(tf.maximum(positions - 1, 0), tf.int64)
         splits = None
         if self._offsets is not None:
             starts = tf.gather(self._offsets, rows)

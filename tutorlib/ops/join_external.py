@@ -9,29 +9,35 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tutorlib.chunk import Chunk, Ragged, Strings, array_namespace
+from tutorlib.chunk import Chunk, array_namespace
 from tutorlib.hashing import KeyIndex
 from tutorlib.memory import DeviceCache
 from tutorlib.ops.base import Op
-from tutorlib.ops.columns import column_type, role_of, take_or_null
-from tutorlib.ops.keys import find_keys
+from tutorlib.ops.shared.columns import column_type, role_of, take_or_null
+from tutorlib.ops.shared.keys import find_keys
 from tutorlib.schema import Column
 
 
 class JoinExternal(Op):
-    """Adds columns of another table, found by the key column `on`; rows stay as they are.
+    """Adds columns of another table, found by the key column `on`; no row is added or dropped.
 
-    The table is held in memory and saved with the workflow. A key that is not in the table gives
-    null: NaN in floating point, an empty list where the column holds lists.
+    The table is held in memory and saved with the workflow.
+
+    Returns (from transform): the columns that come in, then those of the table in their dtypes. A
+    null key, or one that is not in the table, gives a null: NaN in floating point, an empty list in
+    a column of lists.
 
     Args:
-        table: `pandas.DataFrame`, `pyarrow.Table`, `Chunk`, or the path of a Parquet file.
-        on: key column, integers or texts, of this name on both sides.
-        columns_ext: columns to take from the table; None for all but the key.
+        table: `pandas.DataFrame`, `pyarrow.Table`, `Chunk`, or path of a Parquet file.
+        on: key column, integers or strings, with the same name on both sides.
+        columns_ext: columns of the table to add; None for all but the key.
+
+    Attributes:
+        index: `KeyIndex` of the table's keys.
 
     Raises:
-        ValueError: if a key stands twice in the table or is null, or a column is not in it.
-        TypeError: if the key is of another type than the table's.
+        ValueError: if the table has no rows, a key twice or a null key, or lacks a column.
+        TypeError: if the key holds strings on one side and integers on the other, floats or lists.
 
     Example:
         >>> import numpy as np
@@ -67,11 +73,9 @@ class JoinExternal(Op):
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the columns and those joined."""
-        if isinstance(chunk[self.on], Ragged):
-            raise TypeError(self._wrong(self.on, "takes one key a row, got lists"))
+        self._check_no_lists(self.on, chunk[self.on])
         keys, valid = self._keys(self.on, chunk[self.on])
-        if isinstance(keys, Strings) != isinstance(self.index.keys, Strings):
-            raise TypeError(self._wrong(self.on, "found texts on one side, integers on the other"))
+        self._check_kind(self.on, keys, self.index.keys)
         found = find_keys(self.index, keys)
         if valid is not None:
             found[~valid] = 0
@@ -81,16 +85,16 @@ class JoinExternal(Op):
         )
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names, and those joined."""
+        """Return the names, then those of the table."""
         if self.on not in names:
             raise ValueError(f"JoinExternal: the key {self.on!r} is not among {list(names)}")
         twice = [name for name in self.columns_ext if name in names]
         if twice:
-            raise ValueError(f"JoinExternal: columns {twice} stand on both sides. Rename them.")
+            raise ValueError(f"JoinExternal: columns {twice} are on both sides. Rename them.")
         return [*names, *self.columns_ext]
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns, and those joined with the role that their type suggests."""
+        """Return the columns, then those of the table in the default role of their dtype."""
         joined = []
         for name in self.columns_ext:
             dtype, multi_hot = column_type(self.table[name])
@@ -107,7 +111,7 @@ class JoinExternal(Op):
         return cls(tables["table"], **config)
 
     def learned_tables(self) -> dict[str, Chunk]:
-        """Return the table."""
+        """Return {"table": the key and the joined columns}."""
         return {"table": self.table}
 
 

@@ -1,6 +1,6 @@
-"""Filter, Dropna: which rows stay, decided on the data as they are, before any op.
+"""RowOp, Dropna, Filter: which rows stay, decided on the data before any other op.
 
-They are no ops of a group, for a row goes from all columns alike:
+A row is dropped from all columns alike, so these are not ops of a group:
 `Workflow(*groups, row_ops=[Dropna(["label"]), Filter([("rating", ">", 0)])])`.
 """
 
@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.chunk import Array, Chunk, Ragged, Strings, array_namespace, column_to_arrow
-from tutorlib.ops.base import function_called, name_to_save
-from tutorlib.ops.columns import column_type, missing_in, parts_of
+from tutorlib.ops.shared.columns import column_type, missing_in, parts_of
+from tutorlib.ops.shared.functions import function_named, name_to_save
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -28,7 +28,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_COMPARE_TEXTS: dict[str, Callable[..., Any]] = {
+_COMPARE_STRINGS: dict[str, Callable[..., Any]] = {
     "==": pc.equal,
     "!=": pc.not_equal,
     "<": pc.less,
@@ -40,13 +40,13 @@ _MEMBER = ("in", "not in")
 
 
 class RowOp(ABC):
-    """Decides which rows stay. A new one gives `names` and `keep`."""
+    """Decides which rows stay. A subclass implements `names`, `keep` and `get_config`."""
 
     registry: ClassVar[dict[str, type[RowOp]]] = {}
     """{module and qualified name: class} of all subclasses, as `Op.registry`."""
 
     names: list[str]
-    """Columns of the data that it looks at."""
+    """Columns of the data that `keep` reads."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -54,13 +54,13 @@ class RowOp(ABC):
 
     def __rrshift__(self, left: Any) -> Any:
         raise TypeError(
-            f"{self!r} drops rows, from all columns alike, so that it cannot stand in a group. "
-            f"Pass it to the workflow: Workflow(..., row_ops=[{self!r}])."
+            f"{self!r} drops rows from all columns alike, so it cannot be in a group. Pass it to "
+            f"the workflow: Workflow(..., row_ops=[{self!r}])."
         )
 
     @abstractmethod
     def keep(self, chunk: Chunk) -> Array:
-        """Return bool [n]: which rows of the chunk stay."""
+        """Return bool [n], True for the rows of `chunk` that stay."""
 
     def apply(self, chunk: Chunk) -> Chunk:
         """Return the rows that stay, in their order."""
@@ -69,24 +69,31 @@ class RowOp(ABC):
 
     @abstractmethod
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments, as JSON can hold them."""
+        """Return the constructor's arguments as JSON values."""
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], functions: Mapping[str, Callable[..., Any]]
     ) -> RowOp:
-        """Return what `get_config` describes."""
+        """Return the op that `get_config` describes.
+
+        Args:
+            config: as from `get_config`.
+            functions: {name: function} that the caller of `Workflow.load` passes.
+        """
         return cls(**config)
 
 
 class Dropna(RowOp):
-    """Drops the rows in which one of the columns has no value.
+    """Drops rows in which a column is missing: null, NaN, or an empty list.
 
-    No value is a null, a NaN, and in a list column an empty list: a null list is read as one.
-    Nulls inside a list are left to other ops.
+    A null list is read as an empty one. A null inside a list does not drop the row.
 
     Args:
         names: columns that must have a value.
+
+    Raises:
+        ValueError: if `names` is not a list of column names.
 
     Example:
         >>> chunk = Chunk({"x": np.array([1.0, np.nan, 3.0]), "y": np.arange(3)})
@@ -101,7 +108,7 @@ class Dropna(RowOp):
         return f"Dropna({self.names})"
 
     def keep(self, chunk: Chunk) -> Array:
-        """Return bool [n]: which rows have a value in each column."""
+        """Return bool [n], True for rows with a value in each column."""
         kept = None
         for name in self.names:
             column = chunk[name]
@@ -118,22 +125,21 @@ class Dropna(RowOp):
 
 
 class Filter(RowOp):
-    """Keeps the rows that meet a condition.
+    """Keeps rows that meet a condition.
 
-    A null or NaN meets no comparison, not even `!=` and `not in`. (In the loader's `filters=`,
-    settled by Arrow, a null meets `not in`, and a NaN `!=`.)
+    A null or NaN meets no comparison, not even `!=` and `not in`. (The loader's `filters=` differ:
+    there Arrow lets a null meet `not in`, and a NaN `!=`.)
 
     Args:
-        condition: list of (column, operator, value), all of which must hold, or a list of such
-            lists, one of which must: what the loader's `filters=` takes. Operators: == != < <= > >=
-            in, not in. Or a function of a `Chunk` that returns bool [n]; to save a workflow with
-            one, see `LambdaOp`.
-        names: columns that the function looks at; not needed for a list.
+        condition: list of (column, operator, value), all of which must hold, or list of such lists,
+            one of which must hold, as the loader's `filters=`. Operators: == != < <= > >= in,
+            not in. Or a function `Chunk` -> bool [n]; a workflow is saved with its name, as with
+            `LambdaOp`.
+        names: columns that the function reads; None for a list, which names its columns itself.
 
     Raises:
-        ValueError: for a condition that cannot be understood.
-        TypeError: naming the column, if texts are compared with numbers, or a list column with
-            anything.
+        ValueError: for a condition of another form, or a function that returns something else.
+        TypeError: if strings are compared with numbers, or a column of lists with anything.
 
     Example:
         >>> chunk = Chunk({"x": np.array([1.0, np.nan, 3.0]), "n": np.arange(3)})
@@ -149,7 +155,7 @@ class Filter(RowOp):
             raise ValueError("Filter: names goes with a function; a list names its columns itself")
         if self.function is not None:
             if names is None:
-                raise ValueError("Filter: say in names which columns the function looks at")
+                raise ValueError("Filter: name the columns that the function reads: names=[...]")
             self.names = _names(names, "Filter")
             return
         self.condition = _any_of_all(condition)
@@ -162,7 +168,7 @@ class Filter(RowOp):
         return f"Filter({plain})"
 
     def keep(self, chunk: Chunk) -> Array:
-        """Return bool [n]: which rows meet the condition."""
+        """Return bool [n], True for rows that meet the condition."""
         if self.function is not None:
             return self._called(self.function, chunk.select(self.names))
         kept = None
@@ -186,7 +192,7 @@ class Filter(RowOp):
 
     @property
     def function_name(self) -> str:
-        """Name under which the function is saved; raises ValueError if it has none."""
+        """Name under which the function is saved; ValueError if it has none."""
         return name_to_save(self.function, "Filter")
 
     def get_config(self) -> dict[str, Any]:
@@ -197,10 +203,10 @@ class Filter(RowOp):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], functions: Mapping[str, Any]) -> RowOp:
-        """Return the filter, with the function that the caller passes for its name."""
+        """Return the filter, with the function of that name if it has one."""
         if "function" not in config:
             return cls(config["condition"])
-        return cls(function_called(config["function"], functions, "Filter"), config["names"])
+        return cls(function_named(config["function"], functions, "Filter"), config["names"])
 
 
 def _names(names: Sequence[str], op: str) -> list[str]:
@@ -211,21 +217,21 @@ def _names(names: Sequence[str], op: str) -> list[str]:
 
 def _any_of_all(condition: Any) -> list[list[tuple[str, str, Any]]]:
     """Return the condition as a list of lists of (column, operator, value)."""
-    said = ValueError(
+    wrong = ValueError(
         "Filter: the condition must be a list of (column, operator, value), or a list of such "
         f"lists, with the operators {[*_COMPARE, *_MEMBER]}, got {condition!r}"
     )
     if not isinstance(condition, list | tuple) or not condition:
-        raise said
+        raise wrong
     if isinstance(condition[0], list | tuple) and condition[0] and isinstance(condition[0][0], str):
         condition = [condition]
     result = []
     for every in condition:
         if not isinstance(every, list | tuple) or not every:
-            raise said
+            raise wrong
         for one in every:
             if not isinstance(one, list | tuple) or len(one) != 3 or not isinstance(one[0], str):
-                raise said
+                raise wrong
         result.append([_comparison(*one) for one in every])
     return result
 
@@ -245,26 +251,26 @@ def _comparison(name: str, comparison: str, value: Any) -> tuple[str, str, Any]:
     for one in values:
         if not isinstance(one, str | int | float) or one != one:
             raise ValueError(
-                f"column {name!r}: Filter compares with numbers and texts, got {one!r}. To keep "
+                f"column {name!r}: Filter compares with numbers and strings, got {one!r}. To keep "
                 "rows that have a value, use Dropna."
             )
     return name, comparison, list(values) if many else value
 
 
 def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
-    """Return bool [n]: where a column meets one comparison."""
+    """Return bool [n], True where a column meets one comparison."""
     if isinstance(column, Ragged):
-        raise TypeError(f"column {name!r}: Filter takes one value a row, got lists")
+        raise TypeError(f"column {name!r}: Filter takes one value per row, got lists")
     values, _ = parts_of(column)
-    texts = isinstance(values, Strings)
+    strings = isinstance(values, Strings)
     for one in value if comparison in _MEMBER else [value]:
-        if isinstance(one, str) != texts:
+        if isinstance(one, str) != strings:
             raise TypeError(
                 f"column {name!r}: Filter cannot compare {column_type(column)[0]} with {one!r}"
             )
     there = ~missing_in(column)
     xp = array_namespace(there)
-    if texts:
+    if strings:
         return there & xp.asarray(_compared_strings(values, comparison, value))
     if comparison in _MEMBER:
         met = _is_in(values, value, xp)
@@ -273,7 +279,7 @@ def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
 
 
 def _is_in(values: Array, wanted: Sequence[float], xp: Any) -> Array:
-    """Return bool [n]: which numbers are among the wanted, which are made ones of their dtype."""
+    """Return bool [n], True for numbers that equal a wanted one; compared in their own dtype."""
     if values.dtype.kind == "b":
         values = values.astype(np.uint8)
     dtype = np.dtype(np.float64)
@@ -287,7 +293,7 @@ def _is_in(values: Array, wanted: Sequence[float], xp: Any) -> Array:
 
 
 def _compared_numbers(values: Array, comparison: str, value: int | float) -> Array:
-    """Return bool [n]: the same of NumPy and CuPy, which treat Python's numbers differently."""
+    """Return bool [n], by the same rules for NumPy and CuPy, which treat Python numbers apart."""
     if values.dtype.kind in "iu":
         if isinstance(value, float):
             values = values.astype(np.float64)  # CuPy would take float16 for int8
@@ -303,8 +309,8 @@ def _holds(dtype: np.dtype, number: int) -> bool:
 
 
 def _compared_strings(values: Strings, comparison: str, value: Any) -> np.ndarray:
-    texts = column_to_arrow(values)
-    if comparison in _COMPARE:
-        return _COMPARE_TEXTS[comparison](texts, value).to_numpy(zero_copy_only=False)
-    met = pc.is_in(texts, value_set=pa.array(value, texts.type)).to_numpy(zero_copy_only=False)
+    strings = column_to_arrow(values)
+    if comparison in _COMPARE_STRINGS:
+        return _COMPARE_STRINGS[comparison](strings, value).to_numpy(zero_copy_only=False)
+    met = pc.is_in(strings, value_set=pa.array(value, strings.type)).to_numpy(zero_copy_only=False)
     return met if comparison == "in" else ~met

@@ -1,4 +1,4 @@
-"""HashBucket, HashedCross: integers and texts to ids by their hash; nothing is learned."""
+"""HashBucket, HashedCross: integers and strings become ids by their hash; nothing is learned."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import Array, Chunk, Ragged
+from tutorlib.chunk import Array, Chunk
 from tutorlib.hashing import hash_values, to_buckets
 from tutorlib.ops.base import ColumnOp, Op
-from tutorlib.ops.columns import as_ids, per_column
-from tutorlib.ops.keys import combined_hashes
+from tutorlib.ops.shared.columns import as_ids, per_column
+from tutorlib.ops.shared.keys import combination_name, combined_hashes
 from tutorlib.schema import Column
 
 
 class HashBucket(ColumnOp):
-    """Maps integers or texts to `num_buckets` ids by their hash; nothing is learned.
+    """Maps integers or strings to `num_buckets` ids by their hash.
 
-    Different values may share a bucket: with b buckets and v values, a value is alone in its bucket
-    with probability about exp(-v / b). A null goes to bucket 0, which it shares with other values.
+    Several values may share a bucket: of v values in b buckets, one is alone in its bucket with
+    probability about exp(-v / b).
+
+    Returns (from transform): int32 ids in [0, num_buckets); lists keep their lengths. A null gets
+    bucket 0, which values have too.
 
     Args:
-        num_buckets: buckets of each column, or {name: buckets}; 1 to 2**31 - 1.
+        num_buckets: buckets of each column, 1 to 2**31 - 1; or {name: buckets}.
 
-    Returns (from transform): int32 ids in [0, num_buckets).
+    Raises:
+        ValueError: if `num_buckets` is out of range or has no entry for a column.
+        TypeError: for floating-point columns.
 
     Example:
         >>> import numpy as np
@@ -31,7 +36,7 @@ class HashBucket(ColumnOp):
         >>> group.transform(Chunk({"C1": np.array([0, 1, 2, 0])}))["C1"].tolist()
         [883, 566, 591, 883]
 
-    Source: `hash_integers`, `hash_strings`, `to_buckets`.
+    Source: `hash_integers`, `hash_strings` and `to_buckets` of `tutorlib.hashing`.
     """
 
     def __init__(self, num_buckets: int | Mapping[str, int]) -> None:
@@ -52,10 +57,10 @@ class HashBucket(ColumnOp):
         return int(per_column(self.num_buckets, name))
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names as they are."""
+        """Return the same names; ValueError for columns without buckets."""
         missing = [name for name in names if per_column(self.num_buckets, name) is None]
         if missing:
-            raise ValueError(f"HashBucket: num_buckets names no buckets for columns {missing}")
+            raise ValueError(f"HashBucket: num_buckets has no entry for columns {missing}")
         return list(names)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
@@ -64,14 +69,18 @@ class HashBucket(ColumnOp):
 
 
 class HashedCross(Op):
-    """Makes one column out of several: the bucket of the combination of their values.
+    """Makes one column of several: the bucket of the combination of their values.
+
+    Returns (from transform): one column, int32 ids in [0, num_buckets). A null in a combination is
+    a value like others. The order of the columns matters.
 
     Args:
         num_buckets: 1 to 2**31 - 1.
         name: of the new column; None joins the names by "_X_".
 
-    Returns (from transform): one column, int32 ids in [0, num_buckets). Nulls take part as a value
-    of their own. The order of the columns matters. Lists are refused.
+    Raises:
+        ValueError: if `num_buckets` is out of range.
+        TypeError: for floating-point columns and for lists.
 
     Example:
         >>> import numpy as np
@@ -86,21 +95,19 @@ class HashedCross(Op):
         self.name = name
 
     def transform(self, chunk: Chunk) -> Chunk:
-        """Return the one crossed column."""
+        """Return the crossed column."""
         for name, column in chunk.items():
-            if isinstance(column, Ragged):
-                raise TypeError(self._wrong(name, "takes one value a row, got lists"))
+            self._check_no_lists(name, column)
             self._keys(name, column)
-        (name,) = self.output_names(chunk.names)
         hashes = combined_hashes(list(chunk.values()))
-        return Chunk({name: to_buckets(hashes, self.num_buckets)})
+        crossed = combination_name(self.name, chunk.names)
+        return Chunk({crossed: to_buckets(hashes, self.num_buckets)})
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the one new name."""
-        return [self.name or "_X_".join(names)]
+        """Return the name of the crossed column."""
+        return [combination_name(self.name, names)]
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the one new column."""
+        """Return the crossed column, categorical."""
         (name,) = self.output_names([column.name for column in columns])
-        column = Column(name, "categorical", multi_hot=False)
-        return as_ids([column], lambda _: self.num_buckets)
+        return as_ids([Column(name, "categorical")], lambda _: self.num_buckets)

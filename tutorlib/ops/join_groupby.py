@@ -11,7 +11,7 @@ import numpy as np
 from tutorlib.chunk import Array, Chunk, array_namespace
 from tutorlib.memory import DeviceCache
 from tutorlib.ops.group_op import GroupOp
-from tutorlib.ops.groups import GroupSums
+from tutorlib.ops.shared.group_sums import GroupSums
 
 STATISTICS = ("count", "sum", "mean", "std", "min", "max")
 
@@ -19,27 +19,27 @@ STATISTICS = ("count", "sum", "mean", "std", "min", "max")
 class JoinGroupby(GroupOp):
     """Gives each row statistics of the rows, learned from, that have the same key.
 
-    The columns of the group are the keys, each by itself, or all together with `combo`. What comes
-    out is `{key}_count` (rows), and of each continuous column `{key}_{column}_{statistic}`, of its
-    values that are there; std is the population's, as in Normalize. The continuous columns are read
-    from the data as they are, only while learning. Sums are exact and rounded once, so that
-    neither chunks nor the order of merging change a bit.
+    Each column of the group is a key by itself, or with `combo` all columns make one key. The
+    continuous columns are read as the data has them, and only to learn. Sums are exact and rounded
+    once, so no bit depends on chunks or on the order of merging.
 
-    A row whose key is new, or null in any part, gets the statistics of no rows: count and sum 0,
-    the others NaN; so does a key whose values are all missing, but for its count. In a list column
-    each value is a key and counts as a row, and lists of statistics come out; lists cannot be
-    combined.
+    Returns (from transform): columns of `dtype` in place of the keys: `{key}_count`, the number of
+    rows, and `{key}_{column}_{statistic}` of the values that are not missing; std is the
+    population's, as in Normalize. A key that is new, or null in any part, gets count and sum 0 and
+    NaN for the others; so does a key without values, except for its count. In a column of lists
+    each value is a key and counts as a row; the statistics come out as lists.
 
     Args:
-        continuous: columns of numbers that the data has, one value a row.
-        statistics: some of count, sum, mean, std, min, max.
-        combo: whether the columns together are one key.
+        continuous: columns of numbers, one value per row.
+        statistics: some of "count", "sum", "mean", "std", "min", "max".
+        combo: whether the columns make one key together.
         name: of a combined key; None joins the columns' names by "_X_".
-        dtype: of what comes out.
+        dtype: of the output, "float16", "float32" or "float64".
 
     Raises:
-        TypeError: if a key is a floating-point number, or keys come as texts where integers were
-            learned, or a continuous column holds texts or lists.
+        ValueError: for an unknown statistic, or one other than count without continuous columns.
+        TypeError: for floating-point keys, for string keys where integers were learned or the other
+            way round, for continuous columns of strings or lists, and for lists with `combo`.
 
     Example:
         >>> group = ["user"] >> JoinGroupby(["price"], ["count", "mean"])
@@ -71,11 +71,15 @@ class JoinGroupby(GroupOp):
         """The continuous columns."""
         return self.continuous
 
-    def made(self) -> list[str]:
+    def output_suffixes(self) -> list[str]:
         """Return "count" and "{column}_{statistic}"."""
         wanted = [s for s in self.statistics if s != "count"]
         counted = ["count"] if "count" in self.statistics else []
         return counted + [f"{name}_{s}" for name in self.continuous for s in wanted]
+
+    def number_of_new_key(self, key: str, suffix: str) -> float:
+        """Return 0 for a count or sum, else NaN."""
+        return 0.0 if suffix.rpartition("_")[2] in ("count", "sum") else math.nan
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
         """Return {key: sums of the continuous columns}."""
@@ -93,39 +97,31 @@ class JoinGroupby(GroupOp):
     def _statistics_of(self, sums: GroupSums) -> Chunk:
         groups = sums.take(sums.known_in_order())
         numbers = {}
-        for made in self.made():
-            column, _, statistic = made.rpartition("_")
-            numbers[made] = _statistic(groups, column, statistic).astype(self.dtype)
+        for suffix in self.output_suffixes():
+            column, _, statistic = suffix.rpartition("_")
+            numbers[suffix] = _statistic(groups, column, statistic).astype(self.dtype)
         return self._table(groups, numbers)
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Take the tables back."""
+        """Set the tables."""
         super().restore(learned, tables)
-        self._by_key = {
-            (key, made): DeviceCache(self._with_new_key(key, made, table[made]))
-            for key, table in tables.items()
-            for made in self.made()
-        }
-
-    def _with_new_key(self, key: str, made: str, numbers: Array) -> Array:
-        """Return the numbers of a table behind that of a new key: looked up by place from 1."""
-        return np.append(numbers.dtype.type(self.number_of_new_key(key, made)), numbers)
-
-    def number_of_new_key(self, key: str, made: str) -> float:
-        """Return 0 for a count or sum, else NaN."""
-        return 0.0 if made.rpartition("_")[2] in ("count", "sum") else math.nan
+        self._by_key: dict[tuple[str, str], DeviceCache] = {}
+        for key, table in tables.items():
+            for suffix in self.output_suffixes():
+                new = np.array([self.number_of_new_key(key, suffix)], table[suffix].dtype)
+                self._by_key[key, suffix] = DeviceCache(np.append(new, table[suffix]))
 
     def _numbers_at(
-        self, key: str, places: Array, chunk: Chunk, offsets: Array | None
+        self, key: str, positions: Array, chunk: Chunk, offsets: Array | None
     ) -> dict[str, Array]:
-        xp = array_namespace(places)
-        return {made: self._by_key[key, made].on(xp)[places] for made in self.made()}
+        xp = array_namespace(positions)
+        return {s: self._by_key[key, s].on(xp)[positions] for s in self.output_suffixes()}
 
 
 def _statistic(groups: GroupSums, name: str, statistic: str) -> np.ndarray:
     """Return float64 [groups], each rounded once from the exact value."""
     if statistic == "count":
-        return groups.arrays["rows",].astype(np.float64)
+        return groups.rows.astype(np.float64)
     counts = groups.arrays["count", name]
     if statistic in ("min", "max"):
         return np.where(counts > 0, groups.arrays[statistic, name], np.nan)
@@ -141,9 +137,9 @@ def _statistic(groups: GroupSums, name: str, statistic: str) -> np.ndarray:
 
 
 def _std(total: int, e: int, square: int, f: int, count: int) -> float:
-    """Return the standard deviation of values that sum to total * 2**-e, squares to square * 2**-f.
+    """Return the standard deviation for the sum total * 2**-e and sum of squares square * 2**-f.
 
-    count * squares - total * total is exact, so that nothing cancels.
+    count * squares - total * total is exact, so nothing cancels.
     """
     if not count:
         return math.nan

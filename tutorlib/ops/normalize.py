@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from tutorlib.chunk import Array, Chunk, array_namespace
 from tutorlib.hashing import blocks_of
 from tutorlib.ops.base import ColumnOp, LearningOp
-from tutorlib.ops.columns import as_floats, flat, float_dtype
-from tutorlib.ops.exact import exact_square_sum, exact_sum
+from tutorlib.ops.shared.columns import as_floats, flat, float_dtype
+from tutorlib.ops.shared.exact import exact_square_sum, exact_sum
 from tutorlib.schema import Column
 
 
 class _Scaler(ColumnOp, LearningOp):
-    """What `Normalize` and `NormalizeMinMax` share: (x - shift) / scale with learned numbers."""
+    """What both ops share: (x - shift) / scale, with numbers learned of each column."""
 
     shift_name: ClassVar[str]
     scale_name: ClassVar[str]
@@ -32,15 +32,19 @@ class _Scaler(ColumnOp, LearningOp):
         self._scale: dict[str, float] = {}
 
     def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns whose numbers are not known."""
+        """Return the columns whose shift and scale are not known."""
         return [name for name in names if name not in self._shift]
 
     @abstractmethod
     def count(self, name: str, values: Array) -> Any:
-        """Return the state of finite float64 values."""
+        """Return the state of finite float64 values [n] of a column."""
+
+    @abstractmethod
+    def shift_and_scale_of(self, name: str, state: Any) -> tuple[float, float]:
+        """Return (shift, scale) for the state of all rows of a column."""
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {column: state} of the values that are there; NaN and nulls are left out."""
+        """Return {column: state}; NaN and nulls are left out."""
         state = {}
         for name, column in chunk.items():
             values = self._floats(name, flat(column))
@@ -49,6 +53,12 @@ class _Scaler(ColumnOp, LearningOp):
             self._check_size(name, values)
             state[name] = self.count(name, values)
         return state
+
+    def finalize(self, state: dict[str, Any]) -> None:
+        """Set shift and scale of each column."""
+        found = {name: self.shift_and_scale_of(name, part) for name, part in state.items()}
+        self._shift = {name: shift for name, (shift, _) in found.items()}
+        self._scale = {name: scale for name, (_, scale) in found.items()}
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return (x - shift) / scale, computed in float64."""
@@ -63,7 +73,7 @@ class _Scaler(ColumnOp, LearningOp):
         return result
 
     def shift_and_scale(self, name: str) -> tuple[float, float]:
-        """Return what was learned of a column: x becomes (x - shift) / scale."""
+        """Return the learned (shift, scale) of a column; scale is infinite for equal values."""
         return self._shift[name], self._scale[name] or math.inf
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
@@ -71,26 +81,30 @@ class _Scaler(ColumnOp, LearningOp):
         return as_floats(columns, self.dtype)
 
     def learned(self) -> dict[str, Any]:
-        """Return the learned numbers by column."""
+        """Return {name of the shift: {column: shift}, name of the scale: {column: scale}}."""
         return {self.shift_name: dict(self._shift), self.scale_name: dict(self._scale)}
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Take the learned numbers back."""
+        """Set shift and scale."""
         self._shift, self._scale = learned[self.shift_name], learned[self.scale_name]
 
 
 class Normalize(_Scaler):
     """Shifts and scales each column to mean 0 and standard deviation 1.
 
-    Mean and (population) standard deviation are those of the values that are there, summed without
-    rounding: see `exact_sum`. A column whose values are all the same becomes zeros. NaN and nulls
-    stay NaN.
+    Mean and population standard deviation are those of all values that are not missing, summed
+    without rounding (`exact_sum`).
+
+    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths. A
+    column of equal values becomes zeros.
 
     Args:
-        dtype: of the result.
+        dtype: of the result, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: in `finalize`, if a column has no values at all.
+        ValueError: in `finalize`, if a column has no value; if a value is infinite or 2**400 or
+            more.
+        TypeError: for strings.
 
     Example:
         >>> import numpy as np
@@ -104,33 +118,35 @@ class Normalize(_Scaler):
     shift_name, scale_name = "mean", "std"
 
     def count(self, name: str, values: Array) -> tuple[int, Fraction, Fraction]:
-        """Return (number of values, their sum, the sum of their squares), all exact."""
+        """Return (number of values, their sum, the sum of their squares), exact."""
         return len(values), exact_sum(values), exact_square_sum(values)
 
     def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the sums of all."""
+        """Return the sums of all states."""
         return tuple(map(sum, zip(*states, strict=True)))
 
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Keep mean and standard deviation of each column."""
-        shift, scale = {}, {}
-        for name, (count, total, squares) in state.items():
-            if count == 0:
-                raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
-            mean = total / count
-            shift[name] = float(mean)
-            scale[name] = math.sqrt(squares / count - mean * mean)
-        self._shift, self._scale = shift, scale
+    def shift_and_scale_of(self, name: str, state: Any) -> tuple[float, float]:
+        """Return (mean, standard deviation)."""
+        count, total, squares = state
+        if count == 0:
+            raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
+        mean = total / count
+        return float(mean), math.sqrt(squares / count - mean * mean)
 
 
 class NormalizeMinMax(_Scaler):
-    """Shifts and scales each column so that the values learned from lie in [0, 1].
+    """Shifts and scales each column so that the smallest value becomes 0 and the largest 1.
 
-    A column whose values are all the same becomes zeros. NaN and nulls stay NaN. Later values
-    beyond the ones learned from come out below 0 or above 1.
+    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths. A
+    column of equal values becomes zeros. Values beyond those learned come out below 0 or above 1.
 
     Args:
-        dtype: of the result.
+        dtype: of the result, "float16", "float32" or "float64".
+
+    Raises:
+        ValueError: in `finalize`, if a column has no value; if a value is infinite or 2**400 or
+            more.
+        TypeError: for strings.
 
     Example:
         >>> import numpy as np
@@ -144,20 +160,19 @@ class NormalizeMinMax(_Scaler):
     shift_name, scale_name = "min", "range"
 
     def count(self, name: str, values: Array) -> tuple[float, float]:
-        """Return (smallest, largest), infinite if there is none."""
+        """Return (smallest, largest); (inf, -inf) if there is none."""
         if len(values) == 0:
             return math.inf, -math.inf
         return float(values.min()) + 0.0, float(values.max()) + 0.0  # so that -0.0 becomes 0.0
 
     def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the smallest and the largest of all."""
+        """Return the smallest and the largest of all states."""
         lows, highs = zip(*states, strict=True)
         return min(lows), max(highs)
 
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Keep minimum and range of each column."""
-        for name, (low, high) in state.items():
-            if low > high:
-                raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
-        self._shift = {name: low for name, (low, _) in state.items()}
-        self._scale = {name: high - low for name, (low, high) in state.items()}
+    def shift_and_scale_of(self, name: str, state: Any) -> tuple[float, float]:
+        """Return (minimum, range)."""
+        low, high = state
+        if low > high:
+            raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
+        return low, high - low

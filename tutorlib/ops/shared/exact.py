@@ -1,4 +1,4 @@
-"""Exact sums, of all values or by group: nothing is rounded, so the order does not matter."""
+"""Exact sums of all values or of groups: nothing is rounded, so order does not matter."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ _Sums = collections.Counter[int]  # {e: integer}: the sum of integer * 2**-e
 
 
 def exact_sum(values: Array) -> Fraction:
-    """Return the sum of finite float64 values without any rounding.
+    """Return the sum of finite float64 values, unrounded.
 
-    Takes off the leading bits of all values of a block as integers to one power of two, as many
-    bits as leave their sum below 2**63, and goes on with what is left; so the sum does not depend
-    on how the data was cut into chunks, on the number of workers or on the device. Costs about 4 ms
-    for a million values of similar size.
+    It adds the leading bits of all values of a block as integers of one power of two, as many bits
+    as keep their sum below 2**63, then does the same with the remaining bits. So the sum does not
+    depend on chunks, workers or the device. A million values of similar size take about 4 ms.
 
     Args:
-        values: float64 [n], finite, magnitudes below 2**900.
+        values: float64 [n], finite, below 2**900 in magnitude.
 
     Example:
         >>> import numpy as np
@@ -42,11 +41,11 @@ def exact_sum(values: Array) -> Fraction:
 
 
 def exact_square_sum(values: Array) -> Fraction:
-    """Return the sum of the squares of finite float64 values without rounding."""
+    """Return the sum of the squares of finite float64 values [n], unrounded."""
     xp, sums = array_namespace(values), _Sums()
     for block in blocks_of(len(values), xp):
         part = values[block]
-        if bool((part.astype(np.float32) == part).all()):  # 24 bits, whose squares are not rounded
+        if bool((part.astype(np.float32) == part).all()):  # 24 bits: squares are exact
             _add(sums, part * part)
             continue
         for addend in squares(part):
@@ -55,10 +54,10 @@ def exact_square_sum(values: Array) -> Fraction:
 
 
 def _add(sums: _Sums, part: Array) -> None:
-    """Add all values of a block; below 2**900 in magnitude."""
+    """Add the values of a block, below 2**900 in magnitude, to `sums`."""
     bits, moved = 62 - len(part).bit_length(), 0
     while (largest := max(float(part.max()), -float(part.min()))) != 0:
-        if largest < _TINY:  # too small to be multiplied by one power of two
+        if largest < _TINY:  # too small to multiply by one power of two
             part, moved = part * 2.0**600, moved + 600
             continue
         e = bits - math.frexp(largest)[1]
@@ -73,10 +72,10 @@ def _total(sums: _Sums) -> Fraction:
 
 
 def squares(values: Array) -> tuple[Array, Array]:
-    """Return (square, error), float64: x * x = square + error without rounding.
+    """Return (square, error), float64 [n] each: x * x is exactly square + error.
 
     Args:
-        values: float64 [n], magnitudes below 2**500, and above 2**-480 unless 0.
+        values: float64 [n], each 0 or of a magnitude above 2**-480 and below 2**500.
 
     Source: T. J. Dekker, "A floating-point technique for extending the available precision",
     Numerische Mathematik 18 (1971).
@@ -89,18 +88,18 @@ def squares(values: Array) -> tuple[Array, Array]:
 
 
 def limb_sums(values: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[int, np.ndarray]:
-    """Return the sum of each group without rounding, as integers to several powers of two.
+    """Return the unrounded sum of each group, as integers of several powers of two.
 
-    Each value is taken apart into integers below 2**26, which add up in int64: exactly, in any
-    order, up to 2**37 values a group.
+    Each value is split into integers below 2**26, called limbs, which are summed in int64: exactly
+    and in any order, up to 2**37 values in a group.
 
     Args:
         values: float64 [n], finite.
-        groups: int64 [n], the group of each value.
-        num_groups: groups lie in [0, num_groups).
+        groups: int64 [n], the group of each value, in [0, num_groups).
+        num_groups: number of groups.
 
     Returns:
-        {limb: int64 [num_groups]}: a group's sum is that of sums[limb] * 2**(26 * limb).
+        {limb: int64 [num_groups]}: a group's sum is the sum of limbs[limb] * 2**(26 * limb).
 
     Example:
         >>> limb_sums(np.array([0.5, 3.0, 2.0**30]), np.array([0, 1, 1]), 2)
@@ -111,11 +110,11 @@ def limb_sums(values: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[i
     limb = (math.frexp(largest)[1] - 1) // LIMB_BITS
     rest = values
     while len(rest):
-        piece = np.trunc(np.ldexp(rest, -LIMB_BITS * limb))
-        if piece.any():
+        leading = np.trunc(np.ldexp(rest, -LIMB_BITS * limb))
+        if leading.any():
             result[limb] = np.zeros(num_groups, dtype=np.int64)
-            np.add.at(result[limb], groups, piece.astype(np.int64))
-        rest = rest - np.ldexp(piece, LIMB_BITS * limb)
+            np.add.at(result[limb], groups, leading.astype(np.int64))
+        rest = rest - np.ldexp(leading, LIMB_BITS * limb)
         left = np.flatnonzero(rest)
         rest, groups = rest[left], groups[left]
         limb -= 1
@@ -123,7 +122,7 @@ def limb_sums(values: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[i
 
 
 def as_integers(limbs: dict[int, np.ndarray], num_groups: int) -> tuple[np.ndarray, int]:
-    """Return (Python integers [num_groups], e): each group's sum is its integer * 2**-e, e >= 0."""
+    """Return (Python integers [num_groups], e >= 0): each group's sum is integer * 2**-e."""
     lowest = min([0, *limbs])
     total = np.zeros(num_groups, dtype=object)
     for limb, sums in limbs.items():

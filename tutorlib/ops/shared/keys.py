@@ -1,8 +1,7 @@
-"""Keys: combinations of values of several columns, found in a list, grouped, hashed.
+"""Keys of one column or several: found in a list, grouped and hashed.
 
-A combination is a list of columns, its parts, of equal length: integers or texts, each perhaps with
-nulls. One column alone is a combination of one part. Does not belong here: what is learned of a
-group of rows (`groups.py`).
+A key of several columns is a combination: its parts are columns [n] of integers or strings, each
+perhaps with nulls, and row i of all parts is combination i.
 """
 
 from __future__ import annotations
@@ -17,27 +16,36 @@ import pyarrow.compute as pc
 from tutorlib.chunk import Array, Strings, column_from_arrow, column_to_arrow, take
 from tutorlib.encoded_strings import EncodedStrings
 from tutorlib.hashing import KeyIndex, hash_values, mix
-from tutorlib.ops.columns import parts_of
+from tutorlib.ops.shared.columns import parts_of
 
-_KEYS_A_TEXT = 8  # with more keys to each text, Arrow's table of them takes longer than it saves
+_KEYS_PER_STRING = (
+    8  # with more keys for each string, Arrow's table of them costs more than it saves
+)
 
 
 class CombinationIndex:
-    """Finds the place of combinations in a list of combinations; a null is a value of its own.
+    """Finds the position of keys, of one part or several, in a list of keys.
 
-    A `KeyIndex` for each part gives it a number; two numbers make one, which a further `KeyIndex`
-    numbers anew, and so on. So a lookup is exact, and costs 2 k - 1 lookups for k parts.
+    A `KeyIndex` numbers the values of each part. The numbers of two parts make one integer, which
+    another `KeyIndex` numbers again, and so on with each further part. Lookups are exact, and k
+    parts cost 2 k - 1 of them.
 
     Args:
-        parts: columns [n], whose rows are the combinations, each once, in the CPU's memory.
+        parts: columns [n] in host memory; each combination occurs once. Among several parts a null
+            is a value like others; a single part has none.
+
+    Attributes:
+        parts: as given.
+        part_indexes: `KeyIndex` of each part's values.
+        pair_indexes: `KeyIndex` of the integers that two numbers make, one for each further part.
 
     Raises:
-        ValueError: if a combination stands twice.
+        ValueError: if a combination occurs twice.
 
     Example:
-        >>> texts = column_from_arrow(pa.array(["x", None, "x"]))
-        >>> index = CombinationIndex([np.array([7, 7, 8]), texts])
-        >>> index.find([np.array([8, 8, 7]), texts.take(np.array([0, 1, 1]))]).tolist()
+        >>> strings = column_from_arrow(pa.array(["x", None, "x"]))
+        >>> index = CombinationIndex([np.array([7, 7, 8]), strings])
+        >>> index.find([np.array([8, 8, 7]), strings.take(np.array([0, 1, 1]))]).tolist()
         [3, 0, 2]
     """
 
@@ -49,9 +57,9 @@ class CombinationIndex:
             return
         self.part_indexes = [KeyIndex(_distinct(part)) for part in self.parts]
         number = self._number(0, self.parts[0])
-        for place, part in enumerate(self.parts[1:], 1):
-            packed = self._packed(number, place, part)
-            if place == len(self.parts) - 1:
+        for k, part in enumerate(self.parts[1:], 1):
+            packed = self._packed(number, k, part)
+            if k == len(self.parts) - 1:
                 self.pair_indexes.append(KeyIndex(self._each_once(packed)))
             else:
                 self.pair_indexes.append(KeyIndex(np.unique(packed)))
@@ -68,26 +76,26 @@ class CombinationIndex:
             raise ValueError(f"keys must be unique, {key!r} stands twice")
         return packed
 
-    def _number(self, place: int, part: Any) -> Array:
-        """Return the number of each value of a part: from 1, a null the last, 0 if not known."""
+    def _number(self, k: int, part: Any) -> Array:
+        """Return the number of each value of part k: from 1, a null the last, 0 if not known."""
         values, valid = parts_of(part)
-        number = find_keys(self.part_indexes[place], values).astype(np.int64)
+        number = find_keys(self.part_indexes[k], values).astype(np.int64)
         if valid is not None:
-            number[~valid] = len(self.part_indexes[place].keys) + 1
+            number[~valid] = len(self.part_indexes[k].keys) + 1
         return number
 
-    def _packed(self, number: Array, place: int, part: Any) -> Array:
-        """Return one number for each pair of a number so far and a value of the next part."""
-        following = self._number(place, part)
-        packed = number.astype(np.int64) * (len(self.part_indexes[place].keys) + 2) + following
+    def _packed(self, number: Array, k: int, part: Any) -> Array:
+        """Return one integer for each pair of a number so far and a value of part k."""
+        following = self._number(k, part)
+        packed = number.astype(np.int64) * (len(self.part_indexes[k].keys) + 2) + following
         packed[(number == 0) | (following == 0)] = -1
         return packed
 
     def find(self, parts: Sequence[Any]) -> Array:
-        """Return for each combination its place, counted from 1, and 0 where it is not there.
+        """Return the position of each key, counted from 1; 0 if it is not in the list.
 
         Args:
-            parts: columns [n] of the types that the keys have.
+            parts: columns [n], of the types that the keys have.
 
         Returns:
             int32 or int64 [n].
@@ -99,16 +107,16 @@ class CombinationIndex:
                 found[~valid] = 0
             return found
         number = self._number(0, parts[0])
-        for place, (pair, part) in enumerate(zip(self.pair_indexes, parts[1:], strict=True), 1):
-            number = pair.find(self._packed(number, place, part))
+        for k, (pair, part) in enumerate(zip(self.pair_indexes, parts[1:], strict=True), 1):
+            number = pair.find(self._packed(number, k, part))
         return number
 
 
 def find_keys(index: KeyIndex, wanted: Any) -> Array:
-    """Return `index.find(wanted)`: of each key its place, counted from 1, and 0 where it is not.
+    """Return `index.find(wanted)`: positions counted from 1, 0 for a key that is not in the index.
 
-    Texts in the CPU's memory are looked up by Arrow, and each entry of a dictionary once: that
-    takes 10 to 30 ns a text in place of 300.
+    Arrow looks up strings in host memory, and dictionary-encoded ones once an entry: 10 to 30 ns a
+    string where `index.find` takes 300 ns.
     """
     keys = index.keys
     if isinstance(keys, Strings):
@@ -119,24 +127,29 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
     return index.find(wanted)
 
 
-def _find_strings(index: KeyIndex, keys: Strings, texts: pa.Array) -> np.ndarray:
-    if len(keys) > _KEYS_A_TEXT * len(texts):
-        return index.find(Strings.from_arrow(texts))
-    places = pc.index_in(texts, value_set=keys.to_arrow())
-    return places.fill_null(-1).to_numpy() + np.int32(1)
+def _find_strings(index: KeyIndex, keys: Strings, strings: pa.Array) -> np.ndarray:
+    if len(keys) > _KEYS_PER_STRING * len(strings):
+        return index.find(Strings.from_arrow(strings))
+    positions = pc.index_in(strings, value_set=keys.to_arrow())
+    return positions.fill_null(-1).to_numpy() + np.int32(1)
 
 
 def _distinct(part: Any) -> Any:
-    """Return the values of a column, each once, without null."""
+    """Return each value of a column once, without null."""
     array = pa.array(column_to_arrow(part))
     return column_from_arrow(array.unique().drop_null())
 
 
-def combined_hashes(parts: Sequence[Any]) -> Array:
-    """Return the 64-bit hash of each combination; a null counts as a value of its own.
+def combination_name(name: str | None, columns: Sequence[str]) -> str:
+    """Return the name of a combination: the one given, else the columns' names joined by "_X_"."""
+    return name or "_X_".join(columns)
 
-    It is `mix(hash of the first)`, then for each further part `mix(so far ^ its hash)`, with the
-    hash 0 for a null.
+
+def combined_hashes(parts: Sequence[Any]) -> Array:
+    """Return the 64-bit hash of each combination.
+
+    It is `mix(hash of the first part)`, then `mix(hash so far ^ hash of the part)` for each further
+    part. A null has the hash 0.
 
     Args:
         parts: columns [n].
@@ -156,14 +169,14 @@ def combined_hashes(parts: Sequence[Any]) -> Array:
 
 
 def group_rows(parts: Sequence[Any]) -> tuple[np.ndarray, list[pa.Array]]:
-    """Return which combination stands in each row, numbered as they first come; on the CPU.
+    """Return the number of each row's combination, in order of first occurrence, on the CPU.
 
     Args:
         parts: columns [n] or Arrow arrays [n].
 
     Returns:
-        (int64 [n], number of the row's combination; its parts as Arrow arrays [groups], integers as
-        int64, texts as large strings).
+        (int64 [n] numbers, [parts] Arrow arrays [groups] of the combinations: integers as int64,
+        strings as large strings).
 
     Example:
         >>> numbers, (keys, _) = group_rows([np.array([5, 3, 5]), np.array([1, 1, 1])])
@@ -184,7 +197,7 @@ def group_rows(parts: Sequence[Any]) -> tuple[np.ndarray, list[pa.Array]]:
 
 
 def _plain(part: Any) -> pa.Array:
-    """Return a column as Arrow array of int64 or large strings."""
+    """Return a column as an Arrow array of int64 or large strings."""
     array = part if isinstance(part, pa.Array) else column_to_arrow(part)
-    texts = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
-    return array.cast(pa.large_string() if texts else pa.int64())
+    strings = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
+    return array.cast(pa.large_string() if strings else pa.int64())

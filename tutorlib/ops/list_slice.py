@@ -1,4 +1,4 @@
-"""ListSlice: a part of each list, filled up to one length if wished."""
+"""ListSlice: a slice of each list, padded to one length on request."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from tutorlib.chunk import (
     to_namespace,
 )
 from tutorlib.ops.base import Op
-from tutorlib.ops.columns import column_type
+from tutorlib.ops.shared.columns import column_type
 
 
 class ListSlice(Op):
-    """Keeps values [start, end) of each list, as Python's slices do; fills it up if asked to.
+    """Keeps values [start, end) of each list, as Python's slices do, and pads them on request.
 
-    The dtype, the nulls kept and, of ids, the cardinality stay.
+    Returns (from transform): columns of lists; dtype, nulls and the cardinality of ids stay.
 
     Args:
         start: first value; negative counts from the end of the list.
-        end: value behind the last; negative counts from the end, None goes up to it.
-        pad: whether lists are filled at their end to the full length of the slice, which then has
-            to be the same for all: `end - start`, both counted from the same end of the list.
-        pad_value: what fills them; 0 is the padding id of Categorify.
+        end: one past the last value; negative counts from the end, None is the end.
+        pad: whether shorter lists are padded at their end to the length of the slice, which must be
+            known: `end - start`, both counted from the same end of the list.
+        pad_value: the padding, a number or string as the lists hold; 0 is Categorify's padding id.
 
     Raises:
-        ValueError: if `pad` has no one length to fill to, or a column cannot hold `pad_value`.
-        TypeError: for a column without lists.
+        ValueError: if `pad` is set and the slice has no fixed length, or a column cannot hold
+            `pad_value`.
+        TypeError: for a column without lists, or a `pad_value` of another kind.
 
     Example:
         >>> column = Ragged(np.array([3, 4, 5, 6]), np.array([0, 3, 4]))
@@ -63,16 +64,16 @@ class ListSlice(Op):
 
     @property
     def length(self) -> int:
-        """Length of the slice of a long list; 0 if it has no one length."""
+        """Length of the slice of a list that is long enough; 0 if there is no one length."""
         if self.start < 0:
             return (self.end or 0) - self.start if self.end is None or self.end < 0 else 0
         return 0 if self.end is None or self.end < 0 else self.end - self.start
 
     def transform(self, chunk: Chunk) -> Chunk:
-        """Return the lists cut, and filled up if wished."""
-        return Chunk({name: self._cut(name, column) for name, column in chunk.items()})
+        """Return the slices."""
+        return Chunk({name: self._sliced(name, column) for name, column in chunk.items()})
 
-    def _cut(self, name: str, column: Any) -> Ragged:
+    def _sliced(self, name: str, column: Any) -> Ragged:
         if not isinstance(column, Ragged):
             raise TypeError(self._wrong(name, f"takes lists, got {column_type(column)[0]}"))
         xp = array_namespace(column.offsets)
@@ -84,15 +85,20 @@ class ListSlice(Op):
         if not self.pad:
             return _gathered(column.values, starts, kept)
         within = xp.arange(self.length)
-        places = starts[:, None] + within
-        places[within >= kept[:, None]] = len(column.values)  # where the padding stands
+        positions = starts[:, None] + within
+        positions[within >= kept[:, None]] = len(column.values)  # that of the padding
         padding = to_namespace(self.padding_for(name, column_type(column)[0]), xp)
         padded = concat_columns([column.values, padding])
         offsets = xp.arange(len(lengths) + 1) * self.length
-        return Ragged(take(padded, places.ravel()), offsets)
+        return Ragged(take(padded, positions.ravel()), offsets)
 
     def padding_for(self, name: str, dtype: str) -> Any:
-        """Return a column of one row, `pad_value`, of the type of a list's values."""
+        """Return `pad_value` as a column of one row.
+
+        Args:
+            name: of the column, for messages.
+            dtype: NumPy name of the lists' values, or "string".
+        """
         rule = f"cannot put {self.pad_value!r} into lists of {dtype}"
         if isinstance(self.pad_value, str) != (dtype == "string"):
             raise TypeError(self._wrong(name, rule))
@@ -104,16 +110,16 @@ class ListSlice(Op):
         return one
 
 
-def _from_front(place: int, lengths: Array, xp: Any) -> Array:
-    """Return a place of a slice counted from the front, within each list."""
-    if place < 0:
-        return xp.maximum(lengths + place, 0)
-    return xp.minimum(lengths, place)
+def _from_front(position: int, lengths: Array, xp: Any) -> Array:
+    """Return a position of a slice counted from the front, for lists of these lengths."""
+    if position < 0:
+        return xp.maximum(lengths + position, 0)
+    return xp.minimum(lengths, position)
 
 
 def _gathered(values: Any, starts: Array, lengths: Array) -> Ragged:
-    """Return lists of the given lengths that begin at the given places, which rise."""
+    """Return lists of the given lengths from the given starts, which rise."""
     xp = array_namespace(starts)
-    borders = xp.stack([starts, starts + lengths], axis=1).ravel()  # of what is kept, what is not
-    places, offsets = gather_rows(borders, xp.arange(len(starts)) * 2)
-    return Ragged(take(values, places), offsets)
+    borders = xp.stack([starts, starts + lengths], axis=1).ravel()  # kept and dropped in turn
+    positions, offsets = gather_rows(borders, xp.arange(len(starts)) * 2)
+    return Ragged(take(values, positions), offsets)

@@ -1,7 +1,4 @@
-"""What ops ask of a column: its type, its values and nulls, a setting by its name.
-
-Does not belong here: anything that knows an op.
-"""
+"""Columns as ops see them: types, values and nulls, settings by column, schema of the output."""
 
 from __future__ import annotations
 
@@ -26,22 +23,22 @@ def column_type(column: Any) -> tuple[str, bool]:
 
 
 def role_of(dtype: str) -> str:
-    """Return the role that a type suggests: "continuous" for floating point, else categorical."""
+    """Return the default role of a dtype: "continuous" for floating point, else "categorical"."""
     return "continuous" if dtype.startswith("float") else "categorical"
 
 
 def parts_of(column: Any) -> tuple[Any, Array | None]:
-    """Return (values, valid) of a column that holds no lists; valid is None without nulls."""
+    """Return (values, valid) of a column without lists; valid is None if there are no nulls."""
     return (column.values, column.valid) if isinstance(column, Masked) else (column, None)
 
 
 def flat(column: Any) -> Any:
-    """Return the values of a column, of all its lists if it holds lists."""
+    """Return the values of a column; of a column of lists, those of all lists."""
     return column.values if isinstance(column, Ragged) else column
 
 
 def with_nulls(values: Any, valid: Array | None) -> Any:
-    """Return values and their validity as the chunk has them: NaN in floats, else `Masked`."""
+    """Return a column of values with nulls: NaN in floating point (in place), else `Masked`."""
     if valid is None or bool(valid.all()):
         return values
     if not isinstance(values, Strings) and values.dtype.kind == "f":
@@ -50,23 +47,23 @@ def with_nulls(values: Any, valid: Array | None) -> Any:
     return Masked(values, valid)
 
 
-def take_or_null(column: Any, places: Array) -> Any:
-    """Return rows of a column by place, counted from 1; null at place 0."""
-    xp = array_namespace(places)
-    if isinstance(column, Ragged):  # an empty list behind the last row
+def take_or_null(column: Any, positions: Array) -> Any:
+    """Return rows of a column by position from 1; at position 0 a null or an empty list."""
+    xp = array_namespace(positions)
+    if isinstance(column, Ragged):  # an empty list after the last row
         offsets = xp.append(xp.asarray(column.offsets), column.offsets[-1])
-        rows = xp.where(places > 0, places - 1, len(column))
+        rows = xp.where(positions > 0, positions - 1, len(column))
         return Ragged(column.values, offsets).take(rows)
     values, valid = parts_of(column)
-    rows = xp.maximum(places - 1, 0)
-    there = places > 0
+    rows = xp.maximum(positions - 1, 0)
+    there = positions > 0
     if valid is not None:
         there &= valid[rows]
     return with_nulls(take(values, rows), there)
 
 
 def missing_in(column: Any) -> Array:
-    """Return bool [n]: where a column without lists has a null or a NaN.
+    """Return bool [n], True where a column without lists has a null or a NaN.
 
     Example:
         >>> missing_in(np.array([1.0, np.nan])).tolist()
@@ -83,12 +80,12 @@ def missing_in(column: Any) -> Array:
 
 
 def per_column(setting: Any, name: str, default: Any = None) -> Any:
-    """Return the setting of a column where a mapping by name or one setting for all was given."""
+    """Return a column's setting, from {name: setting} or from one setting for all columns."""
     return setting.get(name, default) if isinstance(setting, Mapping) else setting
 
 
 def float_dtype(dtype: Any, op: str) -> str:
-    """Return the name of a floating-point type.
+    """Return the NumPy name of a floating-point dtype.
 
     Raises:
         ValueError: if it is none.
@@ -100,24 +97,24 @@ def float_dtype(dtype: Any, op: str) -> str:
 
 
 def id_dtype(cardinality: int) -> str:
-    """Return the type of ids in [0, cardinality)."""
+    """Return the dtype of ids in [0, cardinality): "int32", or "int64" beyond 2**31."""
     return "int32" if cardinality <= 2**31 else "int64"
 
 
 def as_ids(columns: Sequence[Column], cardinality: Callable[[str], int]) -> list[Column]:
-    """Return the columns as categorical ones, `cardinality(name)` ids each."""
+    """Return the columns as categorical ones; `cardinality(name)` is the number of ids."""
     result = []
     for column in columns:
         size = cardinality(column.name)
-        made = dataclasses.replace(
+        changed = dataclasses.replace(
             column, role="categorical", dtype=id_dtype(size), cardinality=size
         )
-        result.append(made)
+        result.append(changed)
     return result
 
 
 def as_floats(columns: Sequence[Column], dtype: str) -> list[Column]:
-    """Return the columns as continuous ones."""
+    """Return the columns as continuous ones of a dtype."""
     return [
         dataclasses.replace(column, role="continuous", dtype=dtype, cardinality=None)
         for column in columns

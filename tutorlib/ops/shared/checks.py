@@ -1,0 +1,74 @@
+"""ColumnChecks: what an op accepts of a column. Each error names the column and the op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tutorlib.chunk import Array, Ragged, Strings, array_namespace
+from tutorlib.ops.shared.columns import column_type, parts_of, with_nulls
+
+
+class ColumnChecks:
+    """Methods by which an op reads a column, or refuses it."""
+
+    def _wrong(self, name: str, rule: str) -> str:
+        """Return an error message: "column 'x': Clip " and the rule."""
+        return f"column {name!r}: {type(self).__name__} {rule}"
+
+    def _check_no_lists(self, name: str, column: Any) -> None:
+        if isinstance(column, Ragged):
+            raise TypeError(self._wrong(name, "takes one value per row, got lists"))
+
+    def _check_kind(self, name: str, column: Any, learned: Any) -> None:
+        """Refuse strings where integers were learned, and integers where strings were."""
+        kinds = [column_type(values)[0] for values in (learned, column)]
+        if (kinds[0] == "string") != (kinds[1] == "string"):
+            raise TypeError(self._wrong(name, f"has keys of {kinds[0]}, got {kinds[1]}"))
+
+    def _numbers(self, name: str, column: Any) -> tuple[Array, Array | None]:
+        """Return (values, valid) of a column of numbers; TypeError for strings."""
+        values, valid = parts_of(column)
+        if isinstance(values, Strings):
+            raise TypeError(
+                self._wrong(name, "takes numbers, got strings. Use Categorify or HashBucket.")
+            )
+        return values, valid
+
+    def _floats(self, name: str, column: Any) -> Array:
+        """Return numbers as float64, NaN at a null; may share the column's memory."""
+        values, valid = self._numbers(name, column)
+        floats = values.astype(np.float64, copy=False)
+        return floats if valid is None else with_nulls(floats.copy(), valid)
+
+    def _check_size(self, name: str, values: Array) -> None:
+        """Raise ValueError unless float64 values without NaN are below 2**400 in magnitude."""
+        sizes = array_namespace(values).abs(values)
+        if len(values) and not float(sizes.max()) < 2.0**400:
+            worst = float(values[int(sizes.argmax())])
+            raise ValueError(
+                self._wrong(name, f"takes values below 2**400, got {worst}. Put Clip before it.")
+            )
+
+    def _keys(self, name: str, column: Any) -> tuple[Any, Array | None]:
+        """Return (values, valid) of integers, booleans or strings; TypeError for floats."""
+        values, valid = parts_of(column)
+        if not isinstance(values, Strings) and values.dtype.kind not in "iub":
+            raise TypeError(
+                self._wrong(
+                    name,
+                    f"takes integers or strings, got {values.dtype}. In pandas, integers with "
+                    "missing values are of dtype 'Int64'.",
+                )
+            )
+        return values, valid
+
+    def _keys_to_learn(self, name: str, column: Any) -> tuple[Any, Array | None]:
+        """Return `_keys`; ValueError if an integer is beyond int64."""
+        values, valid = self._keys(name, column)
+        if not isinstance(values, Strings) and values.dtype == np.uint64 and len(values):
+            largest = int(values.max())
+            if largest >= 2**63:
+                raise ValueError(self._wrong(name, f"takes integers below 2**63, got {largest}"))
+        return values, valid
