@@ -1,7 +1,7 @@
 """`python -m benchmarks NAME`: measure on this machine, or draw what was measured.
 
-A benchmark is a module of this folder with `SUMMARY`, `add_arguments(parser)` and `run(arguments)`;
-add its name to `MEASURING`. Does not belong here: how it is measured (`measure.py`).
+A benchmark is a module of this folder with `SUMMARY`, `add_arguments(parser)` and `run(arguments)`,
+and its name in `MEASURING`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, or all that measure; return 0, or exit with a message."""
     top = parser()
-    given = list(sys.argv[1:] if argv is None else argv)
-    arguments = top.parse_args(given)
+    arguments = top.parse_args(argv)
     runs = [arguments] if arguments.command else [top.parse_args([n]) for n in MEASURING]
     for run in runs:
         run.run(run)

@@ -1,53 +1,58 @@
 """Draw imgs/ from benchmarks/results/: figures for README and lessons, with machine and date.
 
-Does not belong here: what figures have in common, such as bars and captions (`drawing.py`).
+Colours are mid-tones on a transparent background, so that a figure reads on a light and on a dark
+page. The same JSON gives the same bytes, so that drawing again changes nothing in git.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import datetime
+import itertools
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import layers, train
-from benchmarks.drawing import (
-    LIMIT,
-    OURS,
-    THEIRS,
-    bars,
-    caption,
-    in_words,
-    page,
-    ranged,
-    rate,
-    title,
-)
+from benchmarks.machine import ROOT, describe_hardware
 from benchmarks.measure import RESULTS
 
 SUMMARY = "draw imgs/ from benchmarks/results/"
-IMAGES = RESULTS.parent.parent / "imgs"
+IMAGES = ROOT / "imgs"
 USUAL = (layers.SEPARATE, layers.LOOKUP, layers.DENSE)  # what layers are compared with
-SHOWN = ("loader", "tfdata", "raw", "python", "peers")  # sections with the same rows
+SHOWN = ("loader", "tfdata", "raw", "python", "peers")  # sections that read the same rows
+TEXT = "#757f89"  # contrast 4.1 on white and 4.6 on GitHub's dark page
+RANGE = "#1c2530"  # within a bar; beyond it a range is drawn like text
+OURS, THEIRS, LIMIT = "#2f9e75", "#7a8fa6", "#b08d57"
+Entry = Mapping[str, Any]  # candidate of a report
+TITLES = {"tensorflow": "TensorFlow", "pyarrow": "PyArrow", "polars": "Polars", "pandas": "pandas"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into")
-    parser.add_argument(
-        "--format", choices=("svg", "png"), default="svg", help="(default: %(default)s)"
-    )
+    add_format(parser)
     parser.add_argument(
         "--only", nargs="+", choices=tuple(DRAWN), default=list(DRAWN), metavar="FIGURE",
         help=f"some of {', '.join(DRAWN)} (default: all)",
     )  # fmt: skip
 
 
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add `--format` to a parser."""
+    parser.add_argument(
+        "--format", choices=("svg", "png"), default="svg",
+        help="file format (default: %(default)s)",
+    )  # fmt: skip
+
+
 def run(arguments: argparse.Namespace) -> None:
-    """Draw the figures whose measurement is there; exit with a message if one is missing."""
+    """Draw the figures; exit with a message if a measurement is missing, after drawing the rest."""
     missing = []
     for name in arguments.only:
         benchmark, part, draw = DRAWN[name]
@@ -65,7 +70,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def newest(benchmark: str, results: Path = RESULTS, part: str = "candidates") -> dict[str, Any]:
-    """Return the report of a benchmark with the latest date, of those that have some part.
+    """Return the newest report of a benchmark that has some part.
+
+    Args:
+        benchmark: name of the benchmark.
+        results: folder of the JSON files.
+        part: key that the report must have.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -80,23 +90,205 @@ def newest(benchmark: str, results: Path = RESULTS, part: str = "candidates") ->
     return max(found, key=lambda report: report["date"])
 
 
+# ---- parts of figures ---------------------------------------------------------------------------
+
+
+def rate(entry: Entry) -> str:
+    """Return the rows per second of an entry and its ratio.
+
+    Example:
+        >>> rate({"rows_per_s": 6_120_000, "ratio": 12.34}), rate({"rows_per_s": 9e5, "ratio": 0.5})
+        ('6.1 million  (12x)', '900 thousand  (0.50x)')
+    """
+    if entry["ratio"] is None:
+        return in_words(entry["rows_per_s"])
+    digits = 2 if entry["ratio"] < 1 else 1 if entry["ratio"] < 10 else 0
+    return f"{in_words(entry['rows_per_s'])}  ({entry['ratio']:,.{digits}f}x)"
+
+
+def in_words(rate: float) -> str:
+    """Return a rate as a reader would say it.
+
+    Example:
+        >>> in_words(52_300), in_words(6_120_000), in_words(23_500_000)
+        ('52 thousand', '6.1 million', '24 million')
+    """
+    if rate < 1e6:
+        return f"{rate / 1e3:.0f} thousand"
+    return f"{rate / 1e6:.{1 if rate < 1e7 else 0}f} million"
+
+
+def ranged(key: str, values: Sequence[float], value: float) -> dict[str, float]:
+    """Return a value and the range of the values it stands for, as a `Panel` takes them.
+
+    Example:
+        >>> ranged("peak", [3, 1, 2], 2)
+        {'peak': 2, 'min_peak': 1, 'max_peak': 3}
+    """
+    return {key: value, f"min_{key}": min(values), f"max_{key}": max(values)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A title above horizontal bars.
+
+    Args:
+        title: the title.
+        entries: bars from the bottom: each has `name`, and `key` with its range, see `ranged`.
+        colour: function of an entry that returns the colour of its bar.
+        key: value to draw.
+        label: function of an entry that returns the text behind its bar.
+        mark: position of a broken vertical line; 0 for none.
+        limit: end of the axis; 0 for one that leaves room for the labels.
+    """
+
+    title: str
+    entries: Sequence[Entry]
+    colour: Callable[[Entry], str]
+    key: str = "rows_per_s"
+    label: Callable[[Entry], str] = rate
+    mark: float = 0.0
+    limit: float = 0.0
+
+    def draw(self, axes: Any) -> None:
+        """Draw it into matplotlib axes."""
+        if self.mark:
+            axes.axvline(self.mark, color=TEXT, linewidth=1, linestyle=(0, (4, 3)))
+        for y, entry in enumerate(self.entries):
+            value, colour = entry[self.key], self.colour(entry)
+            least, most = entry[f"min_{self.key}"], entry[f"max_{self.key}"]
+            axes.barh(y, value, color=colour, height=0.62)
+            axes.plot([value, most], [y, y], color=TEXT, linewidth=1.5)
+            axes.plot([least, value], [y, y], color=RANGE, linewidth=1.5)
+            axes.annotate(
+                self.label(entry), (max(most, self.mark), y), (5, 0), textcoords="offset points",
+                va="center", weight="bold" if colour == OURS else "normal",
+            )  # fmt: skip
+        names = [entry["name"] for entry in self.entries]
+        axes.set_yticks(range(len(names)), names, color=TEXT)
+        axes.set_ylim(-0.6, len(names) - 0.4)
+        most = max(entry[f"max_{self.key}"] for entry in self.entries)
+        axes.set_xlim(0, self.limit or 1.5 * most)
+        axes.set_xticks([])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_title(self.title, loc="left", weight="bold")
+
+
+def draw_panels(
+    path: Path,
+    result: Mapping[str, Any],
+    rows: Sequence[Sequence[Panel]],
+    height: float,
+    what: str,
+    libraries: Sequence[str] = ("tensorflow", "pyarrow"),
+) -> None:
+    """Draw rows of one or two panels, and a caption.
+
+    Args:
+        path: SVG or PNG file.
+        result: report of a benchmark.
+        rows: panels; those of a row have the same names.
+        height: height of the figure in inches.
+        what: what was measured, for the caption.
+        libraries: whose versions the caption has.
+    """
+    heights = [len(row[0].entries) for row in rows]
+    with page(path, height) as figure:
+        axes = figure.subplots(
+            len(rows), len(rows[0]), sharey="row", squeeze=False,
+            height_ratios=heights, width_ratios=(5, 4)[: len(rows[0])],
+        )  # fmt: skip
+        for panel, each in zip(itertools.chain(*rows), axes.flat, strict=True):
+            panel.draw(each)
+        caption(figure, result, what, libraries)
+
+
+@contextlib.contextmanager
+def page(path: Path, height: float) -> Iterator[Any]:
+    """Yield an empty matplotlib figure, `height` inches high, and write it to `path`."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "tutorlib", "font.size": 11, "text.color": TEXT}):
+        figure = Figure(figsize=(9, height), layout="constrained")
+        yield figure
+        dateless = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        figure.savefig(path, transparent=True, metadata=dateless, dpi=160)
+
+
+def caption(figure: Any, result: Mapping[str, Any], what: str, libraries: Sequence[str]) -> None:
+    """Write below a figure what was measured, on what, with what and when."""
+    date = datetime.datetime.fromisoformat(result["date"]).date()
+    versions = result["versions"]
+    said = ", ".join(f"{TITLES[name]} {versions[name]}" for name in libraries if name in versions)
+    text = f"{what}\n{describe_hardware(result['hardware'])}. {said}. {date}"
+    figure.supxlabel(text, fontsize=9, x=0.01, ha="left", linespacing=1.5)
+
+
+def draw_traces(
+    path: Path,
+    result: Mapping[str, Any],
+    titles: Mapping[str, str],
+    what: str,
+    *,
+    same_scale: bool,
+) -> None:
+    """Draw the `timelines` of a report, one above the other, and a caption.
+
+    Args:
+        path: SVG or PNG file.
+        result: report of a benchmark.
+        titles: {name of a timeline: title above it}.
+        what: what was traced, for the caption.
+        same_scale: whether all share one time scale.
+    """
+    from benchmarks.timelines import as_trace  # imports TensorFlow
+    from tutorlib.profiling import draw_timeline
+
+    traces = {name: as_trace(timeline) for name, timeline in result["timelines"].items()}
+    heights = [  # rows that `draw_timeline` draws
+        len(trace.device.lanes) + bool(len(trace.waiting)) + bool(len(trace.reading))
+        for trace in traces.values()
+    ]
+    scales = 1 if same_scale else len(traces)
+    with page(path, 0.45 * sum(heights) + 0.5 * len(traces) + 0.8 + 0.4 * scales) as figure:
+        all_axes = figure.subplots(
+            len(traces), sharex=same_scale, height_ratios=heights, squeeze=False
+        )[:, 0]
+        for axes, (name, trace) in zip(all_axes, traces.items(), strict=True):
+            draw_timeline(trace, None, axes=axes)
+            axes.set_title(titles[name], loc="left", weight="bold")
+            if same_scale:
+                axes.label_outer()
+                axes.set_xlim(0, max(each.device.stop_ms for each in traces.values()))
+        caption(figure, result, what, ("tensorflow",))
+
+
+# ---- the figures --------------------------------------------------------------------------------
+
+
 def draw_loader_throughput(result: Mapping[str, Any], path: Path) -> None:
     """Draw the rows per second of each candidate as bars, the range of the turns as a line."""
     shown = {name for section in SHOWN for name in result["sections"].get(section, ())}
     entries = [entry for entry in result["candidates"] if entry["name"] in shown]
     entries.sort(key=lambda entry: entry["rows_per_s"])
-    with page(path, 0.4 * len(entries) + 1.5) as figure:
-        axes = figure.subplots()
-        bars(axes, entries, [_colour(entry) for entry in entries], "rows_per_s", rate)
-        title(axes, "Rows per second into the training step")
-        columns = result["data"]["criteo-shape"]["columns"]
-        caption(
-            figure,
-            result,
-            f"{columns['continuous']} float32 + {columns['categorical']} ids + label, batches of "
-            f"{result['batch_size']:,}, files in the page cache. Median and range of "
-            f"{len(entries[0]['elapsed_s'])} turns.\nFactors are to {result['baseline']}.",
-        )
+
+    def colour(entry: Entry) -> str:
+        if entry["name"].startswith("loader"):
+            return OURS
+        return LIMIT if entry["name"].startswith("Arrow") else THEIRS
+
+    columns = result["data"]["criteo-shape"]["columns"]
+    draw_panels(
+        path,
+        result,
+        [[Panel("Rows per second into the training step", entries, colour)]],
+        0.4 * len(entries) + 1.5,
+        f"{columns['continuous']} float32 + {columns['categorical']} ids + label, batches of "
+        f"{result['batch_size']:,}, files in the page cache. Median and range of "
+        f"{len(entries[0]['elapsed_s'])} turns.\nFactors are to {result['baseline']}.",
+    )
 
 
 def draw_loader_memory(result: Mapping[str, Any], path: Path) -> None:
@@ -105,21 +297,24 @@ def draw_loader_memory(result: Mapping[str, Any], path: Path) -> None:
     entries = []
     for entry in reversed(result["candidates"]):
         shares = [process["peak_bytes"] / budget for process in entry["processes"]]
-        entries.append(entry | ranged("share", shares, max(shares)))
-    colours = [OURS if entry["in_series"] else THEIRS for entry in entries]
-    with page(path, 0.4 * len(entries) + 1.6) as figure:
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(5, 4))
-        bars(left, entries, colours, "share", lambda entry: f"{entry['share']:.0%}", mark=1)
-        title(left, "Peak memory (line: the budget)")
-        bars(right, entries, colours, "rows_per_s", lambda entry: in_words(entry["rows_per_s"]))
-        title(right, "Rows per second")
-        caption(
-            figure,
-            result,
-            f"Criteo-shaped data of so many times memory_budget = {budget / 2**20:,.0f} MiB, and "
-            f"two special cases; batches of {result['batch_size']:,}.\nMemory: the most of "
-            f"{_processes(entries)}; rows per second: median and range.",
-        )
+        entries.append(entry | ranged("share", shares, max(shares)) | {"ratio": None})
+
+    def colour(entry: Entry) -> str:
+        return OURS if entry["in_series"] else THEIRS
+
+    def share(entry: Entry) -> str:
+        return f"{entry['share']:.0%}"
+
+    peak = Panel("Peak memory (line: the budget)", entries, colour, "share", share, mark=1)
+    draw_panels(
+        path,
+        result,
+        [[peak, Panel("Rows per second", entries, colour)]],
+        0.4 * len(entries) + 1.6,
+        f"Criteo-shaped data of so many times memory_budget = {budget / 2**20:,.0f} MiB, and "
+        f"two special cases; batches of {result['batch_size']:,}.\nMemory: the most of "
+        f"{_processes(entries)}; rows per second: median and range.",
+    )
 
 
 def draw_etl(result: Mapping[str, Any], path: Path) -> None:
@@ -128,50 +323,56 @@ def draw_etl(result: Mapping[str, Any], path: Path) -> None:
     for entry in reversed(result["candidates"]):
         peaks = [max(process["peak_bytes"]) / 1e6 for process in entry["processes"]]
         entries.append(entry | ranged("peak", peaks, max(peaks)))
-    colours = [OURS if entry["name"].startswith("tutorlib") else THEIRS for entry in entries]
-    with page(path, 0.4 * len(entries) + 1.6) as figure:
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(5, 4))
-        bars(left, entries, colours, "rows_per_s", rate)
-        title(left, "Fit and transform, rows per second")
-        bars(right, entries, colours, "peak", lambda entry: f"{entry['peak']:,.0f} MB")
-        title(right, "Peak memory")
-        caption(
-            figure,
-            result,
-            f"{entries[0]['rows']:,} raw rows (13 counts, 26 texts) to training-ready Parquet. "
-            f"Median and range of {_processes(entries)}.\nFactors are to "
-            f"{result['baseline']}. Memory: the most, above the started interpreter.",
-            ("polars", "pandas", "pyarrow"),
-        )
+
+    def colour(entry: Entry) -> str:
+        return OURS if entry["name"] == "tutorlib" else THEIRS
+
+    def peak(entry: Entry) -> str:
+        return f"{entry['peak']:,.0f} MB"
+
+    speed = Panel("Fit and transform, rows per second", entries, colour)
+    draw_panels(
+        path,
+        result,
+        [[speed, Panel("Peak memory", entries, colour, "peak", peak)]],
+        0.4 * len(entries) + 1.6,
+        f"{entries[0]['rows']:,} raw rows (13 counts, 26 texts) to training-ready Parquet. "
+        f"Median and range of {_processes(entries)}.\nFactors are to "
+        f"{result['baseline']}. Memory: the most, above the started interpreter.",
+        ("polars", "pandas", "pyarrow"),
+    )
+
+
+def _processes(entries: Sequence[Entry]) -> str:
+    number = len(entries[0]["processes"])
+    return f"{number} fresh process" + "es" * (number > 1)
 
 
 def draw_layers(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the rows per second of each layer and optimizer beside those it is compared with."""
+    """Draw the rows per second of each layer and optimizer next to what it is compared with."""
     panels = layer_panels(result)
-    heights = [len(entries) for entries in panels.values()]
-    with page(path, 0.3 * sum(heights) + 0.4 * len(panels) + 0.8) as figure:
-        all_axes = figure.subplots(len(panels), height_ratios=heights, squeeze=False)[:, 0]
-        for axes, (name, entries) in zip(all_axes, panels.items(), strict=True):
-            entries.sort(key=lambda entry: entry["rows_per_s"])
-            theirs = [entry["name"].startswith((*USUAL, layers.LEGACY)) for entry in entries]
-            colours = [THEIRS if each else OURS for each in theirs]
-            bars(axes, entries, colours, "rows_per_s", rate)
-            title(axes, name)
-        caption(
-            figure,
-            result,
-            f"Rows per second: layers forward and backward, {result['batch_size']:,} rows; "
-            f"embeddings {result['width']} wide, {result['table_rows']:,} rows in the tables of 26 "
-            f"columns.\nMedian and range of {len(result['candidates'][0]['elapsed_s'])} turns. "
-            "Factors are to what Keras or TensorFlow have for it.",
-            ("tensorflow",),
-        )
+    number = sum(map(len, panels.values()))
+
+    def colour(entry: Entry) -> str:
+        return THEIRS if entry["name"].startswith((*USUAL, layers.LEGACY)) else OURS
+
+    draw_panels(
+        path,
+        result,
+        [[Panel(heading, entries, colour)] for heading, entries in panels.items()],
+        0.3 * number + 0.4 * len(panels) + 0.8,
+        f"Rows per second: layers forward and backward, {result['batch_size']:,} rows; "
+        f"embeddings {result['width']} wide, {result['table_rows']:,} rows in the tables of 26 "
+        f"columns.\nMedian and range of {len(result['candidates'][0]['elapsed_s'])} turns. "
+        "Factors are to what Keras or TensorFlow have for it.",
+        ("tensorflow",),
+    )
 
 
 def layer_panels(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return {title: entries}; what all names of a panel have in common is in its title alone.
+    """Return {title: entries}, slowest first; what all names of a panel share is in its title.
 
-    `ratio` of an entry is to the usual way in its panel.
+    `ratio` of an entry is relative to the usual way in its panel.
     """
     panels: dict[str, list[dict[str, Any]]] = {}
     batches = {f", batch {rows:,}" for rows in (layers.SMALL_BATCH, result["batch_size"])}
@@ -187,64 +388,58 @@ def layer_panels(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         [usual] = [e["rows_per_s"] for e in entries if e["name"] in USUAL]
         for entry in entries:
             entry["ratio"] = entry["rows_per_s"] / usual
+        entries.sort(key=lambda entry: entry["rows_per_s"])
     return panels
 
 
 def draw_train(result: Mapping[str, Any], path: Path) -> None:
     """Draw the samples per second of each training, and the share that it waited for data."""
     by_name = {entry["name"]: entry for entry in result["candidates"]}
-    sections = result["sections"]
-    with page(path, 1.55 * len(sections) + 0.9) as figure:
-        all_axes = figure.subplots(
-            len(sections), 2, sharey="row", width_ratios=(5, 4), squeeze=False
-        )
-        for (left, right), (section, names) in zip(all_axes, sections.items(), strict=True):
-            entries = []
-            for name, way in zip(reversed(names), reversed(train.WAYS), strict=True):
-                entry = by_name[name]
-                waits = ranged("wait", entry["wait_shares"], entry["wait_share"])
-                entries.append(entry | waits | {"name": way, "ratio": entry["times_native"]})
-            colours = [THEIRS if entry["name"] == train.NATIVE else OURS for entry in entries]
-            bars(left, entries, colours, "rows_per_s", rate)
-            title(left, f"{train.TITLES[section]}: samples per second")
-            bars(right, entries, colours, "wait", lambda entry: f"{entry['wait']:.0%}")
-            right.set_xlim(0, 1.25)  # of 1
-            title(right, "Waiting for data")
-        caption(
-            figure,
-            result,
-            f"Epochs of {result['candidates'][0]['rows']:,} rows, shuffled, in batches of "
-            f"{result['batch_size']:,}, {result['optimizer']}, {result['widths']} widths; native: "
-            f"TFRecord.\nMedian and range of {len(result['candidates'][0]['elapsed_s'])} epochs.",
-        )
+
+    def colour(entry: Entry) -> str:
+        return THEIRS if entry["name"] == train.NATIVE else OURS
+
+    def wait(entry: Entry) -> str:
+        return f"{entry['wait']:.0%}"
+
+    rows = []
+    for section, names in result["sections"].items():
+        heading, entries = train.TITLES[section], []
+        for name in reversed(names):
+            entry = by_name[name]
+            waits = ranged("wait", entry["wait_shares"], entry["wait_share"])
+            way = name.removeprefix(f"{heading}: ")
+            entries.append(entry | waits | {"name": way, "ratio": entry["times_native"]})
+        speed = Panel(f"{heading}: samples per second", entries, colour)
+        rows.append([speed, Panel("Waiting for data", entries, colour, "wait", wait, limit=1.25)])
+    draw_panels(
+        path,
+        result,
+        rows,
+        1.55 * len(rows) + 0.9,
+        f"Epochs of {result['candidates'][0]['rows']:,} rows, shuffled, in batches of "
+        f"{result['batch_size']:,}, {result['optimizer']}, {result['widths']} widths; native: "
+        f"TFRecord.\nMedian and range of {len(result['candidates'][0]['elapsed_s'])} epochs.",
+    )
 
 
 def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
-    """Draw an epoch of the native training above one of the accelerated, on one scale of time."""
-    from benchmarks.timelines import as_trace, height  # with it comes TensorFlow
-    from tutorlib.profiling import draw_timeline
+    """Draw an epoch of the native training above one of the accelerated, on one time scale."""
+    from benchmarks.timelines import as_trace
 
-    traces = {name: as_trace(timeline) for name, timeline in result["timelines"].items()}
     elapsed_s = {entry["name"]: entry["elapsed_s"] for entry in result["candidates"]}
-    untraced = [f"{1e3 * statistics.median(elapsed_s[name]):,.0f}" for name in traces]
-    heights = [height(trace) for trace in traces.values()]
-    with page(path, 0.45 * sum(heights) + 0.5 * len(traces) + 1.2) as figure:
-        all_axes = figure.subplots(len(traces), sharex=True, height_ratios=heights)
-        for axes, (name, trace) in zip(all_axes, traces.items(), strict=True):
-            draw_timeline(trace, None, axes=axes)
-            axes.label_outer()
-            length = trace.device.stop_ms - trace.device.start_ms
-            title(axes, f"{name}: {length:,.0f} ms, {trace.wait_share:.0%} of it waiting for data")
-        axes.set_xlim(0, max(t.device.stop_ms - t.device.start_ms for t in traces.values()))
-        caption(
-            figure,
-            result,
-            f"An epoch each of {result['candidates'][0]['rows']:,} rows in batches of "
-            f"{result['batch_size']:,}, {result['widths']} widths, seen by TensorFlow's profiler; "
-            "the loader's threads leave no marks in it.\nIt takes time itself: without it these "
-            f"epochs took {' and '.join(untraced)} ms.",
-            ("tensorflow",),
-        )
+    untraced = [f"{1e3 * statistics.median(elapsed_s[n]):,.0f}" for n in result["timelines"]]
+    titles = {}
+    for name, timeline in result["timelines"].items():
+        share, length = as_trace(timeline).wait_share, timeline["length_ms"]
+        titles[name] = f"{name}: {length:,.0f} ms, {share:.0%} of it waiting for data"
+    what = (
+        f"An epoch each of {result['candidates'][0]['rows']:,} rows in batches of "
+        f"{result['batch_size']:,}, {result['widths']} widths, seen by TensorFlow's profiler; "
+        "the loader's threads leave no marks in it.\nIt takes time itself: without it these "
+        f"epochs took {' and '.join(untraced)} ms."
+    )
+    draw_traces(path, result, titles, what, same_scale=True)
 
 
 DRAWN = {  # figure: (benchmark, part of its report, function)
@@ -255,14 +450,3 @@ DRAWN = {  # figure: (benchmark, part of its report, function)
     "train": ("train", "candidates", draw_train),
     "timelines": ("train", "timelines", draw_timelines),
 }
-
-
-def _colour(entry: Mapping[str, Any]) -> str:
-    if entry["name"].startswith("loader"):
-        return OURS
-    return LIMIT if entry["name"].startswith("Arrow") else THEIRS
-
-
-def _processes(entries: Sequence[Mapping[str, Any]]) -> str:
-    number = len(entries[0]["processes"])
-    return f"{number} fresh process" + "es" * (number > 1)

@@ -1,45 +1,44 @@
-"""Everything that is to be measured on a host with a GPU, in steps, each with a JSON file.
+"""Run benchmarks, tests and lessons on a GPU host that is lent for minutes, in steps that resume.
 
-A step whose file is there is not done again: so the run goes on where it ended, in commands of a
-few minutes. Each kind of step has a limit of seconds, and one is begun only if so many are left, so
-give seven minutes or more, which a lesson may take. A step that fails, or goes on beyond its limit,
-leaves a file with its error and the next one is done; it is tried again the next time, after all
-others. `--device cpu` rehearses all of it on a CPU, with few rows.
+A step is a command: a benchmark with `--device gpu`, a test file with `-m gpu`, or a lesson. It
+leaves a JSON file, and a step that has its file is not run again, so the run resumes where it
+ended. Each step has a time limit and starts only if that much time is left; give at least seven
+minutes, the limit of a lesson. A step that fails or exceeds its limit leaves a file with its error;
+the next run tries it again, after all others. The steps that matter most come first.
 
-    python -m benchmarks gpu-host --minutes 9        # as many steps as nine minutes hold
-    python -m benchmarks gpu-host --list             # what is done, what is left
-    python -m benchmarks gpu-report FOLDER           # what came of it, so far
+    python -m benchmarks gpu-host --minutes 9        # as many steps as fit into nine minutes
+    python -m benchmarks gpu-host --list             # what is done, failed or left
+    python -m benchmarks gpu-report FOLDER           # tables and figures of the results so far
 
-The step `backend` finds out whether TensorFlow does arithmetic on the GPU; if not, all steps after
-it are measured with Keras on JAX. `--backend` says it by hand.
-Does not belong here: what a step measures (`gpu_steps.py`).
+The step `environment` finds out whether TensorFlow computes on the GPU; if not, all steps after it
+run with Keras on JAX. `--backend` overrides it. `--device cpu` rehearses all steps on a CPU, with
+few rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import datetime
+import ctypes
 import fnmatch
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure
-from benchmarks.gpu_data import BACKENDS, ROOT, Settings
-from benchmarks.gpu_steps import kind_of, names
+from benchmarks import machine, measure
+from benchmarks.gpu_steps import BACKENDS, Settings, Step, missing, steps_of
 from tutorlib.storage import written_whole
 
-SUMMARY = "all that is to be measured on a host with a GPU, step by step (an hour; see --list)"
-KEPT_CHARACTERS = 3000  # of what a step that failed has said, on each of stdout and stderr
+SUMMARY = "benchmarks, tests and lessons on a GPU host, step by step (an hour; see --list)"
+KEPT_CHARACTERS = 6000  # of the output of a step that failed
+GRACE_S = 5  # for a traceback, after the time limit
+PR_SET_PDEATHSIG = 1  # Source: man 2 prctl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--backend", choices=BACKENDS,
-        help="Keras's backend (default: what the step 'backend' finds)",
+        help="Keras's backend (default: what the step 'environment' finds)",
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", default=["*"], metavar="STEP",
@@ -58,153 +57,127 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--minutes", type=float,
-        help="be done in so many minutes; a step is begun only if its limit fits (default: all)",
+        help="time for all steps; a step starts only if its limit fits (default: no limit)",
     )  # fmt: skip
     parser.add_argument(
         "--out", type=Path,
         help="folder of the JSON files (default: benchmarks/results/gpu-host-MACHINE; of a "
-        "rehearsal, in the folder of work)",
+        "rehearsal, WORK/rehearsal)",
     )  # fmt: skip
+    work = machine.ROOT / "build" / "gpu-host"
     parser.add_argument(
-        "--data", type=Path, help="folder of the rows (default: build/gpu-host/data)"
-    )
-    parser.add_argument(
-        "--work", type=Path, help="folder of traces and notebooks (default: build/gpu-host)"
-    )
-    parser.add_argument(
-        "--keep", type=Path, metavar="TAR",
-        help="file for the JSON files, notebooks and pages so far, to be carried home",
+        "--work", type=Path, default=work,
+        help="folder of logs, traces and notebooks (default: build/gpu-host)",
     )  # fmt: skip
-    parser.add_argument("--recon", type=Path, help="script with questions to the host, if any")
-    parser.add_argument("--rows", type=int, help="rows of each data set, in place of the default")
-    parser.add_argument("--list", action="store_true", help="show the steps, and do nothing")
+    parser.add_argument("--data", type=Path, help="folder of the rows (default: WORK/data)")
+    parser.add_argument("--list", action="store_true", help="show the steps and run none")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Do the steps that are left."""
-    settings = settings_of(arguments)
+    """Run the steps that are left."""
+    work = arguments.work.absolute()
+    settings = Settings(arguments.device, work, (arguments.data or work / "data").absolute())
     out = arguments.out or default_out(settings)
-    chosen = choose(names(settings), arguments.only)
+    steps = choose(steps_of(settings), arguments.only)
     if arguments.list:
-        print("\n".join(f"{state(out, name):<8}{name}" for name in chosen))
+        print("\n".join(f"{state(out, name):<8}{name}" for name in steps))
         return
-    Path(settings.work).mkdir(parents=True, exist_ok=True)
+
+    def perform(name: str, limit_s: float) -> dict[str, Any]:
+        backend = arguments.backend or backend_of(out)
+        return perform_step(steps[name], settings, out, backend, limit_s)
+
     limit_s = None if arguments.minutes is None else 60 * arguments.minutes
-
-    def do(name: str, step_s: float) -> dict[str, Any]:
-        chosen_backend = arguments.backend or backend_of(out)
-        return perform(name, dataclasses.replace(settings, backend=chosen_backend), step_s)
-
-    limits = {name: kind_of(name).limit_s for name in chosen}
-    outcomes = do_steps(limits, out, do, limit_s, facts=where(settings))
-    if arguments.keep is not None:
-        keep(arguments.keep, out, Path(settings.work))
-    done = sum(state(out, name) == "done" for name in chosen)
-    print(f"{done} of {len(chosen)} steps are done: {out}")
+    limits = {name: step.limit_s for name, step in steps.items()}
+    outcomes = do_steps(limits, out, perform, limit_s, details=where(settings))
+    done = sum(state(out, name) == "done" for name in steps)
+    print(f"{done} of {len(steps)} steps are done: {out}")
     if not all(outcomes.values()):
         raise SystemExit(f"failed: {', '.join(name for name, ok in outcomes.items() if not ok)}")
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """Return what is to be measured, as the command line says."""
-    changes: dict[str, Any] = {"device": arguments.device}
-    for name in ("data", "work", "recon"):
-        if getattr(arguments, name) is not None:
-            changes[name] = str(getattr(arguments, name).absolute())
-    if arguments.rows is not None:
-        changes["rows"] = arguments.rows
-    return Settings.tiny(**changes) if arguments.device == "cpu" else Settings(**changes)
-
-
 def default_out(settings: Settings) -> Path:
-    """Return the folder of the JSON files: among the results only if a GPU was measured."""
-    name = f"gpu-host-{measure.hardware_slug(measure.hardware())}"
-    return measure.RESULTS / name if settings.device == "gpu" else Path(settings.work) / "rehearsal"
+    """Return the folder of the JSON files: among the results only if they are of a GPU."""
+    name = f"gpu-host-{machine.hardware_slug(machine.hardware())}"
+    return measure.RESULTS / name if settings.device == "gpu" else settings.work / "rehearsal"
 
 
-def keep(path: Path, out: Path, work: Path) -> None:
-    """Write all that is small into one file: the JSON files, the lessons that were run."""
-    with written_whole(path) as partial, tarfile.open(partial, "w:xz") as archive:
-        for file in sorted(out.glob("*.json")):
-            archive.add(file, f"{out.name}/{file.name}")
-        for file in sorted((work / "lessons").glob("*.*")):
-            archive.add(file, f"lessons/{file.name}")
-
-
-def backend_of(out: Path) -> str:
-    """Return the backend that the step of that name has chosen; TensorFlow before it is done."""
-    chosen = out / "backend.json"
-    if not chosen.is_file():
-        return BACKENDS[0]
-    return json.loads(chosen.read_text(encoding="utf-8"))["result"]["backend"]
-
-
-def choose(steps: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the steps that a pattern fits, in order.
+def choose(steps: Mapping[str, Step], patterns: Sequence[str]) -> dict[str, Step]:
+    """Return the steps that match a pattern, in order.
 
     Raises:
-        SystemExit: if a pattern fits none.
-
-    Example:
-        >>> choose(["data", "loader-columns", "loader-stacked"], ["loader-*"])
-        ['loader-columns', 'loader-stacked']
+        SystemExit: if a pattern matches none.
     """
     idle = [pattern for pattern in patterns if not fnmatch.filter(steps, pattern)]
     if idle:
-        raise SystemExit(f"benchmarks: {idle} fit no step of {', '.join(steps)}")
-    return [step for step in steps if any(fnmatch.fnmatch(step, p) for p in patterns)]
+        raise SystemExit(f"benchmarks: {idle} match no step of {', '.join(steps)}")
+    return {n: s for n, s in steps.items() if any(fnmatch.fnmatch(n, p) for p in patterns)}
 
 
 def state(out: Path, name: str) -> str:
-    """Return "done", "failed" or "left" of a step."""
+    """Return "done", "failed" or "left" for a step."""
     if (out / f"{name}.json").is_file():
         return "done"
     return "failed" if (out / f"{name}.failed.json").is_file() else "left"
 
 
+def backend_of(out: Path) -> str:
+    """Return the backend that the step `environment` chose; TensorFlow before it is done."""
+    chosen = out / "environment.json"
+    if not chosen.is_file():
+        return BACKENDS[0]
+    return json.loads(chosen.read_text(encoding="utf-8"))["result"]["backend"]
+
+
+def where(settings: Settings) -> dict[str, Any]:
+    """Return device, machine and versions, to which the figures of each step belong."""
+    details = {"device": settings.device, "hardware": machine.hardware()}
+    return {**details, "versions": machine.versions(), "commit": machine.commit()}
+
+
+# ---- all steps ----------------------------------------------------------------------------------
+
+
 def do_steps(
-    steps: Mapping[str, float],
+    limits: Mapping[str, float],
     out: Path,
     perform: Callable[[str, float], Mapping[str, Any]],
     limit_s: float | None = None,
     *,
-    facts: Mapping[str, Any] | None = None,
+    details: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, bool]:
-    """Do the steps that have no file yet, and write one for each; last, those that failed before.
+    """Run the steps that have no file yet, those that failed before last; write a file for each.
 
     Args:
-        steps: {name: seconds that it may take}.
+        limits: {name of a step: its time limit in seconds}.
         out: folder of the files.
-        perform: does a step, given its name and these seconds; what it returns goes into the file.
-            An error of it goes into a file of another name.
-        limit_s: seconds for all; a step that may take more than what is left of them is not begun.
-        facts: what each file says besides, such as the machine.
-        clock: function that returns seconds.
+        perform: function of (name, time limit) that runs a step; its result goes into the file, or
+            its exception into `NAME.failed.json`.
+        limit_s: seconds for all; a step whose limit is above what is left does not start.
+        details: added to each file, such as the machine.
+        clock: monotonic clock, in seconds.
 
     Returns:
-        {step: whether it went well} of those that were done now.
+        {name: whether it succeeded} of the steps that ran.
     """
     outcomes, waiting, begun = {}, [], clock()
-    for name in sorted(steps, key=lambda name: state(out, name) == "failed"):
+    for name in sorted(limits, key=lambda name: state(out, name) == "failed"):
         if state(out, name) == "done":
             continue
-        if limit_s is not None and steps[name] > limit_s - (clock() - begun):
+        if limit_s is not None and limits[name] > limit_s - (clock() - begun):
             waiting.append(name)
             continue
         print(f"{name} ...", file=sys.stderr, flush=True)
-        started = clock()
+        started, record = clock(), {"step": name, "date": measure.now(), **(details or {})}
         try:
-            result = {"result": perform(name, steps[name])}
-        except Exception as error:  # whatever it is: the next step may do better
-            result = {"error": f"{type(error).__name__}: {error}"}
-        outcomes[name] = "result" in result
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        record = {"step": name, "date": date, "elapsed_s": round(clock() - started, 1)}
-        record |= {**(facts or {}), **result}
+            record["result"] = perform(name, limits[name])
+        except Exception as error:  # of any kind: the next step may succeed
+            record["error"] = f"{type(error).__name__}: {error}"
+        record["elapsed_s"] = round(clock() - started, 1)
+        outcomes[name] = "result" in record
         failed = out / f"{name}.failed.json"
-        target = out / f"{name}.json" if outcomes[name] else failed
-        with written_whole(target) as partial:
+        with written_whole(out / f"{name}.json" if outcomes[name] else failed) as partial:
             partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if outcomes[name]:
             failed.unlink(missing_ok=True)
@@ -214,76 +187,112 @@ def do_steps(
     return outcomes
 
 
-def perform(name: str, settings: Settings, limit_s: float) -> dict[str, Any]:
-    """Do a step in a process of its own, and return what it gives.
-
-    What it says goes into files in the folder of work, so that it is there however it ends.
-
-    Raises:
-        RuntimeError: if it fails or takes too long, with the ends of what it said.
-    """
-    command = [sys.executable, "-m", "benchmarks.gpu_steps", name]
-    command += [json.dumps(dataclasses.asdict(settings)), str(limit_s)]
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "KERAS_BACKEND": settings.backend}
-    environment |= {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
-    if settings.backend == "jax":
-        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the loader has a part of the GPU
-    said, errors = (Path(settings.work) / "said" / f"{name}.{kind}" for kind in ("out", "err"))
-    said.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        said.open("w") as out,
-        errors.open("w") as err,
-        subprocess.Popen(
-            command, stdout=out, stderr=err, cwd=ROOT, env=environment, process_group=0
-        ) as process,
-    ):
-        try:
-            process.wait(limit_s)
-            ended = f"exit code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            ended = f"more than {limit_s:.0f} s"
-        finally:
-            end(process.pid)
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in (said, errors)]
-    lines = [line for line in texts[0].splitlines() if line.startswith("RESULT ")]
-    if process.returncode or not lines:
-        ends = [text[-KEPT_CHARACTERS:] for text in texts]
-        raise RuntimeError(f"{ended}; at the end of stdout: {ends[0]}; of stderr: {ends[1]}")
-    return json.loads(lines[-1].removeprefix("RESULT "))
-
-
-def end(step: int) -> None:
-    """End a step, the leader of a group, and all that it has started: nothing may keep its memory.
-
-    A notebook's kernel is in a group of its own; it is found as a child of a child.
-    """
-    started = [step]
-    for parent in started:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # it has ended by itself
-                started += map(int, children.read_text().split())
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(step, signal.SIGKILL)
-    for process in started[1:]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-def where(settings: Settings) -> dict[str, Any]:
-    """Return the device asked for, the machine and the versions: what figures belong to."""
-    facts = {"device": settings.device, "hardware": measure.hardware()}
-    return {**facts, "versions": measure.versions(), "commit": measure.commit()}
-
-
 def summary(record: Mapping[str, Any]) -> str:
-    """Return a step's file in a line."""
+    """Return a step's file in a line.
+
+    Example:
+        >>> summary({"elapsed_s": 61.5, "result": {"backend": "jax"}})
+        '62 s: backend jax'
+    """
     if "error" in record:
         return f"failed after {record['elapsed_s']:,.0f} s: {record['error'][-300:]}"
-    keys = ("backend", "rows_per_s", "samples_per_s", "step_ms", "valid_loss", "idle_share")
-    keys += ("counts", "collected", "headline", "missing_packages", "missing_for_gpu")
-    found = {key: record["result"][key] for key in keys if key in record["result"]}
-    figures = ", ".join(
-        f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in found.items()
-    )
-    return f"{record['elapsed_s']:,.0f} s{': ' * bool(figures)}{figures}"
+    result = record["result"]
+    shown = ("backend", "missing_for_gpu", "missing_packages", "counts", "collected", "headline")
+    said = [f"{key} {result[key]}" for key in shown if key in result]
+    said += [f"{e['name']} {e['rows_per_s']:,.0f} rows/s" for e in result.get("candidates", ())]
+    return f"{record['elapsed_s']:,.0f} s{': ' * bool(said)}{'; '.join(said)}"
+
+
+# ---- one step -----------------------------------------------------------------------------------
+
+
+def perform_step(
+    step: Step, settings: Settings, out: Path, backend: str, limit_s: float
+) -> dict[str, Any]:
+    """Run the commands of a step and return its result.
+
+    Args:
+        step: the step.
+        settings: device and folders.
+        out: folder of the files of all steps.
+        backend: Keras's backend.
+        limit_s: seconds for all its commands.
+
+    Raises:
+        RuntimeError: if something that it needs is missing, it fails, or it exceeds its limit; with
+            the end of its output.
+    """
+    if lacking := missing(step.needs):
+        raise RuntimeError(f"not run: these packages are missing: {', '.join(lacking)}")
+    if step.after and state(out, step.after) != "done":
+        raise RuntimeError(f"not run: it needs the step {step.after!r}, which is not done")
+    environment = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(machine.ROOT), os.getenv("PYTHONPATH")])),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # leaves JAX's loader a part of the GPU
+    }
+    ends, output = time.perf_counter() + limit_s, ""
+    for number, command in enumerate(step.commands):
+        log = settings.work / "logs" / f"{step.name}-{number}.txt"
+        code = run_limited(command, ends - time.perf_counter(), log, environment)
+        output += log.read_text(encoding="utf-8", errors="replace")
+        if code is None or (step.codes and code not in step.codes):
+            ended = f"exit code {code}" if code is not None else f"more than {limit_s:.0f} s"
+            raise RuntimeError(f"{ended}; the end of its output: {output[-KEPT_CHARACTERS:]}")
+    return step.read(output)
+
+
+def run_limited(
+    command: Sequence[str], limit_s: float, log: Path, environment: Mapping[str, str]
+) -> int | None:
+    """Run a command with its output in a file; end it and all it has started with this process.
+
+    After its time limit a Python program first writes where it is (`faulthandler`).
+
+    Args:
+        command: program and arguments.
+        limit_s: time limit in seconds.
+        log: file for its output.
+        environment: its environment variables.
+
+    Returns:
+        Its exit code, None if it exceeded the limit.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    libc = ctypes.CDLL(None)
+    linux = sys.platform == "linux"
+    started: list[int] = []
+    with (
+        log.open("w") as out,
+        subprocess.Popen(
+            list(command), stdout=out, stderr=subprocess.STDOUT, cwd=machine.ROOT,
+            env=dict(environment), process_group=0,
+            preexec_fn=(lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)) if linux else None,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            started = descendants(process.pid)
+            process.send_signal(signal.SIGABRT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+            return None
+        finally:
+            for end, pid in [(os.killpg, process.pid), *((os.kill, pid) for pid in started)]:
+                with contextlib.suppress(ProcessLookupError):
+                    end(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and theirs: kernels, readers, pools."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                found += map(int, children.read_text().split())
+    return found[1:]

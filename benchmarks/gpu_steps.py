@@ -1,69 +1,157 @@
-"""What `gpu-host` measures, and in which order, a step at a time, each in a process of its own.
-
-A step is a function of `Settings` that returns JSON values. A process of its own starts with an
-empty GPU, and a step that brings its process down takes no other with it. Does not belong here:
-the files of the steps, the time that is left, the rest of a run (`gpu_host.py`).
-"""
+"""The steps of `gpu-host`, in order of value: each a command, and how to read its output."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import faulthandler
 import fnmatch
 import importlib.util
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_lessons, gpu_training, measure
-from benchmarks.gpu_data import MODELS, ROOT, Settings
-from benchmarks.gpu_lessons import LESSONS, passing_on
-from benchmarks.gpu_training import LAYOUTS, PIPELINES, PRECISIONS, READERS
+from benchmarks import train
+from benchmarks.machine import ROOT
 
-QUESTIONS = ("tensorflow_sees_gpu", "int32_arguments", "dlpack_alignment", "parquet_read")
-QUESTIONS += ("shuffle", "dlrm_step")
-TESTS = ROOT / "tests"
-TEST_FILES = {
-    "batches": TESTS / "loader" / "test_gpu_batches.py",
-    "callbacks": TESTS / "callbacks" / "test_callbacks.py",
-    "device": TESTS / "memory" / "test_limits.py",
-    "ops": TESTS / "ops" / "test_on_gpu.py",
-    "parquet": TESTS / "parquet" / "test_gpu_decoder.py",
+BACKENDS = ("tensorflow", "jax")
+TESTS = {
+    "batches": "tests/loader/test_gpu_batches.py",
+    "callbacks": "tests/callbacks/test_callbacks.py",
+    "device": "tests/memory/test_limits.py",
+    "ops": "tests/ops/test_on_gpu.py",
+    "parquet": "tests/parquet/test_gpu_decoder.py",
 }
-TEST_S = 100  # seconds after which a test says where it is
-ALL_NEED = {"keras", "tensorflow", "pyarrow", "numpy"}
-NEED_CUDF = re.compile(r"loader-|(train|trace)-\w+-(columns|stacked)-")
-RUNNER_NEEDS = {"papermill", "nbclient", "nbconvert", "nbformat", "ipykernel", "yaml", "tqdm"}
+TEST_S = 100  # seconds after which a test writes where it is
+LESSONS = {
+    "02": "02_cpu_native",
+    "03": "03_gpu_native",
+    "04": "04_gpu_accelerated",
+    "05": "05_mixed_precision",
+    "06": "06_multihot_movielens",
+}
+ALL_NEED = frozenset({"keras", "tensorflow", "pyarrow", "numpy"})
+RUNNER_NEEDS = frozenset(
+    {"papermill", "nbclient", "nbconvert", "nbformat", "ipykernel", "yaml", "tqdm"}
+)
+
+# The parts of benchmarks that run, as {step: options}; `train` is added below.
+PARTS = {
+    "loader-alone": "--only loader first",
+    "loader-tfdata": "--only tfdata",
+    "loader-raw": "--only raw",
+    "loader-fit": "--only fit",
+    "loader-movielens": "--only movielens",
+    "layers-fused": "--only fused",
+    "layers-bag": "--only bag",
+    "layers-adam": "--only adam",
+    "memory": "",
+}
+LARGE = "--rows 8388608 --slow-rows 524288"
+SMALL = "--rows 8192 --slow-rows 4096 --batch-size 1024 --repeat 1"
+SIZES = {
+    "gpu": {
+        "loader": LARGE,
+        "train": f"{LARGE} --batch-size 65536 --repeat 3 --widths published --optimizer adam",
+        "layers": "",
+        "memory": "--sizes 1 5 20 --repeat 1",
+        "criteo": "--rows 1400000",
+        "movielens": "--ratings 1000000",
+        "lesson": "--profile gpu",
+    },
+    "cpu": {
+        "loader": SMALL,
+        "train": f"{SMALL} --widths scaled --optimizer adam",
+        "layers": "--batch-size 512 --table-rows 30000 --width 4 --repeat 1",
+        "memory": "--budget-mib 160 --sizes 2 --batch-size 4096 --row-group-rows 16384 --repeat 1",
+        "criteo": "--rows 400000",
+        "movielens": "--ratings 40000",
+        "lesson": "--profile small",
+    },
+}
+
+ORDER = (  # patterns, those first whose figures matter most
+    "environment", "tests-batches", "loader-alone",
+    *(f"train-dlrm-{way}-float32" for way in ("native", "columns", "stacked")),
+    "train-dlrm-stacked-mixed_float16", "train-dlrm-native-mixed_float16",
+    "data-lessons", "lesson-04", "lesson-03",
+    "train-movielens-native-*", "train-movielens-stacked-*",
+    "train-wide_and_deep-native-*", "train-wide_and_deep-stacked-*",
+    "lesson-05", "lesson-06", "lesson-02", "loader-tfdata", "train-*-columns-*",
+    "train-*-prebatched-*", "train-*-raw-*", "train-*-cpu-native-float32", "loader-*", "layers-*",
+    "memory", "tests-*", "*",
+)  # fmt: skip
 
 
-# ---- what there is -------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Where the steps run.
+
+    Args:
+        device: "gpu", or "cpu" for a rehearsal.
+        work: folder of logs and notebooks.
+        data: folder of the rows.
+    """
+
+    device: str
+    work: Path
+    data: Path
+
+    def command(self, words: str, *paths: Any, size: str) -> list[str]:
+        """Return the command line of a Python program, with the options of its size."""
+        return [sys.executable, *words.split(), *map(str, paths), *SIZES[self.device][size].split()]
 
 
-def environment(settings: Settings) -> dict[str, Any]:
-    """Return hardware, versions, and what the GPU's part of the work would miss."""
-    from tutorlib.memory import missing_for_gpu
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Commands with a common time limit, and their result.
 
-    return {
-        "hardware": measure.hardware(),
-        "versions": measure.versions(),
-        "missing_packages": missing({name for step in names(settings) for name in needs(step)}),
-        "missing_for_gpu": missing_for_gpu(),
-        "environment": {
-            k: v for k, v in os.environ.items() if k.startswith(("TF_", "XLA_", "KERAS_"))
-        },
-    }
+    Args:
+        name: its name.
+        commands: command lines, run one after the other.
+        read: function of their output that returns the result, as JSON values; raises RuntimeError
+            if there is none.
+        limit_s: seconds that it may take.
+        needs: packages without which it cannot run.
+        codes: exit codes of commands that are no failure; empty for any.
+        after: step that must be done before.
+    """
+
+    name: str
+    commands: Sequence[Sequence[str]]
+    read: Callable[[str], dict[str, Any]]
+    limit_s: int = 200
+    needs: frozenset[str] = ALL_NEED
+    codes: tuple[int, ...] = (0,)
+    after: str = ""
+
+
+def steps_of(settings: Settings) -> dict[str, Step]:
+    """Return {name: step} of all steps, in order of value."""
+
+    def rank(step: Step) -> int:
+        return next(n for n, pattern in enumerate(ORDER) if fnmatch.fnmatchcase(step.name, pattern))
+
+    return {step.name: step for step in sorted(_steps(settings), key=rank)}
+
+
+def _steps(settings: Settings) -> Iterator[Step]:
+    yield _environment(settings)
+    yield from (_tests(name, settings) for name in TESTS)
+    yield from (_benchmark(name, options, settings) for name, options in PARTS.items())
+    for model in train.TITLES:
+        for way in ("cpu-native", *train.WAYS):
+            if way != "raw" or model == "dlrm":  # raw cells hold no lists
+                yield from (_train(model, way, p, settings) for p in train.PRECISIONS)
+    yield _lesson_data(settings)
+    yield from (_lesson(number, settings) for number in LESSONS)
 
 
 def missing(packages: Iterable[str]) -> list[str]:
-    """Return those of some packages that cannot be imported here.
+    """Return those packages that cannot be imported here.
 
     Example:
         >>> missing(["json", "no_such_package"])
@@ -72,304 +160,214 @@ def missing(packages: Iterable[str]) -> list[str]:
     return sorted(name for name in packages if importlib.util.find_spec(name) is None)
 
 
-def imports(code: str) -> set[str]:
-    r"""Return the packages that code imports, unindented: those it cannot do without.
+# ---- the environment ----------------------------------------------------------------------------
+
+
+PROBES = {
+    "tensorflow": """
+import json, tensorflow as tf
+gpus = [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
+product = tf.linalg.matmul(tf.ones((512, 512)), tf.ones((512, 512)))
+right = bool(tf.reduce_all(product == 512).numpy())
+found = {"version": tf.__version__, "gpus": gpus, "on_gpu": right and "GPU" in product.device}
+found["build"] = {k: str(v) for k, v in tf.sysconfig.get_build_info().items()}
+print("\\nANSWER tensorflow", json.dumps(found))
+""",
+    "jax": """
+import json, jax, jax.numpy as jnp
+right = bool((jnp.ones((512, 512)) @ jnp.ones((512, 512)) == 512).all())
+found = {"version": jax.__version__, "devices": [str(device) for device in jax.devices()]}
+print("\\nANSWER jax", json.dumps(found | {"on_gpu": right and jax.default_backend() == "gpu"}))
+""",
+    "loader": """
+import json
+from tutorlib.memory import missing_for_gpu
+print("\\nANSWER loader", json.dumps({"missing_for_gpu": missing_for_gpu()}))
+""",
+}
+
+
+def _environment(settings: Settings) -> Step:
+    """Find out what computes on the GPU, each in its own process, and choose the backend."""
+
+    def read(output: str) -> dict[str, Any]:
+        answers = dict(re.findall(r"^ANSWER (\w+) (.*)$", output, re.MULTILINE))
+        found = {
+            name: json.loads(answers[name]) if name in answers else {"error": output[-1000:]}
+            for name in PROBES
+        }
+        backend, why = BACKENDS[0], "a rehearsal on the CPU"
+        if settings.device == "gpu":
+            backend, why = backend_for({name: found[name] for name in BACKENDS})
+        needs = {name for step in _steps(settings) for name in step.needs}
+        variables = {k: v for k, v in os.environ.items() if k.startswith(("TF_", "XLA_", "KERAS_"))}
+        return {
+            "backend": backend,
+            "why": why,
+            "missing_packages": missing(needs),
+            "missing_for_gpu": found["loader"].get("missing_for_gpu", found["loader"]),
+            "found": found,
+            "environment": variables,
+        }
+
+    commands = [[sys.executable, "-c", code] for code in PROBES.values()]
+    return Step("environment", commands, read, needs=frozenset(), codes=())
+
+
+def backend_for(found: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """Return (backend, why): the first backend that computes on the GPU.
+
+    Args:
+        found: {backend: what its probe answered}, in order of preference.
+
+    Raises:
+        RuntimeError: if none does.
+
+    Example:
+        >>> backend_for({"tensorflow": {"on_gpu": False}, "jax": {"on_gpu": True}})
+        ('jax', "jax computes on the GPU, tensorflow does not: {'on_gpu': False}")
+    """
+    without = ""
+    for name, answer in found.items():
+        if answer.get("on_gpu"):
+            return name, f"{name} computes on the GPU{without}"
+        without += f", {name} does not: {answer}"
+    raise RuntimeError(f"nothing computes on the GPU{without}")
+
+
+# ---- benchmarks ---------------------------------------------------------------------------------
+
+
+def _benchmark(name: str, options: str, settings: Settings, device: str | None = None) -> Step:
+    """Run a part of a benchmark; the result is its report."""
+    benchmark, path = name.partition("-")[0], settings.work / "reports" / f"{name}.json"
+    command = settings.command(f"-m benchmarks {benchmark} --out", path, size=benchmark)
+    command += ["--device", device or settings.device, *options.split()]
+    if benchmark != "layers":
+        command += ["--data", str(settings.data)]
+    needs = ALL_NEED | ({"tf_keras"} if name == "layers-fused" else set())
+    return Step(name, [command], lambda _: json.loads(path.read_text("utf-8")), needs=needs)
+
+
+def _train(model: str, way: str, precision: str, settings: Settings) -> Step:
+    """Train a model in one way, in its own process, which has its memory to itself.
+
+    Of the readers of single rows only one is traced, because that takes four seconds a step.
+    """
+    traced = way
+    if way.endswith("native") and (model, way, precision) != ("dlrm", "native", "mixed_float16"):
+        traced = ""
+    options = f"--only {model} --ways {way.removeprefix('cpu-')} --precision {precision}"
+    name, device = f"train-{model}-{way}-{precision}", "cpu" if way == "cpu-native" else None
+    return _benchmark(name, f"{options} --traced {traced}", settings, device)
+
+
+# ---- tests --------------------------------------------------------------------------------------
+
+
+def _tests(name: str, settings: Settings) -> Step:
+    """Run the tests of a file that are marked `gpu`; without a GPU only collect them."""
+    shown = "-rfEs" if settings.device == "gpu" else "--collect-only"
+    words = f"-m pytest -o addopts= -o faulthandler_timeout={TEST_S} -q --noconftest -m gpu "
+    words += f"-p no:cacheprovider {shown} {TESTS[name]}"
+    needs = ALL_NEED | {"pytest"} | imports((ROOT / TESTS[name]).read_text(encoding="utf-8"))
+    return Step(
+        f"tests-{name}",
+        [[sys.executable, *words.split()]],
+        read_tests,
+        needs=needs - {"tests"},
+        codes=(0, 1),
+    )
+
+
+def read_tests(output: str) -> dict[str, Any]:
+    r"""Return what pytest says of the tests at the end, whatever follows it.
+
+    Raises:
+        RuntimeError: if no test has passed, for example because all were skipped.
+
+    Example:
+        >>> read_tests("..s\n2 passed, 1 skipped in 3.21s\nI0000 1 device\n")["counts"]
+        {'passed': 2, 'skipped': 1}
+    """
+    lines = re.findall(
+        r"^\d+.*(?:passed|failed|error|skipped|collected).* in [\d.]+s", output, re.M
+    )
+    counts = {
+        word: int(n) for n, word in re.findall(r"(\d+)\S* (?:tests )?(\w+)", (lines or [""])[-1])
+    }
+    if not counts.get("passed") and "collected" not in counts:
+        raise RuntimeError(f"no test has passed: {output[-4000:]}")
+    failed = re.findall(r"^(?:FAILED|ERROR) .*$", output, re.MULTILINE)
+    return {"counts": counts, "failed": failed, "output": output[-8000:]}
+
+
+def imports(code: str) -> frozenset[str]:
+    r"""Return the packages that code imports at its top level: those it cannot do without.
 
     Example:
         >>> sorted(imports("import os.path\nfrom keras import ops\nif os:\n    %matplotlib inline"))
         ['keras', 'os']
     """
     plain = re.sub(r"^( *)[%!].*", r"\1pass", code, flags=re.MULTILINE)  # a notebook's commands
-    found = set()
+    found: set[str] = set()
     for line in ast.parse(plain).body:
         if isinstance(line, ast.Import):
             found |= {name.name.partition(".")[0] for name in line.names}
-        elif isinstance(line, ast.ImportFrom):
+        elif isinstance(line, ast.ImportFrom) and line.module:
             found.add(line.module.partition(".")[0])
-    return found
-
-
-def backend(settings: Settings) -> dict[str, Any]:
-    """Choose the backend of Keras that all is measured with, and say why."""
-    found = {name: _asked(code) for name, code in DOES_ARITHMETIC.items()}
-    if settings.device == "cpu":
-        chosen, why = settings.backend, "a rehearsal on the CPU, with what was asked for"
-    else:
-        chosen, why = backend_for(found)
-    return {"backend": chosen, "why": why, "found": found}
-
-
-def backend_for(found: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    """Return (backend, why): TensorFlow, if it does arithmetic on the GPU; else JAX, if that does.
-
-    Raises:
-        RuntimeError: if neither does.
-
-    Example:
-        >>> backend_for({"tensorflow": {"on_gpu": False}, "jax": {"on_gpu": True}})
-        ('jax', "jax does arithmetic on the GPU, tensorflow does not: {'on_gpu': False}")
-    """
-    without = ""
-    for name, answer in found.items():
-        if answer.get("on_gpu"):
-            return name, f"{name} does arithmetic on the GPU{without}"
-        without += f", {name} does not: {answer}"
-    raise RuntimeError(f"nothing does arithmetic on the GPU{without}")
-
-
-DOES_ARITHMETIC = {
-    "tensorflow": """
-import json, tensorflow as tf
-gpus = [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
-product = tf.linalg.matmul(tf.ones((512, 512)), tf.ones((512, 512)))
-right = bool(tf.reduce_all(product == 512).numpy())
-facts = {"version": tf.__version__, "gpus": gpus, "on_gpu": right and "GPU" in product.device}
-facts["build"] = {k: str(v) for k, v in tf.sysconfig.get_build_info().items()}
-print("ANSWER", json.dumps(facts))
-""",
-    "jax": """
-import json, jax, jax.numpy as jnp
-right = bool((jnp.ones((512, 512)) @ jnp.ones((512, 512)) == 512).all())
-facts = {"version": jax.__version__, "devices": [str(device) for device in jax.devices()]}
-print("ANSWER", json.dumps(facts | {"on_gpu": right and jax.default_backend() == "gpu"}))
-""",
-}
-
-
-def _asked(code: str) -> dict[str, Any]:
-    """Return what some code answers in a process of its own, or how it ended."""
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
-    )
-    answers = re.findall(r"^ANSWER (.*)$", done.stdout, re.MULTILINE)
-    if not answers:
-        return {"exit_code": done.returncode, "error": done.stderr[-1000:]}
-    return json.loads(answers[0])
-
-
-def data(model: str, settings: Settings) -> dict[str, Any]:
-    """Make the rows of a model by data_prep, and as TFRecord, and return their bytes.
-
-    Other formats are made by the first step that reads them: they are measured last.
-    """
-    made = settings.dataset(model)
-    made.examples(min(settings.slow_rows, made.rows))
-    return made.facts()
-
-
-def recon(question: str, settings: Settings) -> dict[str, Any]:
-    """Return what the host answers to one question of the script."""
-    command = [sys.executable, str(settings.recon), "--one", question]
-    code, said = passing_on(command, folder=settings.work)
-    answers = re.findall(r"^ANSWER (.*)$", said, re.MULTILINE)
-    if not answers:
-        raise RuntimeError(f"no answer, exit code {code}: {said[-2000:]}")
-    return json.loads(answers[0])
-
-
-def gpu_tests(name: str, settings: Settings) -> dict[str, Any]:
-    """Run the tests of a file that are marked `gpu`.
-
-    Raises:
-        RuntimeError: if pytest cannot run them, or none passes: all were skipped, say.
-    """
-    code, said = _pytest(name, "-rfEs")
-    counts = counts_of(said)
-    if code not in (0, 1) or not counts.get("passed"):
-        raise RuntimeError(f"no test has passed, pytest's exit code is {code}: {said[-4000:]}")
-    failed = re.findall(r"^(?:FAILED|ERROR) .*$", said, re.MULTILINE)
-    return {"counts": counts, "failed": failed, "output": said[-8000:]}
-
-
-def counts_of(said: str) -> dict[str, int]:
-    r"""Return what pytest says last about the tests, whatever else is said after that.
-
-    Example:
-        >>> counts_of("..s\n2 passed, 1 skipped, 9 deselected in 3.21s\nI0000 1 device\n")
-        {'passed': 2, 'skipped': 1, 'deselected': 9}
-    """
-    lines = re.findall(r"^\d+ \w+(?:, \d+ \w+)* in [\d.]+s", said, re.MULTILINE)
-    return {word: int(n) for n, word in re.findall(r"(\d+) (\w+)", (lines or [""])[-1])}
-
-
-def collected_tests(name: str, settings: Settings) -> dict[str, Any]:
-    """Only collect the tests of a file that are marked `gpu`: without a GPU none can run."""
-    code, said = _pytest(name, "--collect-only")
-    collected = [line for line in said.splitlines() if "::" in line]
-    if code or not collected:
-        raise RuntimeError(f"pytest: exit code {code}: {said[-4000:]}")
-    return {"collected": len(collected), "run": 0}
-
-
-def _pytest(name: str, option: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "--noconftest", option]
-    command += ["-o", f"faulthandler_timeout={TEST_S}", "-p", "no:cacheprovider", "-m", "gpu"]
-    return passing_on([*command, str(TEST_FILES[name].relative_to(ROOT))])
-
-
-# ---- a step by its name --------------------------------------------------------------------------
-
-
-ORDER = (  # patterns: those first whose figures matter most
-    "environment", "backend", "recon-*", "data-dlrm", "*-batches", "loader-*",
-    *(f"train-dlrm-{way}-float32" for way in ("native", "columns", "stacked")),
-    "train-dlrm-stacked-mixed_float16", "trace-*", "data-lessons", "lesson-04", "lesson-03",
-    "data-movielens", "train-movielens-native-*", "train-movielens-stacked-*",
-    "data-wide_and_deep", "train-wide_and_deep-native-*", "train-wide_and_deep-stacked-*",
-    "lesson-05", "lesson-06", "lesson-02", "reader-native", "train-*-columns-*",
-    "train-dlrm-native-mixed_float16", "train-*-prebatched-*", "train-dlrm-raw-*",
-    "train-*-cpu-native-float32", "reader-*", "tests-*", "collected-*",
-    "train-*-cpu-native-mixed_float16",
-)  # fmt: skip
-
-
-def names(settings: Settings) -> list[str]:
-    """Return the names of all steps in their order.
-
-    Example:
-        >>> names(Settings("cpu"))[:4]
-        ['environment', 'backend', 'data-dlrm', 'collected-batches']
-    """
-
-    def place(name: str) -> int:
-        return next(n for n, pattern in enumerate(ORDER) if fnmatch.fnmatchcase(name, pattern))
-
-    return sorted(_names(settings), key=place)
-
-
-def _names(settings: Settings) -> Iterator[str]:
-    yield from ("environment", "backend")
-    if settings.recon:
-        yield from (f"recon-{question}" for question in QUESTIONS)
-    yield from (f"data-{model}" for model in (*MODELS, "lessons"))
-    tests = "tests" if settings.device == "gpu" else "collected"
-    yield from (f"{tests}-{name}" for name in sorted(TEST_FILES))
-    yield from (f"loader-{layout}" for layout in LAYOUTS)
-    yield from (f"reader-{name}" for name in READERS)
-    for model in MODELS:
-        ways = [way for way in PIPELINES if way != "raw" or model == "dlrm"]  # lists have no cells
-        yield from (f"train-{model}-{way}-{precision}" for way in ways for precision in PRECISIONS)
-    yield from (f"trace-dlrm-{way}-mixed_float16" for way in ("native", "stacked"))
-    yield from (f"lesson-{number}" for number in LESSONS)
-
-
-def _needs_of_tests(name: str) -> set[str]:
-    return ALL_NEED | {"pytest"} | imports(TEST_FILES[name].read_text(encoding="utf-8")) - {"tests"}
-
-
-def _needs_of_lesson(number: str) -> set[str]:
-    return ALL_NEED | RUNNER_NEEDS | imports(gpu_lessons.code(LESSONS[number]))
-
-
-def _needs_nothing(name: str) -> set[str]:
-    return set()
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What the steps of a kind have in common.
-
-    Args:
-        limit_s: seconds that one may take.
-        work: does it, given its settings; with `of`, given what its name ends with before them.
-        of: what the name of a step of this kind may end with, after a hyphen.
-        needs: that end -> packages without which it cannot be done.
-    """
-
-    limit_s: int
-    work: Callable[..., dict[str, Any]]
-    of: Iterable[str] = ()
-    needs: Callable[[str], set[str]] = lambda rest: ALL_NEED
-
-
-KINDS = {
-    "environment": Kind(150, environment, needs=_needs_nothing),
-    "backend": Kind(150, backend, needs=_needs_nothing),
-    "recon": Kind(150, recon, QUESTIONS, _needs_nothing),
-    "data": Kind(200, data, MODELS),
-    "tests": Kind(200, gpu_tests, TEST_FILES, _needs_of_tests),
-    "collected": Kind(200, collected_tests, TEST_FILES, _needs_of_tests),
-    "loader": Kind(150, gpu_training.loader, LAYOUTS),
-    "reader": Kind(150, gpu_training.reader, READERS),
-    "train": Kind(150, gpu_training.train),
-    "trace": Kind(150, gpu_training.trace),
-    "lesson": Kind(400, gpu_lessons.lesson, LESSONS, _needs_of_lesson),
-}
-
-
-def kind_of(name: str) -> Kind:
-    """Return the kind of a step: what comes before the first hyphen says it."""
-    return KINDS[name.partition("-")[0]]
-
-
-def needs(name: str) -> set[str]:
-    """Return the packages without which a step cannot be done."""
-    return kind_of(name).needs(name.partition("-")[2])
-
-
-def step(name: str) -> Callable[[Settings], dict[str, Any]]:
-    """Return what a step does.
-
-    Raises:
-        ValueError: for a name that is no step's.
-    """
-    kind, _, rest = name.partition("-")
-    known = KINDS.get(kind)
-    if name in ("environment", "backend"):
-        return known.work
-    if name == "data-lessons":
-        return gpu_lessons.data
-    if known and rest in known.of:
-        return lambda settings: known.work(rest, settings)
-    found = re.fullmatch(rf"({'|'.join(MODELS)})-({'|'.join(PIPELINES)})-(\w+)", rest)
-    if kind in ("train", "trace") and found and found[3] in PRECISIONS:
-        return lambda settings: known.work(*found.groups(), settings)
-    steps = ", ".join(names(Settings("gpu", recon="-")))
-    raise ValueError(f"{name!r} is no step; the steps are {steps}")
-
-
-def main() -> None:
-    """Do one step, and print what it gives.
-
-    The arguments are its name, its settings as JSON, and the seconds that it has: shortly before
-    they are over it says on stderr where it is.
-    """
-    if os.getpgrp() == os.getpid():
-        threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
-    name, settings, limit_s = sys.argv[1], Settings(**json.loads(sys.argv[2])), float(sys.argv[3])
-    faulthandler.dump_traceback_later(max(limit_s - 10, 0.8 * limit_s))
-    result = done(name, settings)
-    print(f"\nRESULT {json.dumps(result)}", flush=True)
-    os._exit(0)  # taking down what holds a GPU may hang, and nobody needs it
-
-
-def done(name: str, settings: Settings) -> dict[str, Any]:
-    """Do a step and return what it gives.
-
-    Raises:
-        RuntimeError: at once, if something is missing that it needs.
-    """
-    work, lacking = step(name), missing(needs(name))
-    if lacking:
-        raise RuntimeError(f"not tried, for these packages are missing: {', '.join(lacking)}")
-    if settings.device == "gpu" and NEED_CUDF.match(name):
-        from tutorlib.memory import missing_for_gpu
-
-        if why := missing_for_gpu():
-            raise RuntimeError(f"not tried: {why}")
-    return work(settings)
-
-
-def _end_with(parent: int) -> None:
-    """End with the process that has started this one, and end what this one has started.
-
-    Else a step would go on when the run is killed, and the next run measure beside it.
-    """
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
+    return frozenset(found)
+
+
+# ---- lessons ------------------------------------------------------------------------------------
+
+
+def _lesson_data(settings: Settings) -> Step:
+    """Make the data of the lessons; data_prep leaves alone what it has finished."""
+    commands = []
+    for kind in ("criteo", "movielens"):
+        folder = settings.data / "lessons" / kind
+        draw = settings.command(
+            f"-m data_prep synthetic {kind} --output", folder / "raw", size=kind
+        )
+        prepare = [sys.executable, "-m", "data_prep", kind, "--from", str(folder / "raw")]
+        commands += [draw, [*prepare, "--output", str(folder)]]
+    return Step("data-lessons", commands, lambda output: {"output": output[-2000:]})
+
+
+def _lesson(number: str, settings: Settings) -> Step:
+    """Run a lesson by papermill; the result is its headline and seconds."""
+    name = LESSONS[number]
+    values = {
+        "DATA_DIR": settings.data / "lessons",
+        "LOG_DIR": settings.work / "lesson-logs" / name,
+        "MODEL_DIR": settings.work / "models",
+        "TENSORBOARD": "false",
+    }
+    output = settings.work / "lessons"
+    command = settings.command(f"notebooks/run.py {number} --output", output, size="lesson")
+    for parameter in sorted(parameters_of(name) & values.keys()):
+        command += ["-p", f"{parameter}={values[parameter]}"]
+
+    def read(output: str) -> dict[str, Any]:
+        found = re.search(rf"^{name} +([\d.]+)  (.*)$", output, re.MULTILINE)
+        if found is None:
+            raise RuntimeError(f"no headline: {output[-2500:]}")
+        return {"lesson": name, "headline": found[2], "seconds": float(found[1])}
+
+    needs = ALL_NEED | RUNNER_NEEDS | imports(_code(name))
+    return Step(f"lesson-{number}", [command], read, 400, needs, after="data-lessons")
+
+
+def parameters_of(name: str) -> set[str]:
+    """Return the names in the cell of a lesson that is tagged `parameters`."""
+    return set(re.findall(r"^([A-Z_]+) =", _code(name, "parameters"), re.MULTILINE))
+
+
+def _code(name: str, tag: str | None = None) -> str:
+    """Return the code of a lesson, or of its cells with a tag."""
+    content = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    if tag is not None:
+        cells = [cell for cell in cells if tag in cell["metadata"].get("tags", [])]
+    return "\n".join("".join(cell["source"]) for cell in cells)

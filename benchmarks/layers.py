@@ -1,12 +1,12 @@
-"""How long the layers take, forward and backward in float32, and the step of an optimizer.
+"""Speed of the layers, forward and backward in float32, and of the step of an optimizer.
 
-Every candidate is a compiled TensorFlow function over a batch that is there already: the layer's
-output, and from a given gradient of it the gradient of the tables, sparse as an optimizer gets it.
-So neither data nor loss nor update is in it. Ids are skewed as in the loader's benchmark.
+Every candidate is a compiled TensorFlow function over a batch in memory: it computes the layer's
+output and, from a given gradient of the output, the gradient of the tables, sparse as an optimizer
+gets it. Data, loss and update are not included. Ids are skewed as in the benchmark of the loader.
 
-Sections (--only): fused, 26 columns of ids to one tensor; bag, lists of ids, of a large table and
-of one as small as MovieLens' genres; adam, Adam's step on one table of all columns, with small and
-with large batches. "XLA" is `jit_compile=True`, for those that it compiles.
+Sections (--only): fused, 26 columns of ids to one tensor; bag, lists of ids from a large table and
+from one as small as MovieLens' genres; adam, Adam's step on one table of all columns, with small
+and with large batches. "XLA" is `jit_compile=True`, for what XLA compiles.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.device import Device
 from benchmarks.measure import Claim
 
-SUMMARY = "forward and backward of the layers against Keras and TensorFlow, Adam (about 2 minutes)"
+SUMMARY = "forward and backward of layers, and Adam, against Keras and TensorFlow (2 minutes)"
 
 STACKED = "FusedEmbedding, stacked"
 COLUMNS = "FusedEmbedding, columns"
@@ -31,7 +32,7 @@ BAG, LOOKUP = "EmbeddingBag", "embedding_lookup_sparse"
 LARGE, SMALL = "100,000 rows", "21 rows"
 DENSE, SPARSE, ROW_WISE = "keras Adam", "RowSparseAdam", "RowWiseAdagrad"
 
-LIST_LENGTH = 3  # on average
+LIST_LENGTH = 3  # mean
 SMALL_BATCH = 4096
 
 CLAIMS = (
@@ -43,46 +44,41 @@ CLAIMS = (
     Claim(f"{SPARSE}, batch {SMALL_BATCH:,}", 1, other=f"{DENSE}, batch {SMALL_BATCH:,}"),
 )
 
+Work = Callable[[], int]  # returns the rows
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark to a parser."""
-    parser.add_argument(
-        "--batch-size", type=int, default=65_536, help="rows of a batch (default: %(default)s)"
+    measure.add_numbers(
+        parser,
+        batch_size=(65_536, "rows per batch"),
+        table_rows=(1_000_000, "rows of all 26 tables together"),
+        width=(16, "width of embeddings"),
     )
-    parser.add_argument(
-        "--table-rows", type=int, default=1_000_000,
-        help="rows of all 26 tables together (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--width", type=int, default=16, help="of embeddings (default: 16)")
-    parser.add_argument(
-        "--only", nargs="+", choices=tuple(SECTIONS), default=list(SECTIONS), metavar="SECTION",
-        help=f"measure only these: {', '.join(SECTIONS)} (default: all)",
-    )  # fmt: skip
-    measure.add_options(parser, "layers", repeat=15, repeated="turns")
+    measure.add_options(parser, "layers", repeat=15, sections=SECTIONS, data=False)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print the table and write the JSON file."""
-    import tensorflow as tf
-
+    device = Device(arguments.device, loader=False)
+    if device.backend != "tensorflow":
+        raise SystemExit("benchmarks: layers are compiled by TensorFlow; KERAS_BACKEND=tensorflow")
     sizes = column_sizes(arguments.table_rows)
     timings: list[measure.Timing] = []
     for section in arguments.only:
-        found = SECTIONS[section](sizes, arguments.batch_size, arguments.width)
         timings += measure.turns(
-            found,
+            SECTIONS[section](sizes, arguments.batch_size, arguments.width),
             repeat=arguments.repeat,
             warmup=3,
-            synchronise=tf.test.experimental.sync_devices,
+            synchronise=device.synchronise,
         )
     result = measure.report(
         "layers",
         timings,
-        command=f"python -m benchmarks layers --batch-size {arguments.batch_size} --table-rows "
-        f"{arguments.table_rows} --width {arguments.width} --repeat {arguments.repeat} "
-        f"--only {' '.join(arguments.only)}",
+        command=measure.command_line(arguments),
         claims=CLAIMS,
-        facts={
+        details={
+            "device": device.name,
             "batch_size": arguments.batch_size,
             "table_rows": sum(sizes),
             "cardinalities": sizes,
@@ -91,11 +87,11 @@ def run(arguments: argparse.Namespace) -> None:
         },
     )
     print(measure.table(result))
-    print(f"written to {measure.save(result, arguments.out)}")
+    measure.save(result, arguments.out)
 
 
 def column_sizes(table_rows: int) -> list[int]:
-    """Return the cardinalities of Criteo's 26 columns, scaled to about as many rows together."""
+    """Return the cardinalities of Criteo's 26 columns, scaled to about `table_rows` together."""
     from data_prep import synthetic_criteo
 
     whole = sum(synthetic_criteo.column_sizes(1.0))
@@ -103,21 +99,21 @@ def column_sizes(table_rows: int) -> list[int]:
 
 
 def skewed_ids(sizes: Sequence[int], rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Return ids int32 [rows, columns], small ones more often, as the ETL numbers them."""
+    """Return ids, small ones more frequent, as the ETL numbers them: int32 [rows, columns]."""
     return (np.array(sizes) * rng.random((rows, len(sizes))) ** 4).astype(np.int32)
 
 
 def step(
     layer: Callable[[Any], Any], variables: Sequence[Any], batch: Any, upstream: Any, xla: bool
-) -> Callable[[], int]:
+) -> Work:
     """Return a function that goes forward and backward once and returns the rows.
 
     Args:
-        layer: batch -> output.
-        variables: `tf.Variable`s whose gradients are taken.
-        batch: what goes in, any structure of tensors.
-        upstream: gradient of the output.
-        xla: whether to compile it.
+        layer: function of a batch that returns the output.
+        variables: `tf.Variable`s whose gradients are computed.
+        batch: input, any structure of tensors.
+        upstream: gradient of the output, of its shape.
+        xla: whether XLA compiles the function.
     """
     import tensorflow as tf
 
@@ -126,12 +122,12 @@ def step(
         with tf.GradientTape() as tape:
             output = layer(batch)
         gradients = tape.gradient(output, variables, output_gradients=upstream)
-        # What an optimizer works on: rows and their numbers.
+        # What an optimizer gets: rows and their numbers.
         return output, [(g.values, g.indices) for g in gradients]
 
     def work() -> int:
         output, _ = forward_and_backward(batch)
-        output[0].numpy()  # until it is there
+        output[0].numpy()  # waits until it is computed
         return len(upstream)
 
     return work
@@ -140,7 +136,7 @@ def step(
 # ---- 26 columns of ids --------------------------------------------------------------------------
 
 
-def fused(sizes: Sequence[int], batch_size: int, width: int) -> dict[str, Callable[[], int]]:
+def fused(sizes: Sequence[int], batch_size: int, width: int) -> dict[str, Work]:
     """Return the candidates that look up 26 columns of ids."""
     import keras
     import tensorflow as tf
@@ -190,8 +186,8 @@ def _schema(names: Sequence[str], sizes: Sequence[int], width: int) -> Any:
 
 def _legacy(
     names: Sequence[str], sizes: Sequence[int], width: int, columns: Mapping[str, Any], flat: Any
-) -> Callable[[], int]:
-    """Return the candidate with TensorFlow's feature columns, in their order, that of the names."""
+) -> Work:
+    """Return the candidate with TensorFlow's feature columns, which are in order of their names."""
     import tensorflow as tf
     import tf_keras
 
@@ -209,16 +205,15 @@ def _legacy(
 # ---- lists of ids -------------------------------------------------------------------------------
 
 
-def bag(sizes: Sequence[int], batch_size: int, width: int) -> dict[str, Callable[[], int]]:
-    """Return the candidates that take the mean of lists of ids."""
-    del sizes
+def bag(_: Sequence[int], batch_size: int, width: int) -> dict[str, Work]:
+    """Return the candidates that average the embeddings of lists of ids."""
     return {
         **_bags(100_000, LARGE, batch_size, width),
         **_bags(21, SMALL, batch_size, width),
     }
 
 
-def _bags(rows: int, title: str, batch_size: int, width: int) -> dict[str, Callable[[], int]]:
+def _bags(rows: int, title: str, batch_size: int, width: int) -> dict[str, Work]:
     import tensorflow as tf
 
     from tutorlib.layers import EmbeddingBag
@@ -233,16 +228,14 @@ def _bags(rows: int, title: str, batch_size: int, width: int) -> dict[str, Calla
     table = layer.embedding_weights.value
 
     def lookup(sparse_ids: Any) -> Any:
-        return tf.nn.embedding_lookup_sparse(table, sparse_ids, None, combiner="mean")
-
-    def rows_of(batch: Any) -> Any:
-        found = lookup(batch)  # shorter where the last rows are empty
+        found = tf.nn.embedding_lookup_sparse(table, sparse_ids, None, combiner="mean")
+        # It has fewer rows where the last lists are empty.
         return tf.pad(found, [[0, batch_size - tf.shape(found)[0]], [0, 0]])
 
     batch = {"values": tf.constant(values), "nnzs": tf.constant(nnzs)}
     return {
         f"{BAG}, {title}": step(layer, [table], batch, upstream, False),
-        f"{LOOKUP}, {title}": step(rows_of, [table], ragged.to_sparse(), upstream, False),
+        f"{LOOKUP}, {title}": step(lookup, [table], ragged.to_sparse(), upstream, False),
         f"{BAG}, {title}{XLA}": step(layer, [table], batch, upstream, True),
     }
 
@@ -250,7 +243,7 @@ def _bags(rows: int, title: str, batch_size: int, width: int) -> dict[str, Calla
 # ---- the optimizer's step -----------------------------------------------------------------------
 
 
-def adam(sizes: Sequence[int], batch_size: int, width: int) -> dict[str, Callable[[], int]]:
+def adam(sizes: Sequence[int], batch_size: int, width: int) -> dict[str, Work]:
     """Return the candidates that update one table of all columns, with small and large batches."""
     return {
         name: work
@@ -259,7 +252,7 @@ def adam(sizes: Sequence[int], batch_size: int, width: int) -> dict[str, Callabl
     }
 
 
-def _updates(sizes: Sequence[int], rows: int, width: int) -> dict[str, Callable[[], int]]:
+def _updates(sizes: Sequence[int], rows: int, width: int) -> dict[str, Work]:
     import keras
     import tensorflow as tf
 
@@ -270,7 +263,7 @@ def _updates(sizes: Sequence[int], rows: int, width: int) -> dict[str, Callable[
     ids = tf.constant((skewed_ids(sizes, rows, rng) + first_rows).ravel().astype(np.int32))
     values = tf.constant(rng.standard_normal((len(ids), width), dtype=np.float32))
 
-    def update(optimizer: Any, xla: bool) -> Callable[[], int]:
+    def update(optimizer: Any, xla: bool) -> Work:
         table = keras.Variable(np.zeros((sum(sizes), width), np.float32), name="embedding_weights")
         optimizer.build([table])
 
@@ -281,7 +274,7 @@ def _updates(sizes: Sequence[int], rows: int, width: int) -> dict[str, Callable[
             return tf.gather(table.value, 0)
 
         def work() -> int:
-            apply().numpy()  # until it is done
+            apply().numpy()  # waits until it is done
             return rows
 
         return work

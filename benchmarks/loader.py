@@ -1,11 +1,11 @@
-"""How many rows per second reach the training step: the loader, and everything one could use.
+"""Rows per second into the training step: the loader, and everything one could use instead.
 
-Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format, and for the
-multi-hot form MovieLens-shaped ones, all in the page cache. Every candidate delivers whole batches
-of tensors that are looked at, but for those that say so: bare Arrow only decodes, which is what
-the disk format allows. Slow candidates go through fewer rows; how many stands in the table.
-Readers of TFRecord that handle one record at a time are measured with the cores kept awake, as
-beside a training (`tutorlib.profiling.cores_awake`): by themselves they may be half as fast.
+Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format; MovieLens-shaped
+rows for lists; all in the page cache. Candidates deliver whole batches of tensors, except bare
+Arrow, which only decodes: that is what the file format allows. Slow candidates process fewer rows;
+the table has their number. Readers of TFRecord that handle single records are measured with the
+cores kept awake, as they are during training (`tutorlib.profiling.cores_awake`): with CPU idle
+states they may be half as fast.
 
 Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
 python, PyDataset and generator; plain, Parquet as most people have it; movielens; fit, in training;
@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure, peers
-from benchmarks.data import FOLDER, Dataset, criteo_shape, movielens_shape
+from benchmarks.data import Dataset, criteo_shape, movielens_shape
+from benchmarks.device import Device
 from benchmarks.measure import Claim
 
-SUMMARY = "rows/s of the loader against tf.data, other libraries and bare Arrow (about 3 minutes)"
+SUMMARY = "rows/s of the loader against tf.data, other libraries and bare Arrow (3 minutes)"
 
 COLUMNS = "loader, columns, shuffled"
 STACKED = "loader, stacked, shuffled"
@@ -58,116 +59,113 @@ CLAIMS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark to a parser."""
-    parser.add_argument("--rows", type=int, default=2_097_152, help="rows (default: %(default)s)")
-    parser.add_argument(
-        "--slow-rows", type=int, default=262_144,
-        help="rows for the readers of one example a row; the slowest get a quarter of it "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--batch-size", type=int, default=65_536, help="rows of a batch (default: %(default)s)"
+    slow = "rows for readers of one example per row; the slowest get a quarter of them"
+    measure.add_numbers(
+        parser,
+        rows=(2_097_152, "rows"),
+        slow_rows=(262_144, slow),
+        batch_size=(65_536, "rows per batch"),
     )
     parser.add_argument(
-        "--only", nargs="+", choices=tuple(SECTIONS), default=list(SECTIONS), metavar="SECTION",
-        help=f"measure only these: {', '.join(SECTIONS)} (default: all)",
-    )  # fmt: skip
-    parser.add_argument(
         "--peer-python", action="append", default=[], metavar="LIBRARY=PATH", type=_peer_python,
-        help=f"Python that has one of {', '.join(peers.TITLES)}; may be given for each "
-        "(default: this one, if it has it)",
+        help=f"Python interpreter that has one of {', '.join(peers.TITLES)}; once per library "
+        "(default: this interpreter, if it has the library)",
     )  # fmt: skip
-    measure.add_options(parser, "loader", repeat=5, repeated="turns", folder=FOLDER)
+    measure.add_options(parser, "loader", repeat=5, sections=SECTIONS)
 
 
 def _peer_python(text: str) -> tuple[str, str]:
     library, _, path = text.partition("=")
     if library not in peers.TITLES or not Path(path).is_file():
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be LIBRARY=PATH, a library of {', '.join(peers.TITLES)} and the path "
-            "of a Python interpreter that is there"
+            f"{text!r} must be LIBRARY=PATH: a library of {', '.join(peers.TITLES)} and the path "
+            "of an existing Python interpreter"
         )
     return library, path
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print the table and write the JSON file."""
-    import tensorflow as tf
-
+    device = Device(arguments.device)
     inputs = Inputs(
         criteo_shape(arguments.data, arguments.rows),
         movielens_shape(arguments.data, arguments.rows),
         min(arguments.slow_rows, arguments.rows),
         arguments.batch_size,
+        arguments.device,
         dict(arguments.peer_python),
     )
-    with contextlib.ExitStack() as open_peers:
-        found: dict[str, Candidate] = {}
-        sections, skipped, peer_versions = {}, [], {}
-        for section in arguments.only:
-            if section == "peers":
-                made, skipped, peer_versions = start_peers(inputs, open_peers)
-            else:
-                made = SECTIONS[section](inputs)
-            sections[section] = list(made)
-            found |= made
+    with inputs.open_peers:
+        sections = {name: SECTIONS[name](inputs) for name in arguments.only}
+        found = {name: one for made in sections.values() for name, one in made.items()}
         if not found:
-            raise SystemExit("benchmarks: nothing to measure.\n" + "\n".join(skipped))
+            raise SystemExit("benchmarks: nothing to measure.\n" + "\n".join(inputs.not_measured))
+        device.count_loaders()
         timings = measure.turns(
             {name: candidate.work for name, candidate in found.items()},
             repeat=arguments.repeat,
-            synchronise=tf.test.experimental.sync_devices,
+            synchronise=device.synchronise,
             afterwards={name: c.afterwards for name, c in found.items() if c.afterwards},
         )
+    made = (data for data in (inputs.criteo, inputs.movielens) if data.folder.exists())
     result = measure.report(
         "loader",
         timings,
-        command=f"python -m benchmarks loader --rows {arguments.rows} --slow-rows "
-        f"{inputs.slow_rows} --batch-size {arguments.batch_size} --repeat {arguments.repeat} "
-        f"--only {' '.join(arguments.only)}",
+        command=measure.command_line(arguments),
         baseline=BASELINE if BASELINE in found else None,
         claims=CLAIMS,
-        facts={
+        details={
+            "device": device.name,
             "batch_size": arguments.batch_size,
-            "data": inputs.facts(),
-            "sections": sections,
-            "peer_versions": peer_versions,
-            "not_measured": skipped,
+            "data": {data.name: data.describe() for data in made},
+            "sections": {name: list(made) for name, made in sections.items()},
+            "peer_versions": inputs.peer_versions,
+            "not_measured": inputs.not_measured,
+            "device_memory": device.memory(),
         },
     )
-    print(measure.table(result))
-    print("\n".join(skipped))
-    print(f"written to {measure.save(result, arguments.out)}")
+    for entry in result["candidates"]:
+        batches: Any = found[entry["name"]].batches
+        if hasattr(batches, "stats"):  # a loader
+            entry |= {"stages": batches.stats(), "plan": batches.describe()}
+    print("\n".join([measure.table(result), *inputs.not_measured]))
+    measure.save(result, arguments.out)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Inputs:
     """What is read, and how.
 
     Args:
-        criteo: many columns.
-        movielens: few columns, one multi-hot.
-        slow_rows: rows for the readers of one example a row.
-        batch_size: rows of a batch.
-        peer_pythons: {library: its interpreter} for those that this one does not have.
+        criteo: rows with many columns.
+        movielens: rows with few columns, one of them multi-hot.
+        slow_rows: rows for the readers of one example per row.
+        batch_size: rows per batch.
+        device: where the loader makes batches.
+        peer_pythons: {library: path of an interpreter that has it}.
+
+    Attributes:
+        open_peers: ends the processes of other libraries.
+        peer_versions: {library: version} of those that were started.
+        not_measured: a line for each library that is not installed.
     """
 
     criteo: Dataset
     movielens: Dataset
     slow_rows: int
     batch_size: int
-    peer_pythons: Mapping[str, str]
-
-    def facts(self) -> dict[str, Any]:
-        """Return rows, columns and bytes of what has been made."""
-        made = (data for data in (self.criteo, self.movielens) if data.folder.exists())
-        return {data.name: data.facts() for data in made}
+    device: str = "cpu"
+    peer_pythons: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    open_peers: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    peer_versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    not_measured: list[str] = dataclasses.field(default_factory=list)
 
     def loader(self, source: Any = None, **settings: Any) -> Any:
-        """Return a loader of the Criteo-shaped rows."""
+        """Return a loader of the Criteo-shaped rows, or of another source."""
         from tutorlib.loader import KerasSequenceLoader
 
         source = self.criteo.source if source is None else source
-        settings = {"schema": self.criteo.schema, **settings}
+        settings = {"schema": self.criteo.schema, "device": self.device, **settings}
         return KerasSequenceLoader(source, self.batch_size, **settings)
 
 
@@ -176,9 +174,9 @@ class Candidate:
     """Something to measure.
 
     Args:
-        work: goes through an epoch and returns its rows.
-        batches: what it goes through, if these are batches.
-        afterwards: ends what the work leaves running; not measured.
+        work: processes one epoch and returns its rows.
+        batches: the batches that it iterates over, if there are any.
+        afterwards: stops what the work has left running; not measured.
     """
 
     work: Callable[[], int]
@@ -187,27 +185,29 @@ class Candidate:
 
 
 def delivering(batches: Iterable[Any]) -> Candidate:
-    """Return a candidate that delivers batches."""
+    """Return a candidate that iterates over batches."""
     return Candidate(functools.partial(consume, batches), batches)
 
 
-def beside_training(candidate: Candidate) -> Candidate:
-    """Return a candidate whose processors are kept awake, as a training does."""
+def awake(batches: Iterable[Any]) -> Candidate:
+    """Return a candidate that iterates over batches with the cores kept awake."""
     from tutorlib.profiling import cores_awake
 
     def work() -> int:
         with cores_awake():
-            return candidate.work()
+            return consume(batches)
 
-    return dataclasses.replace(candidate, work=work)
+    return Candidate(work, batches)
 
 
 def consume(batches: Iterable[Any]) -> int:
-    """Go through batches, look at the shape of each tensor, return the rows.
+    """Iterate over batches, look at the shape of each tensor, and return the rows.
+
+    Args:
+        batches: (inputs, label) each; inputs are {name: tensor}.
 
     Raises:
-        ValueError: if a tensor of a batch, other than the values of lists, has not as many rows as
-            its label.
+        ValueError: if a tensor, other than the values of lists, has not the label's number of rows.
     """
     rows = 0
     for inputs, label in batches:
@@ -219,102 +219,95 @@ def consume(batches: Iterable[Any]) -> int:
     return rows
 
 
-# ---- the sections: every pipeline is built here, once, so that a turn measures an epoch ----------
+def bare_arrow(source: Any) -> Candidate:
+    """Return a candidate that decodes all row groups with PyArrow and does nothing else."""
+    from benchmarks.readers import read_row_groups
+
+    return Candidate(functools.partial(read_row_groups, source))
+
+
+# ---- the sections: pipelines are built once, so that a turn measures an epoch -------------------
 
 
 def of_loader(inputs: Inputs) -> dict[str, Candidate]:
     """Return the loader in its layouts, and bare Arrow on the same files."""
-    from benchmarks import readers
-
+    stacked = functools.partial(inputs.loader, batch_layout="stacked")
     return {
         COLUMNS: delivering(inputs.loader()),
         "loader, columns, not shuffled": delivering(inputs.loader(shuffle=False)),
-        STACKED: delivering(inputs.loader(batch_layout="stacked")),
-        "loader, stacked, not shuffled": delivering(
-            inputs.loader(batch_layout="stacked", shuffle=False)
-        ),
-        "Arrow read_row_group, no batches": Candidate(
-            functools.partial(readers.read_row_groups, inputs.criteo.source)
-        ),
+        STACKED: delivering(stacked()),
+        "loader, stacked, not shuffled": delivering(stacked(shuffle=False)),
+        "Arrow read_row_group, no batches": bare_arrow(inputs.criteo.source),
     }
 
 
 def of_tfdata(inputs: Inputs) -> dict[str, Candidate]:
     """Return tf.data over TFRecord, from what most people have to what they could have."""
-    from benchmarks import readers
+    import tensorflow as tf
+
     from tutorlib import tfrecords
 
     data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
     examples = data.examples(inputs.slow_rows)
     few_examples = data.examples(max(1, inputs.slow_rows // 4))
-    by_record = {
-        "parse_single_example, shuffled": readers.parsed_examples(few_examples, size, schema),
-        BASELINE: tfrecords.native_dataset(examples, size, schema),
-        PARSE_BATCHES: tfrecords.parsed_batches(examples, size, schema),
-    }
-    return {name: beside_training(delivering(pipeline)) for name, pipeline in by_record.items()} | {
-        ASLEEP: delivering(by_record[BASELINE]),
+    parsed = tfrecords.parsed_examples(few_examples, size, schema, parallel_calls=tf.data.AUTOTUNE)
+    native = tfrecords.native_dataset(examples, size, schema)
+    return {
+        "parse_single_example, shuffled": awake(parsed),
+        BASELINE: awake(native),
+        PARSE_BATCHES: awake(tfrecords.parsed_batches(examples, size, schema)),
+        ASLEEP: delivering(native),
         PREBATCHED: delivering(tfrecords.prebatched_dataset(data.prebatched(size), schema)),
     }
 
 
 def of_raw(inputs: Inputs) -> dict[str, Candidate]:
     """Return tf.data over raw binary of fixed-size records."""
-    from benchmarks import readers
+    from tutorlib import tfrecords
 
-    size, schema = inputs.batch_size, inputs.criteo.schema
+    data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
+    rows = data.raw_rows()
     pipelines = {
-        "raw binary, columns, not shuffled": ("columns", readers.raw_columns),
-        "raw binary, columns, shuffled in a window": ("rows", readers.raw_rows),
-        "raw binary, stacked, not shuffled": ("stacked", readers.raw_stacked),
+        "columns, not shuffled": tfrecords.raw_batches(data.raw_batches(size), schema),
+        "columns, shuffled in a window": tfrecords.raw_columns(rows, size, schema),
+        "stacked, not shuffled": tfrecords.raw_stacked(rows, size, schema, shuffle=False),
     }
-    return {
-        name: delivering(pipeline(inputs.criteo.raw(form, size), size, schema))
-        for name, (form, pipeline) in pipelines.items()
-    }
+    return {f"raw binary, {name}": delivering(made) for name, made in pipelines.items()}
 
 
 def of_python(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the ways to feed Keras from Python, with our reader behind them."""
+    """Return the ways to feed Keras from Python, on top of the same Parquet reader."""
     from benchmarks import readers
 
-    settings = (inputs.criteo.source, inputs.batch_size, inputs.criteo.schema)
+    given = (inputs.criteo.source, inputs.batch_size, inputs.criteo.schema)
+    row_groups = readers.AsFitTakes(readers.RowGroups(*given))
     return {
-        "PyDataset, same reader, shuffled": delivering(
-            readers.AsFitDoes(readers.RowGroups(*settings))
-        ),
-        "generator, same reader, shuffled": delivering(readers.generator(*settings)),
+        "PyDataset, same reader, shuffled": delivering(row_groups),
+        "generator, same reader, shuffled": delivering(readers.generator(*given)),
     }
 
 
 def of_plain(inputs: Inputs) -> dict[str, Candidate]:
     """Return the loader and bare Arrow on files of int64 with dictionary and snappy."""
-    from benchmarks import readers
-
     source = inputs.criteo.plain
-    return {
-        PLAIN_LOADER: delivering(inputs.loader(source)),
-        PLAIN_ARROW: Candidate(functools.partial(readers.read_row_groups, source)),
-    }
+    return {PLAIN_LOADER: delivering(inputs.loader(source)), PLAIN_ARROW: bare_arrow(source)}
 
 
 def of_movielens(inputs: Inputs) -> dict[str, Candidate]:
     """Return the loader and bare Arrow on rows with a multi-hot column."""
-    from benchmarks import readers
-
     data = inputs.movielens
     return {
         MOVIELENS_LOADER: delivering(inputs.loader(data.source, schema=data.schema)),
-        MOVIELENS_ARROW: Candidate(functools.partial(readers.read_row_groups, data.source)),
+        MOVIELENS_ARROW: bare_arrow(data.source),
     }
 
 
 def of_fit(inputs: Inputs) -> dict[str, Candidate]:
     """Return epochs of `fit` with a trivial model, and the loaders alone."""
-    from benchmarks.trivial_model import compiled
+    from benchmarks.readers import one_weight_model
 
     def fitting(name: str, **settings: Any) -> Candidate:
-        model, loader = compiled(name), inputs.loader(**settings)
+        model, loader = one_weight_model(name), inputs.loader(**settings)
 
         def epoch() -> int:
             model.fit(loader, verbose=0)
@@ -331,8 +324,8 @@ def of_fit(inputs: Inputs) -> dict[str, Candidate]:
 
 
 def of_first(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the wait for the first batch, and how long its chunk takes; rows/s mean nothing."""
-    from benchmarks import readers
+    """Return the wait for the first batch, and the time of its chunk; their rows/s mean nothing."""
+    from benchmarks.readers import read_and_shuffle
 
     loader = inputs.loader()
     chunk_rows = loader.describe()["chunk_rows"]
@@ -343,32 +336,28 @@ def of_first(inputs: Inputs) -> dict[str, Candidate]:
 
     return {
         FIRST_BATCH: Candidate(first_batch, afterwards=loader.close),
-        ONE_CHUNK: Candidate(
-            functools.partial(readers.read_and_shuffle, inputs.criteo.source, chunk_rows)
-        ),
+        ONE_CHUNK: Candidate(functools.partial(read_and_shuffle, inputs.criteo.source, chunk_rows)),
     }
 
 
-def start_peers(
-    inputs: Inputs, open_peers: contextlib.ExitStack
-) -> tuple[dict[str, Candidate], list[str], dict[str, str]]:
-    """Return other libraries' readers, a line for each library that is not here, and versions."""
-    made, skipped, versions = {}, [], {}
+def of_peers(inputs: Inputs) -> dict[str, Candidate]:
+    """Start other libraries' readers; return them, and note versions and missing libraries."""
+    made: dict[str, Candidate] = {}
     for library, title in peers.TITLES.items():
         python = inputs.peer_pythons.get(library)
-        if python is None and not peers.is_here(library):
-            skipped.append(f"not measured: {peers.how_to_have(library)}")
+        if python is None and not peers.is_installed(library):
+            inputs.not_measured.append(f"not measured: {peers.how_to_install(library)}")
             continue
         peer, epochs = peers.start(
             library, python, inputs.criteo, inputs.slow_rows // 4, inputs.batch_size
         )
-        open_peers.callback(peer.close)
-        versions[title] = peer.version
+        inputs.open_peers.callback(peer.close)
+        inputs.peer_versions[title] = peer.version
         made |= {name: Candidate(epoch) for name, epoch in epochs.items()}
-    return made, skipped, versions
+    return made
 
 
-SECTIONS: dict[str, Callable[[Inputs], dict[str, Candidate]] | None] = {
+SECTIONS: dict[str, Callable[[Inputs], dict[str, Candidate]]] = {
     "loader": of_loader,
     "tfdata": of_tfdata,
     "raw": of_raw,
@@ -377,5 +366,5 @@ SECTIONS: dict[str, Callable[[Inputs], dict[str, Candidate]] | None] = {
     "movielens": of_movielens,
     "fit": of_fit,
     "first": of_first,
-    "peers": None,  # have to be started, and ended: `start_peers`
+    "peers": of_peers,
 }

@@ -1,8 +1,7 @@
-"""Measuring: candidates turn by turn in one process, and a report that says where and with what.
+"""Measuring: candidates take turns in one process; a report says on what, with what and when.
 
-A figure alone says little: machines differ, and the same machine differs from minute to minute. So
-all candidates run in turns (A B C A B C ...), what counts is their ratio, and the report keeps
-every single value. Does not belong here: what is measured.
+A single figure says little: machines differ, and one machine differs from minute to minute. So all
+candidates take turns (A B C A B C ...), their ratios count, and the report keeps every value.
 """
 
 from __future__ import annotations
@@ -10,24 +9,33 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import os
-import platform
-import re
-import shutil
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorlib.memory import host_memory_bytes
+from benchmarks import machine
+from tutorlib.storage import written_whole
 
 RESULTS = Path(__file__).resolve().parent / "results"
-LIBRARIES = ("tensorflow", "keras", "numpy", "pyarrow", "tutorlib")
+DATA = machine.ROOT / "build" / "benchmarks"
+OF_ONE_MACHINE = ("command", "run", "data", "out", "peer_python")  # not in a report's command
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+
+def add_numbers(parser: argparse.ArgumentParser, **numbers: tuple[float, str]) -> None:
+    """Add numeric options: name=(default, help), with `-` for `_` in the name."""
+    for name, (default, text) in numbers.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(default), default=default,
+            help=f"{text} (default: %(default)s)",
+        )  # fmt: skip
 
 
 def add_options(
@@ -35,44 +43,76 @@ def add_options(
     name: str,
     *,
     repeat: int,
-    repeated: str,
-    folder: Path | None = None,
+    repeated: str = "turns",
+    sections: Iterable[str] = (),
+    data: bool = True,
+    device: bool = True,
 ) -> None:
-    """Add the options that benchmarks have in common: `--repeat`, `--data` and `--out`.
+    """Add the options that benchmarks share: `--repeat`, `--out`, and those asked for.
 
     Args:
-        parser: of one benchmark.
-        name: of the benchmark.
-        repeat: how often, if nothing is said.
+        parser: parser of one benchmark.
+        name: name of the benchmark.
+        repeat: default of `--repeat`.
         repeated: what is repeated, for the help.
-        folder: where its data is kept; None for a benchmark without any.
+        sections: parts that can be measured alone; adds `--only` unless empty.
+        data: whether to add `--data`, for benchmarks that read files.
+        device: whether to add `--device`, for benchmarks that run on a GPU too.
     """
-    parser.add_argument(
-        "--repeat", type=int, default=repeat, help=f"{repeated} (default: %(default)s)"
-    )
-    if folder is not None:
+    add_numbers(parser, repeat=(repeat, repeated))
+    if sections:
         parser.add_argument(
-            "--data", type=Path, default=folder,
-            help="folder where the rows are kept for the next run (default: build/benchmarks)",
+            "--only", nargs="+", choices=tuple(sections), default=list(sections),
+            metavar="SECTION", help=f"measure only these: {', '.join(sections)} (default: all)",
+        )  # fmt: skip
+    if device:
+        parser.add_argument(
+            "--device", choices=("cpu", "gpu"), default="cpu",
+            help="cpu hides all GPUs; gpu makes batches and computes there (default: %(default)s)",
+        )  # fmt: skip
+    if data:
+        parser.add_argument(
+            "--data", type=Path, default=DATA,
+            help="folder where rows are kept for the next run (default: build/benchmarks)",
         )  # fmt: skip
     parser.add_argument(
         "--out", type=Path, help=f"JSON file (default: benchmarks/results/{name}-MACHINE.json)"
     )
 
 
+def command_line(arguments: argparse.Namespace) -> str:
+    """Return the command that repeats a run, without the paths of this machine.
+
+    Example:
+        >>> command_line(argparse.Namespace(command="train", slow_rows=9, only=["a", "b"], out="x"))
+        'python -m benchmarks train --slow-rows 9 --only a b'
+    """
+    words = ["python", "-m", "benchmarks", arguments.command]
+    for name, value in vars(arguments).items():
+        if name not in OF_ONE_MACHINE and value is not None:
+            words.append(f"--{name.replace('_', '-')}")
+            words += map(str, value if isinstance(value, list) else [value])
+    return " ".join(words)
+
+
+# ---- timing -------------------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """How long one candidate took, in every turn.
+    """The duration of every turn of one candidate.
 
     Args:
-        name: of the candidate.
-        rows: rows that it went through in one turn.
+        name: name of the candidate.
+        rows: rows that it processed in one turn.
         elapsed_s: seconds of each turn, in order, without the warm-up.
+        warmup_s: seconds of each warm-up turn: they include compilation.
     """
 
     name: str
     rows: int
     elapsed_s: tuple[float, ...]
+    warmup_s: tuple[float, ...] = ()
 
     @property
     def rates(self) -> list[float]:
@@ -81,11 +121,11 @@ class Timing:
 
     @property
     def rows_per_s(self) -> float:
-        """Median of the turns."""
+        """Median of `rates`."""
         return statistics.median(self.rates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values: median, least, most of the rates, and all seconds."""
+        """Return everything as JSON values: median, minimum and maximum rate, and all seconds."""
         return {
             "name": self.name,
             "rows": self.rows,
@@ -93,18 +133,19 @@ class Timing:
             "min_rows_per_s": min(self.rates),
             "max_rows_per_s": max(self.rates),
             "elapsed_s": list(self.elapsed_s),
+            **({"warmup_s": list(self.warmup_s)} if self.warmup_s else {}),
         }
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a measurement is to show.
+    """A bound that a measurement should meet.
 
     Args:
-        name: of the candidate.
-        bound: at least so many rows/s; beside another, at least so many times its rate.
-        other: candidate that it is compared with, turn by turn.
-        of: "rows_per_s", or "elapsed_s" where `bound` is a multiple of the other's time, at most.
+        name: name of the candidate.
+        bound: minimum rate in rows/s; with `other`, the minimum ratio of the two rates.
+        other: candidate to compare with, turn by turn; None for none.
+        of: "rows_per_s", or "elapsed_s", where `bound` is the maximum ratio of the two durations.
 
     Example:
         >>> ours, theirs = Timing("ours", 9, (1.0, 1.0)), Timing("theirs", 9, (3.0, 2.0))
@@ -118,10 +159,16 @@ class Claim:
     of: str = "rows_per_s"
 
     def check(self, timings: Mapping[str, Timing]) -> dict[str, Any] | None:
-        """Return the values of all turns, their median, and whether it holds; None if not measured.
+        """Return the values of all turns, their median, and whether it holds.
 
-        With another candidate a value is the quotient of the two in one turn, so that what slows
-        the machine down for a while does not count.
+        With `other`, a value is the quotient of the two candidates in one turn, so that whatever
+        slows the machine down for a while cancels out.
+
+        Args:
+            timings: {name: timing} of the candidates.
+
+        Returns:
+            JSON values; None if a candidate was not measured.
         """
         if self.name not in timings or (self.other is not None and self.other not in timings):
             return None
@@ -142,7 +189,7 @@ def turns(
     *,
     repeat: int = 5,
     warmup: int = 1,
-    synchronise: Callable[[], Any] | None = None,
+    synchronise: Callable[[], Any] = lambda: None,
     afterwards: Mapping[str, Callable[[], Any]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
@@ -152,19 +199,19 @@ def turns(
     Args:
         candidates: {name: function without arguments that does the work and returns the rows}.
         repeat: turns that count, at least 1.
-        warmup: turns before them that do not.
-        synchronise: called before each reading of the clock; waits for the device to finish.
-        afterwards: {name: function called after its time has been taken}, to end what a candidate
+        warmup: turns before them that do not count, at least 0.
+        synchronise: called before each reading of the clock, to wait for the device.
+        afterwards: {name: function}, called after the candidate's time was taken, to stop what it
             has left running.
-        clock: function that returns seconds and never goes back.
+        clock: monotonic clock, in seconds.
         progress: print a line on stderr for each turn.
 
     Returns:
         A `Timing` for each candidate, in order.
 
     Raises:
-        ValueError: if `repeat` is below 1 or `warmup` below 0; if a candidate goes through no rows
-            or not through the same number each turn.
+        ValueError: if `repeat` is below 1 or `warmup` below 0; if a candidate processes no rows,
+            or another number of rows than in its first turn.
 
     Example:
         >>> [fast] = turns({"range": lambda: len(range(10))}, repeat=3, progress=False)
@@ -177,27 +224,34 @@ def turns(
     rows: dict[str, int] = {}
     for turn in range(-warmup, repeat):
         for name, candidate in candidates.items():
-            if synchronise is not None:
-                synchronise()
+            synchronise()
             started = clock()
             done = candidate()
-            if synchronise is not None:
-                synchronise()
+            synchronise()
             elapsed_s = clock() - started
             if afterwards is not None and name in afterwards:
                 afterwards[name]()
             if done < 1 or rows.setdefault(name, done) != done:
                 raise ValueError(
-                    f"candidate {name!r} went through {done} rows in turn {turn}, before through "
-                    f"{rows.get(name)}; each turn must do the same work, at least one row"
+                    f"candidate {name!r} processed {done} rows in turn {turn + 1}, before it "
+                    f"{rows.get(name)}; every turn must process the same rows, at least one"
                 )
-            if turn >= 0:
-                seconds[name].append(elapsed_s)
+            seconds[name].append(elapsed_s)
             if progress:
-                label = f"turn {turn + 1}/{repeat}" if turn >= 0 else "warm-up"
-                rate = f"{done / elapsed_s:>14,.0f} rows/s"
-                print(f"{label:>10}  {name:<50}{rate}", file=sys.stderr, flush=True)
-    return [Timing(name, rows[name], tuple(values)) for name, values in seconds.items()]
+                show_turn(turn, repeat, name, f"{done / elapsed_s:>14,.0f} rows/s")
+    return [
+        Timing(name, rows[name], tuple(values[warmup:]), tuple(values[:warmup]))
+        for name, values in seconds.items()
+    ]
+
+
+def show_turn(turn: int, repeat: int, name: str, measured: str) -> None:
+    """Print the progress of a benchmark on stderr; turns below 0 are the warm-up."""
+    label = f"turn {turn + 1}/{repeat}" if turn >= 0 else "warm-up"
+    print(f"{label:>10}  {name:<50}{measured}", file=sys.stderr, flush=True)
+
+
+# ---- reports ------------------------------------------------------------------------------------
 
 
 def report(
@@ -207,28 +261,28 @@ def report(
     command: str,
     baseline: str | None = None,
     claims: Sequence[Claim] = (),
-    facts: Mapping[str, Any] | None = None,
+    details: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what was measured, on what, with what and when, as JSON values.
 
     Args:
-        benchmark: its name.
+        benchmark: name of the benchmark.
         timings: what `turns` returned.
-        command: how to do it again.
-        baseline: candidate that all others are divided by; None for the first.
-        claims: what is to be shown; those about candidates that were not measured are left out.
-        facts: whatever else belongs to the figures: rows, bytes, batch size.
+        command: command line that repeats the measurement.
+        baseline: candidate to which ratios refer; None for the first.
+        claims: bounds to check; those about candidates that were not measured are left out.
+        details: whatever else belongs to the figures: rows, bytes, batch size.
     """
     by_name = {timing.name: timing for timing in timings}
     baseline = timings[0].name if baseline is None else baseline
     return {
         "benchmark": benchmark,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now(),
         "command": command,
-        "hardware": hardware(),
-        "versions": versions(),
-        "commit": commit(),
-        **(facts or {}),
+        "hardware": machine.hardware(),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+        **(details or {}),
         "baseline": baseline,
         "candidates": [
             {**timing.to_dict(), "ratio": timing.rows_per_s / by_name[baseline].rows_per_s}
@@ -238,47 +292,78 @@ def report(
     }
 
 
+def now() -> str:
+    """Return the date and time in UTC, in ISO format, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
 def save(result: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> Path:
-    """Write a report as JSON, whole or not at all, and return where.
+    """Write a report as JSON, whole or not at all; return and print the path.
 
     Args:
         result: what `report` returned.
-        path: target; None for `benchmarks/results/NAME-MACHINE.json`, which replaces the last run
-            of that benchmark on such a machine.
+        path: JSON file; None for `benchmarks/results/NAME-MACHINE.json`, which replaces the
+            previous run of that benchmark on such a machine.
     """
-    slug = hardware_slug(result["hardware"])
+    slug = machine.hardware_slug(result["hardware"])
     target = Path(path) if path is not None else RESULTS / f"{result['benchmark']}-{slug}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    try:
+    with written_whole(target) as partial:
         partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    print(f"written to {target}")
     return target
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """Return a report as tables of text: rows/s (median, least, most) and ratios; the claims."""
-    lines = [f"{'':<50}{'rows/s':>12}{'least':>12}{'most':>12}{'ratio':>9}{'rows':>12}"]
+RATES = {"rows/s": "{rows_per_s:,.0f}", "minimum": "{min_rows_per_s:,.0f}"}
+RATES |= {"maximum": "{max_rows_per_s:,.0f}"}
+RATIO = {"ratio": "{ratio:.3g}", "rows": "{rows:,}"}
+
+
+def table(
+    result: Mapping[str, Any], columns: Mapping[str, str] = RATES | RATIO, notes: Sequence[str] = ()
+) -> str:
+    """Return a report as text: a line for each candidate, notes, the claims, and the machine.
+
+    Args:
+        result: what `report` returned.
+        columns: {heading: format string for a candidate's values}; where a candidate lacks the
+            value, the cell stays empty.
+        notes: lines below the table.
+    """
+
+    def cell(template: str, entry: Mapping[str, Any]) -> str:
+        try:
+            return template.format(**entry)
+        except KeyError:
+            return ""
+
+    rows = [["", *columns]]
     for entry in result["candidates"]:
-        rates = (entry["rows_per_s"], entry["min_rows_per_s"], entry["max_rows_per_s"])
-        cells = "".join(f"{rate:>12,.0f}" for rate in rates)
-        lines.append(f"{entry['name']:<50}{cells}{entry['ratio']:>9.3g}{entry['rows']:>12,}")
-    lines.append(f"ratio: to {result['baseline']}")
-    if result["claims"]:
-        lines.append("")
-        lines += [claim_line(claim) for claim in result["claims"]]
-    return "\n".join([*lines, "", describe_hardware(result["hardware"])])
+        rows.append([entry["name"], *(cell(template, entry) for template in columns.values())])
+    widths = [max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True)]
+    lines = [
+        "".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    ]
+    names = [f"{row[0]:<{widths[0]}}" for row in rows]
+    return "\n".join(
+        [
+            *map("".join, zip(names, lines, strict=True)),
+            f"ratio: to {result['baseline']}",
+            *notes,
+            "",
+            *map(claim_line, result["claims"]),
+            machine.describe_hardware(result["hardware"]),
+        ]
+    )
 
 
 def claim_line(claim: Mapping[str, Any]) -> str:
-    """Return a claim that was checked as one line.
+    """Return a checked claim as one line.
 
     Example:
         >>> ours, theirs = Timing("ours", 90, (1.0,)), Timing("theirs", 10, (1.0,))
         >>> claim_line(Claim("ours", 10, other="theirs").check({"ours": ours, "theirs": theirs}))
-        'not met  ours: 9 (9 to 9) times the rate of theirs; to be at least 10'
+        'not met  ours: 9 (9 to 9) times the rate of theirs; required: at least 10'
     """
     what = "rate" if claim["of"] == "rows_per_s" else "time"
     least, most = min(claim["values"]), max(claim["values"])
@@ -288,86 +373,14 @@ def claim_line(claim: Mapping[str, Any]) -> str:
         value = f"{claim['median']:,.3g} ({least:,.3g} to {most:,.3g})"
         value += f" times the {what} of {claim['other']}"
     bound = f"at {'least' if what == 'rate' else 'most'} {claim['bound']:,.12g}"
-    return f"{'met' if claim['holds'] else 'not met':<9}{claim['name']}: {value}; to be {bound}"
+    return met(claim["holds"], f"{claim['name']}: {value}; required: {bound}")
 
 
-# ---- where and with what ------------------------------------------------------------------------
-
-
-def hardware() -> dict[str, Any]:
-    """Return the machine: cpu, cores that this process may use, memory_bytes, gpus."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": host_memory_bytes(),
-        "gpus": _gpus(),
-        "system": platform.system(),
-    }
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        if found:
-            return " ".join(found[1].split())
-    return platform.processor() or platform.machine()
-
-
-def _gpus() -> list[str]:
-    """Return "NAME, MEMORY" of each NVIDIA GPU, an empty list where there is no driver."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
-    return done.stdout.strip().splitlines() if done.returncode == 0 else []
-
-
-def hardware_slug(machine: Mapping[str, Any]) -> str:
-    """Return a machine as part of a file name.
+def met(holds: bool, text: str) -> str:
+    """Return a line of text that begins with "met" or "not met".
 
     Example:
-        >>> hardware_slug({"cpu": "Intel(R) Xeon(R) CPU @ 2.20GHz", "cores": 2, "gpus": []})
-        'intel-xeon-cpu-2.20ghz-2-cores'
+        >>> met(True, "memory")
+        'met      memory'
     """
-    name = machine["gpus"][0].split(",")[0] if machine["gpus"] else machine["cpu"]
-    name = re.sub(r"\((r|tm)\)", "", name.lower())
-    return re.sub(r"[^a-z0-9.]+", "-", f"{name} {machine['cores']} cores").strip("-")
-
-
-def describe_hardware(machine: Mapping[str, Any]) -> str:
-    """Return a machine in words, for a caption.
-
-    Example:
-        >>> describe_hardware({"cpu": "A CPU", "cores": 2, "memory_bytes": 2**34, "gpus": []})
-        'A CPU, 2 cores, 16 GiB'
-    """
-    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
-    parts = [re.sub(r"\((R|TM)\)", "", machine["cpu"]), f"{machine['cores']} cores", memory]
-    return ", ".join(parts + [gpu.split(",")[0] for gpu in machine["gpus"]])
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the libraries that the figures depend on."""
-    found = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        try:
-            found[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # a copied tutorlib is not installed
-    return found
-
-
-def commit() -> str | None:
-    """Return the git commit of this code, with "+" if files are changed; None outside git."""
-    if shutil.which("git") is None:
-        return None
-
-    def git(*arguments: str) -> str | None:
-        root = Path(__file__).resolve().parent
-        command = ["git", "-C", str(root), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "--short=12", "HEAD")
-    return None if head is None else head + ("+" if git("status", "--porcelain") else "")
+    return f"{'met' if holds else 'not met':<9}{text}"

@@ -1,132 +1,208 @@
-"""Does the loader stay within its memory budget, however much data it streams, and at what speed.
+"""Peak memory and speed of the loader, for data of 1 to 20 times its memory budget.
 
-Every case runs in a fresh process, in turns: everything is imported and a few rows have gone
-through, then the memory in use is noted, then epochs run while a thread samples it. What counts is
-anonymous memory (heap and tensors), the batch that the consumer holds included; pages of
-memory-mapped files are the system's cache and are reported beside it. Linux only.
+Each case runs in a fresh process, in turns: everything is imported and a few rows are read, then
+the memory in use is noted, then epochs run while a thread samples it. What counts is anonymous
+memory (heap and tensors), including the batch that the consumer holds; pages of memory-mapped files
+are the system's cache and are reported apart. With --device gpu the budget is of GPU memory, and
+the GPU memory of the loader counts. Linux only.
 
-The rows are Criteo-shaped; larger data is more names (hard links) for the same files, so that the
-disk does not have to hold twenty times the budget. One case has all rows in a row group larger than
-the budget, one has a multi-hot column.
+The rows are Criteo-shaped; larger data is more names (hard links) of the same files, so that the
+disk need not hold twenty times the budget. One case has all rows in one row group larger than the
+budget, one has a multi-hot column.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import dataclasses
-import multiprocessing
+import gc
 import os
 import statistics
-import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure, memory_epochs
-from benchmarks.data import FOLDER, Dataset, criteo_shape, movielens_shape
+from benchmarks import machine, measure
+from benchmarks.data import Dataset, criteo_shape, movielens_shape
+from tutorlib.schema import Schema
 from tutorlib.storage import written_whole
 
 SUMMARY = "peak memory and rows/s of the loader for data of 1 to 20 times its budget (5 minutes)"
 SIZES = (1, 2, 5, 10, 20)  # of the data, in budgets
-ROW_GROUP_SIZE = 2  # of the one row group, in budgets
-MULTI_HOT_SIZE = 5
+ROW_GROUP_SIZE = 2  # of the large row group, in budgets
+MULTI_HOT_SIZE = 5  # of the multi-hot data, in budgets
 CRITEO_ROW_BYTES = 40 * 4
 MOVIELENS_ROW_BYTES = 4 * 4 + 3 * 4  # three numbers, the count of genres, three genres
 ROW_GROUPS_PER_FILE = 3
-WARM_ROWS = 1024
-STREAMED = 10  # budgets of data that go through each process at least
+WARM_ROWS, WARM_BATCH_SIZE = 1024, 256
+STREAMED = 10  # budgets of data that each process reads at least
 MOST_OVER, LEAST_SPEED = 0.1, 0.9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark to a parser."""
-    parser.add_argument(
-        "--budget-mib", type=int, default=256, help="memory_budget (default: %(default)s MiB)"
+    measure.add_numbers(
+        parser,
+        budget_mib=(256, "memory_budget in MiB"),
+        batch_size=(65_536, "rows per batch"),
+        row_group_rows=(131_072, "rows per row group"),
     )
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=list(SIZES), metavar="N",
-        help=f"data, in budgets (default: {' '.join(map(str, SIZES))})",
+        help=f"sizes of the data, in budgets (default: {' '.join(map(str, SIZES))})",
     )  # fmt: skip
-    parser.add_argument(
-        "--batch-size", type=int, default=65_536, help="rows of a batch (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--row-group-rows", type=int, default=131_072, help="(default: %(default)s)"
-    )
-    measure.add_options(
-        parser, "memory", repeat=5, repeated="processes for each case", folder=FOLDER
-    )
+    measure.add_options(parser, "memory", repeat=5, repeated="processes for each case")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, print the table and write the JSON file."""
-    if not Path("/proc/self/statm").is_file():
-        raise SystemExit("benchmarks: memory is read from /proc/self/statm, which only Linux has")
-    budget_bytes = arguments.budget_mib * 2**20
-    found = make_cases(arguments, budget_bytes)
-    runs: dict[str, list[memory_epochs.Outcome]] = {case.name: [] for case in found}
+    machine.require_linux()
+    cases = make_cases(arguments)
+    runs: dict[str, list[Outcome]] = {case.name: [] for case in cases}
     for turn in range(arguments.repeat):
-        for case in found:
-            outcome = in_fresh_process(case)
+        for case in cases:
+            outcome = machine.in_fresh_process(stream, case)
             runs[case.name].append(outcome)
-            print(
-                f"turn {turn + 1}/{arguments.repeat}  {case.name:<32}"
-                f"{outcome.peak_bytes / budget_bytes:>8.2f} of the budget"
-                f"{case.rows / statistics.median(outcome.elapsed_s):>14,.0f} rows/s",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
-    sizes = " ".join(map(str, arguments.sizes))
-    result = report(
-        found,
-        runs,
-        command=f"python -m benchmarks memory --budget-mib {arguments.budget_mib} --sizes {sizes} "
-        f"--batch-size {arguments.batch_size} --row-group-rows {arguments.row_group_rows} "
-        f"--repeat {arguments.repeat}",
-    )
+            rate = case.rows / statistics.median(outcome.elapsed_s)
+            share = outcome.peak_bytes / case.budget_bytes
+            measured = f"{share:>8.2f} of the budget{rate:>14,.0f} rows/s"
+            measure.show_turn(turn, arguments.repeat, case.name, measured)
+    result = report(cases, runs, command=measure.command_line(arguments))
     print(table(result))
-    print(f"written to {measure.save(result, arguments.out)}")
+    measure.save(result, arguments.out)
 
 
-def make_cases(arguments: argparse.Namespace, budget_bytes: int) -> list[memory_epochs.Case]:
-    """Return the cases; their files are made where they are not there yet."""
+# ---- one process --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The task of one process.
+
+    Args:
+        name: name of the case.
+        path: folder of Parquet files.
+        warm_path: folder of Parquet files with a few such rows.
+        schema: the columns, as JSON.
+        rows: rows in the files.
+        data_bytes: bytes of these rows in batches.
+        budget_bytes: `memory_budget` of the loader.
+        batch_size: rows per batch.
+        epochs: number of epochs.
+        device: "cpu" or "gpu".
+        in_series: whether it is one of the sizes that are compared with each other.
+    """
+
+    name: str
+    path: str
+    warm_path: str
+    schema: str
+    rows: int
+    data_bytes: int
+    budget_bytes: int
+    batch_size: int
+    epochs: int
+    device: str
+    in_series: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one process measured.
+
+    Args:
+        before_bytes: anonymous memory before the first epoch.
+        peak_bytes: maximum increase of it; on a GPU peak GPU memory of the loader.
+        mapped_bytes: maximum increase of pages of memory-mapped files.
+        planned_bytes: peak memory that `describe()` predicts.
+        elapsed_s: seconds of each epoch.
+    """
+
+    before_bytes: int
+    peak_bytes: int
+    mapped_bytes: int
+    planned_bytes: int
+    elapsed_s: tuple[float, ...]
+
+
+def stream(case: Case) -> Outcome:
+    """Run all epochs of a case and return the memory they took.
+
+    Raises:
+        ValueError: if an epoch has not all rows.
+    """
+    from benchmarks.device import Device
+    from benchmarks.loader import consume
+    from tutorlib.loader import KerasSequenceLoader
+
+    device, schema = Device(case.device), Schema.from_json(case.schema)
+    for _ in KerasSequenceLoader(
+        case.warm_path, WARM_BATCH_SIZE, schema=schema, device=case.device
+    ):
+        pass  # TensorFlow and Arrow allocate what they keep, so that it counts as there before
+    loader = KerasSequenceLoader(
+        case.path, case.batch_size, schema=schema, memory_budget=case.budget_bytes,
+        device=case.device,
+    )  # fmt: skip
+    device.count_loaders()
+    gc.collect()
+    elapsed_s = []
+    with machine.MemoryWatch() as watch:
+        for _ in range(case.epochs):
+            started = time.perf_counter()
+            rows = consume(loader)
+            elapsed_s.append(time.perf_counter() - started)
+            if rows != case.rows:
+                raise ValueError(f"{case.path}: an epoch has {rows} rows, the files {case.rows}")
+    on_gpu = (device.memory() or {}).get("rmm")
+    return Outcome(
+        before_bytes=watch.before[0],
+        peak_bytes=on_gpu["peak"] if on_gpu else watch.peak[0] - watch.before[0],
+        mapped_bytes=watch.peak[1] - watch.before[1],
+        planned_bytes=loader.describe()["peak_bytes"],
+        elapsed_s=tuple(elapsed_s),
+    )
+
+
+# ---- the cases ----------------------------------------------------------------------------------
+
+
+def make_cases(arguments: argparse.Namespace) -> list[Case]:
+    """Return the cases; writes their files unless they exist."""
     folder, group_rows = arguments.data, arguments.row_group_rows
+    budget_bytes = arguments.budget_mib * 2**20
     rows = ROW_GROUPS_PER_FILE * group_rows
     huge_rows = ROW_GROUP_SIZE * budget_bytes // CRITEO_ROW_BYTES
-    criteo, huge, few_criteo = (
-        criteo_shape(folder, number, row_group_rows=size)
-        for number, size in ((rows, group_rows), (huge_rows, huge_rows), (WARM_ROWS, WARM_ROWS))
-    )
-    movielens = movielens_shape(folder, rows, row_group_rows=group_rows)
-    few_movielens = movielens_shape(folder, WARM_ROWS, row_group_rows=WARM_ROWS)
 
-    def case(
-        name: str, data: Dataset, few: Dataset, size: int, in_series: bool = False
-    ) -> memory_epochs.Case:
-        row_bytes = CRITEO_ROW_BYTES if few is few_criteo else MOVIELENS_ROW_BYTES
+    def case(name: str, data: Dataset, row_bytes: int, size: int, in_series: bool = False) -> Case:
         copies = max(1, round(size * budget_bytes / (data.rows * row_bytes)))
-        return memory_epochs.Case(
+        return Case(
             name=name,
             path=str(linked(data, copies)),
-            warm_path=str(linked(few, 1)),
+            warm_path=str(linked(data.valid(WARM_ROWS), 1)),
             schema=data.schema.to_json(),
             rows=copies * data.rows,
             data_bytes=copies * data.rows * row_bytes,
             budget_bytes=budget_bytes,
             batch_size=arguments.batch_size,
             epochs=max(1, STREAMED // size),
+            device=arguments.device,
             in_series=in_series,
         )
 
+    criteo = criteo_shape(folder, rows, row_group_rows=group_rows)
+    huge = criteo_shape(folder, huge_rows, row_group_rows=huge_rows)
+    movielens = movielens_shape(folder, rows, row_group_rows=group_rows)
     return [
-        *(case(f"{n} x the budget", criteo, few_criteo, n, True) for n in arguments.sizes),
-        case("one row group of 2 x the budget", huge, few_criteo, ROW_GROUP_SIZE),
-        case("multi-hot, 5 x the budget", movielens, few_movielens, MULTI_HOT_SIZE),
+        *(case(f"{n} x the budget", criteo, CRITEO_ROW_BYTES, n, True) for n in arguments.sizes),
+        case("one row group of 2 x the budget", huge, CRITEO_ROW_BYTES, ROW_GROUP_SIZE),
+        case("multi-hot, 5 x the budget", movielens, MOVIELENS_ROW_BYTES, MULTI_HOT_SIZE),
     ]
 
 
 def linked(data: Dataset, copies: int) -> Path:
-    """Return a folder in which every file of the data stands `copies` times, under other names."""
+    """Return a folder that has every file of the data `copies` times, under different names."""
     path = data.folder / f"linked-{copies}"
     if not path.exists():
         with written_whole(path) as partial:
@@ -137,28 +213,28 @@ def linked(data: Dataset, copies: int) -> Path:
     return path
 
 
-def in_fresh_process(case: memory_epochs.Case) -> memory_epochs.Outcome:
-    """Go through the epochs of a case in a process that has done nothing else."""
-    fresh = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as pool:
-        return pool.submit(memory_epochs.run, case).result()
+# ---- the report ---------------------------------------------------------------------------------
 
 
 def report(
-    cases: Sequence[memory_epochs.Case],
-    runs: Mapping[str, Sequence[memory_epochs.Outcome]],
-    *,
-    command: str,
+    cases: Sequence[Case], runs: Mapping[str, Sequence[Outcome]], *, command: str
 ) -> dict[str, Any]:
-    """Return what was measured as JSON values, for each case speed and memory of every process."""
+    """Return what was measured as JSON values: for each case, speed and memory of every process.
+
+    Args:
+        cases: the cases.
+        runs: {name of a case: outcomes}.
+        command: command line that repeats the measurement.
+    """
     timings = [
         measure.Timing(
             case.name, case.rows, tuple(statistics.median(o.elapsed_s) for o in runs[case.name])
         )
         for case in cases
     ]
-    facts = {"budget_bytes": cases[0].budget_bytes, "batch_size": cases[0].batch_size}
-    result = measure.report("memory", timings, command=command, facts=facts)
+    some = cases[0]
+    details = {name: getattr(some, name) for name in ("device", "budget_bytes", "batch_size")}
+    result = measure.report("memory", timings, command=command, details=details)
     for entry, case in zip(result["candidates"], cases, strict=True):
         outcomes = [dataclasses.asdict(outcome) for outcome in runs[case.name]]
         entry |= {
@@ -170,7 +246,7 @@ def report(
         }
     series = [entry for entry in result["candidates"] if entry["in_series"]]
     rates = [entry["rows_per_s"] for entry in series]
-    result["over_budget"] = max(e["peak_bytes"] for e in series) / facts["budget_bytes"] - 1
+    result["over_budget"] = max(e["peak_bytes"] for e in series) / some.budget_bytes - 1
     result["slowest_to_fastest"] = min(rates) / max(rates)
     return result
 
@@ -178,29 +254,29 @@ def report(
 def table(result: Mapping[str, Any]) -> str:
     """Return a report as text."""
     budget = result["budget_bytes"]
-    lines = [
-        f"memory_budget {budget / 2**20:,.0f} MiB, batches of {result['batch_size']:,}",
-        f"{'':<32}{'data MiB':>10}{'plan MiB':>10}{'peak MiB':>10}{'of budget':>11}"
-        f"{'mapped MiB':>12}{'rows/s':>13}{'least':>12}{'most':>12}",
+    shown = [
+        {
+            **entry,
+            "mib": {name: entry[f"{name}_bytes"] / 2**20 for name in ("data", "planned", "peak")},
+            "of_budget": entry["peak_bytes"] / budget,
+            "mapped": max(outcome["mapped_bytes"] for outcome in entry["processes"]) / 2**20,
+        }
+        for entry in result["candidates"]
     ]
-    for entry in result["candidates"]:
-        mapped = max(outcome["mapped_bytes"] for outcome in entry["processes"])
-        numbers = (entry["data_bytes"], entry["planned_bytes"], entry["peak_bytes"])
-        rates = (entry["rows_per_s"], entry["min_rows_per_s"], entry["max_rows_per_s"])
-        lines.append(
-            f"{entry['name']:<32}"
-            + "".join(f"{number / 2**20:>10,.0f}" for number in numbers)
-            + f"{entry['peak_bytes'] / budget:>11.2f}{mapped / 2**20:>12,.0f}"
-            + "{:>13,.0f}{:>12,.0f}{:>12,.0f}".format(*rates)
-        )
+    columns = {
+        "data MiB": "{mib[data]:,.0f}",
+        "plan MiB": "{mib[planned]:,.0f}",
+        "peak MiB": "{mib[peak]:,.0f}",
+        "of budget": "{of_budget:.2f}",
+        "mapped MiB": "{mapped:,.0f}",
+        **measure.RATES,
+    }
     over, speed = result["over_budget"], result["slowest_to_fastest"]
-    said = {True: "met", False: "not met"}
-    lines += [
-        "",
-        f"{said[over <= MOST_OVER]:<9}peak over budget in the series {over:+.0%}, to be at most "
-        f"{MOST_OVER:+.0%}",
-        f"{said[speed >= LEAST_SPEED]:<9}slowest of the series at {speed:.0%} of the fastest, to "
-        f"be at least {LEAST_SPEED:.0%}",
-        measure.describe_hardware(result["hardware"]),
+    peak = f"peak over budget in the series {over:+.0%}; required: at most {MOST_OVER:+.0%}"
+    slowest = f"slowest of the series at {speed:.0%} of the fastest; required: at least "
+    notes = [
+        f"memory_budget {budget / 2**20:,.0f} MiB, batches of {result['batch_size']:,}",
+        measure.met(over <= MOST_OVER, peak),
+        measure.met(speed >= LEAST_SPEED, f"{slowest}{LEAST_SPEED:.0%}"),
     ]
-    return "\n".join(lines)
+    return measure.table({**result, "candidates": shown}, columns, notes)

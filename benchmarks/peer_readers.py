@@ -1,21 +1,30 @@
-"""Other libraries' readers, served from a process of their own: one line in, one line out.
+"""Other libraries' readers, served from their own process: one line in, one line out.
 
-`peers.py` starts it with the Python that has the library, which may be a very old one, so nothing
-of this project is imported here. The first line in are the settings, {"paths", "batch_size",
-"slow_rows", "label", "cache", "threads"}, answered by {"readers": names, "version": ...}; every
-further line, {"reader": name, "sums": bool}, is an epoch, answered by {"rows": ...}, if asked with
-the sum of each column as "sums".
+`peers.py` starts it with the Python that has the library, which may be an old one, so it imports
+nothing of this project. The first line in is the settings, {"paths", "batch_size", "slow_rows",
+"label", "cache", "threads"}, answered by {"readers": names, "version": ...}. Every further line,
+{"reader": name, "sums": bool}, is an epoch, answered by {"rows": ...} and, if asked for, "sums",
+the sum of each column.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Batches = Callable[[], Iterable[dict[str, Any]]]  # by column name
+    Readers = tuple[str, dict[str, Batches]]  # version, {name: reader}
 
 WINDOW_ROWS = 10_000  # as everywhere in these benchmarks
 
 
-def hf_datasets(settings):
-    """Return readers of Hugging Face datasets: (version, {name: function that gives batches})."""
+def hf_datasets(settings: dict[str, Any]) -> Readers:
+    """Return the readers of Hugging Face datasets."""
     import datasets
     import tensorflow as tf
 
@@ -23,24 +32,19 @@ def hf_datasets(settings):
     table = datasets.Dataset.from_parquet(settings["paths"], cache_dir=settings["cache"])
     table = table.select(range(settings["slow_rows"]))
     slowest = table.select(range(max(1, len(table) // 4)))  # a few thousand rows a second
-    features = [name for name in table.column_names if name != settings["label"]]
+    label = settings["label"]
 
-    def to_tf(shuffle):
+    def to_tf(shuffle: bool) -> Batches:
         made = slowest.to_tf_dataset(
             batch_size=settings["batch_size"],
-            columns=features,
-            label_cols=settings["label"],
+            columns=[name for name in table.column_names if name != label],
+            label_cols=label,
             shuffle=shuffle,
             drop_remainder=False,
         )
+        return lambda: ({**inputs, label: target} for inputs, target in made)
 
-        def batches():
-            for inputs, label in made:
-                yield {**inputs, settings["label"]: label}
-
-        return batches
-
-    def iterable():
+    def iterable() -> Iterator[dict[str, Any]]:
         stream = table.to_iterable_dataset().shuffle(seed=0, buffer_size=WINDOW_ROWS)
         for batch in stream.with_format("numpy").iter(settings["batch_size"]):
             yield {name: tf.convert_to_tensor(values) for name, values in batch.items()}
@@ -52,8 +56,8 @@ def hf_datasets(settings):
     }
 
 
-def ray_data(settings):
-    """Return readers of Ray Data: (version, {name: function that gives batches})."""
+def ray_data(settings: dict[str, Any]) -> Readers:
+    """Return the readers of Ray Data."""
     import ray
     import ray.data
 
@@ -63,8 +67,7 @@ def ray_data(settings):
         log_to_driver=False,
         logging_level="ERROR",
     )
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    ray.data.DataContext.get_current().enable_progress_bars = False
     table = ray.data.read_parquet(settings["paths"])
     size = settings["batch_size"]
     return ray.__version__, {
@@ -75,26 +78,21 @@ def ray_data(settings):
     }
 
 
-def merlin(settings):
-    """Return readers of merlin-dataloader on the CPU: (version, {name: gives batches})."""
+def merlin(settings: dict[str, Any]) -> Readers:
+    """Return the readers of merlin-dataloader on the CPU."""
     import merlin.dataloader
     from merlin.dataloader.tensorflow import Loader
     from merlin.io import Dataset
     from merlin.schema import Tags
 
     table = Dataset(settings["paths"], engine="parquet", cpu=True)
-    schema = table.schema
-    schema[settings["label"]] = schema[settings["label"]].with_tags(Tags.TARGET)
+    schema, label = table.schema, settings["label"]
+    schema[label] = schema[label].with_tags(Tags.TARGET)
     table.schema = schema
 
-    def batches(shuffle):
+    def batches(shuffle: bool) -> Batches:
         loader = Loader(table, batch_size=settings["batch_size"], shuffle=shuffle, device="cpu")
-
-        def epoch():
-            for inputs, label in loader:
-                yield {**inputs, settings["label"]: label}
-
-        return epoch
+        return lambda: ({**inputs, label: target} for inputs, target in loader)
 
     return merlin.dataloader.__version__, {
         "shuffled": batches(True),
@@ -105,9 +103,10 @@ def merlin(settings):
 LIBRARIES = {"datasets": hf_datasets, "ray": ray_data, "merlin": merlin}
 
 
-def epoch(batches, sums):
-    """Go through an epoch and return {"rows": ...}, if asked with the sum of every column."""
-    rows, totals = 0, {}
+def epoch(batches: Batches, sums: bool) -> dict[str, Any]:
+    """Run an epoch; return {"rows": ...} and, if asked for, the sum of every column."""
+    rows = 0
+    totals: dict[str, float] = {}
     for batch in batches():
         counts = {tensor.shape[0] for tensor in batch.values()}
         if len(counts) != 1:
@@ -120,10 +119,10 @@ def epoch(batches, sums):
     return {"rows": rows, "sums": totals} if sums else {"rows": rows}
 
 
-def main(library):
+def main(library: str) -> None:
     """Serve one library until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints must not stand among the answers
+    os.dup2(2, 1)  # keeps what a library prints out of the answers
     settings = json.loads(sys.stdin.readline())
     version, readers = LIBRARIES[library](settings)
     answers.write(json.dumps({"readers": sorted(readers), "version": version}) + "\n")

@@ -1,18 +1,16 @@
-"""What the loader is measured against, as far as it needs nothing but what the tutorial has.
+"""What the loader is compared with, as far as it needs only the tutorial's own packages.
 
-Every reader gives what the loader gives: one epoch of (inputs, label), tensors [batch, 1] by name,
-or stacked; each is written as someone who knows the library would write it. The TFRecord readers
-are in `tutorlib.tfrecords`, other libraries in `peers.py`. Does not belong here: measuring.
+Each reader gives what the loader gives, one epoch of (inputs, label) with tensors [batch, 1] by
+name, written as someone who knows the library would write it. The readers of TFRecord and raw
+binary are in `tutorlib.tfrecords`, those of other libraries in `peer_readers.py`.
 """
 
 from __future__ import annotations
 
 import collections
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -21,12 +19,12 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
-from tutorlib import tfrecords
 from tutorlib.chunk import Chunk
+from tutorlib.memory import usable_cores
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
 
-THREADS = len(os.sched_getaffinity(0))
+THREADS = usable_cores()
 
 
 # ---- bare Arrow ---------------------------------------------------------------------------------
@@ -35,7 +33,7 @@ THREADS = len(os.sched_getaffinity(0))
 def read_row_groups(source: ParquetSource) -> int:
     """Decode all row groups with PyArrow on all cores, do nothing else, return the rows.
 
-    This is what the files allow: a loader that reads with PyArrow cannot be faster.
+    This is an upper bound for every loader that reads these files with PyArrow.
     """
     open_files = threading.local()
 
@@ -51,50 +49,24 @@ def read_row_groups(source: ParquetSource) -> int:
 
 
 def read_and_shuffle(source: ParquetSource, rows: int) -> int:
-    """Read the first `rows` rows or a few more, permute each column, all cores; return the rows.
+    """Read at least `rows` rows, permute each column, on all cores; return the rows.
 
-    What any shuffled first batch has to wait for, written down plainly.
+    This is a lower bound for the wait for the first batch of shuffled rows.
     """
-    positions, read_rows = [], 0
-    while read_rows < rows:
-        read_rows += source.row_groups[len(positions)].num_rows
-        positions.append(len(positions))
+    counts = np.cumsum([group.num_rows for group in source.row_groups])
+    groups = int(np.searchsorted(counts, rows)) + 1
     with ThreadPoolExecutor(THREADS) as pool:
-        chunk = Chunk.concat(list(pool.map(source.read, positions)))
-        order = np.random.default_rng(0).permutation(read_rows)
+        chunk = Chunk.concat(list(pool.map(source.read, range(groups))))
+        order = np.random.default_rng(0).permutation(chunk.num_rows)
         shuffled = list(pool.map(lambda name: chunk[name].take(order), chunk.names))
     return len(shuffled[0])
 
 
-# ---- tf.data over TFRecord and raw binary -------------------------------------------------------
-
-
-def parsed_examples(folder: Path, batch_size: int, schema: Schema) -> tf.data.Dataset:
-    """Return the batches that TensorFlow's own guides make: parse each example, shuffle, batch."""
-    calls = tf.data.AUTOTUNE
-    return tfrecords.parsed_examples(folder, batch_size, schema, parallel_calls=calls)
-
-
-def raw_columns(folder: Path, batch_size: int, schema: Schema) -> tf.data.Dataset:
-    """Return batches of raw binary that lies column by column in each batch: only copies."""
-    return tfrecords.raw_batches(folder, schema)
-
-
-def raw_rows(folder: Path, batch_size: int, schema: Schema) -> tf.data.Dataset:
-    """Return batches of raw binary that lies row by row, rows shuffled in tf.data's window."""
-    return tfrecords.raw_columns(folder, batch_size, schema)
-
-
-def raw_stacked(folder: Path, batch_size: int, schema: Schema) -> tf.data.Dataset:
-    """Return stacked batches of raw binary that lies row by row: copies of parts of rows."""
-    return tfrecords.raw_stacked(folder, batch_size, schema, shuffle=False)
-
-
-# ---- Python in front of Keras, fed by our reader ------------------------------------------------
+# ---- Python in front of Keras, on top of our Parquet reader -------------------------------------
 
 
 def generator(source: ParquetSource, batch_size: int, schema: Schema) -> tf.data.Dataset:
-    """Return what people write first: a Python generator that shuffles row group by row group."""
+    """Return what people write first: a Python generator that shuffles each row group."""
     rng = np.random.default_rng(0)
 
     def batches() -> Iterator[Any]:
@@ -121,12 +93,12 @@ def generator(source: ParquetSource, batch_size: int, schema: Schema) -> tf.data
 class RowGroups(keras.utils.PyDataset):
     """Batches by number: row groups in a new order each epoch, rows shuffled in their row group.
 
-    A row group that several batches need is read once and held until those have been made.
+    A row group that several batches need is read once and held until they have been made.
 
     Args:
-        source: where to read.
-        batch_size: rows of a batch.
-        schema: what to read.
+        source: files to read.
+        batch_size: rows per batch.
+        schema: columns to read.
     """
 
     def __init__(self, source: ParquetSource, batch_size: int, schema: Schema) -> None:
@@ -144,23 +116,23 @@ class RowGroups(keras.utils.PyDataset):
         self._order = self._rng.permutation(len(self._source))
         counts = [self._source.row_groups[position].num_rows for position in self._order]
         self._ends = np.cumsum(counts)
-        self._locks = collections.defaultdict(threading.Lock)
+        self._locks: dict[int, threading.Lock] = collections.defaultdict(threading.Lock)
         self._held: collections.OrderedDict[int, Chunk] = collections.OrderedDict()
 
     def __getitem__(self, index: int) -> Any:
         start = index * self._batch_size
         stop = min(start + self._batch_size, int(self._ends[-1]))
-        parts = []
+        slices = []
         while start < stop:
             number = int(np.searchsorted(self._ends, start, side="right"))
             chunk, end = self._chunk(number), int(self._ends[number])
             first = start - (end - chunk.num_rows)
-            parts.append(chunk.slice(first, first + min(stop, end) - start))
+            slices.append(chunk.slice(first, first + min(stop, end) - start))
             start = min(stop, end)
-        return _arrays(parts[0] if len(parts) == 1 else Chunk.concat(parts), self._schema)
+        return _arrays(slices[0] if len(slices) == 1 else Chunk.concat(slices), self._schema)
 
     def _chunk(self, number: int) -> Chunk:
-        """Return the shuffled row group of that place in the epoch's order."""
+        """Return the shuffled row group at this position of the epoch's order."""
         with self._locks[number]:
             chunk = self._held.get(number)
             if chunk is None:
@@ -172,10 +144,13 @@ class RowGroups(keras.utils.PyDataset):
         return chunk
 
 
-class AsFitDoes(Iterable[Any]):
+class AsFitTakes(Iterable[Any]):
     """The batches of a `PyDataset` as `fit` takes them: through Keras's own adapter.
 
-    Keras has no public way to them but `fit` itself.
+    Keras has no public way to them except `fit` itself.
+
+    Args:
+        dataset: the dataset.
     """
 
     def __init__(self, dataset: keras.utils.PyDataset) -> None:
@@ -196,3 +171,37 @@ def _arrays(chunk: Chunk, schema: Schema) -> Any:
 def _split(columns: dict[str, Any], schema: Schema) -> tuple[dict[str, Any], Any]:
     [label] = schema.labels.names
     return {name: columns[name] for name in schema.features.names}, columns[label]
+
+
+# ---- the smallest training ----------------------------------------------------------------------
+
+
+class OneWeight(keras.Model):
+    """Predicts the label as one number times one column: the least that `fit` can train.
+
+    Its step still takes every tensor of the batch, and the loss and its gradient run over all rows.
+
+    Args:
+        name_of_input: tensor of the batch to use; of a stacked one, its first column.
+
+    Example:
+        >>> model = one_weight_model("I1")
+        >>> model({"I1": keras.ops.ones((4, 1)), "C1": keras.ops.ones((4, 1), "int32")}).shape
+        TensorShape([4, 1])
+    """
+
+    def __init__(self, name_of_input: str) -> None:
+        super().__init__()
+        self.name_of_input = name_of_input
+        self.factor = self.add_weight(shape=(), initializer="zeros", name="factor")
+
+    def call(self, inputs: dict[str, Any]) -> Any:
+        """Return float32 [batch, 1]."""
+        return self.factor * inputs[self.name_of_input][:, :1]
+
+
+def one_weight_model(name_of_input: str) -> keras.Model:
+    """Return `OneWeight`, compiled without XLA, which would compile for every batch size."""
+    model = OneWeight(name_of_input)
+    model.compile(optimizer="sgd", loss="mse", jit_compile=False)
+    return model

@@ -1,8 +1,7 @@
-"""Timelines: the last steps of a trace, small enough to be kept in the report of a benchmark.
+"""Timelines: the last steps of a trace, small enough for the report of a benchmark.
 
-A trace takes tens of megabytes, an event for each row that tf.data handles; when each kind of work
-went on, as finely as it can be seen in a picture, takes some kilobytes. Does not belong here:
-taking a trace (`train_runs.py`), drawing it (`figures.py`).
+A trace takes tens of megabytes, with an event for each row that tf.data handles. The intervals of
+each kind of work, as finely as a picture shows them, take some kilobytes.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ import numpy as np
 
 from tutorlib.profiling import Device, Intervals, Trace
 
-FINEST = 1000  # gaps shorter than the whole over this are closed
+FINEST = 1000  # gaps shorter than this fraction of the whole are closed
 
 
 def as_json(trace: Trace, steps: int) -> dict[str, Any]:
-    """Return the last steps of a trace as JSON values: what its first device did, and the waits.
+    """Return the last steps of a trace as JSON values: work of its first device, and the waits.
 
-    They begin where the step before them ended, so that the wait for an epoch's first batch is in.
-    Intervals are texts, `"START-STOP START-STOP ..."` in ms from there: as numbers, each would take
-    four lines of a report.
+    The timeline begins where the step before it ended, so that it includes the wait for the first
+    batch. Intervals are strings, `"START-STOP START-STOP ..."` in ms from there, because as numbers
+    each would take four lines of a report.
 
     Args:
         trace: from `read_trace`.
-        steps: how many; the trace has at least one more.
+        steps: number of steps; the trace must have at least one more.
 
     Raises:
-        ValueError: if it has not.
+        ValueError: if the trace has no step before them.
     """
     if len(trace.steps) <= steps:
         raise ValueError(
@@ -45,8 +44,10 @@ def as_json(trace: Trace, steps: int) -> dict[str, Any]:
         return " ".join(f"{begin - start:.2f}-{end - start:.2f}" for begin, end in shown)
 
     return {
+        "steps": steps,
         "device": trace.device.name,
         "length_ms": round(stop - start, 2),
+        "idle_share": trace.device.idle.within(start, stop).total_ms / (stop - start),
         "waiting": text(trace.waiting),
         "reading": text(trace.reading),
         "lanes": {name: text(intervals) for name, intervals in trace.device.lanes.items()},
@@ -54,7 +55,10 @@ def as_json(trace: Trace, steps: int) -> dict[str, Any]:
 
 
 def as_trace(timeline: Mapping[str, Any]) -> Trace:
-    """Return what `as_json` kept as a trace without steps and ops, to be drawn.
+    """Return what `as_json` returned as a trace without steps and ops, to be drawn.
+
+    Args:
+        timeline: what `as_json` returned.
 
     Example:
         >>> kept = {"device": "CPU", "length_ms": 8.0, "waiting": "0.50-4.50"}
@@ -69,17 +73,13 @@ def as_trace(timeline: Mapping[str, Any]) -> Trace:
     return Trace(Path(), (device,), {}, _intervals(timeline["reading"]))
 
 
-def height(trace: Trace) -> int:
-    """Return how many rows `draw_timeline` gives a trace."""
-    return len(trace.device.lanes) + len(list(filter(len, (trace.waiting, trace.reading))))
-
-
 def _intervals(text: str) -> Intervals:
-    return Intervals.union([tuple(map(float, span.split("-"))) for span in text.split()])
+    pairs = (span.split("-") for span in text.split())
+    return Intervals.union([(float(start), float(stop)) for start, stop in pairs])
 
 
 def _coarse(intervals: Intervals, shortest: float) -> Intervals:
-    """Return the intervals with shorter gaps closed."""
+    """Return the intervals with gaps below `shortest` closed."""
     starts, stops = intervals.starts, intervals.stops
     ends = np.r_[starts[1:] - stops[:-1] >= shortest, True][: len(stops)]
     return Intervals(starts[np.roll(ends, 1)], stops[ends])

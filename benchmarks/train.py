@@ -1,23 +1,26 @@
 """Samples per second of whole training runs, and the share of their time that waits for data.
 
-Three models, each trained from the same rows in three ways:
+Each network trains on the same rows in several ways (--ways):
 
-- native: TFRecord, an example a row, read by TensorFlow's make_batched_features_dataset; a table
-  of embeddings for each column;
-- loader, columns: the same model on `KerasSequenceLoader`, so that only the reader differs;
-- loader, stacked and fused: one tensor of ids and one of numbers a batch, the tables of all columns
-  of one id in one variable.
+- native: TFRecord, one example per row, read by TensorFlow's make_batched_features_dataset; one
+  embedding table per column;
+- columns: the same network on `KerasSequenceLoader`, so that only the reader differs;
+- stacked: the loader's stacked batches, one tensor of ids and one of numbers, and one variable that
+  holds the tables of all columns of one id;
+- prebatched: the network of native on TFRecord with one record per batch, not shuffled;
+- raw: the network of stacked on raw binary cells, not shuffled; DLRM only.
 
-All take turns, an epoch each, shuffled, with plain SGD, whose cost does not depend on the size of
-the tables. Files are in the page cache. Waiting is measured by `StallReport`: seconds within the
-call that takes the next batch. On a CPU the readers and the model share the cores, so that a slow
-reader shows as slow steps too, not as waiting alone.
+All ways take turns, one epoch each. Files are in the page cache. On a CPU, `StallReport` measures
+the wait: seconds inside the call that takes the next batch. Reader and model share the cores there,
+so a slow reader also shows as slower steps. On a GPU nothing looks at single steps; the report has
+the GPU's memory instead, and its idle share from a trace.
 
-Then the native and the fused way of the first section train under TensorFlow's profiler, and the
-report keeps when what went on in an epoch of each (`timelines.py`).
+Before its turns, each way trains 16 steps, after which all ways are compared by their loss on the
+same validation rows. After the turns, the ways of --traced train under TensorFlow's profiler, and
+the report keeps a timeline of them (`timelines.py`).
 
 Sections (--only): dlrm, Criteo-shaped rows; movielens, ratings with a list of genres;
-wide_and_deep, 10 numbers, 37 columns of one id, 3 of up to ten.
+wide_and_deep, 10 numbers, 37 columns of one id, 3 of up to ten ids.
 """
 
 from __future__ import annotations
@@ -30,21 +33,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import measure
-from benchmarks.data import FOLDER, Dataset, criteo_shape, movielens_shape
+from benchmarks.data import Dataset, criteo_shape, movielens_shape, nhot_shape
+from benchmarks.device import Device
 from benchmarks.measure import Claim
 
 if TYPE_CHECKING:
-    from benchmarks.train_runs import Training
+    from tutorlib.profiling import Trace
 
 SUMMARY = "samples/s of training and its wait for data, native against accelerated (6 minutes)"
 TITLES = {"dlrm": "DLRM", "movielens": "MovieLens", "wide_and_deep": "Wide & Deep"}
+DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
+    "dlrm": criteo_shape,
+    "movielens": movielens_shape,
+    "wide_and_deep": nhot_shape,
+}
 NATIVE, COLUMNS, STACKED = "native", "loader, columns", "loader, stacked and fused"
-WAYS = (NATIVE, COLUMNS, STACKED)
+WAYS = {
+    "native": NATIVE,
+    "columns": COLUMNS,
+    "stacked": STACKED,
+    "prebatched": "native, prebatched",
+    "raw": "raw binary, stacked and fused",
+}
+LOADERS = ("columns", "stacked")
+FUSED = ("stacked", "raw")
 WIDTHS = ("scaled", "published")
+PRECISIONS = ("float32", "mixed_float16")
+OPTIMIZERS = ("sgd", "adam")
+COMPARED_STEPS = 16
+VALID_BATCHES = 4
+TRACED_STEPS = 16  # on a GPU; the first half of them is not in the trace
 
 
 def name_of(section: str, way: str) -> str:
     """Return the name of a candidate.
+
+    Args:
+        section: key of `TITLES`.
+        way: value of `WAYS`.
 
     Example:
         >>> name_of("dlrm", NATIVE)
@@ -62,22 +88,35 @@ CLAIMS = tuple(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark to a parser."""
-    parser.add_argument(
-        "--rows", type=int, default=262_144, help="rows of an epoch (default: %(default)s)"
+    measure.add_numbers(
+        parser, rows=(262_144, "rows of an epoch"), batch_size=(8192, "rows per batch")
     )
     parser.add_argument(
-        "--batch-size", type=int, default=8192, help="rows of a batch (default: %(default)s)"
+        "--slow-rows", type=int, help="rows of an epoch of native (default: as --rows)"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=tuple(TITLES), default=list(TITLES), metavar="SECTION",
-        help=f"measure only these: {', '.join(TITLES)} (default: all)",
+        "--ways", nargs="+", choices=tuple(WAYS), default=["native", *LOADERS], metavar="WAY",
+        help=f"some of {', '.join(WAYS)} (default: native {' '.join(LOADERS)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--traced", nargs="*", choices=tuple(WAYS), default=["native", "stacked"], metavar="WAY",
+        help="ways of the first section to trace, or none (default: native stacked)",
     )  # fmt: skip
     parser.add_argument(
         "--widths", choices=WIDTHS, default=WIDTHS[0],
         help="of the networks: scaled down so that two CPU cores compute about as fast as they "
         "read TFRecord, or those of the published models, for a GPU (default: %(default)s)",
     )  # fmt: skip
-    measure.add_options(parser, "train", repeat=5, repeated="epochs of each", folder=FOLDER)
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, default="sgd",
+        help="sgd, whose cost does not depend on the size of the tables, or adam "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="float32",
+        help="Keras's dtype policy (default: %(default)s)",
+    )  # fmt: skip
+    measure.add_options(parser, "train", repeat=5, repeated="epochs of each way", sections=TITLES)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -87,116 +126,273 @@ def run(arguments: argparse.Namespace) -> None:
             f"benchmarks: an epoch needs more than one batch, got --rows {arguments.rows} and "
             f"--batch-size {arguments.batch_size}"
         )
-    datasets, trainings = {}, {}
-    for section in arguments.only:
-        datasets[section] = DATASETS[section](arguments.data, arguments.rows)
-        trainings |= of_section(section, datasets[section], arguments.batch_size, arguments.widths)
+    device = Device(arguments.device, loader=bool(set(LOADERS) & set(arguments.ways)))
+    datasets = {name: DATASETS[name](arguments.data, arguments.rows) for name in arguments.only}
+    trainings: dict[str, Training] = {}
+    for section, data in datasets.items():
+        trainings |= of_section(section, data, arguments, device)
+    if not trainings:
+        raise SystemExit("benchmarks: raw cells hold no lists; --ways raw is for --only dlrm")
     timings = measure.turns(
-        {name: training.epoch for name, training in trainings.items()}, repeat=arguments.repeat
+        {name: training.epoch for name, training in trainings.items()},
+        repeat=arguments.repeat,
+        synchronise=device.synchronise,
     )
-    result = report(
-        timings,
-        trainings,
-        command=f"python -m benchmarks train --rows {arguments.rows} --batch-size "
-        f"{arguments.batch_size} --repeat {arguments.repeat} --widths {arguments.widths} "
-        f"--only {' '.join(arguments.only)}",
-        facts={
-            "batch_size": arguments.batch_size,
-            "widths": arguments.widths,
-            "optimizer": "sgd",
-            "data": {data.name: data.facts() for data in datasets.values()},
-            "sections": {section: [name_of(section, way) for way in WAYS] for section in datasets},
+    details = {
+        "device": device.name,
+        "backend": device.backend,
+        **{name: getattr(arguments, name) for name in ("batch_size", "widths", "optimizer")},
+        "precision": arguments.precision,
+        "data": {data.name: data.describe() for data in datasets.values()},
+        "sections": {
+            section: [name for name in trainings if name.startswith(f"{TITLES[section]}: ")]
+            for section in datasets
         },
-    )
-    traced = [name_of(arguments.only[0], way) for way in (NATIVE, STACKED)]
-    result["timelines"] = timelines({name: trainings[name] for name in traced})
+        "device_memory": device.memory(),
+    }
+    result = report(timings, trainings, measure.command_line(arguments), details)
+    traced = [name_of(arguments.only[0], WAYS[way]) for way in arguments.traced]
+    add_timelines(result, {name: trainings[name] for name in traced if name in trainings})
     print(table(result))
-    print(f"written to {measure.save(result, arguments.out)}")
+    measure.save(result, arguments.out)
 
 
-def _nhot_shape(folder: Path, rows: int) -> Dataset:
-    from benchmarks.train_runs import nhot_shape  # draws with data_prep
-
-    return nhot_shape(folder, rows)
+# ---- one training -------------------------------------------------------------------------------
 
 
-DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
-    "dlrm": criteo_shape,
-    "movielens": movielens_shape,
-    "wide_and_deep": _nhot_shape,
-}
+class Training:
+    """A network and its data, trained epoch by epoch.
+
+    Args:
+        model: network, not compiled.
+        batches: `KerasSequenceLoader`, or `tf.data.Dataset` of known length, with labels.
+        valid: batches whose loss compares the ways.
+        device: where the network is trained.
+        optimizer: "sgd" or "adam", with Keras's learning rate (0.01 and 0.001).
+        jit_compile: as for `compile`.
+
+    Attributes:
+        stalls: list of `Stall`, one for each epoch where waits are measured.
+        losses: training loss of each epoch.
+        valid_loss: validation loss after `COMPARED_STEPS` steps.
+    """
+
+    def __init__(
+        self, model: Any, batches: Any, valid: Any, device: Device, optimizer: str, jit_compile: Any
+    ) -> None:
+        from tutorlib.callbacks import StallReport
+
+        self._model, self._device, self._steps = model, device, len(batches)
+        model.compile(optimizer, "binary_crossentropy", jit_compile=jit_compile)
+        self.valid_loss = self._compare(batches, valid)
+        # On a GPU a callback would make each step wait for the loss of the one before.
+        timed = (device.backend, device.name) == ("tensorflow", "cpu")
+        self._report = StallReport(batches) if timed else None
+        self._batches = batches if self._report is None else self._report.data
+        self.losses: list[float] = []
+
+    @property
+    def stalls(self) -> list[Any]:
+        """The waits of each epoch, where they are measured."""
+        return [] if self._report is None else self._report.stalls
+
+    def _compare(self, batches: Any, valid: Any) -> float:
+        """Train the first steps; return the validation loss after them."""
+        steps = min(COMPARED_STEPS // 2, self._steps)
+        self._model.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0)
+        return float(self._model.evaluate(valid, verbose=0))
+
+    def epoch(self) -> int:
+        """Train one epoch; return its rows, as the loss metric counted them."""
+        callbacks = [] if self._report is None else [self._report]
+        history = self._model.fit(self._batches, callbacks=callbacks, verbose=0)
+        self.losses.append(history.history["loss"][0])
+        [loss] = [metric for metric in self._model.metrics if metric.name == "loss"]
+        return int(loss.count)
+
+    def trace(self, log_dir: Path) -> tuple[Trace, int]:
+        """Train under the profiler; return the trace, and how many of its last steps to keep.
+
+        On a CPU they are a whole epoch, the second of two; on a GPU some steps of one epoch. The
+        steps before are traced too: while the profiler starts, readers fill their buffers.
+        """
+        from tutorlib.profiling import read_trace
+
+        if not self._device.can_trace:
+            raise RuntimeError("JAX's profiler shows no work of a CPU")
+        steps = min(self._steps, TRACED_STEPS) if self._device.name == "gpu" else self._steps
+        epochs = 1 if self._device.name == "gpu" else 2
+        first, last = steps // 2 + 1, epochs * steps
+        with self._device.profiler(log_dir, first, last) as callbacks:
+            self._model.fit(
+                self._batches, epochs=epochs, steps_per_epoch=steps if epochs == 1 else None,
+                callbacks=callbacks, verbose=0,
+            )  # fmt: skip
+            self._device.synchronise()
+        trace = read_trace(log_dir)
+        if self._device.name == "gpu" and not trace.on_gpu:
+            raise RuntimeError(
+                "the trace has no events of the GPU: the profiler could not load CUPTI, or has no "
+                "permission to use it (TF_CPP_MAX_VLOG_LEVEL=1 says which)"
+            )
+        return trace, steps if epochs == 2 else last - first
+
+    def describe(self) -> dict[str, Any]:
+        """Return how the network is computed, as JSON values."""
+        float32_on_gpu = (self._device.name, self._model.compute_dtype) == ("gpu", "float32")
+        return {
+            "parameters": self._model.count_params(),
+            "jit_compile": bool(self._model.jit_compile),
+            "tf32": self._device.tf32() if float32_on_gpu else None,
+            "compared_steps": COMPARED_STEPS,
+            "valid_loss": self.valid_loss,
+        }
 
 
-def of_section(section: str, data: Dataset, batch_size: int, widths: str) -> dict[str, Training]:
-    """Return {name: training} of one model in its three ways, untrained."""
+def of_section(
+    section: str, data: Dataset, arguments: argparse.Namespace, device: Device
+) -> dict[str, Training]:
+    """Return {name: training} of one network in its ways; raw cells only for rows without lists.
+
+    Args:
+        section: key of `TITLES`.
+        data: the rows.
+        arguments: options of this benchmark.
+        device: where to train.
+    """
+    import keras
+
+    from benchmarks.networks import NETWORKS
+    from tutorlib.loader import KerasSequenceLoader
+
+    keras.mixed_precision.set_dtype_policy(arguments.precision)
+    network = NETWORKS[section](data.schema, arguments.widths)
+    has_lists = any(column.multi_hot for column in data.schema)
+    compiled = device.name == "gpu" or device.backend == "jax"  # by XLA, for each shape
+    valid = data.valid(VALID_BATCHES * arguments.batch_size)
+    made = {}
+    for way in arguments.ways:
+        if way == "raw" and has_lists:
+            continue
+        keras.utils.set_random_seed(0)
+        layout = "stacked" if way in FUSED else "columns"
+        valid_batches = KerasSequenceLoader(
+            valid.source, arguments.batch_size, schema=network.schema, batch_layout=layout,
+            shuffle=False, bucket_lists=compiled,
+        )  # fmt: skip
+        batches = _batches(way, data, network.schema, arguments, compiled)
+        if way in LOADERS:
+            device.count_loaders()
+        # Lists have too many shapes, unless a loader buckets them.
+        jit_compile = "auto" if compiled and (way in LOADERS or not has_lists) else False
+        made[name_of(section, WAYS[way])] = Training(
+            network.fused() if way in FUSED else network.by_column(),
+            batches, valid_batches, device, arguments.optimizer, jit_compile,
+        )  # fmt: skip
+    return made
+
+
+def _batches(
+    way: str, data: Dataset, schema: Any, arguments: argparse.Namespace, bucket_lists: bool
+) -> Any:
+    """Return the batches of one way, an epoch of known length."""
     import tensorflow as tf
 
-    from benchmarks import train_runs
+    from tutorlib import tfrecords
     from tutorlib.loader import KerasSequenceLoader
-    from tutorlib.tfrecords import native_dataset
 
-    models = train_runs.MODELS[section](data.schema, widths)
-    schema = models.schema  # with the widths of its embeddings
-    native = native_dataset(data.examples(data.rows), batch_size, schema)
-    batches = -(-data.rows // batch_size)  # TFRecord does not say
-    sources = {
-        NATIVE: native.apply(tf.data.experimental.assert_cardinality(batches)),
-        COLUMNS: KerasSequenceLoader(data.source, batch_size, schema=schema),
-        STACKED: KerasSequenceLoader(
-            data.source, batch_size, schema=schema, batch_layout="stacked"
-        ),
-    }
-    made = {NATIVE: models.by_column(), COLUMNS: models.by_column(), STACKED: models.fused()}
-    return {name_of(section, way): train_runs.Training(made[way], sources[way]) for way in WAYS}
+    size = arguments.batch_size
+    if way in LOADERS:
+        return KerasSequenceLoader(
+            data.source, size, schema=schema, batch_layout=way, bucket_lists=bucket_lists,
+            device=arguments.device,
+        )  # fmt: skip
+    if way == "prebatched":
+        return tfrecords.prebatched_dataset(data.prebatched(size), schema)
+    if way == "raw":
+        return tfrecords.raw_stacked(data.raw_rows(), size, schema, shuffle=False)
+    rows = min(arguments.slow_rows or data.rows, data.rows)
+    native = tfrecords.native_dataset(data.examples(rows), size, schema)
+    return native.apply(tf.data.experimental.assert_cardinality(-(-rows // size)))
+
+
+# ---- the report ---------------------------------------------------------------------------------
 
 
 def report(
     timings: Sequence[measure.Timing],
     trainings: Mapping[str, Training],
-    *,
     command: str,
-    facts: Mapping[str, Any],
+    details: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what was measured as JSON values, for each candidate with its wait and its native one.
+    """Return what was measured as JSON values.
 
-    `wait_shares` are the epochs of `elapsed_s`; `times_native` are quotients within a turn.
+    Each candidate has its `losses`, and where they were measured its `wait_shares`, for the epochs
+    of `elapsed_s`. `times_native` is the median quotient of its rate and that of native in a turn.
+
+    Args:
+        timings: what `measure.turns` returned.
+        trainings: {name of a candidate: its training}.
+        command: command line that repeats the measurement.
+        details: see `measure.report`.
     """
-    result = measure.report("train", timings, command=command, claims=CLAIMS, facts=facts)
+    result = measure.report("train", timings, command=command, claims=CLAIMS, details=details)
     by_name = {timing.name: timing for timing in timings}
     for entry in result["candidates"]:
         name, repeat = entry["name"], len(entry["elapsed_s"])
-        stalls = trainings[name].stalls[-repeat:]  # without the warm-up
-        entry["wait_shares"] = [stall.share for stall in stalls]
-        entry["wait_share"] = statistics.median(entry["wait_shares"])
-        native = by_name[f"{name.split(':')[0]}: {NATIVE}"]
-        quotients = zip(by_name[name].rates, native.rates, strict=True)
-        entry["times_native"] = statistics.median(ours / theirs for ours, theirs in quotients)
-        entry["losses"] = trainings[name].losses[-repeat:]
+        training = trainings[name]
+        if training.stalls:
+            entry["wait_shares"] = [stall.share for stall in training.stalls[-repeat:]]
+            entry["wait_share"] = statistics.median(entry["wait_shares"])
+        native = by_name.get(f"{name.split(':')[0]}: {NATIVE}")
+        if native is not None:
+            quotients = zip(by_name[name].rates, native.rates, strict=True)
+            entry["times_native"] = statistics.median(ours / theirs for ours, theirs in quotients)
+        entry["losses"] = training.losses[-repeat:]
+        entry |= training.describe()
     return result
 
 
-def timelines(trainings: Mapping[str, Training]) -> dict[str, Any]:
-    """Return {name: when what went on in an epoch}, as JSON values."""
-    found = {}
+def add_timelines(result: dict[str, Any], trainings: Mapping[str, Training]) -> None:
+    """Train under the profiler, and add `timelines`, by name, and idle shares to a report.
+
+    A failure goes to `untraced`, because what was measured before it counts.
+
+    Args:
+        result: what `report` returned.
+        trainings: {name of a candidate: its training} to trace.
+    """
+    from benchmarks.timelines import as_json
+
+    result["timelines"], result["untraced"] = {}, {}
+    entries = {entry["name"]: entry for entry in result["candidates"]}
     for name, training in trainings.items():
-        with tempfile.TemporaryDirectory() as log_dir:
-            found[name] = training.timeline(Path(log_dir))
-    return found
+        try:
+            with tempfile.TemporaryDirectory() as log_dir:
+                trace, steps = training.trace(Path(log_dir))
+            entries[name]["top_ops"] = [op._asdict() for op in trace.device.top_ops(10)]
+            timeline = as_json(trace, steps) if trace.steps else {}  # JAX marks no steps
+            if timeline:
+                result["timelines"][name] = timeline
+            if trace.on_gpu:
+                idle_share = timeline.get("idle_share", trace.device.idle_share)
+                entries[name]["idle_share"] = idle_share
+        except (ValueError, OSError, RuntimeError) as error:
+            result["untraced"][name] = f"{type(error).__name__}: {error}"
 
 
 def table(result: Mapping[str, Any]) -> str:
     """Return a report as text."""
-    lines = [
-        f"{result['candidates'][0]['rows']:,} rows an epoch in batches of "
-        f"{result['batch_size']:,}, {result['widths']} widths",
-        f"{'':<42}{'samples/s':>11}{'least':>11}{'most':>11}{'times native':>14}{'waiting':>9}",
+    columns = {
+        **measure.RATES,
+        "times native": "{times_native:.2f}",
+        "waiting": "{wait_share:.0%}",
+        "valid loss": "{valid_loss:.4f}",
+        "rows": "{rows:,}",
+    }
+    notes = [
+        "waiting: share of an epoch inside the call that takes the next batch",
+        f"valid loss: after {COMPARED_STEPS} steps of {result['batch_size']:,} rows",
+        *(f"not traced: {name}: {why}" for name, why in result["untraced"].items()),
     ]
-    for entry in result["candidates"]:
-        rates = (entry["rows_per_s"], entry["min_rows_per_s"], entry["max_rows_per_s"])
-        cells = "".join(f"{rate:>11,.0f}" for rate in rates)
-        lines.append(
-            f"{entry['name']:<42}{cells}{entry['times_native']:>14.2f}{entry['wait_share']:>9.0%}"
-        )
-    lines += ["waiting: share of an epoch within the call that takes the next batch", ""]
-    lines += [measure.claim_line(claim) for claim in result["claims"]]
-    return "\n".join([*lines, "", measure.describe_hardware(result["hardware"])])
+    return measure.table(result, columns, notes)

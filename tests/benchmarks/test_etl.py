@@ -1,4 +1,4 @@
-"""The ETL benchmark has one job done by several libraries, and compares what they wrote."""
+"""The ETL benchmark runs one job with several libraries and compares what they write."""
 
 import importlib.util
 import json
@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import etl, etl_jobs, figures
+from benchmarks import etl, figures, machine
 from benchmarks.__main__ import main
-from tests.support.figures import assert_drawn_alike
+from tests.support.figures import assert_reproducible
 from tutorlib.parquet import ParquetSource
 
 ROWS = 40_000
-HERE = [name for name in etl.JOBS if etl.is_here(name)]
+HERE = [name for name in etl.JOBS if etl.is_installed(name)]
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(folder):
-    """A run over few rows: its figures mean nothing."""
+    """Report of a run over few rows: it shows only that the benchmark runs."""
     path = folder / "results" / "etl-here.json"
     words = ["--rows", ROWS, "--scale", 0.01, "--repeat", 1, "--data", folder, "--out", path]
     assert main(["etl", *map(str, words)]) == 0
     return path
 
 
-def test_every_library_that_is_here_is_measured_and_the_others_are_named(measured):
+def test_every_installed_library_is_measured_and_the_others_are_named(measured):
     result = json.loads(measured.read_text())
     assert [entry["name"] for entry in result["candidates"]] == [etl.TITLES[n] for n in HERE]
     assert result["not_measured"] == [name for name in etl.JOBS if name not in HERE]
@@ -47,25 +47,25 @@ def test_every_library_that_is_here_is_measured_and_the_others_are_named(measure
     assert [claim["other"] for claim in result["claims"]] == [etl.TITLES[n] for n in HERE[1:]]
     table = etl.table(result)
     assert table.count("met ") == len(HERE)
-    assert "to be at most 2,000 MB" in table
+    assert "required: at most 2,000 MB" in table
 
 
-def test_nothing_but_the_raw_rows_stays(measured, folder):
+def test_only_the_raw_rows_are_kept(measured, folder):
     assert sorted(path.name for path in folder.iterdir()) == [
         "criteo-raw-40000-rows-scale-0.01",
         "results",
     ]
 
 
-def test_raw_rows_are_texts_and_counts_as_in_the_raw_files(measured, folder):
+def test_raw_rows_are_strings_and_counts_as_in_the_raw_files(measured, folder):
     files = etl.raw_rows(folder, ROWS, 0.01)
     source = ParquetSource(list(files))
     types = source.column_types
     assert source.num_rows == ROWS
-    assert {types[name] for name in etl_jobs.TEXTS} == {("string", False)}
-    assert {types[name] for name in etl_jobs.COUNTS} == {("int32", False)}
+    assert {types[name] for name in etl.STRINGS} == {("string", False)}
+    assert {types[name] for name in etl.COUNTS} == {("int32", False)}
     first = pq.read_table(files[0], columns=["C1", "I1"]).slice(0, 1000)
-    assert {len(text) for text in first["C1"].to_pylist() if text} == {8}
+    assert {len(value) for value in first["C1"].to_pylist() if value} == {8}
     assert first["I1"].null_count > 0
 
 
@@ -74,11 +74,11 @@ def written(measured, folder):
     files = etl.raw_rows(folder, ROWS, 0.01)
     target = folder.parent / "written"
     for name in ("tutorlib", "pandas"):
-        etl.in_fresh_process(etl_jobs.Task(name, files, str(target / name)))
+        machine.in_fresh_process(etl.perform, etl.Task(name, files, str(target / name)))
     return target
 
 
-def test_jobs_that_wrote_the_same_pass_and_others_do_not(written):
+def test_jobs_that_wrote_different_values_are_refused(written):
     ours = written / "tutorlib"
     etl.check_equal(ours, written / "pandas", ROWS)
     table = pq.read_table(ours / "part_00000.parquet")
@@ -96,17 +96,17 @@ def test_jobs_that_wrote_the_same_pass_and_others_do_not(written):
         etl.check_equal(ours, written / "pandas", ROWS + 1)
 
 
-def test_ids_are_those_that_counting_gives(written, folder):
+def test_ids_are_ordered_by_frequency_then_by_bytes(written, folder):
     raw = pq.read_table(etl.raw_rows(folder, ROWS, 0.01)[0], columns=["C20"])["C20"].to_pandas()
     counts = raw.value_counts()
-    order = sorted(counts[counts >= etl_jobs.FREQ_THRESHOLD].items(), key=lambda x: (-x[1], x[0]))
-    ids = {text: number for number, (text, _) in enumerate(order, 3)}
-    want = [1 if isinstance(text, float) else ids.get(text, 2) for text in raw]
+    order = sorted(counts[counts >= etl.FREQ_THRESHOLD].items(), key=lambda x: (-x[1], x[0]))
+    ids = {value: number for number, (value, _) in enumerate(order, 3)}
+    want = [1 if isinstance(value, float) else ids.get(value, 2) for value in raw]
     have = pq.read_table(written / "tutorlib/part_00000.parquet", columns=["C20"])["C20"]
     assert have.to_pylist() == want
 
 
-def test_a_library_that_is_not_here_is_named_with_the_way_to_have_it(
+def test_a_library_that_is_not_installed_is_reported_with_the_way_to_install_it(
     measured, folder, capsys, monkeypatch
 ):
     find = importlib.util.find_spec
@@ -116,7 +116,7 @@ def test_a_library_that_is_not_here_is_named_with_the_way_to_have_it(
     words = ["--rows", ROWS, "--scale", 0.01, "--repeat", 1, "--data", folder]
     words += ["--only", "polars", "tutorlib", "--out", folder / "results/alone.json"]
     assert main(["etl", *map(str, words)]) == 0
-    assert "not measured: Polars, streaming. To have it: pip install polars" in (
+    assert "not measured: Polars, streaming: not installed here; pip install polars" in (
         capsys.readouterr().out
     )
     result = json.loads((folder / "results/alone.json").read_text())
@@ -125,5 +125,5 @@ def test_a_library_that_is_not_here_is_named_with_the_way_to_have_it(
     (folder / "results/alone.json").unlink()
 
 
-def test_the_figure_is_drawn_and_is_the_same_each_time(measured, tmp_path):
-    assert_drawn_alike("etl", figures.draw_etl, measured.parent, tmp_path)
+def test_the_figure_is_reproducible(measured, tmp_path):
+    assert_reproducible("etl", figures.draw_etl, measured.parent, tmp_path)

@@ -1,4 +1,4 @@
-"""gpu-report: what gpu-host has written, as one file, tables and figures that say where it was."""
+"""gpu-report: the files of gpu-host become one file, tables and figures that name the device."""
 
 import json
 
@@ -12,26 +12,29 @@ from benchmarks.measure import RESULTS
 GPU = {"cpu": "A CPU", "cores": 16, "memory_bytes": 2**37, "gpus": ["NVIDIA H100, 81559 MiB"]}
 GIB = 2**30
 TIMELINE = {
-    "steps": 2, "device": "/device:GPU:0", "length_ms": 8.0, "waiting": "0.50-4.50",
-    "reading": "", "lanes": {"kernels": "4.00-6.00 7.00-8.00", "copies": ""},
+    "steps": 2, "device": "/device:GPU:0", "length_ms": 8.0, "idle_share": 0.7,
+    "waiting": "0.50-4.50", "reading": "", "lanes": {"kernels": "4.00-6.00", "copies": ""},
 }  # fmt: skip
 
 
-def trained(model, pipeline, precision, rate, idle=None):
-    """Return the file of a training as gpu-host writes it."""
-    facts = {"model": model, "pipeline": pipeline, "precision": precision}
-    facts |= {"backend": "tensorflow", "device": "gpu", "batch_size": 65_536, "steps": 60}
-    facts |= {"widths": "published", "samples_per_s": rate, "step_ms": 65_536e3 / rate}
-    facts |= {"first_step_s": 9.0, "loss": 0.6, "valid_loss": 0.5, "compared_steps": 17}
-    facts |= {"tf32": precision == "float32" or None, "jit_compile": True, "idle_share": idle}
-    facts["gpu_memory"] = {"tensorflow": {"peak": 3 * GIB}, "rmm": {"peak": GIB / 2}}
-    return f"train-{model}-{pipeline}-{precision}", facts
+def trained(model, way, precision, rate, idle=None):
+    """Return a training as gpu-host writes it: the name of its step, and the report of `train`."""
+    name = f"{model}: {way}"
+    entry = {"name": name, "rows": 8, "rows_per_s": rate, "elapsed_s": [8 / rate]}
+    entry |= {"min_rows_per_s": rate, "max_rows_per_s": rate, "losses": [0.6], "valid_loss": 0.5}
+    entry |= {"compared_steps": 16, "jit_compile": True, "parameters": 9}
+    entry |= {"tf32": precision == "float32" or None}
+    entry |= {} if idle is None else {"idle_share": idle}
+    report = {"candidates": [entry], "precision": precision, "backend": "tensorflow"}
+    report |= {"batch_size": 65_536, "widths": "published", "timelines": {}, "untraced": {}}
+    if precision == "mixed_float16":
+        report["timelines"][name] = TIMELINE
+    report["device_memory"] = {"tensorflow": {"peak": 3 * GIB}, "rmm": {"peak": GIB / 2}}
+    return f"train-{model}-{way}-{precision}", report
 
 
-def traced(pipeline):
-    facts = trained("dlrm", pipeline, "mixed_float16", 1e6, 0.7)[1]
-    more = {"traced": "/device:GPU:0", "timeline": TIMELINE}
-    return f"trace-dlrm-{pipeline}-mixed_float16", facts | more
+def reader(name, rate):
+    return {"name": name, "rows": 9, "rows_per_s": rate, "elapsed_s": [1.0], "plan": {}}
 
 
 def write(folder, results, **changes):
@@ -45,7 +48,7 @@ def write(folder, results, **changes):
 
 @pytest.fixture
 def measured(tmp_path):
-    """Files of a host with a GPU, on which some targets were reached."""
+    """Folder of a GPU host that reached some targets."""
     folder = tmp_path / "gpu-host-nvidia-h100"
     write(
         folder,
@@ -53,11 +56,11 @@ def measured(tmp_path):
             trained("dlrm", "native", "float32", 1e6),
             trained("dlrm", "stacked", "float32", 4e6, 0.05),
             trained("dlrm", "stacked", "mixed_float16", 6e6, 0.2),
-            trained("dlrm", "native", "mixed_float16", 1e6),
+            trained("dlrm", "native", "mixed_float16", 1e6, 0.7),
             trained("movielens", "native", "float32", 1e6),
-            ("loader-stacked", {"rows": 9, "rows_per_s": 30e6, "elapsed_s": [1.0], "plan": {}}),
+            ("loader-alone", {"candidates": [reader("loader, stacked, shuffled", 30e6)]}),
+            ("loader-raw", {"candidates": [reader("raw binary, stacked, not shuffled", 90e6)]}),
             ("tests-ops", {"counts": {"passed": 9}, "output": "x" * 8000}),
-            *map(traced, ("native", "stacked")),
         ],
     )
     failed = {"step": "lesson-02", "error": "RuntimeError: " + "x" * 900 + " the end"}
@@ -69,8 +72,8 @@ def test_targets_are_reached_or_not_or_not_measured(measured):
     targets = {t["what"]: t for t in gpu_report.merged(measured)["targets"]}
     outcomes = {what: (target["value"], target["outcome"]) for what, target in targets.items()}
     assert outcomes == {
-        "MovieLens, float32: stacked and fused, times native": (None, "not measured"),
-        "DLRM, float32: stacked and fused, times native": (4, "reached"),
+        "MovieLens, stacked and fused, float32: times native": (None, "not measured"),
+        "DLRM, stacked and fused, float32: times native": (4, "reached"),
         "MovieLens, stacked and fused: mixed_float16, times float32": (None, "not measured"),
         "DLRM, stacked and fused: mixed_float16, times float32": (1.5, "not reached"),
         "DLRM, stacked and fused: samples per second": (6e6, "reached"),
@@ -80,32 +83,36 @@ def test_targets_are_reached_or_not_or_not_measured(measured):
     }
 
 
-def test_the_report_is_small_and_its_tables_and_figures_say_where(measured, tmp_path, capsys):
+def test_the_report_is_small_and_its_tables_and_figures_name_the_device(measured, tmp_path, capsys):
     out = tmp_path / "gpu.json"
     assert main(["gpu-report", str(measured), "--out", str(out), "--images", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("Trained on NVIDIA H100: A CPU, 16 cores, 128 GiB, NVIDIA H100. 2026-11")
     row = "| DLRM | loader, stacked and fused | float32 (TF32) | 4,000,000 | 16.4 | 4 | 5% |"
     assert f"{row} 0.5000 | 3.00 GiB | 0.50 GiB |" in said
-    assert "validation loss: after 17 steps" in said
+    assert "validation loss: after 16 steps" in said
     assert "failed: lesson-02: xxx" in said
     result = json.loads(out.read_text())
     assert result["benchmark"] == "gpu"
     assert out.stat().st_size < 10_000
-    by_way = {(e["pipeline"], e["precision"]): e for e in result["matrix"] if e["model"] == "dlrm"}
-    assert by_way["native", "mixed_float16"]["idle_share"] == 0.7  # by the trace that is kept
+    by_way = {(e["way"], e["precision"]): e for e in result["trainings"] if e["model"] == "dlrm"}
+    assert by_way["native", "mixed_float16"]["idle_share"] == 0.7
     assert by_way["native", "float32"]["idle_share"] is None
     assert result["tests"] == {"tests-ops": {"passed": 9}}
-    for name in ("matrix", "timelines"):
+    assert list(result["timelines"]) == [
+        "native, mixed_float16",
+        "loader, stacked and fused, mixed_float16",
+    ]
+    for name in ("trainings", "timelines"):
         assert b"<svg" in (tmp_path / f"gpu_{name}.svg").read_bytes()
 
 
-def test_of_a_gpu_it_goes_among_the_results(measured):
+def test_the_report_of_a_gpu_goes_to_the_results(measured):
     result = gpu_report.merged(measured)
     assert gpu_report.places(result, measured, None, None) == (None, IMAGES)
 
 
-def test_a_rehearsal_is_called_so_and_stays_out_of_results_and_images(tmp_path, capsys):
+def test_a_rehearsal_is_named_so_and_kept_out_of_results_and_images(tmp_path, capsys):
     machine = {"device": "cpu", "hardware": GPU | {"gpus": []}}
     runs = [trained("dlrm", way, "float32", rate) for way, rate in (("native", 1), ("stacked", 9))]
     write(tmp_path, runs, **machine)
@@ -115,11 +122,11 @@ def test_a_rehearsal_is_called_so_and_stays_out_of_results_and_images(tmp_path, 
     assert "| 9 | not measured |" in said
     assert "| reached |" not in said
     made = sorted(path.name for path in (tmp_path / "report").iterdir())
-    assert made == ["rehearsal-a-cpu-16-cores.json", "rehearsal_matrix.png"]
+    assert made == ["rehearsal-a-cpu-16-cores.json", "rehearsal_trainings.png"]
     for option, place in (("--images", IMAGES), ("--out", RESULTS / "gpu-here.json")):
-        with pytest.raises(SystemExit, match="is a rehearsal on a CPU, which has no place in"):
+        with pytest.raises(SystemExit, match="is a rehearsal on a CPU and must not be written to"):
             main(["gpu-report", str(tmp_path), option, str(place)])
-        assert not (place / "rehearsal_matrix.svg").exists()
+        assert not (place / "rehearsal_trainings.svg").exists()
 
 
 def test_files_of_several_machines_are_refused(measured, tmp_path):

@@ -1,4 +1,4 @@
-"""The benchmark of the layers runs, compares like with like, and says what was to be shown."""
+"""The benchmark of the layers runs, compares like with like, and checks its claims."""
 
 import json
 
@@ -7,12 +7,12 @@ import pytest
 
 from benchmarks import figures, layers, measure
 from benchmarks.__main__ import main
-from tests.support.figures import assert_drawn_alike
+from tests.support.figures import assert_reproducible
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A run over small tables: its figures mean nothing."""
+    """Report of a run over small tables: it shows only that the benchmark runs."""
     target = tmp_path_factory.mktemp("layers") / "layers-here.json"
     sizes = ["--batch-size", "512", "--table-rows", "30000", "--width", "4", "--repeat", "1"]
     assert main(["layers", *sizes, "--out", str(target)]) == 0
@@ -25,10 +25,10 @@ def test_the_benchmark_of_the_layers_runs_and_checks_its_claims(measured):
     assert all(entry["rows_per_s"] > 0 for entry in result["candidates"])
     assert (result["batch_size"], result["width"]) == (512, 4)
     said = measure.table(result)
-    assert f"times the rate of {layers.LEGACY}; to be at least 5" in said
+    assert f"times the rate of {layers.LEGACY}; required: at least 5" in said
 
 
-def test_ids_lie_in_their_columns_and_small_ones_are_frequent():
+def test_ids_are_below_their_cardinality_and_small_ones_are_frequent():
     sizes = layers.column_sizes(1_000_000)
     ids = layers.skewed_ids(sizes, 5_000, np.random.default_rng(0))
     assert len(sizes) == 26
@@ -38,7 +38,7 @@ def test_ids_lie_in_their_columns_and_small_ones_are_frequent():
     assert (ids < np.array(sizes) / 2).mean() > 0.7
 
 
-def test_each_layer_stands_once_in_its_figure_beside_what_it_is_compared_with(measured):
+def test_each_layer_is_drawn_once_in_the_panel_of_what_it_is_compared_with(measured):
     result = json.loads(measured.read_text())
     panels = figures.layer_panels(result)
     drawn = [entry["rows_per_s"] for entries in panels.values() for entry in entries]
@@ -58,5 +58,5 @@ def test_each_layer_stands_once_in_its_figure_beside_what_it_is_compared_with(me
             assert entry["ratio"] == entry["rows_per_s"] / usual["rows_per_s"]
 
 
-def test_the_figure_is_drawn_and_is_the_same_each_time(measured, tmp_path):
-    assert_drawn_alike("layers", figures.draw_layers, measured.parent, tmp_path)
+def test_the_figure_is_reproducible(measured, tmp_path):
+    assert_reproducible("layers", figures.draw_layers, measured.parent, tmp_path)

@@ -1,4 +1,4 @@
-"""A benchmark runs, measures in turns, says where and with what, and its figure can be drawn."""
+"""A benchmark takes turns, reports hardware and versions, and its figure can be drawn."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import figures, measure, peers
+from benchmarks import figures, machine, measure, peers
 from benchmarks.__main__ import MEASURING, main
 from benchmarks.data import column_sums, criteo_shape, movielens_shape
 from benchmarks.loader import ASLEEP, BASELINE, FIT, SECTIONS, Inputs, consume
-from benchmarks.memory_epochs import MemoryWatch
+from benchmarks.machine import MemoryWatch
 
 
 class Clock:
-    """Seconds that pass only when told to."""
+    """A clock that a test advances."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -30,7 +30,7 @@ class Clock:
         return self.now_s
 
 
-def test_candidates_run_turn_by_turn_and_the_warm_up_does_not_count():
+def test_candidates_take_turns_and_the_warm_up_is_not_counted():
     clock, order = Clock(), []
 
     def candidate(name, seconds):
@@ -56,7 +56,7 @@ def test_candidates_run_turn_by_turn_and_the_warm_up_does_not_count():
     assert (slow.rows_per_s, fast.rows_per_s) == (25, 100)
 
 
-def test_the_device_is_waited_for_before_each_reading_of_the_clock():
+def test_the_device_is_synchronised_before_each_reading_of_the_clock():
     clock = Clock()
     pending = []
 
@@ -74,7 +74,7 @@ def test_the_device_is_waited_for_before_each_reading_of_the_clock():
     assert timing.elapsed_s == (3.0, 3.0)
 
 
-def test_what_ends_a_candidate_is_called_after_its_time_is_taken():
+def test_cleaning_up_after_a_candidate_is_not_timed():
     clock, ended = Clock(), []
 
     def work():
@@ -92,7 +92,7 @@ def test_what_ends_a_candidate_is_called_after_its_time_is_taken():
     assert ended == [11.0, 22.0]
 
 
-def test_a_claim_compares_turn_by_turn_and_knows_which_way_is_better():
+def test_a_claim_compares_rates_or_durations_turn_by_turn():
     ours = measure.Timing("ours", 100, (1.0, 2.0, 4.0))
     theirs = measure.Timing("theirs", 100, (3.0, 6.0, 4.0))
     timings = {"ours": ours, "theirs": theirs}
@@ -108,22 +108,22 @@ def test_a_claim_compares_turn_by_turn_and_knows_which_way_is_better():
     assert measure.Claim("ours", 1, other="absent").check(timings) is None
 
 
-def test_a_candidate_that_does_other_work_each_turn_is_refused():
+def test_a_candidate_whose_rows_change_between_turns_is_refused():
     rows = iter([5, 5, 4])
-    with pytest.raises(ValueError, match="'moody' went through 4 rows in turn 1, before through 5"):
+    with pytest.raises(ValueError, match="'moody' processed 4 rows in turn 2, before it 5"):
         measure.turns({"moody": lambda: next(rows)}, repeat=2, progress=False)
-    with pytest.raises(ValueError, match="at least one row"):
+    with pytest.raises(ValueError, match="at least one"):
         measure.turns({"idle": lambda: 0}, repeat=1, progress=False)
     with pytest.raises(ValueError, match="repeat=0"):
         measure.turns({}, repeat=0)
 
 
-def test_a_report_has_all_values_and_ratios_and_says_where_and_with_what(tmp_path):
+def test_a_report_has_all_values_ratios_hardware_and_versions(tmp_path):
     timings = [
         measure.Timing("native", 10, (2.0, 1.0, 4.0)),
         measure.Timing("ours", 100, (1.0, 1.0, 1.0)),
     ]
-    result = measure.report("demo", timings, command="python -m benchmarks demo", facts={"n": 1})
+    result = measure.report("demo", timings, command="python -m benchmarks demo", details={"n": 1})
     path = measure.save(result, tmp_path / "deep" / "demo.json")
     assert json.loads(path.read_text()) == result
     assert [entry["ratio"] for entry in result["candidates"]] == [1, 20]
@@ -137,12 +137,12 @@ def test_a_report_has_all_values_and_ratios_and_says_where_and_with_what(tmp_pat
     assert "20" in measure.table(result)
 
 
-def test_a_report_goes_to_the_results_folder_under_the_name_of_the_machine(tmp_path, monkeypatch):
+def test_a_report_is_saved_in_the_results_folder_named_after_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "RESULTS", tmp_path)
     result = measure.report("demo", [measure.Timing("a", 1, (1.0,))], command="demo")
     path = measure.save(result)
     assert path.parent == tmp_path
-    assert path.name == f"demo-{measure.hardware_slug(result['hardware'])}.json"
+    assert path.name == f"demo-{machine.hardware_slug(result['hardware'])}.json"
 
 
 def test_a_batch_whose_tensors_differ_in_rows_is_refused():
@@ -162,16 +162,16 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def inputs(folder):
     """Few rows in every format; the last batch has 480 rows, the others 1000."""
-    return Inputs(criteo_shape(folder, 20_480), movielens_shape(folder, 20_480), 4000, 1000, {})
+    return Inputs(criteo_shape(folder, 20_480), movielens_shape(folder, 20_480), 4000, 1000)
 
 
 @pytest.fixture(scope="module")
 def candidates(inputs):
-    """What delivers batches: {name: (candidate, data set)}."""
+    """Candidates that deliver batches: {name: (candidate, data set)}."""
     return {
         name: (candidate, inputs.movielens if section == "movielens" else inputs.criteo)
         for section, build in SECTIONS.items()
-        if build is not None
+        if section != "peers"
         for name, candidate in build(inputs).items()
         if candidate.batches is not None
     }
@@ -191,7 +191,7 @@ def delivered(batches, schema):
     return rows, sums
 
 
-def test_every_candidate_delivers_exactly_the_rows_that_the_files_hold(candidates):
+def test_every_candidate_delivers_exactly_the_rows_of_the_files(candidates):
     assert len(candidates) == 16
     for name, (candidate, data) in candidates.items():
         rows, sums = delivered(candidate.batches, data.schema)
@@ -202,7 +202,7 @@ def test_every_candidate_delivers_exactly_the_rows_that_the_files_hold(candidate
         assert sums == pytest.approx(column_sums(data.source, rows), rel=1e-6), name
 
 
-def test_what_is_called_shuffled_is_and_what_is_not_keeps_the_order(candidates):
+def test_a_candidate_keeps_the_order_if_and_only_if_its_name_says_not_shuffled(candidates):
     for name, (candidate, data) in candidates.items():
         first = next(data.source.chunks(rows=1000))
         features, _ = next(iter(candidate.batches))
@@ -212,7 +212,7 @@ def test_what_is_called_shuffled_is_and_what_is_not_keeps_the_order(candidates):
         assert same == ("not shuffled" in name), name
 
 
-def test_a_py_dataset_has_another_order_in_the_next_epoch(inputs):
+def test_a_py_dataset_has_a_new_order_in_the_next_epoch(inputs):
     from benchmarks.readers import RowGroups
 
     dataset = RowGroups(inputs.criteo.source, 1000, inputs.criteo.schema)
@@ -222,7 +222,7 @@ def test_a_py_dataset_has_another_order_in_the_next_epoch(inputs):
     assert not np.array_equal(dataset[0][0]["C1"], first)
 
 
-def test_bare_arrow_reads_all_rows_and_a_chunk_is_read_as_far_as_its_rows_reach(tmp_path):
+def test_bare_arrow_reads_all_rows_and_a_chunk_as_many_row_groups_as_it_needs(tmp_path):
     from benchmarks.readers import read_and_shuffle, read_row_groups
 
     source = criteo_shape(tmp_path, 1000, row_group_rows=300).source
@@ -231,26 +231,26 @@ def test_bare_arrow_reads_all_rows_and_a_chunk_is_read_as_far_as_its_rows_reach(
 
 
 def test_fit_trains_the_trivial_model_on_every_row(inputs):
-    from benchmarks.trivial_model import compiled
+    from benchmarks.readers import one_weight_model
 
-    model = compiled("I1")
+    model = one_weight_model("I1")
     history = model.fit(inputs.loader(), verbose=0).history
     assert float(model.factor) != 0
     assert history["loss"][0] > 0
     assert SECTIONS["fit"](inputs)[FIT].work() == 20_480
 
 
-def test_a_format_is_made_once_and_anew_where_an_earlier_run_was_cut_off(tmp_path):
+def test_a_format_is_written_once_and_again_after_an_interrupted_run(tmp_path):
     data = criteo_shape(tmp_path, 2048)
     cut_off = data.folder / "raw-rows.partial"
     cut_off.mkdir(parents=True)
     (cut_off / "cells.bin").write_bytes(b"half")
-    file = data.raw("rows", 100) / "cells.bin"
+    file = data.raw_rows() / "cells.bin"
     assert file.stat().st_size == 2048 * 40 * 4
     assert not cut_off.exists()
     written_ns = file.stat().st_mtime_ns
     again = criteo_shape(tmp_path, 2048)
-    assert (again.raw("rows", 100) / "cells.bin").stat().st_mtime_ns == written_ns
+    assert (again.raw_rows() / "cells.bin").stat().st_mtime_ns == written_ns
     other = criteo_shape(tmp_path, 2048, row_group_rows=100)
     assert other.folder != data.folder
 
@@ -288,20 +288,20 @@ def server(tmp_path):
     peer.close()
 
 
-def test_a_peer_is_a_process_that_does_an_epoch_when_asked(server):
+def test_a_peer_process_runs_an_epoch_on_request(server):
     assert (server.readers, server.version) == (["in order"], "1.0")
     assert [server.epoch("in order") for _ in range(3)] == [7, 7, 7]
     assert server.sums("in order") == (7, {"label": 3.0})
 
 
-def test_a_peer_that_fails_says_its_last_words(server, tmp_path):
+def test_the_error_of_a_failing_peer_has_its_last_output(server, tmp_path):
     with pytest.raises(peers.PeerError, match=r"status 1 .*\n(.*\n)*KeyError: 'no such reader"):
         server.epoch("broken")
     with pytest.raises(peers.PeerError, match="ended with status 2"):
         peers.Peer([sys.executable, str(tmp_path / "absent.py")], {})
 
 
-def test_a_peer_that_reads_other_values_than_the_files_hold_is_refused(inputs):
+def test_a_peer_that_reads_wrong_values_is_refused(inputs):
     source = inputs.criteo.source
     sums = column_sums(source, 100)
     peers.check_sums("honest", 100, sums, source)
@@ -314,8 +314,8 @@ def test_a_peer_that_reads_other_values_than_the_files_hold_is_refused(inputs):
 
 @pytest.mark.parametrize("library", peers.TITLES)
 def test_an_installed_library_reads_the_same_rows(library, inputs):
-    if not peers.is_here(library):
-        pytest.skip(peers.how_to_have(library))
+    if not peers.is_installed(library):
+        pytest.skip(peers.how_to_install(library))
     peer, epochs = peers.start(library, None, inputs.criteo, 4000, 1000)  # checks the sums
     try:
         assert {work() for work in epochs.values()} <= {20_480, 4000, 1000}
@@ -323,7 +323,7 @@ def test_an_installed_library_reads_the_same_rows(library, inputs):
         peer.close()
 
 
-def test_a_python_that_is_not_there_is_refused(tmp_path, capsys):
+def test_a_python_interpreter_that_does_not_exist_is_refused(tmp_path, capsys):
     for wrong in (f"merlin={tmp_path / 'absent'}", f"pandas={sys.executable}"):
         with pytest.raises(SystemExit):
             main(["loader", "--peer-python", wrong])
@@ -335,7 +335,7 @@ def test_a_python_that_is_not_there_is_refused(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def measured(folder):
-    """The loader benchmark over few rows: it shows that it runs, its figures mean nothing."""
+    """Report of a run over few rows: it shows only that the benchmark runs."""
     path = folder / "results" / "loader-here.json"
     sections = [section for section in SECTIONS if section != "peers"]
     options = {
@@ -347,7 +347,7 @@ def measured(folder):
     return path
 
 
-def test_the_loader_benchmark_measures_all_candidates_over_the_rows_it_says(measured, folder):
+def test_the_loader_benchmark_measures_all_candidates_over_the_rows_it_reports(measured, folder):
     result = json.loads(measured.read_text())
     rows = {entry["name"]: entry["rows"] for entry in result["candidates"]}
     assert len(rows) == 23
@@ -377,8 +377,8 @@ def test_one_section_can_be_measured_alone(folder, capsys):
     assert "MovieLens: loader" in capsys.readouterr().out
 
 
-def test_a_library_that_is_not_here_is_named_with_the_way_to_have_it(folder, capsys):
-    absent = [library for library in peers.TITLES if not peers.is_here(library)]
+def test_a_library_that_is_not_installed_is_reported_with_the_way_to_install_it(folder, capsys):
+    absent = [library for library in peers.TITLES if not peers.is_installed(library)]
     if not absent:
         pytest.skip("all libraries that the loader is compared with are installed here")
     path = folder / "peers.json"
@@ -404,7 +404,7 @@ def watched(folder):
     return path
 
 
-def test_the_memory_benchmark_says_for_each_case_what_its_loader_took(watched):
+def test_the_memory_benchmark_reports_the_memory_of_each_case(watched):
     result = json.loads(watched.read_text())
     cases = {entry["name"]: entry for entry in result["candidates"]}
     assert len(cases) == 3
@@ -421,7 +421,7 @@ def test_the_memory_benchmark_says_for_each_case_what_its_loader_took(watched):
     assert len(series["processes"][0]["elapsed_s"]) == 5
 
 
-def test_memory_of_the_process_and_of_mapped_files_are_told_apart(tmp_path):
+def test_anonymous_and_mapped_memory_are_measured_apart(tmp_path):
     size = 2**26
     path = tmp_path / "bytes"
     path.write_bytes(b"x" * size)
@@ -441,7 +441,7 @@ def test_memory_of_the_process_and_of_mapped_files_are_told_apart(tmp_path):
     assert mapped > 0.9 * size
 
 
-def test_figures_are_drawn_from_the_newest_results_and_are_the_same_each_time(
+def test_figures_are_drawn_from_the_newest_results_and_are_reproducible(
     measured, watched, tmp_path
 ):
     old = json.loads(measured.read_text())
@@ -461,9 +461,7 @@ def test_figures_are_drawn_from_the_newest_results_and_are_the_same_each_time(
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_figure_whose_measurement_is_missing_does_not_keep_the_others_from_being_drawn(
-    measured, tmp_path
-):
+def test_a_missing_measurement_does_not_prevent_the_other_figures(measured, tmp_path):
     results = tmp_path / "results"
     results.mkdir()
     (results / "loader-here.json").write_text(measured.read_text())
@@ -472,7 +470,7 @@ def test_a_figure_whose_measurement_is_missing_does_not_keep_the_others_from_bei
     assert (tmp_path / "loader_throughput.svg").is_file()
 
 
-def test_without_a_measurement_the_figure_command_says_what_to_run(tmp_path):
+def test_without_a_measurement_the_figures_command_names_the_benchmark_to_run(tmp_path):
     with pytest.raises(SystemExit, match="python -m benchmarks loader"):
         main(["figures", "--results", str(tmp_path), "--images", str(tmp_path)])
 

@@ -4,8 +4,8 @@ from benchmarks import figures
 from benchmarks.__main__ import main
 
 
-def assert_drawn_alike(name, draw, results, images):
-    """The command's figure is, byte for byte, what `draw` makes of the same report; so is a PNG."""
+def assert_reproducible(name, draw, results, images):
+    """The SVG that the command draws has the bytes of a second one, and a PNG can be drawn too."""
     command = ["figures", "--only", name, "--results", results, "--images", images]
     assert main([*map(str, command)]) == 0
     result = figures.newest(name, results)
