@@ -287,7 +287,7 @@ def draw_loader_throughput(result: Mapping[str, Any], path: Path) -> None:
         0.4 * len(entries) + 1.5,
         f"{columns['continuous']} float32 + {columns['categorical']} ids + label, batches of "
         f"{result['batch_size']:,}, files in the page cache. Median and range of "
-        f"{len(entries[0]['elapsed_s'])} turns.\nFactors are to {result['baseline']}.",
+        f"{len(entries[0]['elapsed_s'])} turns.\nFactors are relative to {result['baseline']}.",
     )
 
 
@@ -311,8 +311,8 @@ def draw_loader_memory(result: Mapping[str, Any], path: Path) -> None:
         result,
         [[peak, Panel("Rows per second", entries, colour)]],
         0.4 * len(entries) + 1.6,
-        f"Criteo-shaped data of so many times memory_budget = {budget / 2**20:,.0f} MiB, and "
-        f"two special cases; batches of {result['batch_size']:,}.\nMemory: the most of "
+        f"Criteo-shaped data, sizes in multiples of memory_budget = {budget / 2**20:,.0f} MiB, and "
+        f"two special cases; batches of {result['batch_size']:,}.\nMemory: maximum of "
         f"{_processes(entries)}; rows per second: median and range.",
     )
 
@@ -336,9 +336,9 @@ def draw_etl(result: Mapping[str, Any], path: Path) -> None:
         result,
         [[speed, Panel("Peak memory", entries, colour, "peak", peak)]],
         0.4 * len(entries) + 1.6,
-        f"{entries[0]['rows']:,} raw rows (13 counts, 26 texts) to training-ready Parquet. "
-        f"Median and range of {_processes(entries)}.\nFactors are to "
-        f"{result['baseline']}. Memory: the most, above the started interpreter.",
+        f"{entries[0]['rows']:,} raw rows (13 counts, 26 strings) to training-ready Parquet. "
+        f"Median and range of {_processes(entries)}.\nFactors are relative to "
+        f"{result['baseline']}. Memory: maximum above that after the imports.",
         ("polars", "pandas", "pyarrow"),
     )
 
@@ -364,7 +364,7 @@ def draw_layers(result: Mapping[str, Any], path: Path) -> None:
         f"Rows per second: layers forward and backward, {result['batch_size']:,} rows; "
         f"embeddings {result['width']} wide, {result['table_rows']:,} rows in the tables of 26 "
         f"columns.\nMedian and range of {len(result['candidates'][0]['elapsed_s'])} turns. "
-        "Factors are to what Keras or TensorFlow have for it.",
+        "Factors are relative to the equivalent in Keras or TensorFlow.",
         ("tensorflow",),
     )
 
@@ -436,7 +436,7 @@ def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
     what = (
         f"An epoch each of {result['candidates'][0]['rows']:,} rows in batches of "
         f"{result['batch_size']:,}, {result['widths']} widths, seen by TensorFlow's profiler; "
-        "the loader's threads leave no marks in it.\nIt takes time itself: without it these "
+        "it does not show the loader's threads.\nThe profiler takes time itself: without it these "
         f"epochs took {' and '.join(untraced)} ms."
     )
     draw_traces(path, result, titles, what, same_scale=True)
