@@ -1,4 +1,4 @@
-"""Ops on single values: each against NumPy or Python, with nulls and lists."""
+"""Ops on single values: equal to NumPy or Python, with nulls and in lists."""
 
 import math
 
@@ -47,6 +47,8 @@ def check(op, values, kind, lengths, want):
 
 
 FLOATS = st.lists(NUMBERS, min_size=1, max_size=20)
+
+
 WHOLE = st.lists(INTEGERS, min_size=1, max_size=20)
 
 
@@ -146,3 +148,40 @@ def test_normalize_and_min_max_equal_pandas(values, lengths):
     assert numbers["std"]["x"] == pytest.approx(frame.std(ddof=0), rel=1e-6, abs=1e-6)
     scaled = (frame - numbers["mean"]["x"]) / (numbers["std"]["x"] or math.inf)
     check(Normalize(dtype="float64"), values, pa.float64(), lengths, scaled.tolist())
+
+
+def test_bucketize_by_hand():
+    chunk = Chunk(
+        {"x": column([None, -1, 0, 9, 10]), "l": column([[0.0, None], [], [11.0], [], []])}
+    )
+    out = (["x", "l"] >> Bucketize([0, 10])).transform(chunk)
+    assert out["x"].tolist() == [1, 2, 3, 3, 4]
+    assert out["l"].tolist() == [[3, 1], [], [4], [], []]
+    with pytest.raises(ValueError, match="boundaries must rise"):
+        Bucketize([1, 1])
+
+
+def test_clip_by_hand():
+    group = ["n"] >> Clip(min_value=0, max_value=255)
+    assert group.transform(Chunk({"n": column([-5, None, 300])}))["n"].tolist() == [0, None, 255]
+    small = (["b"] >> Clip(0, 255)).transform(Chunk({"b": np.array([-5, 100], np.int8)}))["b"]
+    assert small.tolist() == [0, 100]
+    assert small.dtype == np.int8
+    floats = (["f"] >> Clip(max_value=0.5)).transform(Chunk({"f": np.array([np.nan, 2, -1])}))["f"]
+    assert str(floats.tolist()) == "[nan, 0.5, -1.0]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [({}, "give min_value"), ({"min_value": 2, "max_value": 1}, "above")]
+)
+def test_clip_refuses_limits_that_make_no_sense(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Clip(**arguments)
+
+
+def test_log_by_hand_and_its_error_names_column_value_and_place():
+    out = (["x"] >> LogOp()).transform(Chunk({"x": column([0, None, 7])}))["x"]
+    assert str(out.tolist()) == str([0.0, math.nan, float(np.float32(math.log(8)))])
+    assert out.dtype == np.float32
+    with pytest.raises(ValueError, match=r"'x': LogOp .* above -1, got -1.0 at value 2"):
+        (["x"] >> LogOp()).transform(Chunk({"x": np.array([0, 1, -1])}))

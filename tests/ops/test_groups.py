@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from tests.support.ops import bits, chunk_of, column, cut, learned, plain, throu
 from tests.support.ops_strategies import CUTS, FEW, KEYED, NUMBERS, RANDOM, keyed_chunk
 from tests.support.oracles import MASK, hash_text, mix
 from tutorlib.chunk import Chunk
+from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, JoinGroupby, TargetEncoding
 from tutorlib.workflow import Workflow
 
@@ -338,3 +340,19 @@ def test_groups_without_any_key_give_every_row_what_a_new_key_gets():
     assert [plain(values) for values in out.values()] == [[0, 0], ["nan", "nan"]]
     op = learned(["k"] >> TargetEncoding("x", None), chunk).ops[0]
     assert op.transform(Chunk({"k": column(["a", None])}))["k_x_mean"].tolist() == [2.0, 2.0]
+
+
+def test_a_loader_reads_the_fold_column_that_a_workflow_looks_at(tmp_path):
+    generator = np.random.default_rng(0)
+    rows = pa.table(
+        {"k": generator.integers(0, 5, 400), "row": np.arange(400), "label": generator.random(400)}
+    )
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=100)
+    op = TargetEncoding("label", "row", dtype="float32")
+    workflow = Workflow(["k"] >> op, ["label"]).fit(tmp_path / "rows.parquet")
+    with KerasSequenceLoader(
+        tmp_path / "rows.parquet", 100, label_names=["label"], cont_names=["k"], shuffle=False
+    ) as loader:
+        batches = [inputs["k_label_mean"] for inputs, _ in loader.map(workflow)]
+    want = workflow.transform(Chunk.from_arrow(rows))["k_label_mean"]
+    assert np.concatenate(batches)[:, 0].tolist() == want.tolist()

@@ -1,6 +1,6 @@
 """Ops on a device: what comes out is what comes out on the CPU, and has not left the device.
 
-With a stand-in for CuPy that refuses what CuPy refuses; with CuPy itself: test_gpu_ops.py.
+With a stand-in for CuPy that refuses what CuPy refuses; with CuPy itself: test_on_gpu.py.
 """
 
 import sys

@@ -19,6 +19,17 @@ def chunk_of(**columns):
     return Chunk({n: column(*v) if isinstance(v, tuple) else column(v) for n, v in columns.items()})
 
 
+def fit(op, *chunks):
+    """The op fitted on the chunks, their states merged in order."""
+    states = [op.partial(chunk) for chunk in chunks]
+    state = states[0]
+    for other in states[1:]:
+        state = op.merge(state, other)
+    op.reset()
+    op.finalize(state)
+    return op
+
+
 def learned(group, *chunks, random=None):
     """The group with its last op fitted on the chunks, their states merged in random order."""
     place = len(group.ops) - 1

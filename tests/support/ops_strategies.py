@@ -13,10 +13,11 @@ NUMBERS = st.one_of(st.none(), st.integers(-3, 3).map(float), st.floats(-1e6, 1e
 CUTS = st.lists(st.integers(0, 40), max_size=4)
 RANDOM = st.randoms(use_true_random=False)
 KEYED = st.lists(st.tuples(INTEGERS, TEXTS, NUMBERS, st.integers(0, 9)), min_size=1, max_size=40)
+PAIRS = st.lists(st.tuples(INTEGERS, TEXTS, st.sampled_from([None, 0, 1])), min_size=1, max_size=40)
 
 
 def keyed_chunk(rows):
-    """Rows of KEYED: two keys n and t, a number x, and row, by which folds are dealt."""
+    """Rows of KEYED: two keys n and t, a number x, and row, which the folds are hashed from."""
     numbers, texts, values, folds = zip(*rows, strict=True)
     return chunk_of(
         n=(numbers, pa.int64()),
@@ -24,3 +25,9 @@ def keyed_chunk(rows):
         x=(values, pa.float64()),
         row=(folds, pa.int64()),
     )
+
+
+def triples(rows):
+    """Rows of PAIRS: an integer n, a string t and a flag b."""
+    n, t, b = zip(*rows, strict=True)
+    return chunk_of(n=(n, pa.int64()), t=(t, pa.string()), b=(b, pa.int8()))

@@ -1,4 +1,4 @@
-"""Filter, Dropna, ListSlice: which rows and values stay."""
+"""Filter, Dropna: which rows stay."""
 
 import operator
 
@@ -10,23 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ops import chunk_of, column, plain, through_disk
+from tests.support.ops import chunk_of, plain, through_disk
 from tests.support.ops_strategies import FEW, INTEGERS, NUMBERS, TEXTS
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,
     Dropna,
     FillMissing,
     Filter,
-    ListSlice,
     Normalize,
-    TargetEncoding,
 )
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
-
-# ---------------------------------------------------------------------------------- Filter, Dropna
 
 
 def test_dropna_by_hand():
@@ -54,6 +50,8 @@ def test_dropna_leaves_a_list_with_a_null_and_drops_a_null_list():
 
 
 ROWS = st.lists(st.tuples(INTEGERS, TEXTS, NUMBERS), max_size=20)
+
+
 COMPARE = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
     ">=": operator.ge, "in": lambda a, b: a in b, "not in": lambda a, b: a not in b,
@@ -229,86 +227,6 @@ def test_transform_to_parquet_writes_the_rows_that_stay(tmp_path, shuffle_seed):
     assert (written == want) == (shuffle_seed is None)
 
 
-# --------------------------------------------------------------------------------------- ListSlice
-
-
-def test_list_slice_by_hand():
-    tags = column([[1, 2, 3], [], [4], [5, None]])
-    lists = {
-        (0, 2): [[1, 2], [], [4], [5, None]],
-        (1, None): [[2, 3], [], [], [None]],
-        (-2, None): [[2, 3], [], [4], [5, None]],
-        (0, -1): [[1, 2], [], [], [5]],
-    }
-    for (start, end), want in lists.items():
-        out = (["t"] >> ListSlice(start, end)).transform(Chunk({"t": tags}))["t"]
-        assert out.tolist() == want
-        assert out.values.values.dtype == np.int64
-    padded = (["t"] >> ListSlice(0, 2, pad=True)).transform(Chunk({"t": tags}))["t"]
-    assert padded.tolist() == [[1, 2], [0, 0], [4, 0], [5, None]]
-    texts = column([["a", "b"], [], ["c"]])
-    out = (["t"] >> ListSlice(-2, pad=True, pad_value="?")).transform(Chunk({"t": texts}))["t"]
-    assert out.tolist() == [["a", "b"], ["?", "?"], ["c", "?"]]
-
-
-PLACES = st.one_of(st.none(), st.integers(-5, 5))
-
-
-@FEW
-@given(
-    st.one_of(
-        st.lists(st.lists(INTEGERS, max_size=6), min_size=1),
-        st.lists(st.lists(TEXTS, max_size=6), min_size=1),
-        st.lists(st.lists(st.floats(-5, 5, width=32), max_size=6), min_size=1),
-    ),
-    st.integers(-5, 5),
-    PLACES,
-)
-def test_list_slice_equals_pythons_slices(lists, start, end):
-    flat = [value for values in lists for value in values if value is not None]
-    kind = pa.string() if any(isinstance(v, str) for v in flat) else pa.int64()
-    kind = pa.float32() if any(isinstance(v, float) for v in flat) else kind
-    chunk = chunk_of(t=(lists, pa.list_(kind)))
-    out = (["t"] >> ListSlice(start, end)).transform(chunk)["t"].tolist()
-    want = [values[start:end] for values in lists]
-    assert out == want
-    length = len(([0] * 99)[start:end])
-    if 0 < length < 20:
-        fill = "?" if kind == pa.string() else 7
-        group = ["t"] >> ListSlice(start, end, pad=True, pad_value=fill)
-        out = group.transform(chunk)["t"].tolist()
-        assert out == [values + [fill] * (length - len(values)) for values in want]
-
-
-def test_list_slice_keeps_ids_and_their_cardinality(tmp_path):
-    chunk = chunk_of(tags=[["a", "b", "a"], [], ["b", None]])
-    group = ["tags"] >> Categorify() >> ListSlice(0, 2, pad=True)
-    loaded = through_disk(tmp_path, group, chunk=chunk)
-    out = loaded.transform(chunk)["tags"]
-    assert out.tolist() == [[3, 4], [0, 0], [4, 1]]
-    assert isinstance(out, Ragged)
-    assert (loaded.output_schema["tags"].cardinality, out.values.dtype) == (5, np.int32)
-
-
-@pytest.mark.parametrize("places", [(0, None), (-3, 2), (2, -1), (3, 3), (-1, -4)])
-def test_list_slice_refuses_to_pad_to_no_one_length(places):
-    with pytest.raises(ValueError, match="pad=True needs a slice of one length"):
-        ListSlice(*places, pad=True)
-
-
-def test_list_slice_names_op_and_column():
-    with pytest.raises(TypeError, match="'x': ListSlice takes lists, got float64"):
-        (["x"] >> ListSlice(1)).transform(chunk_of(x=[0.5]))
-    whole, texts = chunk_of(l=[[1]]), chunk_of(l=[["a"]])
-    with pytest.raises(ValueError, match=r"'l': ListSlice cannot put 0.5 into lists of int64"):
-        (["l"] >> ListSlice(0, 2, pad=True, pad_value=0.5)).transform(whole)
-    with pytest.raises(TypeError, match="'l': ListSlice cannot put 0 into lists of string"):
-        (["l"] >> ListSlice(0, 2, pad=True)).transform(texts)
-
-
-# ------------------------------------------------------------------------------------------ online
-
-
 def test_a_loader_drops_rows_by_its_filters_and_maps_the_workflow_that_keeps_them(tmp_path):
     rows = pa.table({"x": np.arange(100) - 50, "label": np.arange(100) / 100})
     pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=20)
@@ -326,19 +244,3 @@ def test_a_loader_drops_rows_by_its_filters_and_maps_the_workflow_that_keeps_the
     want = workflow.transform(Chunk.from_arrow(rows))["x"]
     assert np.concatenate(batches)[:, 0].tolist() == want.tolist()
     assert len(want) == 49
-
-
-def test_a_loader_reads_the_fold_column_that_a_workflow_looks_at(tmp_path):
-    generator = np.random.default_rng(0)
-    rows = pa.table(
-        {"k": generator.integers(0, 5, 400), "row": np.arange(400), "label": generator.random(400)}
-    )
-    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=100)
-    op = TargetEncoding("label", "row", dtype="float32")
-    workflow = Workflow(["k"] >> op, ["label"]).fit(tmp_path / "rows.parquet")
-    with KerasSequenceLoader(
-        tmp_path / "rows.parquet", 100, label_names=["label"], cont_names=["k"], shuffle=False
-    ) as loader:
-        batches = [inputs["k_label_mean"] for inputs, _ in loader.map(workflow)]
-    want = workflow.transform(Chunk.from_arrow(rows))["k_label_mean"]
-    assert np.concatenate(batches)[:, 0].tolist() == want.tolist()

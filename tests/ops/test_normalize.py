@@ -1,0 +1,104 @@
+"""Normalize, NormalizeMinMax, exact_sum: no bit depends on chunks or order."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.ops import column, fit, learned
+from tests.support.ops_strategies import FEW
+from tutorlib.chunk import Chunk
+from tutorlib.ops import (
+    FillMedian,
+    Normalize,
+    NormalizeMinMax,
+    exact_sum,
+)
+from tutorlib.workflow import Workflow
+
+
+@FEW
+@given(st.lists(st.floats(-1e200, 1e200), min_size=1, max_size=60))
+def test_exact_sum_is_exact(values):
+    assert exact_sum(np.array(values)) == sum(map(Fraction, values))
+
+
+def test_exact_sum_over_blocks():
+    values = np.random.default_rng(0).standard_normal(40_000) * 10.0 ** np.arange(40_000).clip(0, 9)
+    assert float(exact_sum(values)) == math.fsum(values.tolist())
+
+
+@FEW
+@given(
+    st.lists(
+        st.lists(st.floats(-1e6, 1e6, width=32) | st.just(math.nan), max_size=9),
+        min_size=1,
+        max_size=6,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_normalize_does_not_depend_on_chunks_or_order_to_the_last_bit(parts, random):
+    flat = np.array([v for part in parts for v in part] + [0.5])
+    whole = fit(Normalize(), Chunk({"x": flat}))
+    op = Normalize()
+    states = [op.partial(Chunk({"x": np.array(part, float)})) for part in [*parts, [0.5]]]
+    while len(states) > 1:
+        random.shuffle(states)
+        states.append(op.merge(states.pop(), states.pop()))
+    op.finalize(states[0])
+    assert op.learned() == whole.learned()
+    want = pd.Series(flat)
+    assert op.learned()["mean"]["x"] == pytest.approx(want.mean(), rel=1e-12, abs=1e-9)
+    assert op.learned()["std"]["x"] == pytest.approx(want.std(ddof=0), rel=1e-9, abs=1e-6)
+
+
+def test_normalize_does_not_lose_a_small_spread_beside_a_large_mean():
+    op = fit(Normalize(), Chunk({"x": np.array([1e9 + 0.25, 1e9 + 0.75])}))
+    assert op.learned() == {"mean": {"x": 1e9 + 0.5}, "std": {"x": 0.25}}
+
+
+def test_normalize_by_hand():
+    chunk = Chunk(
+        {
+            "x": np.array([1.0, 3.0, np.nan], np.float32),
+            "same": np.array([4, 4, 4]),
+            "nulls": column([2, None, 6]),
+            "lists": column([[1.0], [3.0, None], []]),
+        }
+    )
+    out = fit(Normalize(), chunk).transform(chunk)
+    assert str(out["x"].tolist()) == "[-1.0, 1.0, nan]"
+    assert out["same"].tolist() == [0, 0, 0]
+    assert str(out["nulls"].tolist()) == "[-1.0, nan, 1.0]"
+    assert str(out["lists"].tolist()) == "[[-1.0], [1.0, nan], []]"
+    assert {c.dtype.name for c in (out["x"], out["same"], out["nulls"])} == {"float32"}
+    assert fit(Normalize(dtype="float64"), chunk).transform(chunk)["x"].dtype == np.float64
+
+
+def test_normalize_names_a_column_that_it_cannot_learn_from():
+    with pytest.raises(ValueError, match="'x': Normalize found no value"):
+        fit(Normalize(), Chunk({"x": np.array([np.nan])}))
+    with pytest.raises(ValueError, match=r"'x': Normalize takes values .*, got inf"):
+        Normalize().partial(Chunk({"x": np.array([1.0, np.inf])}))
+    with pytest.raises(ValueError, match="dtype must be float16"):
+        Normalize(dtype="int32")
+
+
+def test_normalize_min_max_by_hand():
+    chunk = Chunk({"x": column([2, None, 6, 3]), "same": np.array([5.0, 5, 5, np.nan])})
+    out = fit(NormalizeMinMax(), chunk.slice(0, 2), chunk.slice(2, 4)).transform(chunk)
+    assert str(out["x"].tolist()) == "[0.0, nan, 1.0, 0.25]"
+    assert str(out["same"].tolist()) == "[0.0, 0.0, 0.0, nan]"
+
+
+def test_the_least_value_is_the_same_zero_whichever_came_first():
+    zeros = Chunk({"x": np.array([0.0])}), Chunk({"x": np.array([-0.0, 1.0])})
+    for parts in (zeros, zeros[::-1]):
+        one = learned(["x"] >> NormalizeMinMax(), *parts).ops[0]
+        assert str(one.learned()) == "{'min': {'x': 0.0}, 'range': {'x': 1.0}}"
+    one = Workflow(["x"] >> FillMedian()).fit(list(zeros))
+    assert one.fingerprint == Workflow(["x"] >> FillMedian()).fit(list(zeros[::-1])).fingerprint
