@@ -1,4 +1,4 @@
-"""What a Workflow and a split refuse, and that they say what is wrong with it."""
+"""Wrong arguments of Workflow and split_rows are refused with the rule and the value."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,14 @@ from tutorlib.workflow import Workflow, split_rows
 ROWS = Chunk({"x": np.arange(10.0), "n": np.arange(10), "label": np.arange(10) % 2})
 
 
-def test_labels_and_weights_are_names_each_in_one_role():
+def test_label_names_must_be_a_list_and_no_label_can_be_the_weight():
     with pytest.raises(TypeError, match=r"label_names takes a list of names, got 'label'"):
         Workflow(["x"], ["label"], label_names="label")
     with pytest.raises(ValueError, match=r"'label' cannot be both a label and the weight"):
         Workflow(["x"], ["label"], weight_name="label")
 
 
-def test_row_ops_may_be_one_and_are_nothing_else():
+def test_row_ops_takes_one_row_op_or_a_list_and_refuses_other_ops():
     one = Workflow(["x"], row_ops=Dropna(["x"]))
     assert repr(one) == repr(Workflow(["x"], row_ops=[Dropna(["x"])]))
     with pytest.raises(TypeError, match=r"row_ops takes Filter and Dropna, got Normalize"):
@@ -25,25 +25,25 @@ def test_row_ops_may_be_one_and_are_nothing_else():
 
 
 @pytest.mark.parametrize("op", [Normalize(), Categorify(), FillMedian()])
-def test_nothing_is_learned_from_no_rows(op):
+def test_fit_refuses_data_without_rows_if_an_op_has_to_learn(op):
     workflow = Workflow(["n"] >> op)
     with pytest.raises(ValueError, match="the data has no rows to fit on"):
         workflow.fit(ROWS.slice(0, 0))
     assert workflow.fit(ROWS).transform(ROWS.slice(0, 0)).num_rows == 0
 
 
-def test_what_learns_nothing_takes_the_types_of_no_rows():
+def test_fit_takes_the_column_types_of_data_without_rows_if_no_op_learns():
     workflow = Workflow(["n"] >> HashBucket(9)).fit(ROWS.slice(0, 0))
     assert workflow.output_schema["n"].cardinality == 9
 
 
 @pytest.mark.parametrize("memory_budget", ["1GB", 0, -1, 2.5])
-def test_a_memory_budget_is_a_number_of_bytes(memory_budget):
+def test_a_memory_budget_must_be_a_positive_number_of_bytes(memory_budget):
     with pytest.raises(ValueError, match=f"must be a number of bytes, got {memory_budget!r}"):
         Workflow(["n"] >> Categorify()).fit(ROWS, memory_budget=memory_budget)
 
 
-def test_transform_takes_a_chunk():
+def test_transform_refuses_anything_but_a_chunk():
     with pytest.raises(TypeError, match=r"takes a Chunk, got Table\. .*Chunk\.from_arrow\(table\)"):
         Workflow(["x"]).fit(ROWS).transform(ROWS.to_arrow())
 
@@ -59,18 +59,18 @@ def test_transform_takes_a_chunk():
         ({"../a": ROWS}, {}, r"becomes that of a folder, .* got '\.\./a'"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_anything_is(tmp_path, source, options, rule):
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, source, options, rule):
     with pytest.raises(ValueError, match=rule):
         Workflow(["x"]).fit(ROWS).transform_to_parquet(source, tmp_path / "out", **options)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "7"])
-def test_the_seed_of_a_split_is_an_integer(seed):
+def test_the_seed_of_a_split_must_be_an_integer_in_range(seed):
     with pytest.raises(ValueError, match=f"seed must be .*, got {seed!r}"):
         split_rows(ROWS, {"a": 0.5, "b": 0.5}, seed=seed)
 
 
-def test_the_parts_of_a_split_have_names():
+def test_the_shares_of_a_split_must_have_names():
     with pytest.raises(TypeError, match=r"takes \{name: share\}, got \[0.5, 0.5\]"):
         split_rows(ROWS, [0.5, 0.5])

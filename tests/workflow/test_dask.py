@@ -1,4 +1,4 @@
-"""A Dask cluster of real processes learns what threads learn, to the bit, and survives a death."""
+"""A Dask cluster fits and writes the same bits as threads, also when a worker is killed."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def source(tmp_path_factory):
     return write(tmp_path_factory.mktemp("dask") / "rows.parquet", rows(2000), 57)
 
 
-def test_workers_learn_what_threads_learn(cluster, source):
+def test_a_cluster_fits_the_same_workflow_as_threads(cluster, source):
     on_threads = workflow().fit(source)
     on_workers = workflow().fit(source, cluster)
     assert on_workers.fingerprint == on_threads.fingerprint
@@ -54,7 +54,7 @@ def test_workers_learn_what_threads_learn(cluster, source):
     assert same(on_workers.transform(chunk), on_threads.transform(chunk))
 
 
-def test_workers_write_the_files_that_threads_write(cluster, source, tmp_path):
+def test_a_cluster_writes_the_same_bytes_as_threads(cluster, source, tmp_path):
     fitted = workflow().fit(source)
     options = {"row_group_rows": 100, "rows_per_file": 300, "shuffle_seed": 3}
     threads = fitted.transform_to_parquet(source, tmp_path / "threads", **options)
@@ -68,7 +68,7 @@ def test_workers_write_the_files_that_threads_write(cluster, source, tmp_path):
     assert ParquetSource(workers).read(0).names == OUTPUTS
 
 
-def test_what_is_in_memory_goes_to_the_workers(two_workers):
+def test_a_cluster_fits_on_rows_in_memory(two_workers):
     table = rows(300)
     fitted = workflow().fit(table, two_workers, progress=False)
     assert fitted.fingerprint == workflow().fit(table).fingerprint
@@ -92,7 +92,7 @@ class Deadly(Normalize):
         return super().partial(chunk)
 
 
-def test_a_worker_killed_in_the_middle_changes_nothing(two_workers, source, tmp_path):
+def test_a_killed_worker_does_not_change_the_result(two_workers, source, tmp_path):
     (tmp_path / "deaths").mkdir()
     want = Workflow(["price"] >> Normalize(), ["word"] >> Categorify()).fit(source)
     before = set(two_workers.run(os.getpid).values())
@@ -106,7 +106,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(two_workers, source, tmp_
     assert len(before - set(two_workers.run(os.getpid).values())) == 1
 
 
-def test_rows_that_kill_every_worker_end_in_an_error(source, tmp_path):
+def test_fit_raises_if_every_worker_dies(source, tmp_path):
     for number in range(20):
         (tmp_path / str(number)).touch()
     dying = Workflow(["price"] >> Deadly(str(tmp_path)))
@@ -119,7 +119,7 @@ def test_rows_that_kill_every_worker_end_in_an_error(source, tmp_path):
         dying.transform(ParquetSource(source).read(0))
 
 
-def test_an_error_of_an_op_on_a_worker_names_op_column_and_row_group(two_workers, tmp_path):
+def test_an_error_on_a_worker_names_op_column_and_row_group(two_workers, tmp_path):
     path = write(tmp_path / "x.parquet", pa.table({"x": [0.0, 1.0, -5.0, 2.0]}), 2)
     failing = Workflow(["x"] >> LogOp() >> Normalize())
     with pytest.raises(ValueError, match=r"'x': LogOp .* got -5.0 .*row group 1 of .*x\.parquet"):
@@ -146,7 +146,7 @@ def bytes_received(function):
     return sum(received)
 
 
-def test_states_stay_on_the_workers(two_workers, tmp_path):
+def test_the_client_receives_the_vocabulary_but_no_states(two_workers, tmp_path):
     """Of 300,000 values seen once the client gets those that are kept, and no state."""
     many = np.random.default_rng(0).permutation(300_000)
     path = write(tmp_path / "ids.parquet", pa.table({"id": many}), 10_000)
@@ -158,7 +158,7 @@ def test_states_stay_on_the_workers(two_workers, tmp_path):
     assert 300_000 * 16 <= received < 300_000 * 20  # a vocabulary once: value and count
 
 
-def test_threads_and_budget_are_not_those_of_a_cluster(two_workers, source, tmp_path):
+def test_threads_and_memory_budget_are_refused_with_a_client(two_workers, source, tmp_path):
     for setting in ({"threads": 2}, {"memory_budget": 2**20}):
         with pytest.raises(ValueError, match="with client="):
             workflow().fit(source, two_workers, **setting)

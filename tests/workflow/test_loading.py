@@ -1,4 +1,4 @@
-"""What a saved workflow may do when it is loaded: nothing; and what it says of other data."""
+"""Loading executes nothing from the files; damaged files and data of other types are refused."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
-def test_under_a_changed_schema_it_says_what_differs(tmp_path, change, message):
+def test_data_with_another_schema_is_refused_with_the_difference(tmp_path, change, message):
     table = rows(50)
     folder = workflow().fit(table).save(tmp_path / "saved")
     changed = change(table)
@@ -52,7 +52,7 @@ def test_under_a_changed_schema_it_says_what_differs(tmp_path, change, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_all_differences_are_said_at_once_and_other_columns_do_not_matter(tmp_path):
+def test_the_error_lists_all_differences_and_unused_columns_do_not_count(tmp_path):
     table = rows(50)
     folder = workflow().fit(table).save(tmp_path / "saved")
     both = table.drop_columns(["price"]).set_column(0, "userId", table["userId"].cast(pa.int32()))
@@ -123,6 +123,12 @@ EVIL = {
         tables=[], learned={}
     ),
     "file of a table": lambda c: first_op(c).update(tables=["../../../etc/passwd", "id"]),
+    "a version that is no integer": lambda c: c.update(format_version=3.0),
+    "a version in quotes": lambda c: c.update(format_version="3"),
+    "a label that is no name": lambda c: c.update(label_names=[7]),
+    "a weight that is no name": lambda c: c.update(weight_name=7),
+    "an input without a type": lambda c: c["inputs"].update(id="int64"),
+    "a fingerprint that is none": lambda c: c.update(fingerprint=None),
     "no groups": lambda c: c.pop("groups"),
     "groups that are none": lambda c: c.update(groups=[{"columns": 7, "ops": None}]),
     "row ops": lambda c: c.update(row_ops=[{"op": "eval", "config": {"expression": "exit()"}}]),
@@ -146,7 +152,23 @@ def test_loading_executes_nothing_from_the_files(tmp_path):
     assert happened == "[]"
 
 
-def test_a_table_with_a_pickle_in_its_schema_is_data(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": "3"}, "'format_version' must be of type int, got '3'"),
+        ({"format_version": True}, "'format_version' must be of type int, got True"),
+        ({"label_names": [7]}, "label_names must be strings, got 7"),
+        ({"groups": [[]]}, r"a group must be a JSON object, got \[\]"),
+        ({"inputs": {"id": ["int64"]}}, r"input 'id' must be \[name, is list\]"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_refused_with_its_rule(tmp_path, change, message):
+    folder = Workflow(["id"]).fit(Chunk({"id": np.arange(3)})).save(tmp_path / "saved")
+    with pytest.raises(ValueError, match=message):
+        Workflow.load(tampered(folder, tmp_path / "changed", lambda c: c.update(change)))
+
+
+def test_a_pickle_in_the_schema_of_a_table_is_not_executed(tmp_path):
     """Old versions of Arrow unpickled a type that a file brought along."""
     made = Workflow(["id"] >> Categorify()).fit(Chunk({"id": np.array([5, 5, 9])}))
     folder = made.save(tmp_path / "saved")
@@ -164,7 +186,7 @@ def doubled(values):
     return values * 2
 
 
-def test_a_function_is_the_one_that_the_caller_passes(tmp_path):
+def test_a_loaded_workflow_calls_the_function_that_the_caller_passes(tmp_path):
     data = Chunk({"x": np.array([1.0, 2.0])})
     folder = Workflow(["x"] >> LambdaOp(doubled)).fit(data).save(tmp_path / "named")
     with pytest.raises(ValueError, match="needs the function 'doubled', which is never saved"):
@@ -177,7 +199,7 @@ def test_a_function_is_the_one_that_the_caller_passes(tmp_path):
     assert mine.transform(data)["x"].tolist() == [2, 4]
 
 
-def test_a_folder_of_written_rows_says_where_its_workflow_is(tmp_path):
+def test_load_of_a_folder_of_rows_names_the_folder_of_its_workflow(tmp_path):
     data = Chunk({"x": np.array([1.0, 2.0])})
     folder = Workflow(["x"]).fit(data).transform_to_parquet(data, tmp_path / "rows")
     with pytest.raises(FileNotFoundError, match=r"no saved .*There is one at .*rows._workflow$"):

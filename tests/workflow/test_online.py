@@ -1,4 +1,4 @@
-"""A workflow in the loader gives what it gives offline, to the bit, and tells it the schema."""
+"""A workflow in the loader gives the same bits as transform_to_parquet, and its schema."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def batches(loader):
     return found
 
 
-def test_a_column_that_the_workflow_leaves_alone_keeps_its_cardinality(tmp_path):
+def test_a_column_that_is_passed_through_keeps_its_cardinality(tmp_path):
     ids = {"C1": np.arange(20), "C2": np.arange(20), "x": np.ones(20), "y": np.ones(20)}
     raw = write(tmp_path / "raw.parquet", Chunk(ids), 10)
     known = Schema([Column("C1", "categorical", cardinality=20), Column("y", "label", "float64")])
@@ -67,7 +67,7 @@ def test_online_equals_offline_to_the_bit(raw, fitted, tmp_path, shuffle):
             assert a[name].tobytes() == b[name].tobytes(), name
 
 
-def test_the_loader_has_the_schema_of_the_workflow_and_counts_its_seconds(raw, fitted):
+def test_the_loader_has_the_output_schema_and_counts_the_transform_stage(raw, fitted):
     loader = KerasSequenceLoader(raw, 100, label_names=["label"]).map(fitted)
     assert loader.schema.embedding_sizes() == fitted.output_schema.embedding_sizes()
     assert {c.name: c.cardinality for c in loader.schema.categorical} == {
@@ -88,7 +88,7 @@ def test_the_loader_has_the_schema_of_the_workflow_and_counts_its_seconds(raw, f
 @pytest.mark.parametrize(
     "changing", [{"row_ops": [Filter([("userId", ">", 3)])]}, {"row_ops": [Dropna(["count"])]}]
 )
-def test_a_workflow_that_drops_rows_is_refused_online(raw, changing):
+def test_the_loader_refuses_a_workflow_that_drops_rows(raw, changing):
     dropping = Workflow(["userId"] >> Categorify(), ["label"], **changing).fit(raw)
     loader = KerasSequenceLoader(raw, 100, label_names=["label"])
     with pytest.raises(ValueError, match=r"drops rows by .*, but batches are planned before"):

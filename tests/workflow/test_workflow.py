@@ -1,4 +1,4 @@
-"""Workflow: fitted anyhow it is the same, saved it is the same, and what comes out is declared."""
+"""Workflow: fit does not depend on chunking, loading restores it, the schema fits the output."""
 
 import json
 import subprocess
@@ -19,12 +19,12 @@ from tutorlib.ops import (
     LogOp,
     Normalize,
 )
-from tutorlib.parquet import ParquetSource
+from tutorlib.parquet import ParquetSource, RowGroup
 from tutorlib.schema import Schema
 from tutorlib.workflow import Workflow
 
 
-def test_fit_gives_the_same_from_every_source_chunking_and_order(tmp_path):
+def test_fit_does_not_depend_on_kind_of_source_chunking_and_order(tmp_path):
     table = rows()
     chunk = Chunk.from_arrow(table)
     want = workflow().fit(chunk)
@@ -44,6 +44,34 @@ def test_fit_takes_a_pandas_data_frame():
     fitted = Workflow(["id", "text"] >> Categorify(), ["x"] >> Normalize()).fit(frame)
     out = fitted.transform(Chunk.from_arrow(pa.Table.from_pandas(frame)))
     assert [out["id"].tolist(), out["text"].tolist()] == [[3, 4, 3], [3, 1, 3]]
+
+
+class Squares:
+    """A RowSource that computes its rows: two row groups of 50."""
+
+    row_groups = [RowGroup(0, index, 50) for index in range(2)]  # noqa: RUF012
+    num_rows, files = 100, ()
+    column_types = {"x": ("int64", False)}  # noqa: RUF012
+
+    def read(self, position, columns, start, stop):
+        first = 50 * position
+        return Chunk({"x": np.arange(first + start, first + stop) ** 2}).select(columns)
+
+    def location(self, position):
+        return f"squares {position}"
+
+    def fingerprint(self):
+        return None
+
+
+def test_any_class_with_the_members_of_row_source_is_a_source(tmp_path):
+    want = Chunk({"x": np.arange(100) ** 2})
+    fitted = Workflow(["x"] >> Normalize()).fit(Squares(), threads=2)
+    assert fitted.fingerprint == Workflow(["x"] >> Normalize()).fit(want).fingerprint
+    written = ParquetSource(fitted.transform_to_parquet(Squares(), tmp_path / "out"))
+    assert same(Chunk.concat(list(written.chunks())), fitted.transform(want))
+    with pytest.raises(ValueError, match=r"LogOp.*\(In squares 0\.\)"):
+        Workflow(["x"] >> LambdaOp(np.negative) >> LogOp() >> Normalize()).fit(Squares())
 
 
 def test_transform_equals_the_same_steps_by_hand_in_pandas():
@@ -78,14 +106,14 @@ def oracle_ids(series):
     return [1 if pd.isna(v) else ids.get(v, 2) for v in series]
 
 
-def test_transform_by_chunks_equals_transform_at_once():
+def test_transform_does_not_depend_on_chunking():
     chunk = Chunk.from_arrow(rows())
     fitted = workflow().fit(chunk)
     parts = [fitted.transform(chunk.slice(a, a + 125)) for a in range(0, 1000, 125)]
     assert same(Chunk.concat(parts), fitted.transform(chunk))
 
 
-def test_what_comes_out_is_what_the_output_schema_says():
+def test_transformed_columns_match_the_output_schema():
     chunk = Chunk.from_arrow(rows())
     fitted = workflow().fit(chunk)
     schema, out = fitted.output_schema, fitted.transform(chunk)
@@ -106,7 +134,7 @@ def test_what_comes_out_is_what_the_output_schema_says():
     assert sizes["movieId"][0] == 50
 
 
-def test_columns_passed_through_get_the_role_that_their_type_suggests_or_that_is_asked_for():
+def test_a_passed_through_column_has_the_role_of_its_type_unless_declared():
     chunk = Chunk({"id": np.arange(2), "x": np.zeros(2), "rating": np.ones(2), "w": np.ones(2)})
     fitted = Workflow(["id", "x", "rating", "w"], label_names=["rating"], weight_name="w")
     roles = {column.name: column.role for column in fitted.fit(chunk).output_schema}
@@ -116,7 +144,7 @@ def test_columns_passed_through_get_the_role_that_their_type_suggests_or_that_is
     assert (label.role, label.cardinality) == ("label", None)
 
 
-def test_a_new_process_loads_it_and_transforms_to_the_same_bits(tmp_path):
+def test_a_workflow_loaded_in_another_process_transforms_to_the_same_bits(tmp_path):
     table = rows()
     pq.write_table(table, tmp_path / "rows.parquet")
     fitted = workflow().fit(table)
@@ -174,7 +202,7 @@ def test_load_refuses_another_format_version_an_unknown_op_and_changed_files(tmp
         Workflow.load(tmp_path)
 
 
-def test_save_holds_json_and_parquet_only_and_replaces_only_when_told(tmp_path):
+def test_save_writes_json_and_parquet_and_replaces_only_with_overwrite(tmp_path):
     fitted = workflow().fit(rows())
     folder = fitted.save(tmp_path / "workflow")
     assert {path.suffix for path in folder.iterdir()} == {".json", ".parquet"}
@@ -189,7 +217,7 @@ def doubled(values):
     return values * 2
 
 
-def test_a_named_function_is_saved_by_name_and_has_to_be_passed_again(tmp_path):
+def test_a_function_is_saved_by_name_and_must_be_passed_to_load(tmp_path):
     data = Chunk({"x": np.array([1.0, 2.0])})
     folder = Workflow(["x"] >> LambdaOp(doubled)).fit(data).save(tmp_path / "named")
     with pytest.raises(ValueError, match=r"needs the function 'doubled'.*functions=\{'doubled'"):
@@ -210,7 +238,7 @@ def test_a_lambda_transforms_but_cannot_be_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_transform_to_parquet_writes_what_transform_gives_and_the_workflow_beside(tmp_path):
+def test_transform_to_parquet_writes_transformed_rows_schema_and_workflow(tmp_path):
     table = rows()
     source = write(tmp_path / "raw.parquet", table, 130)
     fitted = workflow().fit(source)
@@ -247,7 +275,7 @@ def test_transform_to_parquet_shuffles_by_seed_and_keeps_every_row_once(tmp_path
     assert np.abs(np.diff(orders[0])).mean() > 150
 
 
-def test_a_failing_transform_names_the_row_group_and_leaves_nothing_behind(tmp_path):
+def test_a_failed_transform_to_parquet_names_the_row_group_and_leaves_no_files(tmp_path):
     source = write(tmp_path / "raw.parquet", pa.table({"x": [0.0, 1.0, -5.0, 2.0]}), 2)
     failing = Workflow(["x"] >> LogOp()).fit(source)
     with pytest.raises(
@@ -267,7 +295,7 @@ def test_a_failing_fit_leaves_the_workflow_unfitted():
         failing.transform(good)
 
 
-def test_use_before_fit_says_what_to_do():
+def test_use_before_fit_is_refused_with_the_remedy():
     data = Chunk({"x": np.arange(2)})
     with pytest.raises(ValueError, match=r"Normalize.*\['x'\].*Call fit\(source\) first"):
         Workflow(["x"] >> Normalize()).transform(data)
@@ -287,7 +315,7 @@ def test_use_before_fit_says_what_to_do():
         ([[]], {}, "at least one column name"),
     ],
 )
-def test_workflows_that_make_no_sense_are_refused(groups, options, message):
+def test_invalid_groups_labels_and_weights_are_refused(groups, options, message):
     with pytest.raises(ValueError, match=message):
         Workflow(*groups, **options)
 
@@ -299,7 +327,7 @@ def test_missing_columns_are_named():
         Workflow(["a", "b"]).transform(Chunk({"a": np.arange(2)}))
 
 
-def test_a_workflow_learns_into_copies_of_the_ops_it_is_given():
+def test_fitting_a_workflow_does_not_change_the_ops_it_was_given():
     op = Normalize()
     first = Workflow(["x"] >> op).fit(Chunk({"x": np.array([1.0, 3.0])}))
     group = ["x"] >> op
@@ -312,7 +340,7 @@ def test_a_workflow_learns_into_copies_of_the_ops_it_is_given():
         third.transform(Chunk({"x": np.array([2.0])}))
 
 
-def test_one_vocabulary_for_other_rows_gives_out_of_vocabulary_ids():
+def test_values_not_fitted_on_get_the_out_of_vocabulary_id():
     fitted = workflow().fit(rows(200))
     out = fitted.transform(Chunk.from_arrow(rows(5000, seed=9)))
     assert (out["userId"] == 2).any()

@@ -1,4 +1,4 @@
-"""transform_to_parquet: the same files from any number of threads, after any number of deaths."""
+"""transform_to_parquet: the same bytes for any number of threads, and for resumed runs."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_the_files_do_not_depend_on_the_number_of_threads(fitted, source, tmp_pa
             assert contents(folder) == first
 
 
-def test_part_files_have_the_rows_asked_for_and_the_manifest_names_them(fitted, source, tmp_path):
+def test_part_files_have_the_rows_asked_for_and_the_manifest_lists_them(fitted, source, tmp_path):
     folder = fitted.transform_to_parquet(source, tmp_path / "out", **SIZES)
     manifest = json.loads((folder / "_manifest.json").read_text())
     assert [file["rows"] for file in manifest["files"]] == [200] * 15
@@ -69,7 +69,7 @@ def test_part_files_have_the_rows_asked_for_and_the_manifest_names_them(fitted, 
     assert manifest["metadata"]["sources"][""]["rows"] == 3000
 
 
-def test_row_groups_larger_than_a_part_are_read_in_slices(fitted, source, tmp_path, monkeypatch):
+def test_the_size_of_row_ranges_changes_no_result(fitted, source, tmp_path, monkeypatch):
     whole = fitted.transform_to_parquet(source, tmp_path / "whole", **SIZES)
     monkeypatch.setattr(parts, "RANGE_ROWS", 37)
     assert workflow().fit(source).fingerprint == fitted.fingerprint
@@ -77,7 +77,7 @@ def test_row_groups_larger_than_a_part_are_read_in_slices(fitted, source, tmp_pa
     assert contents(sliced) == contents(whole)
 
 
-def test_rows_that_are_filtered_out_leave_smaller_files_and_none_without_rows(tmp_path):
+def test_dropped_rows_make_part_files_smaller_and_empty_ones_are_removed(tmp_path):
     table = pa.table({"x": np.arange(1000), "label": np.arange(1000) % 2})
     source = write(tmp_path / "rows.parquet", table, 50)
     some = Workflow(["x", "label"], row_ops=[Filter([("x", ">", 430), ("x", "!=", 500)])])
@@ -94,7 +94,7 @@ def test_rows_that_are_filtered_out_leave_smaller_files_and_none_without_rows(tm
 # --- splits -------------------------------------------------------------------------------------
 
 
-def test_a_split_by_time_learns_from_the_earlier_rows_only(tmp_path):
+def test_a_split_by_time_fits_on_the_earlier_rows_only(tmp_path):
     table = pa.table({"day": np.repeat(np.arange(10), 100), "x": np.arange(1000.0)})
     path = write(tmp_path / "rows.parquet", table, 130)
     split = {
@@ -115,7 +115,7 @@ def test_a_split_by_time_learns_from_the_earlier_rows_only(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_split_by_share_has_every_row_once(source, tmp_path, seed):
+def test_each_row_is_in_exactly_one_part_of_a_split(source, tmp_path, seed):
     split = split_rows(source, {"train": 0.7, "test": 0.1, "valid": 0.2}, seed=seed)
     fitted = Workflow(["count", "price", "label"]).fit(split["train"])
     seeds = {"train": 1, "test": None, "valid": None}
@@ -139,7 +139,7 @@ def test_equal_splits_of_different_parts_have_different_fingerprints(source):
     assert halves[0].fingerprint() != halves[1].fingerprint()
 
 
-def test_the_parts_of_a_split_keep_the_order_and_a_random_one_mixes_evenly():
+def test_a_random_split_keeps_the_order_and_draws_evenly():
     rows, shares = Chunk({"x": np.arange(100_000)}), {"a": 0.75, "b": 0.25}
     split = split_rows([rows.slice(0, 33_333), rows.slice(33_333, 100_000)], shares, seed=5)
     drawn = np.concatenate([split["b"].read(p, ["x"])["x"] for p in range(len(split["b"]))])
@@ -159,12 +159,12 @@ def test_the_parts_of_a_split_keep_the_order_and_a_random_one_mixes_evenly():
         ({"train": 0.99, "valid": 0.01}, "of 'valid' gives it none of the 10 rows"),
     ],
 )
-def test_shares_that_make_no_split_are_refused(shares, message):
+def test_invalid_shares_are_refused(shares, message):
     with pytest.raises(ValueError, match=message):
         split_rows(Chunk({"x": np.arange(10)}), shares)
 
 
-def test_names_of_splits_that_would_leave_the_folder_are_refused(fitted, source, tmp_path):
+def test_split_names_that_are_not_folder_names_are_refused(fitted, source, tmp_path):
     for name in ("../valid", "", "_valid", "a/b"):
         with pytest.raises(ValueError, match=f"the name of a split .* got {name!r}"):
             fitted.transform_to_parquet({name: source}, tmp_path / "out")
@@ -199,7 +199,7 @@ def start(*arguments):
 
 
 def kill_after(parts, process, finished, moments):
-    """Kill a run at a random moment behind its next so many part files; return its status."""
+    """Kill a run at a random moment after `parts` more part files; return its status."""
     wanted = len(finished()) + parts
     while process.poll() is None and len(finished()) < wanted:
         time.sleep(0.001)
@@ -208,7 +208,7 @@ def kill_after(parts, process, finished, moments):
     return process.wait()
 
 
-def test_a_run_killed_at_ten_random_moments_leaves_what_the_next_one_finishes(tmp_path):
+def test_a_run_killed_at_ten_random_moments_is_resumed_to_the_same_bytes(tmp_path):
     source = write(tmp_path / "rows.parquet", rows(40_000), 3000)
     saved = workflow().fit(source).save(tmp_path / "saved")
     assert start(saved, source, tmp_path / "undisturbed").wait() == 0
@@ -248,7 +248,7 @@ class Interrupted(BaseException):
 
 @pytest.fixture
 def interrupted(fitted, source, tmp_path, monkeypatch):
-    """Give a target beside which an interrupted run has left some part files."""
+    """A target of which an interrupted run has left some part files in `out.partial`."""
     run_until(5, fitted, source, tmp_path / "out", monkeypatch)
     return tmp_path / "out"
 
@@ -274,7 +274,7 @@ def part_files(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("part_*")}
 
 
-def test_an_interrupted_run_is_taken_up_where_it_ended(fitted, source, interrupted, tmp_path):
+def test_an_interrupted_run_keeps_finished_part_files(fitted, source, interrupted, tmp_path):
     partial = tmp_path / "out.partial"
     kept = part_files(partial)
     assert 2 <= len(kept) < 15
@@ -303,7 +303,7 @@ def touched_file(fitted, source):
 
 
 @pytest.mark.parametrize("change", [changed_settings, changed_workflow, changed_rows, touched_file])
-def test_a_run_with_anything_changed_begins_anew(change, fitted, source, interrupted, tmp_path):
+def test_a_run_restarts_if_anything_changed(change, fitted, source, interrupted, tmp_path):
     kept = part_files(tmp_path / "out.partial")
     made, data, options = change(fitted, source)
     made.transform_to_parquet(data, interrupted, **options)
@@ -317,7 +317,7 @@ def doubled(values):
     return values * 2
 
 
-def test_rows_in_memory_and_functions_of_the_user_begin_anew(source, tmp_path, monkeypatch):
+def test_a_run_on_rows_in_memory_or_with_user_functions_restarts(source, tmp_path, monkeypatch):
     named = Workflow(["price"] >> LambdaOp(doubled)).fit(source)
     for name, data, made in (("a", rows(3000), Workflow(["price"])), ("b", source, named)):
         monkeypatch.setattr(parts, "RANGE_ROWS", 50)
@@ -328,12 +328,12 @@ def test_rows_in_memory_and_functions_of_the_user_begin_anew(source, tmp_path, m
         assert not kept.items() & part_files(tmp_path / name).items()
 
 
-def test_an_error_leaves_nothing(fitted, source, tmp_path, monkeypatch):
+def test_an_error_leaves_no_files(fitted, source, tmp_path, monkeypatch):
     run_until(5, fitted, source, tmp_path / "out", monkeypatch, error=OSError)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_in_one_part_file_ends_all_and_is_the_one_that_is_raised(tmp_path):
+def test_an_error_in_one_part_file_stops_all_threads_and_is_raised(tmp_path):
     values = np.ones(5000)
     values[3210] = -7
     source = write(tmp_path / "rows.parquet", pa.table({"x": values}), 50)
@@ -345,7 +345,7 @@ def test_an_error_in_one_part_file_ends_all_and_is_the_one_that_is_raised(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
 
 
-def test_two_processes_do_not_build_one_folder(fitted, source, tmp_path):
+def test_a_folder_that_another_process_writes_is_refused(fitted, source, tmp_path):
     with unfinished_folder(tmp_path / "out", None) as building:
         assert (building / METADATA_FILE).exists()
         with pytest.raises(BlockingIOError, match=r"another process is writing .*out\.partial"):
@@ -353,7 +353,7 @@ def test_two_processes_do_not_build_one_folder(fitted, source, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_finished_folder_is_replaced_only_when_told(fitted, source, tmp_path):
+def test_a_finished_folder_is_replaced_only_with_overwrite(fitted, source, tmp_path):
     folder = fitted.transform_to_parquet(source, tmp_path / "out", **SIZES)
     with pytest.raises(FileExistsError, match="overwrite=True"):
         fitted.transform_to_parquet(source, folder)
@@ -371,7 +371,7 @@ def test_a_finished_folder_is_replaced_only_when_told(fitted, source, tmp_path):
         ({"threads": 0}, "threads must be at least 1, got 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(fitted, source, tmp_path, options, message):
+def test_invalid_settings_are_refused(fitted, source, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         fitted.transform_to_parquet(source, tmp_path / "out", **options)
     assert list(tmp_path.iterdir()) == []
