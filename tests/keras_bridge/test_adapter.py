@@ -158,6 +158,85 @@ def test_offsets_that_would_falsify_the_loss_are_refused(folder):
         model_of().evaluate(loader, verbose=0)
 
 
+# ---- the order in which Keras calls the adapter -------------------------------------------------
+
+
+class Calls:
+    """Makes the calls of Keras's EpochIterator on an adapter, in its order."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def take_in(self):
+        self.loader.num_batches  # noqa: B018
+
+    def begin(self):
+        self.loader.num_batches  # noqa: B018
+        self.loader.on_epoch_end()
+
+    def draw(self, batches):
+        self.loader.on_epoch_begin()
+        iterator = iter(self.loader.get_torch_dataloader())
+        return [next(iterator) for _ in range(batches)]
+
+    def epoch(self, batches):
+        taken = self.draw(batches)
+        iter(self.loader.get_torch_dataloader())  # of the next epoch, which may never come
+        self.loader.on_epoch_end()
+        return taken
+
+
+def seeds_of(loader_seeds):
+    return lambda: next(loader_seeds)
+
+
+@pytest.mark.parametrize("drawn", [1, 2, 3])
+def test_batches_drawn_to_build_a_model_are_given_again(folder, drawn):
+    """Also all three of an epoch, as with three steps per execution on PyTorch."""
+    seeds = iter(range(9))
+    loader = loader_of(folder, 200, seed_fn=seeds_of(seeds))
+    keras_calls = Calls(loader)
+    keras_calls.take_in()
+    first = keras_calls.draw(drawn)[0][0]["x"]
+    keras_calls.begin()
+    assert loader.state_dict()["batch"] == loader.epoch == 0
+    np.testing.assert_array_equal(keras_calls.epoch(3)[0][0]["x"], first)
+    assert (loader.epoch, next(seeds)) == (1, 1)
+
+
+def test_the_rest_of_a_resumed_epoch_is_given_again(folder):
+    half = loader_of(folder, 200)
+    next(iter(half))
+    loader = loader_of(folder, 200)
+    loader.load_state_dict(half.state_dict())
+    keras_calls = Calls(loader)
+    keras_calls.take_in()
+    keras_calls.draw(2)
+    assert loader.epoch == 1
+    keras_calls.begin()
+    assert (loader.epoch, loader.first_batch) == (0, 1)
+    keras_calls.epoch(2)
+    assert (loader.epoch, loader.first_batch) == (1, 0)
+
+
+def test_an_epoch_that_was_trained_is_never_given_again(folder):
+    loader = loader_of(folder, 200)
+    fit, predict, validate = Calls(loader), Calls(loader), Calls(loader)
+    fit.take_in(), fit.begin()
+    fit.epoch(3)
+    fit.draw(3)  # stopped early, at the last batch of the epoch
+    assert loader.epoch == 2
+    validate.begin()  # with an iterator that fit has kept from its first validation
+    validate.epoch(3)
+    predict.take_in()
+    predict.epoch(3)
+    validate.begin()
+    predict.take_in()
+    predict.draw(3)  # stopped early
+    fit.take_in(), fit.begin()
+    assert loader.epoch == 5
+
+
 MOVED = """
 import importlib.abc, sys
 import keras

@@ -23,7 +23,7 @@ from tests.support.device_batches import (
 )
 from tests.support.leftovers import reader_threads
 from tutorlib.chunk import Chunk
-from tutorlib.loader.device_batches import DeviceGroup, scatter
+from tutorlib.loader.device_batches import DeviceBuilder, DeviceGroup
 from tutorlib.loader.layout import Layout
 from tutorlib.memory import DevicePool, HostSpace
 from tutorlib.ops import Categorify, FillMissing, Normalize
@@ -177,7 +177,8 @@ def test_fields_of_a_group_start_at_the_alignment_of_the_place():
     space = HostSpace()
     pool = DevicePool(space, 0)
     for stacked in (False, True):
-        group = DeviceGroup(Layout(SCHEMA, stacked=stacked, nulls="fill"), 100, pool)
+        layout = Layout(SCHEMA, stacked=stacked, nulls="fill")
+        group = DeviceBuilder(layout, pool).new_group(100)
         for first in range(0, 100, 16):
             assert group.rows(0, first, first + 1).ctypes.data % 64 == 0
 
@@ -224,7 +225,7 @@ def test_a_function_that_leaves_the_device_is_told():
     with pytest.raises(
         ValueError, match=r"column 'x': map\(\) gave a numpy array, but .* numpy.ma"
     ):
-        scatter(layout, columns, [], DevicePool(space, 0))
+        DeviceBuilder(layout, DevicePool(space, 0)).scatter(columns, [])
 
 
 def test_memory_comes_back_when_the_batches_are_gone(folder, space):
@@ -284,7 +285,7 @@ def test_a_piece_that_never_fits_is_named(folder, monkeypatch):
 def test_what_to_change_is_said_where_batches_cannot_be_put_in_order():
     space = NumpyDevice()
     layout = Layout(SCHEMA, stacked=False, nulls="fill")
-    group = DeviceGroup(layout, 100, DevicePool(space, 0))
+    group = DeviceBuilder(layout, DevicePool(space, 0)).new_group(100)
     group.add_lists("tags", 0, chunk_of(100)["tags"])
     full = FullAtFirst(1)
     space.finish = full.finish
@@ -297,10 +298,11 @@ def test_who_waits_for_a_batch_does_not_wait_for_memory_of_others(folder, space,
     held = []
 
     def new_group(*arguments, **named):
-        held.append(sys._getframe(1).f_locals["self"]._changed._is_owned())
+        pipeline = sys._getframe(2).f_locals["self"]
+        held.append(pipeline._changed._is_owned())
         return DeviceGroup(*arguments, **named)
 
-    monkeypatch.setattr("tutorlib.loader.loader.DeviceGroup", new_group)
+    monkeypatch.setattr("tutorlib.loader.device_batches.DeviceGroup", new_group)
     assert sum(len(weights) for *_, weights in loader_of(folder, device="gpu")) == 1000
     assert held
     assert not any(held)  # the lock that the consumer needs, while memory is waited for
@@ -318,6 +320,6 @@ def test_a_cpu_loader_keeps_away_from_all_this(folder, monkeypatch):
     def refuse(*_):
         raise AssertionError("device code in a CPU's loader")
 
-    for name in ("DeviceGroup", "DevicePool", "gpu_tensor_maker"):
-        monkeypatch.setattr(f"tutorlib.loader.loader.{name}", refuse)
+    for name in ("loader.DevicePool", "tensors.gpu_tensor_maker", "batch_format.DeviceBuilder"):
+        monkeypatch.setattr(f"tutorlib.loader.{name}", refuse)
     assert sum(len(weights) for *_, weights in loader_of(folder)) == 1000

@@ -332,11 +332,11 @@ def test_a_label_is_never_filled(tmp_path):
     [
         ("skip", r"nulls must be 'error', 'fill' or \{column: value\}, got 'skip'"),
         ({"D": 0}, "nulls: 'D' is not a feature"),
-        ({"C": 50}, r"nulls: 50 is no id of column 'C', whose ids are integers in \[0, 50\)"),
-        ({"C": -1}, "nulls: -1 is no id of column 'C'"),
-        ({"C": 1.5}, "nulls: 1.5 is no id of column 'C'"),
-        ({"C": float("nan")}, "nulls: nan is no id of column 'C'"),
-        ({"C": float("inf")}, "nulls: inf is no id of column 'C'"),
+        ({"C": 50}, r"nulls: 50 is not an id of column 'C', whose ids are integers in \[0, 50\)"),
+        ({"C": -1}, "nulls: -1 is not an id of column 'C'"),
+        ({"C": 1.5}, "nulls: 1.5 is not an id of column 'C'"),
+        ({"C": float("nan")}, "nulls: nan is not an id of column 'C'"),
+        ({"C": float("inf")}, "nulls: inf is not an id of column 'C'"),
     ],
 )
 def test_a_fill_that_does_not_fit_is_refused(tmp_path, nulls, words):

@@ -136,7 +136,7 @@ def test_a_pass_that_is_closed_on_its_own_thread_does_not_wait_for_itself(folder
         return chunk
 
     loader = loader_of(folder).map(end)
-    pipeline = loader._pipeline()
+    pipeline = loader._new_pipeline()
     with pytest.raises(StopIteration):
         pipeline.next_batch()
     deadline = time.monotonic() + PROMPT_S
@@ -299,7 +299,7 @@ for moment in range(10):
             next(batches)
             os._exit(2)
         except RuntimeError as error:
-            if "begun before the process was forked" not in str(error):
+            if "began before the process was forked" not in str(error):
                 os._exit(3)
         loader.close()
         if rows_of(loader) != list(range(1000)):

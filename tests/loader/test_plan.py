@@ -211,7 +211,7 @@ def test_the_leftover_of_a_chunk_is_shuffled_too():
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"rank": 2, "world_size": 2}, r"rank must be in \[0, world_size=2\), got 2"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": -1}, r"seed must be in \[0, 2\*\*64\), got -1"),
         ({"limit_rows": 0}, "limit_rows must be at least 1, got 0"),
     ],
 )

@@ -249,13 +249,13 @@ def test_the_last_smaller_batch_counts_as_what_it_is(folder):
 @pytest.mark.parametrize(
     ("batches", "error", "message"),
     [
-        ([], ValueError, "two batches or more, got 0"),
-        ([[1, 2]], ValueError, "two batches or more, got 1"),
+        ([], ValueError, "at least two batches, got 0"),
+        ([[1, 2]], ValueError, "at least two batches, got 1"),
         ([[1, 2], []], ValueError, "got none in batch 1"),
         ([[1.0, 2.0], [3.0, np.nan]], ValueError, "NaN, got one at row 1 of batch 1"),
         ([[7, 7], [7, 7]], ValueError, "all 4 values are 7"),
         ([["a", "b"], ["c", "d"]], TypeError, "must hold numbers, got <U1 in batch 0"),
-        ([({"row": [1]}, [0])], TypeError, r"got a tuple as batch 0\. Take the column out"),
+        ([({"row": [1]}, [0])], TypeError, r"got a tuple as batch 0\. Pass the column only"),
         ([{"row": [1]}], TypeError, "got a dict as batch 0"),
     ],
 )

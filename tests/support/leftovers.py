@@ -4,9 +4,9 @@ import gc
 import os
 import threading
 
+from tutorlib.loader.batches import Batches
 from tutorlib.loader.device_batches import DeviceGroup
-from tutorlib.loader.host_batches import Group
-from tutorlib.loader.loader import Batches
+from tutorlib.loader.host_batches import HostGroup
 from tutorlib.loader.pipeline import Pipeline
 
 
@@ -19,7 +19,7 @@ def reader_threads():
 
 def passes_in_memory():
     """Passes, and groups of their batches, that something still holds."""
-    kinds = (Batches, Pipeline, Group, DeviceGroup)
+    kinds = (Batches, Pipeline, HostGroup, DeviceGroup)
     return [held for held in gc.get_objects() if type(held) in kinds]
 
 

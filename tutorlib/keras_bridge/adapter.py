@@ -1,61 +1,46 @@
-"""How a loader feeds Keras: the adapter that `fit` takes as it is.
+"""LoaderAdapter: how `fit`, `evaluate` and `predict` take the batches of a loader as they are.
 
 Keras turns generators, PyDatasets and torch loaders into `tf.data.Dataset.from_generator`, which
-copies every tensor through NumPy. It passes an instance of its own `DataAdapter` through untouched,
-and then loops over whatever `get_tf_dataset()` returns; a loader that is one hands its tensors to
-the train step as they are. `DataAdapter` is not exported by Keras, so it is imported here, once.
+copies every tensor through NumPy. It uses an instance of its own `DataAdapter` directly: it loops
+over what `get_tf_dataset()` returns and hands these tensors to the train step. Keras does not
+export `DataAdapter`; it is imported here and nowhere else.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 
-from tutorlib.keras_bridge.fit_arguments import (
-    ClassWeights,
-    begins_anew,
-    given_beside,
-    refuse_ignored,
-)
+from tutorlib.keras_bridge.ignored_arguments import refuse_ignored_arguments
 
 TESTED_KERAS = "3.15"
 
 try:
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-except ImportError:  # a loader is then none, and says so when Keras tries what else it may be
+except ImportError:  # Keras then treats a loader like any object, and `__array__` says what to do
     DataAdapter = object
 
-
-class _Epochs(Iterable[Any]):
-    """What Keras iterates over: every `iter()` is a pass over the loader's current epoch."""
-
-    def __init__(self, loader: LoaderAdapter, weigh: ClassWeights | None = None) -> None:
-        self._loader, self._weigh = loader, weigh
-
-    def __iter__(self) -> Iterator[Any]:
-        return _LoaderPass(self._loader, self._weigh)
-
-    def __getattr__(self, name: str) -> Any:
-        """Say what to do where TensorFlow takes this for a `tf.data.Dataset`: it asks for more."""
-        raise AttributeError(
-            f"a loader is no tf.data.Dataset, which a tf.distribute strategy needs (it asks for "
-            f"{name!r}): give fit, evaluate or predict loader.to_tf_dataset()"
-        )
+REMEDIES = {
+    "y": "name the label columns: KerasSequenceLoader(label_names=[...])",
+    "sample_weight": "name a column of weights: KerasSequenceLoader(weight_name=...)",
+    "class_weight": "pass class_weight to KerasSequenceLoader",
+    "batch_size": "pass batch_size to KerasSequenceLoader",
+    "shuffle": "pass shuffle to KerasSequenceLoader",
+}
 
 
 class Pass(Iterator[Any], abc.ABC):
-    """What Keras takes the batches of an epoch from, in Python; it may have fewer than expected.
+    """An iterator over an epoch's batches that Keras may take in Python.
 
-    On TensorFlow, Keras zips a range and this iterator for each call of its train function. `zip`
-    takes the iterator's end for its own, and Keras is left without a batch to return the outputs
-    of. But `zip` calls `iter()` before anything else and lets the StopIteration of that through,
-    which Keras understands as the end of the epoch. So `iter()` already takes the next batch.
+    On TensorFlow, Keras zips a range and this iterator for each call of its train function. If the
+    iterator ends inside `zip`, `zip` ends too, and Keras has no outputs to return. But `zip` calls
+    `iter()` first and lets a StopIteration of that call through, which Keras understands as the
+    end of the epoch. So `iter()` already takes the next batch.
     """
 
     def __init__(self) -> None:
@@ -63,96 +48,101 @@ class Pass(Iterator[Any], abc.ABC):
 
     def __iter__(self) -> Iterator[Any]:
         if not self._held:
-            self._held.append(self._take())
+            self._held.append(self.take())
         return self
 
     def __next__(self) -> Any:
-        return self._held.pop() if self._held else self._take()
+        return self._held.pop() if self._held else self.take()
 
     @abc.abstractmethod
-    def _take(self) -> Any:
+    def take(self) -> Any:
         """Return the next batch, or raise StopIteration."""
 
 
-class _LoaderPass(Pass):
-    """A pass over an epoch of a loader; one that goes on within it is shorter."""
+class _Epochs(Iterable[Any]):
+    """What Keras iterates over: each `iter()` is a new pass."""
 
-    def __init__(self, loader: LoaderAdapter, weigh: ClassWeights | None) -> None:
-        super().__init__()
-        self._loader, self._batches, self._weigh = loader, iter(loader), weigh
-        self._left: int | None = None  # batches
+    def __init__(self, new_pass: Callable[[], Pass]) -> None:
+        self._new_pass = new_pass
 
-    def _take(self) -> Any:
-        if self._left is None:
-            self._left = len(self._loader) - self._loader.first_batch  # type: ignore
-            self._shorter = self._loader.first_batch > 0  # type: ignore
-        elif self._left == 0 and self._shorter:
-            self._loader.expect_early_end()
-        with _profiled():
-            batch = next(self._batches)
-        self._left -= 1
-        return batch if self._weigh is None else self._weigh(batch)
+    def __iter__(self) -> Iterator[Any]:
+        return self._new_pass()
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what to do if TensorFlow takes this for a `tf.data.Dataset` and asks for more."""
+        raise AttributeError(
+            f"this is not a tf.data.Dataset, which a tf.distribute strategy needs (it asks for "
+            f"{name!r}); give fit, evaluate or predict loader.to_tf_dataset()"
+        )
 
 
-def _profiled() -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which TensorFlow's profiler sees the wait for a batch by its name."""
-    if keras.backend.backend() != "tensorflow":
-        return contextlib.nullcontext()
-    import tensorflow as tf
+class TensorAdapter(abc.ABC, DataAdapter):
+    """A data adapter whose batches are tensors of Keras's backend already."""
 
-    return tf.profiler.experimental.Trace("KerasSequenceLoader::next")
-
-
-class LoaderAdapter(DataAdapter):
-    """The side of a loader that Keras sees; `KerasSequenceLoader` is one.
-
-    A subclass has `__iter__`, `__len__`, `batch_size`, `partial_batch_size`, `first_batch`,
-    `describe`, `check_for_fit`, `forget_pass` and `undo_pass`. What `fit` is given beside it is
-    applied (`class_weight`) or refused (see `fit_arguments`).
-    """
+    @abc.abstractmethod
+    def new_pass(self) -> Pass:
+        """Return an iterator over the batches of the epoch that is next when it is first used."""
 
     def get_tf_dataset(self) -> Iterable[Any]:
-        """Return the batches: an iterable of tensors that are already made."""
-        self.check_for_fit()  # type: ignore[attr-defined]
-        return _Epochs(self)
+        """Return the batches: an iterable of which each `iter()` is one epoch."""
+        return _Epochs(self.new_pass)
 
     get_jax_iterator = get_tf_dataset
     get_torch_dataloader = get_tf_dataset
     get_numpy_iterator = get_tf_dataset
 
+
+class LoaderAdapter(TensorAdapter):
+    """The side of a loader that Keras sees; `KerasSequenceLoader` is one."""
+
+    _calls = ""  # the last 3 since an epoch ended: n for num_batches, b for on_epoch_begin
+    _before_epoch: Any = None  # position at the latest on_epoch_begin
     _silence: contextlib.ExitStack | None = None
 
-    def expect_early_end(self) -> None:
-        """Keep Keras from warning, until the epoch's end, that the data ran out: it did not."""
-        if self._silence is None:
-            self._silence = contextlib.ExitStack()
-            self._silence.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "Your input ran out of data")
+    @abc.abstractmethod
+    def __iter__(self) -> Iterator[Any]:
+        """Return the batches of the current epoch, (inputs, labels) or with weights."""
 
-    def on_epoch_end(self) -> None:
-        """Let warnings through again; Keras calls this at the end of each epoch."""
-        if self._silence is not None:
-            self._silence.close()
-            self._silence = None
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
 
     @property
-    def num_batches(self) -> int:
-        """Batches of an epoch, exact.
+    @abc.abstractmethod
+    def batch_size(self) -> int:
+        """Rows of a full batch."""
 
-        Keras asks for it while it takes the loader in, which is when arguments are checked.
-        """
-        frame = sys._getframe(1)
-        if begins_anew(frame):
-            self.undo_pass()  # type: ignore[attr-defined]
-        given = given_beside(self, frame)
-        if given:
-            self.forget_pass()  # type: ignore[attr-defined]
-            shuffled = self.describe()["shuffle_window_rows"] > 0  # type: ignore[attr-defined]
-            refuse_ignored(given, batch_size=self.batch_size, shuffled=shuffled)
-            if "class_weight" in given:
-                weigh = ClassWeights(given["class_weight"])
-                given["epoch_iterator"].data_adapter = _Weighted(self, weigh)
-        return len(self)  # type: ignore[arg-type]
+    @property
+    @abc.abstractmethod
+    def partial_batch_size(self) -> int | None:
+        """Rows of the last batch if it is smaller than the others, else None."""
+
+    @property
+    @abc.abstractmethod
+    def shuffle(self) -> bool:
+        """Whether rows come in random order."""
+
+    @property
+    @abc.abstractmethod
+    def first_batch(self) -> int:
+        """Number of the batch with which the next pass begins; above 0 after a resume."""
+
+    @property
+    @abc.abstractmethod
+    def position(self) -> Any:
+        """Where the loader stands; `return_to` takes it."""
+
+    @abc.abstractmethod
+    def return_to(self, position: Any) -> None:
+        """Go back to an earlier position of this loader."""
+
+    @abc.abstractmethod
+    def check_for_fit(self) -> None:
+        """Raise ValueError where Keras would report a wrong loss or fail without a clear reason."""
+
+    def new_pass(self) -> Pass:
+        """Return an iterator over the batches of the epoch that is next when it is first used."""
+        return _LoaderPass(self)
 
     @property
     def has_partial_batch(self) -> bool:
@@ -160,8 +150,54 @@ class LoaderAdapter(DataAdapter):
         return bool(self.partial_batch_size)
 
     @property
+    def num_batches(self) -> int:
+        """Number of batches of an epoch; for Keras, which is when it takes the loader in.
+
+        Raises:
+            ValueError: if Keras was given an argument that it would ignore, or `check_for_fit`
+                refuses.
+        """
+        accepted: dict[str, list[Any]] = {
+            "batch_size": [self.batch_size],
+            "shuffle": [True, self.shuffle],  # True is the default of fit
+        }
+        refuse_ignored_arguments(self, "a loader", REMEDIES, accepted)
+        self.check_for_fit()
+        self._calls = self._calls[-2:] + "n"
+        return len(self)
+
+    def on_epoch_begin(self) -> None:
+        """Remember the position; Keras calls this before it draws the batches of an epoch."""
+        self._calls = self._calls[-2:] + "b"
+        self._before_epoch = self.position
+
+    def on_epoch_end(self) -> None:
+        """End an epoch; go back to its beginning if Keras drew batches only to build the model.
+
+        `fit` and `evaluate` ask for `num_batches` when they take the loader in and again when they
+        begin, and call `on_epoch_end` right after that. On JAX and PyTorch they begin an epoch
+        between the two, to learn the shapes of a batch for a model that is not built yet.
+        """
+        self._warn_again()
+        if self._calls == "nbn":
+            self.return_to(self._before_epoch)
+        self._calls = ""
+
+    def expect_early_end(self) -> None:
+        """Keep Keras from warning that data ran out, until the end of this shorter epoch."""
+        if self._silence is None:
+            self._silence = contextlib.ExitStack()
+            self._silence.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+
+    def _warn_again(self) -> None:
+        if self._silence is not None:
+            self._silence.close()
+            self._silence = None
+
+    @property
     def __array__(self) -> Any:
-        """Refuse to become an array: what Keras tries with an object that it does not know.
+        """Refuse to become an array, as which Keras takes an object that it does not know.
 
         Raises:
             TypeError: always; the message names the versions of Keras.
@@ -174,25 +210,31 @@ class LoaderAdapter(DataAdapter):
         )
 
 
-class _Weighted(DataAdapter):
-    """A loader, weighed by class: what one call of `fit` with `class_weight` trains on."""
+class _LoaderPass(Pass):
+    """A pass over an epoch of a loader, or over what is left of it after a resume."""
 
-    def __init__(self, loader: LoaderAdapter, weigh: ClassWeights) -> None:
-        self._loader, self._weigh = loader, weigh
+    def __init__(self, loader: LoaderAdapter) -> None:
+        super().__init__()
+        self._loader, self._batches = loader, iter(loader)
+        self._left: int | None = None  # batches
 
-    def get_tf_dataset(self) -> Iterable[Any]:
-        self._loader.check_for_fit()  # type: ignore[attr-defined]
-        return _Epochs(self._loader, self._weigh)
+    def take(self) -> Any:
+        """Return the next batch, or raise StopIteration."""
+        if self._left is None:
+            self._left = len(self._loader) - self._loader.first_batch
+            self._resumed = self._loader.first_batch > 0
+        elif self._left == 0 and self._resumed:
+            self._loader.expect_early_end()
+        with _profiled():
+            batch = next(self._batches)
+        self._left -= 1
+        return batch
 
-    get_jax_iterator = get_tf_dataset
-    get_torch_dataloader = get_tf_dataset
-    get_numpy_iterator = get_tf_dataset
 
-    @property
-    def num_batches(self) -> int:
-        if begins_anew(sys._getframe(1)):
-            self._loader.undo_pass()  # type: ignore[attr-defined]
-        return len(self._loader)  # type: ignore[arg-type]
+def _profiled() -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which TensorFlow's profiler sees the wait for a batch by its name."""
+    if keras.backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    import tensorflow as tf
 
-    def on_epoch_end(self) -> None:
-        self._loader.on_epoch_end()
+    return tf.profiler.experimental.Trace("KerasSequenceLoader::next")

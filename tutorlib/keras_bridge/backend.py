@@ -1,7 +1,4 @@
-"""What Keras's backends do in their own ways: tensors over memory of ours, widths, waiting.
-
-Does not belong here: how `fit` takes batches (`fit_bridge.py`), what is in one (`tensors.py`).
-"""
+"""What each Keras backend does in its own way: tensors over our memory, integer widths, waiting."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ import numpy as np
 
 
 def tensor_maker() -> Callable[[np.ndarray], Any]:
-    """Return the function that makes a tensor of Keras's backend from a NumPy array, uncopied.
+    """Return a function that makes a tensor of Keras's backend from a NumPy array without a copy.
 
-    The array must start at a multiple of 64 bytes (`buffers.aligned_empty`): TensorFlow's DLPack
-    import stops the process otherwise. The tensor keeps the array's memory alive.
+    The array must start at a multiple of 64 bytes (`memory.aligned_empty`): otherwise TensorFlow's
+    DLPack import aborts the process. The tensor keeps the array's memory alive.
 
     Raises:
-        ValueError: for a backend without tensors of its own making here.
+        ValueError: for a backend other than TensorFlow, JAX, PyTorch and NumPy.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -41,7 +38,7 @@ def tensor_maker() -> Callable[[np.ndarray], Any]:
         return to_torch
     if backend in ("jax", "numpy"):
         return lambda array: array
-    raise ValueError(f"no way to make tensors for the Keras backend {backend!r}")
+    raise ValueError(f"tensors of the Keras backend {backend!r} are not supported")
 
 
 _SEES_NO_GPU = (
@@ -49,20 +46,20 @@ _SEES_NO_GPU = (
     "device='cpu'."
 )
 
-# TensorFlow keeps int32 arguments of a function in host memory, on a GPU too: an id that is int32
-# there would go to the host and back in every step. int64 stays. Other backends make no difference.
+# TensorFlow keeps int32 arguments of a function in host memory, even on a GPU: an int32 id would go
+# to the host and back in every step. int64 stays on the GPU. Other backends treat both alike.
 _MIN_INT_DTYPES = {"tensorflow": "int64"}
 
 
 def min_int_dtype_on_gpu() -> str:
-    """Return the dtype that integers of a batch have at least, if it is made on a GPU."""
+    """Return the narrowest dtype of integers in batches on a GPU: "int32" or "int64"."""
     return _MIN_INT_DTYPES.get(keras.backend.backend(), "int32")
 
 
 def min_int_dtype_of_models() -> str:
-    """Return the dtype that integer inputs of a model have at least, here and now.
+    """Return the narrowest dtype of integer inputs of models on this machine: "int32" or "int64".
 
-    A model that cast what it is given back to int32 would have it copied to the host and back.
+    A model that casts a GPU's int64 ids to int32 would copy them to the host and back.
     """
     if keras.backend.backend() != "tensorflow":
         return "int32"
@@ -72,14 +69,14 @@ def min_int_dtype_of_models() -> str:
 
 
 def gpu_tensor_maker() -> Callable[[Any], Any]:
-    """Return the function that makes a tensor of Keras's backend from a CuPy array, uncopied.
+    """Return a function that makes a tensor of Keras's backend from a CuPy array without a copy.
 
-    By DLPack, without a word to any stream: whatever makes the array must have ended
-    (`MemorySpace.finish`). The tensor keeps the array, and the array its memory, which may not be
-    written to again before the backend is done with it (`DevicePool`).
+    DLPack is used without stream synchronisation: all work on the array must be done
+    (`MemorySpace.finish`). The tensor keeps the array's memory alive; it must not be written again
+    before the backend is done with it (`DevicePool`).
 
     Raises:
-        ValueError: for a backend without tensors on a GPU, or that sees none.
+        ValueError: for a backend that has no GPU tensors or sees no GPU.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
@@ -111,17 +108,17 @@ def gpu_tensor_maker() -> Callable[[Any], Any]:
 
 
 def wait_for_gpu() -> None:
-    """Wait until Keras's backend has done all that it was asked for on the first GPU.
+    """Wait until Keras's backend has done all work that was queued on the first GPU.
 
-    The backend's own stream is waited for, not the GPU, but for PyTorch: while a thread records a
-    CUDA graph, as XLA does for steps that it compiles, CUDA lets nobody wait for the whole GPU.
-    What was asked for before, by any thread, comes first there.
+    On TensorFlow and JAX it waits for the backend's own stream, not for the whole GPU: CUDA forbids
+    that while a thread records a CUDA graph, as XLA does for steps that it compiles. The stream
+    does the work of all threads in order.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf
 
-        with tf.init_scope():  # whoever lets go of memory may be tracing a function
+        with tf.init_scope():  # memory may be released while a function is traced
             tf.test.experimental.sync_devices()
     elif backend == "torch":
         import torch
@@ -133,7 +130,7 @@ def wait_for_gpu() -> None:
 
 @functools.cache
 def _jax_mark() -> Callable[[], Any]:
-    """Return a computation that JAX does after all that it was asked for before."""
+    """Return a computation that JAX does after all work that is queued before it."""
     import jax
 
     zero = jax.device_put(np.float32(0), jax.devices()[0])

@@ -1,37 +1,38 @@
-"""TimedBatches: batches on their way into Keras, and how long the training waits for them.
-
-Does not belong here: what the seconds mean (`callbacks/stalls.py`, `profiling/diagnosis.py`).
-"""
+"""TimedBatches: batches on their way into Keras, and how long the training waits for them."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 
-from tutorlib.keras_bridge.adapter import DataAdapter, Pass
-from tutorlib.keras_bridge.fit_arguments import given_beside
+from tutorlib.keras_bridge.adapter import Pass, TensorAdapter
+from tutorlib.keras_bridge.ignored_arguments import refuse_ignored_arguments
+
+REMEDIES = dict.fromkeys(
+    ("y", "sample_weight", "class_weight", "batch_size"),
+    "the data must hold inputs, labels and weights in batches",
+)
 
 
-class TimedBatches(DataAdapter):
-    """What `fit` takes in place of data, to learn how long it waits for each batch.
+class TimedBatches(TensorAdapter):
+    """What `fit` takes instead of data, to measure how long it waits for each batch.
 
-    Keras calls a `tf.data.Dataset` from inside a compiled function, where no clock can be read.
-    Given this, it takes each batch in Python, as it does from a `KerasSequenceLoader`, and hands it
-    to the compiled step: the same batches and the same step, and some 0.1 ms more a step.
+    Keras iterates over a `tf.data.Dataset` inside a compiled function, where no clock can be read.
+    It takes each batch of this object in Python, as from a `KerasSequenceLoader`, and hands it to
+    the compiled step: the same batches and the same step, for some 0.1 ms more per step.
 
     Args:
         data: (inputs, labels) or (inputs, labels, weights), batch by batch; each `iter(data)` is an
             epoch.
-        num_batches: of an epoch; None if nobody knows.
+        num_batches: number of batches of an epoch; None if it is not known.
         clock: function that returns seconds and never goes back.
 
     Attributes:
-        wait_s: seconds that were spent in taking batches.
-        batches: how many were taken.
+        wait_s: seconds spent in taking batches so far.
+        batches: number of batches taken so far.
 
     Example:
         >>> import numpy as np, tensorflow as tf
@@ -59,24 +60,24 @@ class TimedBatches(DataAdapter):
         """Return the timed batches of a `tf.data.Dataset`.
 
         Args:
-            dataset: batches as `fit` takes them.
-            options: as for the class.
+            dataset: `tf.data.Dataset` of batches, as `fit` takes it.
+            options: keyword arguments of the class.
 
         Raises:
-            ValueError: if Keras runs on another backend than TensorFlow, or within the scope of a
+            ValueError: if Keras does not run on TensorFlow, or within the scope of a
                 `tf.distribute` strategy, which needs the dataset itself.
-            TypeError: if it is no dataset.
+            TypeError: if it is not a dataset.
         """
         if keras.backend.backend() != "tensorflow":
             raise ValueError(
-                f"a tf.data.Dataset is timed on Keras's backend 'tensorflow' only, which is now "
-                f"{keras.backend.backend()!r}; take a KerasSequenceLoader"
+                "a tf.data.Dataset can be timed on Keras's backend 'tensorflow' only, but the "
+                f"backend is {keras.backend.backend()!r}; use a KerasSequenceLoader"
             )
         import tensorflow as tf
 
         if not isinstance(dataset, tf.data.Dataset):
             raise TypeError(
-                f"what is to be timed must be a KerasSequenceLoader or a tf.data.Dataset, got a "
+                "the data to time must be a KerasSequenceLoader or a tf.data.Dataset, got a "
                 f"{type(dataset).__name__}"
             )
         if tf.distribute.has_strategy():
@@ -88,7 +89,7 @@ class TimedBatches(DataAdapter):
         """Return the next batch, and add the seconds that it took.
 
         Raises:
-            StopIteration: if there is none.
+            StopIteration: after the last batch.
         """
         started = self._clock()
         try:
@@ -98,55 +99,36 @@ class TimedBatches(DataAdapter):
         self.batches += 1
         return batch
 
-    def get_tf_dataset(self) -> Iterable[Any]:
-        """Return the batches: an iterable of which each `iter()` is an epoch."""
-        return _Epochs(self, self._data)
-
-    get_jax_iterator = get_tf_dataset
-    get_torch_dataloader = get_tf_dataset
-    get_numpy_iterator = get_tf_dataset
+    def new_pass(self) -> Pass:
+        """Return an iterator over the batches of an epoch."""
+        return _TimedPass(self, self._data)
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch; Keras asks for it when it takes the data in.
+        """Number of batches of an epoch, or None; for Keras, which is when it takes the data in.
 
         Raises:
-            ValueError: if `fit` was given something beside the data that Keras would now ignore.
+            ValueError: if Keras was given an argument that it would ignore.
         """
-        given = given_beside(self, sys._getframe(1))
-        ignored = sorted(set(given) - {"epoch_iterator", "shuffle"})
-        if ignored:
-            raise ValueError(
-                f"{', '.join(ignored)} beside timed batches would have no effect: they hold "
-                "inputs, labels and weights, in batches. Put it into the data."
-            )
+        refuse_ignored_arguments(self, "timed batches", REMEDIES, {})
         return self._num_batches
 
     @property
     def has_partial_batch(self) -> bool:
-        """Keras asks data adapters for it; nothing depends on it here."""
+        """False; Keras asks for it, but nothing depends on it here."""
         return False
 
 
-class _Epochs(Iterable[Any]):
-    """What Keras iterates over."""
-
-    def __init__(self, timed: TimedBatches, data: Iterable[Any]) -> None:
-        self._timed, self._data = timed, data
-
-    def __iter__(self) -> Iterator[Any]:
-        return _TimedPass(self._timed, self._data)
-
-
 class _TimedPass(Pass):
-    """An epoch; nothing begins before a batch is asked for, since Keras may ask for none."""
+    """An epoch; it begins with the first batch, because Keras may ask for none."""
 
     def __init__(self, timed: TimedBatches, data: Iterable[Any]) -> None:
         super().__init__()
         self._timed, self._data = timed, data
         self._batches: Iterator[Any] | None = None
 
-    def _take(self) -> Any:
+    def take(self) -> Any:
+        """Return the next batch, or raise StopIteration."""
         if self._batches is None:
             self._batches = iter(self._data)
         return self._timed.take(self._batches)

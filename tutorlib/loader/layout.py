@@ -1,13 +1,10 @@
-"""Layout: how the columns of a schema lie in batches, and what their values must be.
-
-Does not belong here: copying rows (`batching.py`), tensors (`tensors.py`).
-"""
+"""Layout: how the columns of a schema lie in a batch, and which values are accepted."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,21 +12,23 @@ import numpy as np
 from tutorlib.chunk import Masked, Ragged, Strings, array_namespace, is_array, to_host
 from tutorlib.schema import ROLES, Column, Schema
 
+STACKED_ROLES = ("categorical", "continuous")
+
 
 def batch_dtype(column: Column) -> np.dtype:
-    """Return the dtype that a column has in a batch, a function of the schema alone.
+    """Return the dtype that a column has in a batch; it depends on the schema alone.
 
-    Ids are int32 where the cardinality is known to fit, else as wide as in the file (int32 or
-    int64); continuous columns and weights are float32; labels are int32, int64 or float32.
+    Ids are int32 if the cardinality is known to fit, else int32 or int64 as in the file. Continuous
+    columns and weights are float32; labels are int32, int64 or float32.
 
     Raises:
-        ValueError: for text, which a Workflow must turn into ids first, for ids that are floating
-            point, and for types that no batch can hold (decimals, binary, ...).
+        ValueError: for strings, which a Workflow must turn into ids first, for floating-point ids,
+            and for types that no batch can hold (decimals, binary, ...).
     """
     if column.dtype == "string":
         raise ValueError(
-            f"column {column.name!r} is text; turn it into ids with a Workflow (Categorify or "
-            "HashBucket) and loader.map(workflow)"
+            f"column {column.name!r} holds strings; turn them into ids with a Workflow (Categorify "
+            "or HashBucket) and loader.map(workflow)"
         )
     try:
         dtype = np.dtype(column.dtype)
@@ -51,11 +50,11 @@ def batch_dtype(column: Column) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What lies together in a batch, and is copied as one: a column, or several as records.
+    """What is copied as one: a column, or the columns of a stacked matrix as records.
 
     Args:
-        name: its name in a batch.
-        dtype: of each of its values.
+        name: name in the batch.
+        dtype: dtype of every value.
         columns: the columns, in order.
     """
 
@@ -70,29 +69,32 @@ class Field:
 
     @property
     def cell(self) -> np.dtype:
-        """The dtype under which the field of a row is one value."""
+        """A dtype of which one value is the field of a row."""
         return np.dtype(f"u{self.nbytes}" if len(self.columns) == 1 else f"V{self.nbytes}")
 
 
 class Layout:
-    """How the columns of a schema lie in batches.
+    """How the columns of a schema lie in a batch.
 
     Args:
-        schema: columns as they leave the workflow.
+        schema: schema of the batches, after a mapped workflow.
         stacked: whether a batch holds "categorical" and "continuous" as one matrix each.
         check_ids: whether ids outside [0, cardinality) are refused.
-        nulls: "error" refuses nulls, and NaN in continuous columns; "fill" puts 0 in their place;
-            {name: value} puts the value there and refuses them in other columns. Labels and weights
-            must have values in any case.
-        max_list_length: longest list of a multi-hot column that is allowed; None for any.
-        min_int_dtype: integers are made at least so wide: "int32" or "int64".
+        nulls: "error" refuses nulls, and NaN in continuous columns; "fill" replaces them by 0;
+            {name: value} replaces them in these columns and refuses them in others. Labels and
+            weights must always have values.
+        max_list_length: longest list that is accepted, at least 1; None for any.
+        min_int_dtype: "int32" or "int64": integers have at least this width.
 
     Attributes:
         dtypes: {name: dtype in a batch}.
-        fields: what scalar columns lie in, in order: one each, or stacked by role.
-        places: {name: (column, number of its field, index in the field)} of scalar columns.
+        fields: list of `Field`, in order: one for each scalar column, or one for each stacked role.
+        positions: {name of a scalar column: (column, number of its field, index in the field)}.
         ragged: {name: multi-hot column}.
         row_bytes: bytes of a row in a batch, without multi-hot columns.
+
+    Raises:
+        ValueError: if a column cannot be in a batch, names clash, or `nulls` does not fit.
     """
 
     def __init__(
@@ -111,54 +113,33 @@ class Layout:
         self.dtypes = {c.name: _widened(batch_dtype(c), min_int_dtype) for c in columns}
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
-        made = [f"{name}__{part}" for name in self.ragged for part in ("values", "nnzs", "offsets")]
-        for column in columns:
-            if column.name in made:
-                raise ValueError(f"column {column.name!r} has a name that a list column makes")
-        for column in self.ragged.values():
-            if column.role != "categorical":
-                raise ValueError(
-                    f"column {column.name!r}: a list must be categorical, not {column.role}"
-                )
-        self.scalars = [column for column in columns if not column.multi_hot]
+        _check_columns(columns, stacked)
         self.fields: list[Field] = []
-        self.places: dict[str, tuple[Column, int, int]] = {}
-        together = {column.name: [column] for column in self.scalars}
-        if stacked:
-            for column in columns:
-                features = ("categorical", "continuous")
-                if column.name in features and (column.multi_hot or column.role not in features):
-                    raise ValueError(
-                        f"column {column.name!r} has the name of a stacked matrix; rename it, or "
-                        "use batch_layout='columns'"
-                    )
-            for role in ("categorical", "continuous"):
-                chosen = [together.pop(c.name)[0] for c in self.scalars if c.role == role]
-                if chosen:
-                    together[role] = chosen
+        self.positions: dict[str, tuple[Column, int, int]] = {}
+        together: dict[str, list[Column]] = {}
+        for column in columns:
+            if not column.multi_hot:
+                name = column.role if stacked and column.role in STACKED_ROLES else column.name
+                together.setdefault(name, []).append(column)
         for name, chosen in together.items():
             dtype = max((self.dtypes[c.name] for c in chosen), key=lambda dtype: dtype.itemsize)
             for index, column in enumerate(chosen):
                 self.dtypes[column.name] = dtype
-                self.places[column.name] = column, len(self.fields), index
+                self.positions[column.name] = column, len(self.fields), index
             self.fields.append(Field(name, dtype, tuple(chosen)))
         self.row_bytes = sum(field.nbytes for field in self.fields)
 
-    def cells(
-        self,
-        column: Column,
-        values: Any,
-        *,
-        first_row: int = 0,
-        offsets: Any = None,
-    ) -> Any:
-        """Return the values of one column as a batch holds them, checked, where they are.
+    def cells(self, column: Column, values: Any, *, first_row: int = 0, offsets: Any = None) -> Any:
+        """Return the checked values of a column in the dtype of a batch, on the same device.
 
         Args:
-            column: of the schema.
-            values: its values, of NumPy or CuPy.
+            column: column of the schema.
+            values: its values as they were read: an array of NumPy or CuPy, or `Masked`.
             first_row: number of the row of `values[0]`, for messages.
-            offsets: int64 [n + 1] if the values stand in lists.
+            offsets: int64 [n + 1] of the lists that hold the values; None for scalar columns.
+
+        Returns:
+            Array of the same length.
 
         Raises:
             ValueError: for nulls, ids out of range or a kind that does not fit the schema; the
@@ -168,13 +149,13 @@ class Layout:
         if isinstance(values, Masked):
             values = self._without_nulls(column, values, first_row, offsets)
         if isinstance(values, (Ragged, Strings)):
-            kind = "lists" if isinstance(values, Ragged) else "text"
+            kind = "lists" if isinstance(values, Ragged) else "strings"
             raise ValueError(
                 f"column {column.name!r}: holds {kind}, but the schema says {column.dtype}"
             )
         if not is_array(values) or values.ndim != 1:
             raise ValueError(
-                f"column {column.name!r}: an array of one value a row is needed, got a "
+                f"column {column.name!r}: an array with one value per row is needed, got a "
                 f"{type(values).__name__} of shape {np.shape(values)}"
             )
         if values.dtype.kind == "b":
@@ -189,7 +170,7 @@ class Layout:
                 column, Masked(values, ~xp.isnan(values)), first_row, offsets
             )
         if column.cardinality is not None and self.check_ids and len(values):
-            _check_ids(column, values, first_row, offsets)
+            _check_ids(column.name, column.cardinality, values, first_row, offsets)
         elif dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
             _check_fits(column, values, dtype)
         if dtype.kind == values.dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
@@ -201,7 +182,7 @@ class Layout:
             return values.values
         fill = self._fills.get(column.name)
         if fill is not None and is_array(values.values):
-            # The fill may be a number that only the batch's dtype can hold: 0.5 among integers.
+            # The fill may be a number that only the batch's dtype can hold: 0.5 for integers.
             made, dtype = values.values, self.dtypes[column.name]
             if dtype.kind == "f" or np.can_cast(made.dtype, dtype):
                 made = made.astype(dtype)
@@ -209,20 +190,25 @@ class Layout:
             return xp.where(values.valid, made, made.dtype.type(fill))
         row = first_row + _row(values.valid.argmin(), offsets)
         if column.role in ("label", "weight"):
-            advice = f"a {column.role} must have a value: fill it, or leave the row out of the data"
+            advice = f"a {column.role} must have a value: fill it or drop the row (filters=...)"
         else:
             advice = (
-                "pass nulls='fill', or fill it in a Workflow (FillMissing; Categorify gives nulls "
-                "an id of their own) or in the data"
+                "pass nulls='fill', or map a Workflow that fills it (FillMissing; Categorify gives "
+                "nulls an id of their own)"
             )
         raise ValueError(f"column {column.name!r}: null or NaN at row {row}; {advice}")
 
     def list_cells(self, column: Column, lists: Any, *, first_row: int = 0) -> Ragged:
-        """Return the lists of a multi-hot column as a batch holds them, checked.
+        """Return the checked lists of a multi-hot column, with values in the dtype of a batch.
+
+        Args:
+            column: column of the schema.
+            lists: its lists as they were read.
+            first_row: number of the row of the first list, for messages.
 
         Raises:
-            ValueError: as `cells`, and for a column that holds no lists, or a list that is longer
-                than `max_list_length`.
+            ValueError: as `cells`; also for a column without lists and for a list longer than
+                `max_list_length`.
         """
         if not isinstance(lists, Ragged):
             raise ValueError(
@@ -241,10 +227,31 @@ class Layout:
         return Ragged(values, lists.offsets)
 
 
+def _check_columns(columns: Sequence[Column], stacked: bool) -> None:
+    lists = [column.name for column in columns if column.multi_hot]
+    made = [f"{name}__{part}" for name in lists for part in ("values", "nnzs", "offsets")]
+    for column in columns:
+        if column.name in made:
+            raise ValueError(
+                f"column {column.name!r} has the name of a tensor that a list column becomes; "
+                "rename it"
+            )
+        if column.multi_hot and column.role != "categorical":
+            raise ValueError(
+                f"column {column.name!r}: a list must be categorical, not {column.role}"
+            )
+        in_matrix = column.role in STACKED_ROLES and not column.multi_hot
+        if stacked and column.name in STACKED_ROLES and not in_matrix:
+            raise ValueError(
+                f"column {column.name!r} has the name of a stacked matrix; rename it, or use "
+                "batch_layout='columns'"
+            )
+
+
 def _fills(
     schema: Schema, dtypes: Mapping[str, np.dtype], nulls: str | Mapping[str, float]
 ) -> dict[str, float]:
-    """Return {name: value to put in the place of a null} of the columns that have one."""
+    """Return {name of a column: value that replaces its nulls}."""
     if isinstance(nulls, str):
         if nulls not in ("error", "fill"):
             raise ValueError(f"nulls must be 'error', 'fill' or {{column: value}}, got {nulls!r}")
@@ -259,7 +266,7 @@ def _fills(
         end = schema[name].cardinality or np.iinfo(dtypes[name]).max + 1
         if not 0 <= value < end or value != int(value):
             raise ValueError(
-                f"nulls: {value!r} is no id of column {name!r}, whose ids are integers in "
+                f"nulls: {value!r} is not an id of column {name!r}, whose ids are integers in "
                 f"[0, {end})"
             )
     return dict(nulls)
@@ -269,15 +276,16 @@ def _widened(dtype: np.dtype, min_int_dtype: str) -> np.dtype:
     return max(dtype, np.dtype(min_int_dtype)) if dtype.kind == "i" else dtype
 
 
-def _row(place: Any, offsets: Any) -> int:
-    """Return the row of a value: its place, or that of the list which it stands in."""
+def _row(index: Any, offsets: Any) -> int:
+    """Return the row of the value at `index`: itself, or the number of the list that holds it."""
     if offsets is None:
-        return int(place)
-    return int(np.searchsorted(to_host(offsets), int(place), side="right") - 1)
+        return int(index)
+    return int(np.searchsorted(to_host(offsets), int(index), side="right") - 1)
 
 
 def _narrowed(column: Column, values: Any, dtype: np.dtype, first_row: int, offsets: Any) -> Any:
-    if isinstance(values, np.ndarray):  # the processor tells; a GPU does not
+    """Return the values in a narrower floating-point dtype; raises ValueError on overflow."""
+    if isinstance(values, np.ndarray):  # a CPU reports overflow; a GPU does not
         with contextlib.suppress(FloatingPointError), np.errstate(over="raise"):
             return values.astype(dtype)
     with np.errstate(over="ignore"):
@@ -286,16 +294,15 @@ def _narrowed(column: Column, values: Any, dtype: np.dtype, first_row: int, offs
     wrong = xp.isinf(made) & ~xp.isinf(values)
     if not wrong.any():
         return made
-    place = int(wrong.argmax())
+    index = int(wrong.argmax())
     raise ValueError(
-        f"column {column.name!r}: {_at(values, place)} at row {first_row + _row(place, offsets)} "
+        f"column {column.name!r}: {_at(values, index)} at row {first_row + _row(index, offsets)} "
         f"is too large for {dtype}; scale the column in a Workflow (LogOp, Normalize) or clip it"
     )
 
 
-def _at(values: Any, place: int) -> Any:
-    """Return one of the values."""
-    return to_host(values[place : place + 1])[0]
+def _at(values: Any, index: int) -> Any:
+    return to_host(values[index : index + 1])[0]
 
 
 def _check_fits(column: Column, values: Any, dtype: np.dtype) -> None:
@@ -308,19 +315,19 @@ def _check_fits(column: Column, values: Any, dtype: np.dtype) -> None:
         )
 
 
-def _check_ids(column: Column, values: Any, first_row: int, offsets: Any) -> None:
-    if values.dtype.kind == "i" and column.cardinality > np.iinfo(values.dtype).max:
+def _check_ids(name: str, cardinality: int, values: Any, first_row: int, offsets: Any) -> None:
+    if values.dtype.kind == "i" and cardinality > np.iinfo(values.dtype).max:
         wrong = values < 0
         if not wrong.any():
             return
     else:
         unsigned = values.view(f"u{values.dtype.itemsize}")  # a negative id becomes a huge one
-        if int(unsigned.max()) < column.cardinality:
+        if int(unsigned.max()) < cardinality:
             return
-        wrong = unsigned >= column.cardinality
-    place = int(wrong.argmax())
+        wrong = unsigned >= cardinality
+    index = int(wrong.argmax())
     raise ValueError(
-        f"column {column.name!r}: id {_at(values, place)} is outside [0, {column.cardinality}) at "
-        f"row {first_row + _row(place, offsets)}. Refit the Workflow, or give the right "
+        f"column {name!r}: id {_at(values, index)} is outside [0, {cardinality}) at "
+        f"row {first_row + _row(index, offsets)}. Refit the Workflow, or give the right "
         "cardinality."
     )

@@ -1,8 +1,7 @@
-"""Lengths: to how many values lists are padded, so that XLA and JAX compile few times.
+"""List lengths: to how many values lists are padded, so that XLA and JAX compile few times.
 
-Both compile anew for every shape. The values of a multi-hot column have another length in every
-batch, and the longest list is another one, which would be a compilation a step. Does not belong
-here: the padding (`batching.py`, `device_batches.py`, `tensors.py`, `layers/buckets.py`).
+Both compile for every new shape. The number of values of a multi-hot column differs from batch to
+batch, and so does the longest list: without padding, every step would compile.
 """
 
 from __future__ import annotations
@@ -15,38 +14,38 @@ import numpy as np
 
 # 64, 72, 80, ..., 128, 144, ...: eight lengths until each doubling.
 LENGTHS = np.array([m << k for k in range(3, 36) for m in range(8, 16)], np.int64)
-SPREAD = 4  # standard deviations above the mean, of lists whose lengths spread as wide as they are
+SPREAD = 4  # standard deviations above the mean, of lists whose lengths deviate by their mean
 
 
 class ListLengths:
-    """How long the arrays of lists in a batch are: as long as they must be."""
+    """The lengths of a batch's list arrays: here as long as they must be."""
 
     def values(self, name: str, rows: int, count: int) -> int:
-        """Return the length of the array with the values of all lists of a batch.
+        """Return the length of the array that holds all values of a list column in a batch.
 
         Args:
-            name: the list column.
-            rows: of the batch.
-            count: values of its lists.
+            name: name of the list column.
+            rows: rows of the batch.
+            count: number of values in its lists.
         """
         return count
 
     def width(self, longest: int) -> int:
-        """Return the columns of a matrix with a list in each row, given the longest."""
+        """Return the width of a matrix with one list in each row, given the longest list."""
         return longest
 
 
 class BucketedValues(ListLengths):
-    """Arrays of values in few lengths, nearly always one for all batches of as many rows.
+    """Arrays of values in few lengths, nearly always one length for all batches of one size.
 
-    The files tell how long lists are on average. What batches of so many rows have at most, but for
-    one in thousands, is the length of all of them: with a bucket of its own, some batch would lie
-    beside the others in every epoch, and of several columns every combination is a shape. It costs
-    a tenth more with batches of 4,096 rows, a third with 256. A batch that has more, or not half of
-    what it should, gets its own bucket.
+    The files tell how long lists are on average. Batches are padded to a length that one in
+    thousands exceeds: if each had the next bucket of its own number of values, some batch would
+    differ in every epoch, and with several list columns every combination is a shape. This adds a
+    tenth to batches of 4,096 rows and a third to batches of 256. A batch with more values, or fewer
+    than half the mean, gets a bucket of its own.
 
     Args:
-        values_per_row: {list column: mean number of values}; columns may be missing.
+        values_per_row: {list column: mean number of values in a row}; columns may be missing.
 
     Example:
         >>> lengths = BucketedValues({"g": 3.0})
@@ -60,7 +59,7 @@ class BucketedValues(ListLengths):
         self._values_per_row = values_per_row
 
     def values(self, name: str, rows: int, count: int) -> int:
-        """Return the usual length for so many rows, or the bucket of `count`."""
+        """Return the usual length for this number of rows, or the bucket of `count`."""
         mean = self._values_per_row.get(name, 0) * rows
         usual = math.ceil(mean * (1 + SPREAD / math.sqrt(rows)))
         return bucket_length(usual if mean / 2 <= count <= usual else count)
@@ -75,31 +74,22 @@ class BucketedWidths(ListLengths):
 
 
 def list_lengths(multi_hot: str, bucket_lists: bool, source: Any) -> ListLengths:
-    """Return how long a loader makes the arrays of its lists.
+    """Return the lengths of a loader's list arrays.
 
     Args:
-        multi_hot: the form of lists: "nnzs", "offsets", "ragged" or "padded".
-        bucket_lists: whether they shall come in few shapes.
-        source: the `ParquetSource`, whose footers tell the mean length of lists.
-
-    Raises:
-        ValueError: for ragged tensors in few shapes.
+        multi_hot: form of lists: "nnzs", "offsets", "ragged" or "padded".
+        bucket_lists: whether lists come in few shapes.
+        source: `ParquetSource`; its footers tell the mean length of lists.
     """
     if not bucket_lists:
         return ListLengths()
-    if multi_hot == "ragged":
-        raise ValueError(
-            "bucket_lists=True pads behind the last list, but multi_hot='ragged' gives a "
-            "tf.RaggedTensor, whose values end with its last row. Use 'nnzs', 'offsets' or "
-            "'padded'."
-        )
     return BucketedWidths() if multi_hot == "padded" else BucketedValues(values_per_row(source))
 
 
 def values_per_row(source: Any) -> dict[str, float]:
-    """Return {list column: mean number of values in a row} of a `ParquetSource`, by its footers.
+    """Return {list column: mean number of values in a row} by the footers of a `ParquetSource`.
 
-    They count an empty list as one value. Of lists of text they tell nothing.
+    Footers count an empty list as one value, and do not count lists of strings.
     """
     numbers = {
         name: np.dtype(kind).itemsize
@@ -112,8 +102,8 @@ def values_per_row(source: Any) -> dict[str, float]:
 def bucket_length(size: int) -> int:
     """Return the length to which `size` values are padded: the next of 64, 72, 80, ..., 128, 144.
 
-    There are eight such lengths until each doubling, so at most an eighth is added, and a training
-    whose batches differ by a factor of two in their number of values compiles at most nine times.
+    Eight lengths lie between a power of two and the next, so padding adds at most an eighth (above
+    64 values), and batches whose numbers of values differ by a factor of two have nine lengths.
 
     Example:
         >>> [bucket_length(size) for size in (1, 64, 65, 1000)]
@@ -125,9 +115,9 @@ def bucket_length(size: int) -> int:
 def bucket_width(longest: int) -> int:
     """Return the width of a matrix whose longest list is given: the next of 1, 2, 3, 4, 6, 8, 12.
 
-    Two such widths until each doubling, at most half as much again. Coarser than `bucket_length`,
-    for the longest of a batch's lists varies from batch to batch far more than their sum does; and
-    beginning at 1, for most lists are short.
+    Two widths lie between a power of two and the next, so padding adds at most half. They are
+    coarser than `bucket_length` because the longest list of a batch varies far more than the number
+    of values, and begin at 1 because most lists are short.
 
     Example:
         >>> [bucket_width(longest) for longest in (0, 1, 3, 5, 7, 9, 100)]

@@ -1,27 +1,28 @@
 """EpochPlan: which rows are read together and in which batch each one lands. No I/O.
 
-The plan of an epoch is a pure function of the row counts of the row groups and of the settings, so
+The plan of an epoch is a pure function of the row counts of the row groups and of the settings. So
 its length is known before anything is read, any batch can be found without those before it, and
-every rank can work out its own share without talking to the others. It has three steps:
+ranks need not talk to each other. It has three steps:
 
 1. Neighbouring row groups form *partitions*; a row group that is larger than a partition forms
-   several, its *slices*. Shuffled, the row groups, or what is put together of them, are put in
-   random order.
-2. That sequence of rows is cut into one run of rows a rank, all of the same length, give or take
-   one row. Each `parts_per_chunk` partitions of a run, from distant places, form a *chunk*. The
-   slices of a row group go to successive chunks, in order, so that it is read through once.
-3. The rows of a chunk are dealt out at random to the batches that lie in it. Batch i holds
-   positions [i * batch_size, (i + 1) * batch_size) of all chunks laid end to end: what a chunk has
-   left over begins the next batch, so every row is shuffled in its own chunk, and no order depends
-   on what came before.
+   several, its *slices*. If rows are shuffled, the groups that form partitions are put in random
+   order.
+2. That sequence of rows is cut into one run of rows per rank, all of the same length, give or take
+   one row. Each `parts_per_chunk` partitions of a run, from distant parts of the data, form a
+   *chunk*. The slices of a row group go to successive chunks, in order, so that it is read through
+   once.
+3. The rows of a chunk are assigned at random to the batches that lie in it. Batch i holds positions
+   [i * batch_size, (i + 1) * batch_size) of all chunks laid end to end: what a chunk has left over
+   begins the next batch. So each row is shuffled within its own chunk, and the order of a chunk
+   depends on no other.
 
-Dealing out works in *blocks* of neighbouring rows and *groups* of successive batches, both small
-enough that a column of one stays in the processor's second-level cache: first it is drawn how many
-rows of each block each group gets (a multivariate hypergeometric draw), then which, then which
-batch of the group they go to (each a random split of the rows, `_random_split`). Together this is a
-uniform choice of the rows of every batch, at a tenth of the cost of permuting the chunk as a whole.
-A batch is a random set of rows: which rows it has is drawn, while within the batch they keep the
-order of the chunk, so that all copying goes through memory in one direction.
+Rows are assigned by *blocks* of neighbouring rows and *groups* of successive batches, both small
+enough that one column of them stays in the second-level cache: first it is drawn how many rows each
+block gives to each group (multivariate hypergeometric), then which rows, then which batch of the
+group each goes to (both random splits, `_random_split`). Together this chooses the rows of each
+batch uniformly, at a tenth of the cost of permuting the chunk as a whole. A batch is a random set:
+which rows it has is random, but they keep the order of the chunk, so that all copies go through
+memory in one direction.
 
 Random numbers come from a counter-based generator (Philox) keyed by (seed, epoch) and the chunk.
 """
@@ -37,6 +38,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from tutorlib.checks import check_integer, check_positive
 from tutorlib.parquet import RowRange
 
 BLOCK_ROWS = 131_072  # 512 KiB of 4-byte values
@@ -44,14 +46,20 @@ GROUP_ROWS = 65_536  # 256 KiB of them
 
 
 def blocks_of(row_range: RowRange) -> list[tuple[int, int]]:
-    """Return the blocks of a row range: (start, stop), counted from its first row."""
+    """Return (start, stop) of each block of a row range, counted from its first row."""
     starts = range(0, row_range.num_rows, BLOCK_ROWS)
     return [(start, min(start + BLOCK_ROWS, row_range.num_rows)) for start in starts]
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkPlan:
-    """Pieces that are read and shuffled together; `first` is the position of their first row."""
+    """Row ranges that are read and shuffled together.
+
+    Args:
+        index: number of the chunk in the epoch.
+        first: position of its first row in all chunks laid end to end.
+        row_ranges: its rows, in the order in which they are read.
+    """
 
     index: int
     first: int
@@ -64,7 +72,7 @@ class ChunkPlan:
 
     @functools.cached_property
     def block_rows(self) -> list[int]:
-        """Rows of each block, over all pieces in order."""
+        """Rows of each block, over all row ranges in order."""
         return [
             stop - start for row_range in self.row_ranges for start, stop in blocks_of(row_range)
         ]
@@ -76,9 +84,9 @@ class RowSlice:
 
     Args:
         group: number of the group.
-        first: the row of the group from which on they stand.
-        start: the first of them, in the block's order.
-        stop: one behind the last of them.
+        first: row of the group at which they begin.
+        start: first of them, in the order in which the block is scattered.
+        stop: one past the last of them.
     """
 
     group: int
@@ -92,22 +100,22 @@ class EpochPlan:
 
     Args:
         row_counts: rows of each row group of the source, in order.
-        batch_size: rows of a batch.
-        shuffle: False keeps the order of the source.
-        seed: any integer from 0.
+        batch_size: rows per batch, at least 1.
+        shuffle: whether rows come in random order; False keeps the order of the source.
+        seed: 0 to 2**64 - 1.
         epoch: number of the epoch, from 0.
-        partition_rows: most rows of a partition.
-        parts_per_chunk: partitions that are mixed in one chunk.
+        partition_rows: most rows of a partition, at least 1.
+        parts_per_chunk: number of partitions that are mixed in one chunk, at least 1.
         rank: number of this rank, from 0.
-        world_size: ranks in all.
-        drop_last: leave out the last batch where it is not full. All ranks leave out equally many
-            batches, so at most `batch_size` rows each.
-        limit_rows: take only the first so many rows of the source.
+        world_size: number of ranks.
+        drop_last: whether to leave out a last batch that is not full. All ranks leave out equally
+            many batches, so at most `batch_size` rows each.
+        limit_rows: use only this many rows from the start of the source; None for all.
 
     Attributes:
         num_rows: rows of this rank, before `drop_last`.
         batch_sizes: rows of every batch; all ranks have equally many batches.
-        group_batches: batches of a group; the last group may have fewer.
+        group_batches: number of batches of a group; the last group may have fewer.
         chunks: `ChunkPlan` of every chunk, in order.
 
     Raises:
@@ -134,19 +142,12 @@ class EpochPlan:
         drop_last: bool = False,
         limit_rows: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("partition_rows", partition_rows, 1),
-            ("parts_per_chunk", parts_per_chunk, 1),
-            ("world_size", world_size, 1),
-            ("seed", seed, 0),
-            ("epoch", epoch, 0),
-            ("limit_rows", 1 if limit_rows is None else limit_rows, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-        if seed >= 2**64:
-            raise ValueError(f"seed must be below 2**64, got {seed}")
+        check_positive(
+            batch_size=batch_size, partition_rows=partition_rows, parts_per_chunk=parts_per_chunk,
+            world_size=world_size, limit_rows=limit_rows,
+        )  # fmt: skip
+        check_integer("epoch", epoch, 0)
+        check_integer("seed", seed, 0, bits=64)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, world_size={world_size}), got {rank}")
         self.batch_size, self.shuffle = batch_size, shuffle
@@ -185,7 +186,7 @@ class EpochPlan:
 
     @property
     def num_groups(self) -> int:
-        """Groups of batches."""
+        """Number of groups of batches."""
         return len(self._group_starts) - 1
 
     def group_rows(self, group: int) -> int:
@@ -197,13 +198,13 @@ class EpochPlan:
         return self.batch_sizes[group * self.group_batches :][: self.group_batches]
 
     def chunks_of(self, group: int) -> tuple[int, int]:
-        """Return the first and the last chunk that rows of a group come from."""
+        """Return the first and the last chunk from which a group has rows."""
         first, stop = self._group_starts[group], self._group_starts[group + 1]
         first_chunk = bisect.bisect_right(self._firsts, first) - 1
         return first_chunk, bisect.bisect_left(self._firsts, stop) - 1
 
     def row_slices(self, chunk: int) -> list[list[RowSlice]]:
-        """Return for each block of a chunk what it gives to which groups."""
+        """Return for each block of a chunk the row slices that it gives to groups."""
         plan = self.chunks[chunk]
         end = min(plan.first + plan.num_rows, self._group_starts[-1])
         left = np.array(plan.block_rows)
@@ -228,15 +229,15 @@ class EpochPlan:
         return row_slices
 
     def order(self, chunk: int, block: int, row_slices: Sequence[RowSlice]) -> np.ndarray | None:
-        """Return the order in which the rows of a block are dealt out, int64 [rows].
+        """Return the order in which the rows of a block are scattered, int64 [rows].
 
-        The rows of each share keep their order in the block, so that picking them goes through
-        memory in one direction. None if the rows are not shuffled.
+        The rows of each row slice keep their order in the block, so that picking them goes through
+        memory in one direction. None if rows are not shuffled.
 
         Args:
             chunk: number of the chunk.
             block: number of the block in it.
-            row_slices: what `row_slices(chunk)` says of the block.
+            row_slices: those of `row_slices(chunk)` that are of the block.
         """
         if not self.shuffle:
             return None
@@ -248,8 +249,8 @@ class EpochPlan:
     def group_order(self, group: int) -> np.ndarray | None:
         """Return the order in which the rows of a group make up its batches, int64 [rows].
 
-        The rows of each batch keep their order in the group. None if the rows make up the batches
-        as they are: they are not shuffled, or the group has one batch.
+        The rows of each batch keep their order in the group. None if they are in order already:
+        rows are not shuffled, or the group has one batch.
         """
         sizes = self.group_sizes(group)
         if not self.shuffle or len(sizes) == 1:
@@ -257,20 +258,20 @@ class EpochPlan:
         return _random_split(self._random(-1 - self.rank, group), sizes)
 
 
-def _random_split(random: np.random.Generator, counts: Sequence[int]) -> np.ndarray:
+def _random_split(random: np.random.Generator, sizes: Sequence[int]) -> np.ndarray:
     """Return a random split of rows into parts of the given sizes, int64 [sum(counts)].
 
     The rows of the first part come first, in rising order, then those of the second, and so on.
-    Every such split is equally likely. Each row draws its part on its own; what parts then have too
-    many is taken out of them at random and given to those that have too few. No step looks at a
-    row's number, so no row is treated otherwise than another. 11 ns a row for 16 parts of 131,072
-    rows, where sorting random keys takes 77.
+    Every such split is equally likely. Each row draws its part independently; then random rows of
+    parts that have too many move to parts that have too few. No step looks at a row's number, so
+    all rows are treated alike. It takes 11 ns per row for 16 parts of 131,072 rows; sorting random
+    keys takes 77 ns.
 
     Args:
-        random: where the random numbers come from.
-        counts: rows of each part, at most 65,536 parts.
+        random: gives the random numbers.
+        sizes: rows of each part, at most 65,536 parts.
     """
-    counts = np.asarray(counts, dtype=np.int64)
+    counts = np.asarray(sizes, dtype=np.int64)
     rows = int(counts.sum())
     ends = np.cumsum(counts) * 2**16 // rows
     part_of_draw = np.repeat(np.arange(len(counts), dtype=np.uint16), np.diff(ends, prepend=0))
@@ -282,13 +283,13 @@ def _random_split(random: np.random.Generator, counts: Sequence[int]) -> np.ndar
         return order
     starts = np.cumsum(have) - have
     excess = np.maximum(have - counts, 0)
-    moved = np.zeros(rows, dtype=bool)  # places in `order`
+    moved = np.zeros(rows, dtype=bool)  # by index in `order`
     while excess.any():
         part = np.repeat(np.arange(len(counts)), excess)
-        places = starts[part] + (random.random(len(part)) * have[part]).astype(np.int64)
-        places = np.unique(places[~moved[places]])
-        moved[places] = True
-        excess -= np.bincount(parts[order[places]], minlength=len(counts))
+        indices = starts[part] + (random.random(len(part)) * have[part]).astype(np.int64)
+        indices = np.unique(indices[~moved[indices]])
+        moved[indices] = True
+        excess -= np.bincount(parts[order[indices]], minlength=len(counts))
     moving = random.permutation(order[moved])
     parts[moving] = np.repeat(np.arange(len(counts)), np.maximum(counts - have, 0))
     return np.argsort(parts, kind="stable")
@@ -304,7 +305,7 @@ def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[RowRange
 
 
 def _partitions(row_ranges: Sequence[RowRange], partition_rows: int) -> list[list[RowRange]]:
-    """Put neighbouring pieces together as long as they stay within `partition_rows`."""
+    """Join neighbouring row ranges into partitions of at most `partition_rows` rows."""
     partitions: list[list[RowRange]] = []
     rows = 0
     for row_range in row_ranges:
@@ -317,7 +318,7 @@ def _partitions(row_ranges: Sequence[RowRange], partition_rows: int) -> list[lis
 
 
 def _cut(partitions: Sequence[list[RowRange]], first: int, last: int) -> list[list[RowRange]]:
-    """Return what lies in positions [first, last) of the rows of all partitions, end to end."""
+    """Return the rows at positions [first, last) of all partitions laid end to end."""
     run, position = [], 0
     for partition in partitions:
         kept = []
@@ -336,9 +337,9 @@ def _cut(partitions: Sequence[list[RowRange]], first: int, last: int) -> list[li
 def _slices(
     partitions: Sequence[list[RowRange]], partition_rows: int, lanes: int
 ) -> Iterator[list[RowRange]]:
-    """Yield partitions of at most `partition_rows` rows: large row groups come in slices.
+    """Yield partitions of at most `partition_rows` rows; larger row groups come in slices.
 
-    The slices of `lanes` partitions come in turn, those of one partition in their order.
+    The slices of `lanes` partitions alternate; those of one partition come in order.
     """
     waiting, open_lanes = iter(partitions), deque[deque[list[RowRange]]]()
     while True:
@@ -356,7 +357,7 @@ def _sliced(partition: list[RowRange], partition_rows: int) -> list[list[RowRang
     rows = sum(row_range.num_rows for row_range in partition)
     if rows <= partition_rows:
         return [partition]
-    (row_range,) = partition  # only a row group by itself can be larger
+    (row_range,) = partition  # only a single row group can be larger
     return [_cut_evenly(part, BLOCK_ROWS) for part in _cut_evenly(row_range, partition_rows)]
 
 
@@ -369,12 +370,13 @@ def _cut_evenly(row_range: RowRange, most_rows: int) -> list[RowRange]:
 def _chunks(
     partitions: Iterable[list[RowRange]], parts_per_chunk: int, in_turn: bool
 ) -> list[ChunkPlan]:
-    """Put partitions together; in turn, the first pieces of all of them come first.
+    """Join partitions into chunks; `in_turn`, the first row ranges of all partitions come first.
 
-    Successive pieces of a row group that is read in slices have to wait for each other, and must
-    not come out of order: where a chunk has several slices of it, they count as one.
+    Row ranges of a row group that is read in slices wait for each other and must stay in order:
+    several slices of one row group in a chunk count as one partition.
     """
-    chunks, position = [], 0
+    chunks: list[ChunkPlan] = []
+    position = 0
     partitions = iter(partitions)
     while group := list(itertools.islice(partitions, parts_per_chunk)):
         lanes: dict[int, list[RowRange]] = {}
@@ -389,7 +391,7 @@ def _chunks(
 
 
 def _batch_sizes(rows: int, least: int, most: int, batch_size: int, drop_last: bool) -> list[int]:
-    """Return the rows of each batch of a rank with `rows` rows, where ranks have least to most."""
+    """Return the batch sizes of a rank with `rows` rows, if ranks have `least` to `most` rows."""
     if drop_last:
         return [batch_size] * (least // batch_size)
     steps = -(-most // batch_size)
@@ -400,6 +402,6 @@ def _batch_sizes(rows: int, least: int, most: int, batch_size: int, drop_last: b
         )
     sizes = [batch_size] * (steps - 1)
     last = rows - sum(sizes)
-    if last == 0:  # another rank has one row more, and so one batch more: keep step with it
+    if last == 0:  # another rank has one row more, and so one batch more: match it
         sizes[-1], last = sizes[-1] - 1, 1
     return [*sizes, last]

@@ -1,7 +1,4 @@
-"""Bytes of a row in the places where a loader holds it, from the schema and the files' footers.
-
-Does not belong here: how many rows that allows (`sizing.py`).
-"""
+"""Bytes of a row in the places where a loader holds it, from the schema and the files' footers."""
 
 from __future__ import annotations
 
@@ -12,10 +9,10 @@ from tutorlib.loader.sizing import RowBytes
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
 
-READING_COPIES = 3  # of what is decoded at a time: compressed, decompressed, decoded
-SCATTER_COPIES = 2  # of a piece on a GPU: as it comes, and in the order in which it is dealt out
-SLICE_COPIES = 2  # of a slice, all columns at once: in parts as they are decoded, and joined
-LIST_COPIES = 2  # of lists in a chunk: as they come, and joined
+READING_COPIES = 3  # of what is being decoded: compressed, decompressed, decoded
+SCATTER_COPIES = 2  # of a row range on a GPU: as it is read, and in the order of its scatter
+SLICE_COPIES = 2  # of a slice, all columns together: in parts as they are decoded, and joined
+LIST_COPIES = 2  # of lists in a chunk: as they are read, and joined
 
 
 def row_bytes(
@@ -25,9 +22,9 @@ def row_bytes(
 
     Args:
         source: the files.
-        columns: that are read.
-        schema: of the batches; of lists counts what they have in the files.
-        whole: whether all columns are read before the first is dealt out, as a Workflow needs it.
+        columns: names of the columns to read.
+        schema: schema of the batches; list columns count as they are in the files.
+        whole: whether all columns are read before the first is scattered, as a Workflow needs it.
         stacked: whether columns become records.
     """
     stored = {name: source.nbytes_per_row([name]) for name in columns}
@@ -45,13 +42,13 @@ def row_bytes(
 def row_bytes_on_device(
     source: ParquetSource, columns: Sequence[str], schema: Schema, *, min_int_dtype: str
 ) -> RowBytes:
-    """Return the same on a GPU, where integers may be wider, and all columns are decoded at once.
+    """Return the same for a GPU, where integers may be wider and all columns are decoded together.
 
     Args:
         source: the files.
-        columns: that are read.
-        schema: of the batches.
-        min_int_dtype: dtype that integers of a batch have at least.
+        columns: names of the columns to read.
+        schema: schema of the batches.
+        min_int_dtype: "int32" or "int64": integers of a batch have at least this width.
     """
     wide = 1 if min_int_dtype == "int32" else 2  # times the CPU's bytes, at most
     stored = {name: source.nbytes_per_row([name]) for name in columns}
@@ -66,13 +63,13 @@ def row_bytes_on_device(
 
 
 def _list_bytes(source: ParquetSource, stored: dict[str, float], wide: int = 1) -> float:
-    """Return the bytes of the lists of a row, with their offsets."""
+    """Return the bytes of a row's lists with their offsets."""
     lists = [nbytes for name, nbytes in stored.items() if source.column_types[name][1]]
     return sum(LIST_COPIES * (wide * nbytes + 8) for nbytes in lists)
 
 
 def _value_bytes(column: Column) -> int:
-    """Return the bytes of a value in a batch; 8 for one that a Workflow has to change first."""
+    """Return the bytes of a value in a batch; 8 for one that a Workflow has to convert first."""
     try:
         return batch_dtype(column).itemsize
     except ValueError:

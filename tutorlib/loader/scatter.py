@@ -1,39 +1,32 @@
-"""Dealing: what a reader thread does with a piece: read it, transform it, deal its rows out.
-
-Does not belong here: the threads (`pipeline.py`), which row goes where (`plan.py`), the copying
-(`batching.py`, on a device `device_batches.py`).
-"""
+"""Scatterer: what a reader thread does with a row range: read, transform, scatter."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic
 
 from tutorlib.chunk import Chunk
-from tutorlib.loader import device_batches, host_batches
-from tutorlib.loader.host_batches import ScatterPlan
-from tutorlib.loader.layout import Layout
+from tutorlib.loader.batch_group import BatchBuilder, GroupT, ScatterPlan
 from tutorlib.loader.pipeline import Stopwatch
-from tutorlib.memory import BufferPool, DevicePool
+from tutorlib.memory import MemorySpace
 from tutorlib.parquet import ParquetError, ParquetSource, RowRange
 
 Transform = Callable[[Chunk], Chunk]
 
 
-class Scatterer:
-    """Reads a piece, transforms it, and copies its rows to the batches that they go to.
+class Scatterer(Generic[GroupT]):
+    """Reads a row range, transforms it, and copies its rows to the batches that they go to.
 
-    It is called from several threads, and holds nothing of the loader that it works for.
+    It is called from several threads and keeps no reference to the loader that it works for.
 
     Args:
-        source: where pieces are.
-        columns: to read.
-        layout: how the columns lie in batches.
-        pool: where the memory of batches comes from; of a device for batches on it.
-        stopwatch: where the seconds of "read", "transform" and "scatter" are added.
-        transform: is given a chunk of the columns read, and returns one of as many rows.
+        source: the files.
+        columns: names of the columns to read.
+        builder: makes the batches.
+        stopwatch: adds up the seconds of "read", "transform" and "scatter".
+        transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         names: columns that `transform` has to return.
     """
 
@@ -41,29 +34,27 @@ class Scatterer:
         self,
         source: ParquetSource,
         columns: Sequence[str],
-        layout: Layout,
-        pool: BufferPool | DevicePool,
+        builder: BatchBuilder[GroupT, Any],
         stopwatch: Stopwatch,
         transform: Transform | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        self._source, self._columns, self._layout = source, columns, layout
-        self._pool, self._stopwatch = pool, stopwatch
-        self._transform, self._names = transform, list(names)
-        self._scatter_rows, self._work = host_batches.scatter, self._scatter
-        if isinstance(pool, DevicePool):
-            self._scatter_rows = device_batches.scatter
-            self._work = device_batches.again_with_less(self._scatter, self._relieve, self._advice)
+        self._source, self._columns, self._builder = source, columns, builder
+        self._stopwatch, self._transform, self._names = stopwatch, transform, list(names)
 
-    def __call__(self, row_range: RowRange, scatter_plans: list[ScatterPlan]) -> None:
-        """Deal the rows of a piece out.
+    def __call__(self, row_range: RowRange, scatter_plans: list[ScatterPlan[GroupT]]) -> None:
+        """Scatter the rows of a row range.
 
         Raises:
-            ParquetError: if the piece cannot be read, or a value does not fit; says where.
+            ParquetError: if the rows cannot be read or a value does not fit; says where.
+            MemoryError: if a device has too little memory; says where and what to change.
             Exception: what `transform` raised, with a note that says where.
         """
         try:
-            self._work(row_range, scatter_plans)
+            if self._builder.space is None:
+                self._scatter(row_range, scatter_plans)
+            else:
+                self._scatter_or_retry(self._builder.space, row_range, scatter_plans)
         except ParquetError:
             raise
         except ValueError as error:
@@ -74,21 +65,21 @@ class Scatterer:
             error.add_note(f"in {self._source.location(row_range.row_group)}")
             raise
 
-    def _scatter(self, row_range: RowRange, scatter_plans: list[ScatterPlan]) -> None:
-        started, spent = time.perf_counter(), Counter[str]()
+    def _scatter(self, row_range: RowRange, scatter_plans: list[ScatterPlan[GroupT]]) -> None:
+        started, spent = time.perf_counter(), defaultdict[str, float](float)
         slice_of_group = row_range.row_group, self._columns, row_range.start, row_range.stop
-        read = _timed(self._source.columns(*slice_of_group), spent, "read")
+        columns = _timed(self._source.columns(*slice_of_group), spent, "read")
         if self._transform is not None:
-            chunk = Chunk(dict(read))
+            chunk = Chunk(dict(columns))
             began = time.perf_counter()
-            read = self._transformed(chunk).items()
+            columns = iter(self._transformed(self._transform, chunk).items())
             spent["transform"] = time.perf_counter() - began
-        self._scatter_rows(self._layout, read, scatter_plans, self._pool, first_row=row_range.start)
-        scatter = time.perf_counter() - started - spent.total()
+        self._builder.scatter(columns, scatter_plans, first_row=row_range.start)
+        scatter = time.perf_counter() - started - sum(spent.values())
         self._stopwatch.add(**spent, scatter=scatter)
 
-    def _transformed(self, chunk: Chunk) -> Chunk:
-        result = self._transform(chunk)
+    def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
+        result = transform(chunk)
         if not isinstance(result, Chunk):
             raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
         missing = [name for name in self._names if name not in result]
@@ -99,18 +90,30 @@ class Scatterer:
             )
         return result
 
-    def _relieve(self) -> None:
+    def _scatter_or_retry(
+        self, space: MemorySpace, row_range: RowRange, scatter_plans: list[ScatterPlan[GroupT]]
+    ) -> None:
+        """Scatter; if the device's memory runs out, free what can be freed and try once more."""
+        try:
+            self._scatter(row_range, scatter_plans)
+            return
+        except MemoryError:
+            pass  # the error is gone from here on, and with it what its traceback holds
         self._source.save_memory()
-        self._pool.clear()
+        self._builder.pool.clear()
+        try:
+            self._scatter(row_range, scatter_plans)
+        except MemoryError as error:
+            where = self._source.location(row_range.row_group)
+            raise MemoryError(
+                f"rows [{row_range.start}, {row_range.stop}) of {where}: they do not fit, not even "
+                f"in small steps. {space.advice()} ({error})"
+            ) from error
 
-    def _advice(self, row_range: RowRange, _: list[ScatterPlan]) -> str:
-        place = self._source.location(row_range.row_group)
-        rows = f"rows [{row_range.start}, {row_range.stop}) of {place}"
-        advice = self._pool.space.advice()
-        return f"{rows}: they do not fit, nor do they in small steps. {advice}"
 
-
-def _timed(items: Iterable[Any], spent: Counter[str], name: str) -> Iterator[Any]:
+def _timed(
+    items: Iterable[tuple[str, Any]], spent: dict[str, float], name: str
+) -> Iterator[tuple[str, Any]]:
     """Yield the items, adding the seconds that each took to come to `spent[name]`."""
     items = iter(items)
     while True:

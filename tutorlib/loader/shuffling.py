@@ -1,8 +1,4 @@
-"""shuffle_quality: how far the batches of an epoch are from those of a uniform shuffle.
-
-Belongs here: measuring an order that somebody else made, from the batches alone. Does not belong
-here: making one (`plan.py`).
-"""
+"""shuffle_quality: how far the batches of any reader are from those of a uniform shuffle."""
 
 from __future__ import annotations
 
@@ -17,9 +13,9 @@ KOLMOGOROV_MEAN = 0.8687311606  # sqrt(pi / 2) * ln 2, the mean of the Kolmogoro
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ShuffleQuality:
-    """Four numbers on the batches of an epoch, each with a known value for a uniform shuffle.
+    """Four numbers about the batches of an epoch, each with a known value for a uniform shuffle.
 
-    A row's *place* is its rank by the sorted column: where it stood before the shuffle.
+    A row's *rank* is its position in the sorted column: where it was before the shuffle.
 
     |                         | uniform shuffle  | not shuffled               |
     |-------------------------|------------------|----------------------------|
@@ -29,23 +25,26 @@ class ShuffleQuality:
     | `displacement`          | 1                | 0                          |
     | `effective_batch_size`  | batch_size       | about 1                    |
 
-    The first, and with it the last, is the one to go by. A column of which the place explains a
-    share r of the variance, in a straight line, has batch means that vary 1 + r (batch_variance -
-    1) times as much as in a uniform shuffle: with r = 0.01, a batch_variance of 400 makes it 5.
+    The first number is the most important; the last follows from it. If the rank explains a
+    fraction r of a column's variance linearly, the column's batch means vary
+    1 + r (batch_variance - 1) times as much as in a uniform shuffle: with r = 0.01, a
+    batch_variance of 400 makes it 5 times.
 
     Args:
         num_rows: rows of all batches.
-        num_batches: batches.
+        num_batches: number of batches.
         batch_size: rows of the largest batch.
-        batch_variance: variance of the batches' mean places, over that of a uniform shuffle. Above
-            1 a batch holds rows that stood near each other; below 1 it is more even than chance.
-        batch_distance: Kolmogorov-Smirnov distance between the places in a batch and all places,
-            mean over batches, over that of a uniform shuffle. It also sees a batch whose mean is
-            right but whose rows are not, such as one of first and last rows only.
-        neighbour_correlation: correlation of the mean places of successive batches. Near 1, one
-            batch after the other leans to the same side, and a model follows.
-        displacement: rows between a row's place and its batch, mean over rows, over that of a
-            uniform shuffle. Near 0, early rows come early; up to 1.5 if the order is turned round.
+        batch_variance: variance of the batches' mean ranks, divided by that of a uniform shuffle.
+            Above 1, a batch holds rows that were near each other; below 1, batches are more even
+            than by chance.
+        batch_distance: Kolmogorov-Smirnov distance between the ranks in a batch and all ranks, mean
+            over batches, divided by that of a uniform shuffle. It also finds a batch with the right
+            mean but the wrong rows, such as one of first and last rows only.
+        neighbour_correlation: correlation of the mean ranks of successive batches. Near 1,
+            successive batches lean to the same side, and a model follows.
+        displacement: number of rows between a row's rank and its batch, mean over rows, divided by
+            that of a uniform shuffle. Near 0, early rows come early; up to 1.5 for a reversed
+            order.
     """
 
     num_rows: int
@@ -58,7 +57,7 @@ class ShuffleQuality:
 
     @property
     def effective_batch_size(self) -> float:
-        """Rows drawn at random that tell as much of the mean place as a batch does."""
+        """Number of random rows that tell as much about the mean rank as a batch does."""
         return self.batch_size / self.batch_variance if self.batch_variance else float("inf")
 
     @property
@@ -81,24 +80,21 @@ class ShuffleQuality:
 def shuffle_quality(batches: Iterable[Any]) -> ShuffleQuality:
     """Measure how far the batches of one epoch are from those of a uniform shuffle.
 
-    What counts is which rows a batch has and when it comes. The order of the rows within a batch
-    does not: training takes a batch as a set. So it measures any reader by the same rule: this
+    It looks at which rows a batch has and when it comes, not at the order of the rows within a
+    batch: training takes a batch as a set. So it measures any reader by the same rule: this
     library's loader, which leaves the rows of a batch in the order of the files, as well as
-    tf.data's shuffle window.
+    tf.data's shuffle window. It does not notice rows that are missing or come twice.
 
-    It compares the batches with the rows that came. Rows left out are not noticed, nor are rows
-    that come twice.
-
-    10 million rows take about 5 seconds and 120 bytes a row.
+    10 million rows take about 5 seconds and 120 bytes per row.
 
     Args:
         batches: for each batch the values of a column that was sorted in ascending order before
             shuffling, such as a timestamp or the row's number: numbers or dates in an array or
-            tensor of any shape. Rows of one value share a place, the middle of theirs: a float32
-            column tells rows 0 to 16,777,216 apart.
+            tensor of any shape. Rows with the same value share the middle of their ranks: a float32
+            column distinguishes rows 0 to 16,777,216.
 
     Returns:
-        The four numbers, with what a uniform shuffle gives.
+        `ShuffleQuality`: the four numbers; its text says what a uniform shuffle gives.
 
     Raises:
         TypeError: if a batch is not an array of numbers.
@@ -122,7 +118,7 @@ neighbour_correlation 0.97 (0), displacement 0.00 (1))
     sample size of survey statistics (L. Kish, Survey Sampling, 1965), with batches as clusters.
     Mean of `batch_distance` by chance: M. A. Stephens, "Use of the Kolmogorov-Smirnov, Cramér-von
     Mises and related statistics without extensive tables" (1970); within 1 % for batches of 100
-    rows or more. What shuffling in part costs SGD: L. Xu et al., "Stochastic Gradient Descent
+    rows or more. The effect of partial shuffling on SGD: L. Xu et al., "Stochastic Gradient Descent
     without Full Data Shuffle", arXiv:2206.05830 (2022).
     """
     values, sizes = _collect(batches)
@@ -130,12 +126,12 @@ neighbour_correlation 0.97 (0), displacement 0.00 (1))
     if len(distinct) == 1:
         raise ValueError(
             f"the column must have been sorted, but all {len(values)} values are {distinct[0]}. "
-            "Take a column that tells rows apart, such as the row's number."
+            "Use a column that distinguishes rows, such as the row's number."
         )
-    stops = np.cumsum(counts)  # rows up to and with each distinct value
-    places = (stops - (counts + 1) / 2)[codes]  # the middle of the rows of one value, from 0
+    stops = np.cumsum(counts)  # rows up to and including each distinct value
+    ranks = (stops - (counts + 1) / 2)[codes]  # from 0; the middle for rows of one value
     starts = np.cumsum(sizes) - sizes  # of each batch
-    variance, correlation = _batch_means(places, starts, sizes)
+    variance, correlation = _batch_means(ranks, starts, sizes)
     return ShuffleQuality(
         num_rows=len(values),
         num_batches=len(sizes),
@@ -143,7 +139,7 @@ neighbour_correlation 0.97 (0), displacement 0.00 (1))
         batch_variance=variance,
         batch_distance=_batch_distance(codes, counts, starts, sizes),
         neighbour_correlation=correlation,
-        displacement=_displacement(places, starts, sizes),
+        displacement=_displacement(ranks, starts, sizes),
     )
 
 
@@ -154,7 +150,7 @@ def _collect(batches: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(batch, Mapping | tuple):
             raise TypeError(
                 f"a batch must be an array of the sorted column, got a {type(batch).__name__} as "
-                f"batch {number}. Take the column out of it: "
+                f"batch {number}. Pass the column only: "
                 "shuffle_quality(inputs['row'] for inputs, _ in loader)."
             )
         array = np.asarray(batch).ravel()
@@ -169,20 +165,20 @@ def _collect(batches: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
             )
         arrays.append(array)
     if len(arrays) < 2:
-        raise ValueError(f"a shuffle shows in two batches or more, got {len(arrays)}")
+        raise ValueError(f"there must be at least two batches, got {len(arrays)}")
     return np.concatenate(arrays), np.array([len(array) for array in arrays])
 
 
-def _batch_means(places: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
+def _batch_means(ranks: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
     """Return `batch_variance` and `neighbour_correlation`.
 
-    The first is the mean square between batches over that of all rows, as in an analysis of
-    variance; its mean over all permutations is exactly 1, whatever the sizes.
+    The first is the mean square between batches divided by that of all rows, as in an analysis of
+    variance; its mean over all permutations is exactly 1, for any batch sizes.
     """
-    deviations = places - places.mean()
+    deviations = ranks - ranks.mean()
     scores = np.add.reduceat(deviations, starts) / np.sqrt(sizes)  # of equal variance by chance
     between = scores @ scores
-    variance = between / (len(sizes) - 1) / (deviations @ deviations / (len(places) - 1))
+    variance = between / (len(sizes) - 1) / (deviations @ deviations / (len(ranks) - 1))
     correlation = scores[:-1] @ scores[1:] / between if between else 0.0
     return float(variance), float(correlation)
 
@@ -195,23 +191,23 @@ def _batch_distance(
     keys = np.repeat(np.arange(len(sizes)), sizes) * len(counts) + codes
     keys.sort()  # by batch, and by value within each
     codes = keys % len(counts)
-    upto = np.cumsum(counts) / rows  # share of all rows up to each value
+    upto = np.cumsum(counts) / rows  # fraction of all rows up to each value
     below = upto - counts / rows
-    ranks = np.arange(rows) - np.repeat(starts, sizes)  # in the batch, from 0
+    position = np.arange(rows) - np.repeat(starts, sizes)  # in the batch, from 0
     row_sizes = np.repeat(sizes, sizes)
-    above = (ranks + 1) / row_sizes - upto[codes]
-    under = below[codes] - ranks / row_sizes
+    above = (position + 1) / row_sizes - upto[codes]
+    under = below[codes] - position / row_sizes
     distances = np.maximum.reduceat(np.maximum(above, under), starts)
-    # Drawn without replacement: a two-sample distance, of the batch from the rest of the rows.
+    # Drawn without replacement: a two-sample distance between the batch and the other rows.
     left = 1 - sizes / rows
     root = np.sqrt(sizes * left)
     return float(distances.mean() / (left * KOLMOGOROV_MEAN / (root + 0.12 + 0.11 / root)).mean())
 
 
-def _displacement(places: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> float:
-    """Return how far rows moved; a row that is anywhere in its own batch has not."""
+def _displacement(ranks: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> float:
+    """Return how far rows moved; a row whose rank lies within its own batch did not move."""
     lasts = starts + sizes - 1
-    moved = np.maximum(np.repeat(starts, sizes) - places, places - np.repeat(lasts, sizes))
-    before, behind = starts.astype(float), (len(places) - 1 - lasts).astype(float)
-    chance = sizes @ (before * (before + 1) + behind * (behind + 1)) / (2 * len(places))
+    moved = np.maximum(np.repeat(starts, sizes) - ranks, ranks - np.repeat(lasts, sizes))
+    before, after = starts.astype(float), (len(ranks) - 1 - lasts).astype(float)
+    chance = sizes @ (before * (before + 1) + after * (after + 1)) / (2 * len(ranks))
     return float(np.maximum(moved, 0).sum() / chance)

@@ -1,8 +1,7 @@
 """Sizing: how many rows the loader reads and shuffles together, and what memory that needs.
 
-A pure function of row counts, bytes a row and settings: nothing is read for it, and without a
-budget nothing of it depends on the machine, so the order of the rows is the same everywhere. Does
-not belong here: which rows (`plan.py`), or the reading.
+A pure function of row counts, bytes per row and settings. Nothing is read for it, and without a
+budget nothing of it depends on the machine, so the order of the rows is the same everywhere.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from collections.abc import Sequence
 
 from tutorlib.loader.plan import BLOCK_ROWS, GROUP_ROWS
 
-CHUNK_ROWS = 1_048_576  # of an automatic chunk: a fifth of a second of reading before it is mixed
+CHUNK_ROWS = 1_048_576  # rows of an automatic chunk: a fifth of a second of reading
 MOST_ROWS = 10**9 - 1  # of a chunk: NumPy's multivariate hypergeometric draw takes no more
-CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, where rows are wide
+CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
-ORDER_BYTES = 32  # a row of the block being dealt out: its part, its place, both twice
-STREAM_BYTES = 256 * 2**20  # for row groups that are open for slices, where no budget is given
-STREAM_SHARE = 0.25  # of the budget for them
+ORDER_BYTES = 32  # of a row of the block being scattered: its part and its index, both twice
+STREAM_BYTES = 256 * 2**20  # for row groups that stay open between slices, without a budget
+STREAM_FRACTION = 0.25  # of the budget, for the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +27,10 @@ class RowBytes:
     """Bytes of one row in the places where the loader holds it.
 
     Args:
-        batch: in a batch.
-        reading: while a thread decodes and transforms it, beside the batch it goes to.
-        slicing: the same, where the row group is read in slices.
-        stream: held from one slice of a row group to the next, in bytes of the row group.
+        batch: bytes in a batch.
+        reading: bytes while a thread decodes and transforms it, in addition to its batch.
+        slicing: the same if the row group is read in slices.
+        stream: bytes of a row group that are held from one of its slices to the next.
     """
 
     batch: float
@@ -47,7 +46,7 @@ class ChunkSize:
     Args:
         partition_rows: most rows of a partition.
         parts_per_chunk: partitions of a chunk.
-        peak_bytes: what the loader holds at most, as planned.
+        peak_bytes: bytes that the loader holds at most, as planned.
     """
 
     partition_rows: int
@@ -71,27 +70,26 @@ def chunk_size(
     parts_per_chunk: int | None = None,
     budget_bytes: int | None = None,
 ) -> ChunkSize:
-    """Return what is asked for, as far as the budget allows.
+    """Return the sizes that are asked for, as far as the budget allows.
 
-    Row groups are read in slices where a chunk cannot hold as many whole ones as it shall have
-    parts (half as many where the number of parts is not given), for that its rows come from many
-    places is what makes a shuffle good. A row group that is read in slices has to be kept open, so
-    there may then be fewer parts.
+    Shuffle quality depends on sampling many row groups. So row groups are read in slices if a chunk
+    cannot hold as many whole ones as it should have parts (half as many if `parts_per_chunk` is not
+    given). A row group that is read in slices stays open, so there may then be fewer parts.
 
     Args:
         row_counts: rows of each row group.
         row_bytes: bytes of a row.
-        batch_size: rows of a batch.
-        threads: that read.
-        shuffle: whether parts of a chunk come from distant places.
-        buffer_rows: rows of a partition; None for what makes a chunk of about a million rows, and
-            of at least four batches.
-        parts_per_chunk: partitions of a chunk; None for one each row group, but at least 8, or 1 if
+        batch_size: rows per batch.
+        threads: number of reader threads.
+        shuffle: whether the parts of a chunk come from distant parts of the data.
+        buffer_rows: rows of a partition; None for chunks of about a million rows and at least four
+            batches.
+        parts_per_chunk: partitions of a chunk; None for one per row group, at least 8, or 1 if
             `buffer_rows` is given.
-        budget_bytes: that `peak_bytes` must not exceed; None for no limit.
+        budget_bytes: upper limit of `peak_bytes`; None for no limit.
 
     Raises:
-        ValueError: if the budget cannot hold two batches and the reading of their rows.
+        ValueError: if the budget cannot hold two batches and what reading their rows takes.
 
     Example:
         >>> chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, threads=2, buffer_rows=300)
@@ -106,23 +104,23 @@ def chunk_size(
     else:
         parts = parts_per_chunk or 1
         wanted_rows = min(buffer_rows * parts, MOST_ROWS)
-    allowed = STREAM_BYTES if budget_bytes is None else STREAM_SHARE * budget_bytes
+    allowed = STREAM_BYTES if budget_bytes is None else STREAM_FRACTION * budget_bytes
     lanes = max(1, min(parts, int(allowed / max(1, row_bytes.stream)))) if shuffle else 1
-    # From this many rows of a chunk on, row groups are read whole; those of one row always are.
+    # Chunks of at least this many rows read row groups whole. Row groups of one row always are.
     least_whole = largest * (lanes if parts_per_chunk else -(-lanes // 2)) if largest > 1 else 1
 
     def peak_bytes(chunk_rows: int, opened: int) -> int:
-        """Bytes held at most where `opened` row groups are read in slices at a time; 0: whole."""
-        piece_rows = min(largest, chunk_rows, BLOCK_ROWS if opened else total)
+        """Return the bytes held with `opened` row groups read in slices at a time; 0: whole."""
+        range_rows = min(largest, chunk_rows, BLOCK_ROWS if opened else total)
         held = 2 * min(total, max(chunk_rows, batch_size))
         held += threads * min(GROUP_ROWS, total, chunk_rows)  # a group is put in order by copying
-        reading = threads * piece_rows * (row_bytes.slicing if opened else row_bytes.reading)
-        order = threads * min(BLOCK_ROWS, piece_rows) * ORDER_BYTES
+        reading = threads * range_rows * (row_bytes.slicing if opened else row_bytes.reading)
+        order = threads * min(BLOCK_ROWS, range_rows) * ORDER_BYTES
         streams = (opened + 1) * row_bytes.stream if opened else 0  # one may be opened twice
         return int(held * row_bytes.batch + reading + order + streams)
 
     def most_rows(candidates: range, opened: int) -> int:
-        """The last of the candidates that is within the budget, 0 if none is."""
+        """Return the last of the candidates that is within the budget, 0 if none is."""
         if budget_bytes is None:
             return candidates[-1] if candidates else 0
         fitting = bisect.bisect_right(
@@ -130,7 +128,7 @@ def chunk_size(
         )
         return candidates[fitting - 1] if fitting else 0
 
-    for opened in (0, lanes, 1):  # rather one row group after the other than none
+    for opened in (0, lanes, 1):  # one row group after the other is the last resort
         if opened:
             candidates = range(1, min(wanted_rows + 1, least_whole, opened * largest))
         else:
@@ -141,6 +139,6 @@ def chunk_size(
             return ChunkSize(chunk_rows // parts, parts, peak)
     raise ValueError(
         f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} rows "
-        f"of {row_bytes.batch:,.0f} bytes and what reading them needs; give at least "
+        f"of {row_bytes.batch:,.0f} bytes and what reading them takes; give at least "
         f"{peak_bytes(1, 1 if largest > 1 else 0):,} bytes, or a smaller batch_size"
     )

@@ -1,7 +1,4 @@
-"""Tensors: a batch as what Keras takes, (inputs, labels) or with weights.
-
-Does not belong here: which rows a batch has (`plan.py`), how they got there (`batching.py`).
-"""
+"""BatchMaker: a batch as the tensors that Keras takes, (inputs, labels) or with weights."""
 
 from __future__ import annotations
 
@@ -9,24 +6,26 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import array_namespace
+from tutorlib.chunk import Ragged, array_namespace
 from tutorlib.keras_bridge import gpu_tensor_maker, tensor_maker
-from tutorlib.loader.host_batches import HostBatch
+from tutorlib.loader.batch_group import ArrayBatch
+from tutorlib.loader.class_weights import ClassWeights
 from tutorlib.loader.list_lengths import ListLengths
 from tutorlib.memory import DevicePool, aligned
 from tutorlib.schema import Schema
 
 
 class BatchMaker:
-    """Turns a `HostBatch` into (inputs, labels) or (inputs, labels, weights) of tensors.
+    """Turns an `ArrayBatch` into (inputs, labels) or (inputs, labels, weights) of tensors.
 
     Args:
-        schema: of the batches.
+        schema: schema of the batches.
         multi_hot: the form of lists: "nnzs", "offsets", "ragged" or "padded".
-        max_list_length: what "padded" pads to; None for what `lengths` say of the longest list.
-        lengths: how long the arrays of lists are.
-        min_int_dtype: dtype of the numbers of values.
-        pool: where the memory of a device's batches comes from; None for batches of the CPU.
+        max_list_length: width to which "padded" pads; None for the width that `lengths` gives.
+        lengths: gives the widths of padded lists; None for as wide as they must be.
+        class_weights: gives the weights of rows by class; None for no such weights.
+        min_int_dtype: "int32" or "int64": dtype of list lengths.
+        pool: gives the memory of a device's batches; None for batches in host memory.
     """
 
     def __init__(
@@ -36,6 +35,7 @@ class BatchMaker:
         max_list_length: int | None = None,
         lengths: ListLengths | None = None,
         *,
+        class_weights: ClassWeights | None = None,
         min_int_dtype: str = "int32",
         pool: DevicePool | None = None,
     ) -> None:
@@ -43,27 +43,38 @@ class BatchMaker:
         self._weights = schema.with_role("weight").names
         self._multi_hot, self._max_list_length = multi_hot, max_list_length
         self._lengths = lengths or ListLengths()
-        self._integer = np.dtype(min_int_dtype)
-        self._tensor, self._copy, self._finish = tensor_maker(), aligned, _nothing
-        if pool is not None:
-            self._copy, self._finish = pool.copy, pool.space.finish
-            if pool.space.on_gpu:
-                self._tensor = gpu_tensor_maker()
+        self._class_weights, self._integer = class_weights, np.dtype(min_int_dtype)
+        self._tensor, self._pool = tensor_maker(), pool
+        if pool is not None and pool.space.on_gpu:
+            self._tensor = gpu_tensor_maker()
 
-    def __call__(self, batch: HostBatch) -> Any:
-        """Return the batch; no array is copied but lists that are to be padded."""
-        lists = {name: self._arrays(name, lists) for name, lists in batch.lists.items()}
-        self._finish()  # a consumer must not come before what is still being made
-        inputs = {name: self._tensor(array) for name, array in batch.scalars.items()}
+    def __call__(self, batch: ArrayBatch) -> Any:
+        """Return the batch; only padded lists and list lengths are copied."""
+        lists = {name: self._arrays(name, column) for name, column in batch.lists.items()}
+        weights = self._row_weights(batch.scalars)
+        if self._pool is not None:
+            self._pool.space.finish()  # the consumer must not read what is still being written
+        inputs = {
+            name: self._tensor(array)
+            for name, array in batch.scalars.items()
+            if name not in self._weights
+        }
         labels = {name: inputs.pop(name) for name in self._labels}
-        weights = [inputs.pop(name) for name in self._weights]
         for name, arrays in lists.items():
             tensors = {part: self._tensor(array) for part, array in arrays.items()}
             inputs.update(_ragged(name, tensors) if self._multi_hot == "ragged" else tensors)
         target = labels[self._labels[0]] if len(labels) == 1 else labels or None
-        return (inputs, target, weights[0][:, 0]) if weights else (inputs, target)
+        return (inputs, target) if weights is None else (inputs, target, self._tensor(weights))
 
-    def _arrays(self, name: str, lists: Any) -> dict[str, Any]:
+    def _row_weights(self, scalars: dict[str, Any]) -> Any:
+        """Return the weight of each row, float32 [batch], or None."""
+        own = [scalars[name][:, 0] for name in self._weights]
+        if self._class_weights is None:
+            return own[0] if own else None
+        weights = self._class_weights(scalars[self._labels[0]])
+        return self._copy(weights * own[0] if own else weights)
+
+    def _arrays(self, name: str, lists: Ragged) -> dict[str, Any]:
         values, offsets = lists.values, lists.offsets
         if self._multi_hot == "padded":
             return {name: self._copy(self._padded(lists))}
@@ -72,7 +83,11 @@ class BatchMaker:
             return {f"{name}__nnzs": self._copy(nnzs[:, None]), f"{name}__values": values[:, None]}
         return {f"{name}__offsets": self._copy(offsets), f"{name}__values": values}
 
-    def _padded(self, lists: Any) -> Any:
+    def _copy(self, array: Any) -> Any:
+        """Return an aligned copy, which shares no memory with another tensor."""
+        return aligned(array) if self._pool is None else self._pool.copy(array)
+
+    def _padded(self, lists: Ragged) -> Any:
         values, xp = lists.values, array_namespace(lists.offsets)
         lengths = xp.diff(lists.offsets)
         longest = max(1, int(lengths.max()) if len(lengths) else 0)
@@ -82,12 +97,31 @@ class BatchMaker:
         return padded
 
 
-def _nothing() -> None:
-    """Wait for nothing: on the CPU an array is there when it is returned."""
-
-
 def _ragged(name: str, tensors: dict[str, Any]) -> dict[str, Any]:
     import tensorflow as tf
 
     values, splits = tensors[f"{name}__values"], tensors[f"{name}__offsets"]
     return {name: tf.RaggedTensor.from_row_splits(values, splits, validate=False)}
+
+
+def dataset_signature(batch: Any, schema: Schema) -> Any:
+    """Return the `output_signature` with which a `tf.data.Dataset` takes batches like this one.
+
+    Args:
+        batch: (inputs, labels) or (inputs, labels, weights), as `BatchMaker` returns them.
+        schema: schema of the batches.
+    """
+    import tensorflow as tf
+
+    def spec(tensor: Any, name: str = "") -> Any:
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.RaggedTensorSpec([None, None], tensor.dtype, ragged_rank=1)
+        padded = name in schema and schema[name].multi_hot
+        rest = [None] if padded else tensor.shape[1:]
+        return tf.TensorSpec([None, *rest], tensor.dtype)
+
+    inputs, *targets = batch
+    return (
+        {name: spec(tensor, name) for name, tensor in inputs.items()},
+        *(tf.nest.map_structure(spec, target) for target in targets),
+    )

@@ -1,7 +1,4 @@
-"""Online: a fitted Workflow at work on chunks as they are read, before their rows are dealt out.
-
-Does not belong here: the threads that read (`pipeline.py`), what a Workflow does (`workflow.py`).
-"""
+"""Online transforms: a fitted Workflow applied to chunks as they are read."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from tutorlib.schema import Column, Schema
 
 @dataclasses.dataclass(frozen=True)
 class Online:
-    """What a loader needs to know of a workflow.
+    """What a loader needs of a workflow.
 
     Args:
-        schema: of what comes out, with the labels and weights of the files.
-        columns: to read.
-        transform: what is done with each chunk of them.
+        schema: schema of the workflow's results, with the labels and weights of the files.
+        columns: names of the columns to read.
+        transform: function that is applied to each chunk of these columns.
     """
 
     schema: Schema
@@ -30,13 +27,13 @@ class Online:
 
 
 def online(workflow: Any, source: ParquetSource, given: Schema) -> Online:
-    """Return a fitted workflow as what is done with the chunks of a source.
+    """Return how a loader applies a fitted workflow to the chunks of a source.
 
     Args:
-        workflow: fitted.
+        workflow: fitted `Workflow`.
         source: the files.
-        given: what is known of their columns. A column that goes through the workflow unchanged
-            keeps its cardinality, and labels and weights stay.
+        given: schema of their columns. A column that passes through the workflow unchanged keeps
+            its cardinality; labels and weights stay.
 
     Raises:
         ValueError: if the workflow drops rows, or needs a column that the files do not have.

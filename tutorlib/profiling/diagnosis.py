@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tutorlib.keras_bridge import TimedBatches
-from tutorlib.loader.loader import Batches, KerasSequenceLoader
+from tutorlib.loader import KerasSequenceLoader
 
 HELD_BATCHES = 3  # compile the step: with lists, the shapes of the first two or three differ
 MODEL_STEPS = 30  # of the test of the model alone
@@ -211,7 +211,7 @@ def _epochs_of(data: Any) -> Callable[[], Any]:
     """Return a function that starts an epoch without moving the position in the data."""
     if isinstance(data, KerasSequenceLoader):
         data.check_for_fit()
-        return lambda: Batches(data, counts=False)
+        return data.preview
     TimedBatches.of_dataset(data)  # raises if it is no dataset
     return lambda: (batch for batch in data)
 

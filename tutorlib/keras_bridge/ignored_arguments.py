@@ -1,0 +1,48 @@
+"""A loader refuses what `fit`, `evaluate` and `predict` would ignore beside it.
+
+Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
+`batch_size` and `shuffle`. It tells the adapter nothing of them, so this function looks at the
+arguments of its callers. It does nothing else: with a Keras in which it finds nothing, they are
+ignored again, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+
+def refuse_ignored_arguments(
+    adapter: Any, data: str, remedies: Mapping[str, str], accepted: Mapping[str, Sequence[Any]]
+) -> None:
+    """Raise ValueError if Keras was given an argument that has no effect; for `num_batches` only.
+
+    Keras asks for `num_batches` in the constructor of its `EpochIterator`, which has most of the
+    arguments; `batch_size` and `shuffle` are those of the method that calls the constructor.
+
+    Args:
+        adapter: the data adapter that is asked for `num_batches`.
+        data: what the adapter is called in the message.
+        remedies: {argument of `fit`: what to do instead}; other arguments are not looked at.
+        accepted: {argument: values that ask for what happens anyway}; None is always accepted.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    given: dict[str, Any] = {}
+    while frame is not None and frame.f_code.co_name == "__init__":
+        if frame.f_locals.get("x") is adapter:
+            given = dict(frame.f_locals)
+        frame = frame.f_back
+    if frame is None or not given:
+        return
+    if frame.f_locals.get("x") is adapter:
+        given |= {name: frame.f_locals.get(name) for name in ("batch_size", "shuffle")}
+    else:  # validation data of `fit`, whose batch_size and shuffle are for the training data
+        given |= {"batch_size": frame.f_locals.get("validation_batch_size"), "shuffle": None}
+    for name, remedy in remedies.items():
+        value = given.get(name)
+        if value is not None and value not in accepted.get(name, ()):
+            scalar = isinstance(value, int | str | dict)
+            shown = f"={value!r}" if scalar else f" (a {type(value).__name__})"
+            raise ValueError(f"{name}{shown} beside {data} has no effect; {remedy}")

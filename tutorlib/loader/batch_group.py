@@ -1,0 +1,160 @@
+"""What batches in host memory and on a device have in common: groups, and the rows they are given.
+
+`host_batches.py` and `device_batches.py` implement both classes for their kind of memory.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from tutorlib.chunk import Ragged
+from tutorlib.loader.layout import Layout
+from tutorlib.loader.list_lengths import ListLengths
+from tutorlib.loader.plan import RowSlice
+from tutorlib.memory import BufferPool, DevicePool, MemorySpace
+
+
+@dataclasses.dataclass
+class ArrayBatch:
+    """A batch as arrays, before it becomes tensors.
+
+    Args:
+        num_rows: rows of the batch.
+        scalars: {name: [num_rows, 1]}, or for stacked batches {"categorical": [num_rows, n], ...};
+            arrays of NumPy or CuPy.
+        lists: {name: `Ragged` of num_rows lists}; the values may be padded after the last list.
+    """
+
+    num_rows: int
+    scalars: dict[str, Any]
+    lists: dict[str, Ragged]
+
+
+class BatchGroup(abc.ABC):
+    """The rows of some successive batches: several threads fill it, then one closes it.
+
+    Args:
+        layout: how the columns lie in a batch.
+        num_rows: rows of all its batches.
+        alignment: bytes; every batch starts at a multiple of them.
+        lengths: gives the lengths of the arrays of lists.
+    """
+
+    def __init__(self, layout: Layout, num_rows: int, alignment: int, lengths: ListLengths) -> None:
+        self.layout, self.num_rows = layout, num_rows
+        self._alignment, self._lengths = alignment, lengths
+        self._parts: dict[str, dict[int, Ragged]] = {name: {} for name in layout.ragged}
+        self._lists: dict[str, Ragged] = {}
+
+    def add_lists(self, name: str, first: int, lists: Ragged) -> None:
+        """Keep the lists of rows [first, first + len(lists)) of a multi-hot column."""
+        self._parts[name][first] = lists
+
+    @abc.abstractmethod
+    def close(self, sizes: Sequence[int], order: np.ndarray | None) -> None:
+        """Put the rows in their final order; call it once, when all of them have arrived.
+
+        Args:
+            sizes: rows of each batch.
+            order: int64 [num_rows] on the host, the order in which the rows make up the batches;
+                None if they are in order already.
+        """
+
+    @abc.abstractmethod
+    def batch(self, number: int) -> ArrayBatch:
+        """Return one of the batches, counted from 0.
+
+        Each of its arrays starts aligned, and no two batches share any value.
+        """
+
+    def _padded(self, rows: int) -> int:
+        """Return `rows` rounded up, so that what follows as many values of 4 bytes is aligned."""
+        values = self._alignment // 4
+        return -(-rows // values) * values
+
+    def _set_sizes(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._first_rows = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        self._stride = self._padded(max(sizes))  # rows from one batch to the next
+
+    def _picks(self, order: np.ndarray | None) -> np.ndarray:
+        """Return which row goes to each row of the ordered group, int64 [batches * stride]."""
+        rows = np.arange(self.num_rows)
+        batch = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        targets = rows + batch * self._stride - np.repeat(self._first_rows[:-1], self._sizes)
+        picks = np.zeros(len(self._sizes) * self._stride, dtype=np.int64)
+        picks[targets] = rows if order is None else order
+        return picks
+
+
+GroupT = TypeVar("GroupT", bound=BatchGroup)
+PoolT = TypeVar("PoolT", BufferPool, DevicePool)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScatterPlan(Generic[GroupT]):
+    """Where the rows of one block go.
+
+    Args:
+        start: first row of the block within the columns that are scattered.
+        order: int64 [rows], the order in which its rows are scattered; None for their own order.
+        row_slices: (group of batches, the rows of the block that go there).
+    """
+
+    start: int
+    order: np.ndarray | None
+    row_slices: Sequence[tuple[GroupT, RowSlice]]
+
+
+class BatchBuilder(abc.ABC, Generic[GroupT, PoolT]):
+    """Makes groups of batches in one kind of memory and scatters rows to them.
+
+    Args:
+        layout: how the columns lie in a batch.
+        pool: gives the memory of batches.
+        lengths: gives the lengths of the arrays of lists; None for as long as they must be.
+    """
+
+    def __init__(self, layout: Layout, pool: PoolT, lengths: ListLengths | None = None) -> None:
+        self.layout, self.lengths = layout, lengths or ListLengths()
+        self.pool: PoolT = pool
+
+    @property
+    def space(self) -> MemorySpace | None:
+        """The device's memory; None for batches in host memory."""
+        return None
+
+    @abc.abstractmethod
+    def new_group(self, num_rows: int) -> GroupT:
+        """Return an empty group of batches with so many rows in all."""
+
+    @abc.abstractmethod
+    def scatter(
+        self,
+        columns: Iterable[tuple[str, Any]],
+        scatter_plans: Sequence[ScatterPlan[GroupT]],
+        *,
+        first_row: int = 0,
+    ) -> None:
+        """Copy rows to the groups of batches that they go to.
+
+        Args:
+            columns: (name, column) of each column of the layout, in any order. Each is released
+                before the next is asked for: columns that are decoded only then reuse its memory
+                while it is still in the cache.
+            scatter_plans: where the rows go.
+            first_row: number of the first of the rows, for messages.
+
+        Raises:
+            ValueError: if a value does not fit the layout (see `Layout.cells`).
+        """
+
+    def work(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which a thread does its work."""
+        return contextlib.nullcontext() if self.space is None else self.space.work()

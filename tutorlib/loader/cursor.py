@@ -1,0 +1,147 @@
+"""EpochCursor: where a loader stands, and how a saved position is checked and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tutorlib.checks import check_integer
+
+
+class Position(NamedTuple):
+    """Where a loader stands.
+
+    Args:
+        epoch: number of the current epoch, from 0.
+        first_batch: number of the batch with which the next pass over the epoch begins: 0, unless
+            the loader was restored in the middle of the epoch.
+        next_batch: number of the batch after the one that was taken last.
+    """
+
+    epoch: int = 0
+    first_batch: int = 0
+    next_batch: int = 0
+
+
+class EpochCursor:
+    """The position of a loader and the seed of its current epoch.
+
+    An epoch ends when its last batch is taken. Until then every pass over it begins at
+    `position.first_batch` and has the same seed.
+
+    Args:
+        seed: seed of every epoch, int, if there is no `seed_fn`.
+        seed_fn: called once in each epoch for its seed; None uses `seed`.
+
+    Attributes:
+        position: where the loader stands; may be set to an earlier position of the same loader.
+
+    Example:
+        >>> cursor = EpochCursor(seed=7)
+        >>> cursor.advance(epoch=0, next_batch=1, num_batches=2)
+        >>> cursor.position
+        Position(epoch=0, first_batch=0, next_batch=1)
+        >>> cursor.advance(epoch=0, next_batch=2, num_batches=2)
+        >>> cursor.position
+        Position(epoch=1, first_batch=0, next_batch=0)
+    """
+
+    def __init__(self, seed: int, seed_fn: Callable[[], int] | None = None) -> None:
+        self.position = Position()
+        self._seed, self._seed_fn = seed, seed_fn
+        self._drawn: tuple[int, int] | None = None  # (epoch, its seed)
+
+    def draw_seed(self) -> int:
+        """Return the seed of the current epoch; `seed_fn` is called the first time only."""
+        epoch = self.position.epoch
+        if self._drawn is None or self._drawn[0] != epoch:
+            seed = self._seed if self._seed_fn is None else int(self._seed_fn())
+            self._drawn = epoch, seed
+        return self._drawn[1]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the first batch of an epoch; its seed is drawn again.
+
+        Raises:
+            ValueError: if `epoch` is below 0.
+        """
+        self.position, self._drawn = Position(check_integer("epoch", epoch, 0)), None
+
+    def advance(self, epoch: int, next_batch: int, num_batches: int) -> None:
+        """Record that a pass took the batch before `next_batch`; the last batch ends the epoch.
+
+        A pass over another epoch than the current one changes nothing.
+
+        Args:
+            epoch: number of the epoch that the pass is over.
+            next_batch: number of the batch that the pass takes next, 1 to `num_batches`.
+            num_batches: batches of an epoch.
+        """
+        if epoch != self.position.epoch:
+            return
+        if next_batch == num_batches:
+            self.position = Position(epoch + 1)
+        else:
+            self.position = self.position._replace(next_batch=next_batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"epoch", "batch", "seed"} as JSON values; seed is None before it is drawn."""
+        epoch, _, batch = self.position
+        drawn_epoch, seed = self._drawn or (None, None)
+        return {"epoch": epoch, "batch": batch, "seed": seed if drawn_epoch == epoch else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the position of a state that `check_state` accepts."""
+        epoch, batch, seed = state["epoch"], state["batch"], state["seed"]
+        self.position = Position(epoch, batch, batch)
+        self._drawn = None if seed is None else (epoch, seed)
+
+
+def check_state(state: Any, identity: Mapping[str, Any], num_batches: int) -> None:
+    """Raise ValueError unless a loader with this identity can continue from the state.
+
+    Args:
+        state: what `state_dict()` of a loader returned.
+        identity: what the state must have been saved with: JSON values that decide the order.
+        num_batches: batches of an epoch.
+    """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"the state is not what state_dict() of a loader returned: {state!r}")
+    missing = sorted({*identity, "epoch", "batch", "seed"} - {*state})
+    if missing:
+        raise ValueError(
+            f"the state is not what state_dict() of a loader returned: lacks {missing}"
+        )
+    for name in ("epoch", "batch", "seed"):
+        value = state[name]
+        if name == "seed" and value is None and state["batch"] == 0:
+            continue  # the epoch has not begun
+        if type(value) is not int or value < 0:
+            raise ValueError(
+                f"{name} of a loader's state must be an integer, at least 0, got {value!r}"
+            )
+    changed = differences({name: state[name] for name in identity}, identity)
+    if changed:
+        raise ValueError(
+            "the state belongs to other data or settings, with which the order of the rows "
+            f"differs: {'; '.join(changed)}. Restore it with the data and settings it was saved "
+            "with."
+        )
+    if state["batch"] >= max(1, num_batches):
+        raise ValueError(f"the state is at batch {state['batch']}, but an epoch has {num_batches}")
+
+
+def differences(was: Any, now: Any, name: str = "") -> list[str]:
+    """Return where two nested JSON values differ, one sentence for each place.
+
+    Example:
+        >>> differences({"data": {"rows": 10}, "seed": 0}, {"data": {"rows": 12}, "seed": 0})
+        ['data.rows was 10, is 12']
+    """
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        lines = []
+        for key in dict.fromkeys([*was, *now]):
+            path = f"{name}.{key}" if name else str(key)
+            lines += differences(was.get(key), now.get(key), path)
+        return lines
+    return [] if was == now else [f"{name} was {was!r}, is {now!r}"]

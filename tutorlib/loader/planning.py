@@ -1,0 +1,133 @@
+"""Planner: from the settings and files of a loader to the plan of each epoch. Reads nothing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from tutorlib.loader.plan import EpochPlan
+from tutorlib.loader.row_bytes import row_bytes, row_bytes_on_device
+from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
+from tutorlib.loader.sizing import ChunkSize, RowBytes, chunk_size
+from tutorlib.memory import host_memory_bytes
+from tutorlib.parquet import ParquetSource
+from tutorlib.schema import Schema
+
+
+class Planner:
+    """Chooses the sizes of partitions and chunks, and plans epochs with them.
+
+    Args:
+        settings: settings of the loader.
+        source: the files.
+        columns: names of the columns to read.
+        schema: schema of the batches.
+        min_int_dtype: "int32" or "int64": integers of a batch have at least this width.
+        whole: whether all columns of a row range are read before its rows are scattered, as
+            `loader.map` needs them.
+    """
+
+    def __init__(
+        self,
+        settings: LoaderSettings,
+        source: ParquetSource,
+        columns: Sequence[str],
+        schema: Schema,
+        min_int_dtype: str,
+        *,
+        whole: bool,
+    ) -> None:
+        self._settings, self._source = settings, source
+        self._columns, self._schema, self._whole = columns, schema, whole
+        self._min_int_dtype = min_int_dtype
+        self._row_counts = [group.num_rows for group in source.row_groups]
+        self._latest: EpochPlan | None = None
+
+    @functools.cached_property
+    def threads(self) -> int:
+        """Reader threads."""
+        return self._settings.threads(on_device=self._source.memory is not None)
+
+    @functools.cached_property
+    def row_bytes(self) -> RowBytes:
+        """Bytes of a row in the places where the loader holds it."""
+        files = self._source, self._columns, self._schema
+        if self._source.memory is not None and self._settings.memory_budget is not None:
+            return row_bytes_on_device(*files, min_int_dtype=self._min_int_dtype)
+        # Without a budget, a GPU must have the plan of the CPU.
+        return row_bytes(*files, whole=self._whole, stacked=self._settings.stacked)
+
+    @functools.cached_property
+    def chunk_size(self) -> ChunkSize:
+        """Rows of partitions and chunks: what `buffer_size` says, within the memory budget."""
+        settings, buffer_rows = self._settings, None
+        if settings.buffer_size is not None:
+            buffer_rows = int(settings.buffer_size)
+            if settings.buffer_size < 1:
+                space = self._source.memory
+                memory = host_memory_bytes() if space is None else space.limit_bytes
+                buffer_rows = max(1, int(settings.buffer_size * memory / self.row_bytes.batch))
+        return chunk_size(
+            self._row_counts,
+            self.row_bytes,
+            batch_size=settings.batch_size,
+            # A budget is divided by a fixed number of threads: the order must not depend on them.
+            threads=self.threads if settings.memory_budget is None else PLANNED_THREADS,
+            shuffle=settings.shuffle,
+            buffer_rows=buffer_rows,
+            parts_per_chunk=settings.parts_per_chunk,
+            budget_bytes=settings.memory_budget,
+        )
+
+    def plan_settings(self) -> dict[str, Any]:
+        """Return all arguments of `EpochPlan` but row counts, seed and epoch, as JSON values."""
+        return {
+            **self._settings.plan_settings(),
+            "partition_rows": self.chunk_size.partition_rows,
+            "parts_per_chunk": self.chunk_size.parts_per_chunk,
+        }
+
+    def plan(self, epoch: int, seed: int) -> EpochPlan:
+        """Return the plan of an epoch; the latest one is kept."""
+        latest = self._latest
+        if latest is None or (latest.epoch, latest.seed) != (epoch, seed):
+            self._latest = latest = EpochPlan(
+                self._row_counts, seed=seed, epoch=epoch, **self.plan_settings()
+            )
+        return latest
+
+    def any_plan(self) -> EpochPlan:
+        """Return the plan of some epoch: all have the same number of rows and batches."""
+        return self.plan(0, self._settings.seed) if self._latest is None else self._latest
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides which rows each batch has, as JSON values."""
+        settings = self.plan_settings()
+        if self._settings.seed_fn is None:
+            settings["seed"] = self._settings.seed
+        return {
+            "version": 1,
+            "data": self._source.fingerprint(),
+            "settings": settings,
+            "columns": self._schema.names,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return the plan in numbers (see `KerasSequenceLoader.describe`)."""
+        plan = self.any_plan()
+        rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
+        return {
+            "files": len(self._source.files),
+            "row_groups": len(self._source),
+            "rows": sum(plan.batch_sizes),
+            "batches": len(plan),
+            "batch_size": self._settings.batch_size,
+            "chunks": len(plan.chunks),
+            "chunk_rows": rows,
+            "chunk_bytes": int(rows * self.row_bytes.batch),
+            "shuffle_window_rows": rows if self._settings.shuffle else 0,
+            "threads": self.threads,
+            "budget_bytes": self._settings.memory_budget,
+            "peak_bytes": self.chunk_size.peak_bytes,
+        }

@@ -1,0 +1,137 @@
+"""LoaderSettings: what a KerasSequenceLoader was given, checked, with defaults filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from tutorlib.checks import check_choice, check_integer
+from tutorlib.memory import thread_count
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS
+
+PLANNED_THREADS = 4  # for which a memory budget is divided, so that no order depends on the cores
+
+# The smallest value of each integer.
+LEAST = {
+    "batch_size": 1, "seed": 0, "limit_rows": 1, "parts_per_chunk": 1, "max_list_length": 1,
+    "global_size": 1, "global_rank": 0,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """The settings of a loader, except for its files and columns.
+
+    Each field is the argument of `KerasSequenceLoader` with that name and is described there.
+    Integers are stored as Python's, which JSON can hold.
+
+    Raises:
+        ValueError: if an argument is out of range or contradicts another one.
+    """
+
+    batch_size: int
+    engine: str
+    shuffle: bool
+    seed: int
+    seed_fn: Callable[[], int] | None
+    buffer_size: float | None
+    parts_per_chunk: int | None
+    memory_budget: int | None
+    reader_kwargs: Mapping[str, Any] | None
+    global_size: int | None
+    global_rank: int | None
+    drop_last: bool
+    limit_rows: int | None
+    batch_layout: str
+    multi_hot: str
+    bucket_lists: bool
+    check_ids: bool
+    nulls: str | Mapping[str, float]
+    max_list_length: int | None
+    class_weight: Mapping[int, float] | None
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_integer(name, value, least))
+        check_choice("engine", self.engine, ("parquet",))
+        check_choice("batch_layout", self.batch_layout, BATCH_LAYOUTS)
+        check_choice("multi_hot", self.multi_hot, MULTI_HOT_FORMS)
+        if self.memory_budget is not None and self.memory_budget < 1:
+            raise ValueError(f"memory_budget must be at least 1 byte, got {self.memory_budget}")
+        if self.buffer_size is not None and not self.buffer_size > 0:
+            raise ValueError(f"buffer_size must be above 0, got {self.buffer_size}")
+        if (self.global_size is None) != (self.global_rank is None):
+            raise ValueError(
+                "give both of global_size and global_rank, or neither; got "
+                f"global_size={self.global_size}, global_rank={self.global_rank}"
+            )
+        if not isinstance(self.nulls, Mapping) and self.nulls not in ("error", "fill"):
+            raise ValueError(
+                f"nulls must be 'error', 'fill' or {{column: value}}, got {self.nulls!r}"
+            )
+        self._check_ragged()
+        _reader_threads(self.reader_kwargs)
+
+    def _check_ragged(self) -> None:
+        if self.multi_hot != "ragged":
+            return
+        backend = keras.backend.backend()
+        if backend != "tensorflow":
+            raise ValueError(
+                f"multi_hot='ragged' gives tensors of TensorFlow, but Keras runs on {backend!r}; "
+                "use 'nnzs' or 'padded'"
+            )
+        if self.bucket_lists:
+            raise ValueError(
+                "bucket_lists=True pads after the last list, but multi_hot='ragged' gives a "
+                "tf.RaggedTensor, whose values end with its last row; use 'nnzs', 'offsets' or "
+                "'padded'"
+            )
+
+    @property
+    def stacked(self) -> bool:
+        """Whether a batch has one matrix for each role instead of one tensor for each column."""
+        return self.batch_layout == "stacked"
+
+    def plan_settings(self) -> dict[str, Any]:
+        """Return what decides which rows a batch has, as JSON values: arguments of `EpochPlan`."""
+        return {
+            "batch_size": self.batch_size,
+            "shuffle": bool(self.shuffle),
+            "rank": self.global_rank or 0,
+            "world_size": 1 if self.global_size is None else self.global_size,
+            "drop_last": bool(self.drop_last),
+            "limit_rows": self.limit_rows,
+        }
+
+    def threads(self, *, on_device: bool) -> int:
+        """Return the number of reader threads, at least 1.
+
+        A memory budget is planned for four threads, and four keep a GPU busy.
+
+        Args:
+            on_device: whether batches are made in a device's memory.
+        """
+        threads = _reader_threads(self.reader_kwargs)
+        if self.memory_budget is not None or (on_device and self.reader_kwargs is None):
+            return min(threads, PLANNED_THREADS)
+        return threads
+
+
+def _reader_threads(reader_kwargs: Mapping[str, Any] | None) -> int:
+    given = dict(reader_kwargs or {})
+    threads = given.pop("threads", None)
+    if given:
+        raise ValueError(f"reader_kwargs may hold only 'threads', got also {sorted(given)}")
+    return thread_count(threads, "reader_kwargs['threads']")
+
+
+def check_names(**arguments: Any) -> None:
+    """Raise ValueError for an argument that is a name where a list of names is needed."""
+    for argument, names in arguments.items():
+        if isinstance(names, str):
+            raise ValueError(f"{argument} must be a list of names: [{names!r}], not {names!r}")
