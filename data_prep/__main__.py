@@ -1,7 +1,7 @@
-"""`python -m data_prep synthetic|movielens|criteo`: make what the lessons read.
+"""`python -m data_prep synthetic|movielens|criteo`: create the data that the lessons read.
 
-Reads the arguments, shows the terms, calls the functions, and turns what a user can mend into one
-line on stderr and exit code 1. Does not belong here: anything that makes data.
+Prints the terms of use, runs the command, and turns errors that the user can fix into one line on
+stderr and exit code 1.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import errno
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from data_prep import criteo, movielens, synthetic_criteo, synthetic_movielens, synthetic_nhot
@@ -25,12 +25,12 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; each command has its `--help`."""
     top = argparse.ArgumentParser(
         prog="python -m data_prep",
-        description="Makes the data of the lessons: from nothing, from local files, or by download."
-        " A command that finds its output finished with the same settings leaves it alone.",
+        description="Create the data of the lessons: synthetic, from local files, or by download. A"
+        " command leaves its output unchanged if it exists with the same settings.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     synthetic = commands.add_parser(
-        "synthetic", help="draw data from a seed: no network, no licence"
+        "synthetic", help="draw data from a seed, without network or licence"
     ).add_subparsers(dest="kind", required=True, metavar="KIND")
     _synthetic_criteo(synthetic)
     _synthetic_movielens(synthetic)
@@ -40,91 +40,84 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _command(commands: argparse._SubParsersAction, name: str, text: str, output: str, terms: str):
+def _command(
+    commands: argparse._SubParsersAction,
+    name: str,
+    text: str,
+    output: str,
+    run: Callable[..., Any],
+) -> argparse.ArgumentParser:
+    """Add a command: `run(output, **options)` is called with its options as keywords."""
     command = commands.add_parser(
         name,
         help=text.split(". ")[0],
         description=text,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--output", metavar="FOLDER", default=output, help="where it goes")
+    command.add_argument("--output", metavar="FOLDER", default=output, help="output folder")
     command.add_argument(
-        "--overwrite", action="store_true", help="make it again, replacing what data_prep made"
+        "--overwrite", action="store_true", help="replace an output made with other settings"
     )
-    command.set_defaults(terms=terms)
+    command.set_defaults(run=run)
     return command
+
+
+def _seed_and_scale(command: argparse.ArgumentParser, largest: str | None = None) -> None:
+    """Add --seed, and --scale if `largest`, the ids of the largest column at scale 1, is given."""
+    command.add_argument("--seed", type=int, default=0, help="0 to 2**63 - 1")
+    if largest is not None:
+        command.add_argument(
+            "--scale", type=float, default=0.01,
+            help=f"factor on the cardinalities (at 1, the largest column has {largest} ids)",
+        )  # fmt: skip
 
 
 def _synthetic_criteo(commands: argparse._SubParsersAction) -> None:
     command = _command(
         commands,
         "criteo",
-        "Draw click logs in the raw Criteo format, day_0.tsv, day_1.tsv, ... About 240 bytes a "
-        "row and 6 s per million rows; memory (80 MB) does not grow with the rows.",
+        "Draw click logs in the raw Criteo format, day_0.tsv, day_1.tsv, ... Takes about 240 bytes "
+        "per row and 6 s per million rows; memory (80 MB) does not grow with the rows.",
         "data/criteo/raw",
-        "synthetic",
+        synthetic_criteo.write_criteo,
     )
-    command.add_argument("--rows", type=int, default=1_200_000, help="rows over all days")
-    command.add_argument("--days", type=int, default=7, help="files, one a day")
-    _draw_options(command, largest="7.8 M")
-    command.set_defaults(
-        run=lambda a: synthetic_criteo.write_criteo(
-            a.output, rows=a.rows, days=a.days, seed=a.seed, scale=a.scale, overwrite=a.overwrite
-        )
-    )
-
-
-def _draw_options(command: argparse.ArgumentParser, largest: str | None = None) -> None:
-    """Add what says which rows are drawn; `largest`: ids of the column that has most."""
-    command.add_argument("--seed", type=int, default=0, help="0 to 2**63 - 1")
-    if largest is not None:
-        command.add_argument(
-            "--scale", type=float, default=0.01,
-            help=f"factor on the cardinalities ({largest} ids in the largest column)",
-        )  # fmt: skip
+    command.add_argument("--rows", type=int, default=1_200_000, help="rows of all days together")
+    command.add_argument("--days", type=int, default=7, help="number of files, one per day")
+    _seed_and_scale(command, largest="7.8 M")
 
 
 def _synthetic_movielens(commands: argparse._SubParsersAction) -> None:
     command = _command(
         commands,
         "movielens",
-        "Draw ratings.csv and movies.csv in the ml-25m schema. About 25 bytes and 10 us a rating.",
+        "Draw ratings.csv and movies.csv in the ml-25m schema. Takes about 25 bytes and 10 us per "
+        "rating.",
         "data/movielens/raw",
-        "synthetic",
+        synthetic_movielens.write_movielens,
     )
-    command.add_argument("--ratings", type=int, default=1_000_000, help="ratings over all users")
-    command.add_argument("--users", type=int, default=6_500, help="users")
-    command.add_argument("--movies", type=int, default=5_000, help="films")
-    _draw_options(command)
-    command.set_defaults(
-        run=lambda a: synthetic_movielens.write_movielens(
-            a.output, ratings=a.ratings, users=a.users, movies=a.movies, seed=a.seed,
-            overwrite=a.overwrite,
-        )
-    )  # fmt: skip
+    command.add_argument("--ratings", type=int, default=1_000_000, help="ratings of all users")
+    command.add_argument("--users", type=int, default=6_500, help="number of users")
+    command.add_argument("--movies", type=int, default=5_000, help="number of films")
+    _seed_and_scale(command)
 
 
 def _synthetic_nhot(commands: argparse._SubParsersAction) -> None:
     command = _command(
         commands,
         "nhot",
-        "Draw rows with lists of ids, ready for training: train/ and valid/, 10 numbers, 37 columns"
-        " of one id, 3 of up to ten. About 112 bytes a row and 3 s per million rows; memory "
-        "(130 MB) does not grow with the rows.",
+        "Draw rows with lists of ids, ready for training: train/ and valid/ with 10 numbers, 37 "
+        "columns of one id and 3 columns of up to ten. Takes about 112 bytes per row and 3 s per "
+        "million rows; memory (130 MB) does not grow with the rows.",
         "data/nhot",
-        "synthetic",
+        synthetic_nhot.write_nhot,
     )
-    command.add_argument("--rows", type=int, default=400_000, help="rows of both parts")
-    command.add_argument(
-        "--valid-share", type=float, default=0.2, help="share of the rows that validate"
-    )
-    _draw_options(command, largest="6.6 M")
-    command.set_defaults(
-        run=lambda a: synthetic_nhot.write_nhot(
-            a.output, rows=a.rows, valid_share=a.valid_share, seed=a.seed, scale=a.scale,
-            overwrite=a.overwrite,
-        )
-    )  # fmt: skip
+    command.add_argument("--rows", type=int, default=400_000, help="rows of both parts together")
+    _valid_share(command, "share of the rows for validation")
+    _seed_and_scale(command, largest="6.6 M")
+
+
+def _valid_share(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("--valid-share", type=float, default=0.2, help=text)
 
 
 def _movielens(commands: argparse._SubParsersAction) -> None:
@@ -132,9 +125,10 @@ def _movielens(commands: argparse._SubParsersAction) -> None:
         commands,
         "movielens",
         "Make MovieLens ready for training: train/, valid/, movies.parquet, workflow/. Downloads "
-        "an archive from GroupLens (1 MB or 262 MB, checked, resumable) unless --from is given.",
+        "an archive from GroupLens (1 MB or 262 MB, with checksum, resumable) unless --from is "
+        "given.",
         "data/movielens",
-        "",
+        _run_movielens,
     )
     command.add_argument(
         "--variant", choices=sorted(movielens.SHA256), default="ml-latest-small",
@@ -142,21 +136,20 @@ def _movielens(commands: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     command.add_argument(
         "--from", dest="source", metavar="ZIP_OR_FOLDER", default=None,
-        help="local archive, or folder with ratings.csv and movies.csv; nothing is downloaded",
+        help="local archive, or folder with ratings.csv and movies.csv, instead of a download",
     )  # fmt: skip
     command.add_argument(
         "--split", choices=("random", "time"), default="random",
-        help="which ratings validate: drawn (seed 42), or the latest",
+        help="ratings for validation: drawn at random (seed 42), or the latest",
     )  # fmt: skip
-    command.add_argument(
-        "--valid-share", type=float, default=0.2, help="share of ratings that validate"
-    )
-    command.set_defaults(run=_run_movielens)
+    _valid_share(command, "share of the ratings for validation")
 
 
-def _run_movielens(a: argparse.Namespace) -> None:
-    source = movielens.fetch(a.output, variant=a.variant, source=a.source, overwrite=a.overwrite)
-    movielens.etl(source, a.output, split=a.split, valid_share=a.valid_share, overwrite=a.overwrite)
+def _run_movielens(
+    output: str, source: str | None, variant: str, overwrite: bool, **options: Any
+) -> None:
+    folder = movielens.fetch(output, variant=variant, source=source, overwrite=overwrite)
+    movielens.etl(folder, output, overwrite=overwrite, **options)
 
 
 def _criteo(commands: argparse._SubParsersAction) -> None:
@@ -164,9 +157,9 @@ def _criteo(commands: argparse._SubParsersAction) -> None:
         commands,
         "criteo",
         "Make raw click logs ready for training: parquet/ (the same values, checked), then "
-        "train/, valid/ and workflow/. Streams; memory does not grow with the rows.",
+        "train/, valid/ and workflow/. Memory does not grow with the rows.",
         "data/criteo",
-        "criteo",
+        _run_criteo,
     )
     command.add_argument(
         "--from", dest="source", metavar="FOLDER", required=True,
@@ -174,42 +167,36 @@ def _criteo(commands: argparse._SubParsersAction) -> None:
     )  # fmt: skip
     command.add_argument(
         "--on-bad-lines", choices=("error", "skip"), default="error",
-        help="malformed lines: refuse the data, or keep the lines out and report them",
+        help="malformed lines: refuse the data, or skip and report them",
     )  # fmt: skip
-    command.add_argument("--valid-days", type=int, default=1, help="last days, which validate")
-    command.add_argument(
-        "--valid-share", type=float, default=0.2,
-        help="share of the rows, the last ones, that validate if there is one day only",
-    )  # fmt: skip
+    command.add_argument("--valid-days", type=int, default=1, help="last days, for validation")
+    _valid_share(command, "share of the rows for validation, the last ones, if there is one day")
     command.add_argument(
         "--freq-threshold", type=int, default=15,
-        help="a categorical value seen fewer times in training counts as unknown",
+        help="values with fewer occurrences in the training days count as unknown",
     )  # fmt: skip
     where = command.add_mutually_exclusive_group()
     where.add_argument(
         "--workers", type=int, default=None, metavar="N",
-        help="threads, each with a day file or a few parts in memory; all cores if left out",
+        help="threads, each with a day file or some row groups in memory; one per core by default",
     )  # fmt: skip
     where.add_argument(
         "--dask", default=None, metavar="ADDRESS",
         help="scheduler of a Dask cluster (tcp://host:8786) that sees the same folders",
     )  # fmt: skip
-    command.set_defaults(run=_run_criteo)
 
 
-def _run_criteo(a: argparse.Namespace) -> None:
-    thread_count(a.workers, "--workers")
-    with _dask_client(a.dask) as client:
-        criteo.prepare(
-            a.source, a.output, on_bad_lines=a.on_bad_lines, overwrite=a.overwrite,
-            workers=a.workers, client=client, valid_days=a.valid_days,
-            valid_share=a.valid_share, freq_threshold=a.freq_threshold,
-        )  # fmt: skip
+def _run_criteo(
+    output: str, source: str, dask: str | None, workers: int | None, **options: Any
+) -> None:
+    thread_count(workers, "--workers")
+    with _dask_client(dask) as client:
+        criteo.prepare(source, output, workers=workers, client=client, **options)
 
 
 @contextlib.contextmanager
 def _dask_client(address: str | None) -> Iterator[Any]:
-    """Give the client of a running Dask cluster, or None."""
+    """Yield a client of the Dask cluster at `address`, or None."""
     if address is None:
         yield None
         return
@@ -226,23 +213,28 @@ def _dask_client(address: str | None) -> Iterator[Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 1 (said why on stderr), 130 (interrupted)."""
-    arguments = parser().parse_args(argv)
-    terms = arguments.terms or ("movielens" if arguments.source else arguments.variant)
+    """Run a command; return 0, 1 after an error (printed on stderr), or 130 if interrupted."""
+    options = vars(parser().parse_args(argv))
+    command, kind, run = options.pop("command"), options.pop("kind", None), options.pop("run")
+    if kind is not None or command == "criteo":
+        terms = command
+    else:
+        terms = "movielens" if options["source"] else options["variant"]
     print(TERMS[terms].lines(), flush=True)
+    output = options.pop("output")
     try:
-        arguments.run(arguments)
+        run(output, **options)
     except (DataPrepError, ValueError) as error:
         return _fail(str(error))
     except OSError as error:
         if error.errno in _NO_ROOM:
             return _fail(
-                f"no room left while writing to {arguments.output} ({error.strerror}); nothing "
-                "that looks finished was left. Free some space or choose another --output."
+                f"no room left while writing to {output} ({error.strerror}); no incomplete output "
+                "was left. Free some space or choose another --output."
             )
         return _fail(str(error))
     except KeyboardInterrupt:
-        _fail("interrupted; nothing that looks finished was left. Run the same command again.")
+        _fail("interrupted; no incomplete output was left. Run the same command again.")
         return 130
     return 0
 

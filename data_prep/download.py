@@ -1,7 +1,4 @@
-"""Fetch one file over HTTP: checked, resumable, whole or not at all.
-
-Does not belong here: which files there are (`movielens.py`).
-"""
+"""Download a file over HTTP: with a checksum, resumable, and never partially visible."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from tqdm import tqdm
 
 from data_prep.output import DataPrepError
 
-BLOCK_BYTES = 1 << 16  # so much is lost at most when a connection breaks
-PAUSE_S = 1.0  # before the second try; doubled for each further one
+BLOCK_BYTES = 1 << 16  # the most that is lost when a connection breaks
+PAUSE_S = 1.0  # before the second attempt; doubled for each further one
 _OUTAGES = (
     requests.exceptions.ConnectionError,
     requests.exceptions.Timeout,
@@ -34,24 +31,23 @@ def download(
     pause_s: float | None = None,
     timeout_s: float = 30.0,
 ) -> Path:
-    """Return `path` after it holds the file at `url` with the right checksum.
+    """Download `url` to `path`, unless the file exists with the right checksum; return `path`.
 
-    Bytes go to `NAME.part`, which is renamed to `path` once the checksum is right. A connection
-    that breaks is taken up again where it broke off (HTTP Range), also by a later run. A file that
-    is there with the right checksum is not fetched again.
+    The download goes to `NAME.part`, which is renamed to `path` once the checksum is right. After a
+    broken connection it resumes where it stopped (HTTP Range), also in a later run.
 
     Args:
         url: address of the file.
-        path: where it goes.
-        sha256: hex digest it must have; without one the MD5 that the server publishes at
-            `url + ".md5"` counts.
-        attempts: tries in a row without a byte of progress before giving up, at least 1.
-        pause_s: seconds before the second try, doubled for each further one; None: `PAUSE_S`.
-        timeout_s: seconds without an answer after which a try counts as failed.
+        path: path of the downloaded file.
+        sha256: expected hex digest; None compares the MD5 that the server publishes at
+            `url + ".md5"`.
+        attempts: consecutive attempts without progress before it gives up, at least 1.
+        pause_s: seconds before the second attempt, doubled for each further one; None is `PAUSE_S`.
+        timeout_s: seconds without an answer after which an attempt has failed.
 
     Raises:
-        DataPrepError: no connection, an HTTP error, a connection that keeps breaking, too little
-            space, or a wrong checksum; the message says what to do.
+        DataPrepError: if there is no connection, an HTTP error, a connection that keeps breaking,
+            not enough space, or a wrong checksum. The message says what to do.
     """
     path = Path(path)
     algorithm, digest = ("sha256", sha256) if sha256 else ("md5", _published_md5(url, timeout_s))
@@ -59,7 +55,7 @@ def download(
         if file_digest(path, algorithm) == digest:
             return path
         raise DataPrepError(
-            f"{path} is there but its {algorithm} is not {digest}. Delete it to fetch it again."
+            f"{path} exists, but its {algorithm} is not {digest}. Delete it to fetch it again."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
@@ -68,16 +64,16 @@ def download(
     if have != digest:
         part.unlink()
         raise DataPrepError(
-            f"{url}: {algorithm} is {have}, expected {digest}; the file was thrown away. Run the "
-            "command again; if it happens twice, the file on the server has changed: fetch it by "
-            "hand and pass --from."
+            f"{url}: {algorithm} is {have}, expected {digest}; the download was deleted. Run the "
+            "command again. If this happens twice, the file on the server has changed: download it "
+            "manually and pass --from."
         )
     part.rename(path)
     return path
 
 
 def file_digest(path: str | Path, algorithm: str) -> str:
-    """Return the hex digest of a file, read in blocks.
+    """Return the hex digest of a file.
 
     Example:
         >>> import tempfile
@@ -98,12 +94,14 @@ def _published_md5(url: str, timeout_s: float) -> str:
         raise _unreachable(url + ".md5", error) from error
     found = re.search(r"\b[0-9a-fA-F]{32}\b", answer.text)
     if not found:
-        raise DataPrepError(f"{url}.md5 holds no MD5 checksum. Fetch {url} by hand, pass --from.")
+        raise DataPrepError(
+            f"{url}.md5 contains no MD5 checksum. Download {url} manually and pass --from."
+        )
     return found.group().lower()
 
 
 def _fetch_all(url: str, part: Path, attempts: int, pause_s: float, timeout_s: float) -> None:
-    """Append to `part` until it holds the whole file; tries without progress are counted."""
+    """Append to `part` until it is complete, or `attempts` in a row made no progress."""
     failures = 0
     while True:
         before = _size(part)
@@ -117,7 +115,7 @@ def _fetch_all(url: str, part: Path, attempts: int, pause_s: float, timeout_s: f
                     part.unlink(missing_ok=True)
                     raise _unreachable(url, error) from error
                 raise DataPrepError(
-                    f"{url}: the connection broke off after {_size(part):,} bytes, which are kept "
+                    f"{url}: the connection broke after {_size(part):,} bytes, which are kept "
                     f"in {part}. Run the same command again to fetch the rest."
                 ) from error
             time.sleep(pause_s * 2 ** (failures - 1))
@@ -127,10 +125,10 @@ def _fetch_all(url: str, part: Path, attempts: int, pause_s: float, timeout_s: f
 
 def _fetch_rest(url: str, part: Path, timeout_s: float) -> None:
     have = _size(part)
-    # identity: a compressed transfer would count other bytes than the file has
+    # identity: a compressed transfer would have other byte positions than the file
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     with requests.get(url, headers=headers, stream=True, timeout=timeout_s) as answer:
-        if answer.status_code == 416:  # nothing beyond what we have: the checksum decides
+        if answer.status_code == 416:  # `part` is complete: the checksum decides
             return
         if answer.status_code >= 500:
             raise requests.exceptions.ConnectionError(f"HTTP {answer.status_code}")
@@ -160,7 +158,7 @@ def _check_space(part: Path, needed: int) -> None:
     free = shutil.disk_usage(part.parent).free
     if needed > free:
         raise DataPrepError(
-            f"{part.parent} has {free:,} bytes free, {needed:,} are needed. Free some space or "
+            f"{part.parent} has {free:,} bytes free, but {needed:,} are needed. Free some space or "
             "choose another --output."
         )
 
@@ -175,6 +173,7 @@ def _unreachable(url: str, error: requests.RequestException) -> DataPrepError:
     else:
         what = f"no connection ({type(error).__name__})"
     return DataPrepError(
-        f"{url}: {what}. Check the network and the address and run the command again, or fetch "
-        "the file by hand and pass --from; `python -m data_prep synthetic` needs no network."
+        f"{url}: {what}. Check the network and the address and run the command again, or "
+        "download the file manually and pass --from. `python -m data_prep synthetic` works without "
+        "a network."
     )

@@ -1,8 +1,7 @@
-"""MovieLens: archive or folder -> ratings joined with films -> training-ready Parquet and Workflow.
+"""MovieLens: an archive or folder of ratings and films to training-ready Parquet and its Workflow.
 
-`fetch` gets the archive and unpacks the two files that are needed, `etl` does the rest. Ratings are
-streamed; the films (tens of thousands) and one flag per rating are held in memory.
-Does not belong here: HTTP (`download.py`), drawing synthetic ratings (`synthetic_movielens.py`).
+`fetch` downloads the archive and unpacks the two files that are needed; `etl` does the rest.
+Ratings are streamed; the films (tens of thousands) and one flag per rating are held in memory.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from data_prep.download import download
 from data_prep.output import (
     DataPrepError,
     fingerprint,
+    finished_facts,
     is_finished,
     new_folder,
     new_parts,
-    read_settings,
 )
+from tutorlib.checks import check_choice
 
 BASE_URL = "https://files.grouplens.org/datasets/movielens"
 # SHA-256 of the archives, as TensorFlow Datasets publishes them:
@@ -43,7 +43,7 @@ RATING_TYPES = {
     "userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64(),
 }  # fmt: skip
 MOVIE_TYPES = {"movieId": pa.int64(), "title": pa.string(), "genres": pa.string()}
-LIKED_ABOVE = 3.0  # stars; a rating above it has label 1
+LIKED_ABOVE = 3.0  # stars; a higher rating has label 1
 READ_BLOCK_BYTES = 1 << 22
 
 
@@ -55,42 +55,38 @@ def fetch(
     overwrite: bool = False,
     base_url: str | None = None,
 ) -> Path:
-    """Return a folder that holds ratings.csv and movies.csv.
+    """Return a folder with ratings.csv and movies.csv.
 
     Args:
-        output: data folder. A downloaded archive goes to `output/downloads`, and what is needed of
-            an archive to `output/raw`.
-        variant: which archive to download if `source` is None: "ml-latest-small" or "ml-25m".
-        source: local zip archive, or folder that holds the two files (which is used as it is).
-        overwrite: replace an `output/raw` made from something else.
-        base_url: where the archives are; None: `BASE_URL`.
+        output: folder for the archive (`output/downloads`) and its two files (`output/raw`).
+        variant: archive to download if `source` is None: "ml-latest-small" or "ml-25m".
+        source: local zip archive, or folder with the two files, which is returned unchanged.
+        overwrite: replace an `output/raw` made from another archive.
+        base_url: address of the archives; None is `BASE_URL`.
 
     Raises:
-        DataPrepError: no network, wrong checksum, files missing or damaged.
+        DataPrepError: if the download fails, a checksum is wrong, or files are missing or damaged.
     """
     if source is not None and Path(source).is_dir():
         missing = [name for name in FILES if not (Path(source) / name).is_file()]
         if missing:
-            raise DataPrepError(f"--from {source}: no {' and no '.join(missing)} in that folder")
+            raise DataPrepError(f"--from {source}: no {' and no '.join(missing)} in this folder")
         return Path(source)
     if source is not None and not Path(source).is_file():
-        raise DataPrepError(f"--from {source}: neither a zip archive nor a folder is there")
+        raise DataPrepError(f"--from {source}: no such zip archive or folder")
+    if source is None and variant not in SHA256:
+        raise DataPrepError(f"--variant {variant}: must be one of {sorted(SHA256)}")
     raw = Path(output) / "raw"
+    archive = SHA256[variant] if source is None else fingerprint([Path(source)])
+    settings = {"command": "movielens fetch", "archive": archive}
+    if is_finished(raw, settings, overwrite=overwrite):
+        return raw
     if source is None:
-        if variant not in SHA256:
-            raise DataPrepError(f"--variant {variant}: must be one of {sorted(SHA256)}")
-        settings: dict[str, Any] = {"command": "movielens fetch", "archive": SHA256[variant]}
-        if is_finished(raw, settings, overwrite=overwrite):
-            return raw
         source = download(
             f"{base_url or BASE_URL}/{variant}.zip",
             Path(output) / "downloads" / f"{variant}.zip",
             sha256=SHA256[variant],
         )
-    else:
-        settings = {"command": "movielens fetch", "archive": fingerprint([Path(source)])}
-        if is_finished(raw, settings, overwrite=overwrite):
-            return raw
     with new_folder(raw, settings) as staging:
         _unpack(Path(source), staging.path)
     return raw
@@ -102,12 +98,12 @@ def _unpack(archive: Path, folder: Path) -> None:
             for name in FILES:
                 inside = [entry for entry in file.namelist() if entry.split("/")[-1] == name]
                 if len(inside) != 1:
-                    raise DataPrepError(f"{archive}: {len(inside)} files named {name}, need one")
+                    raise DataPrepError(f"{archive}: {len(inside)} files named {name}, expected 1")
                 with file.open(inside[0]) as packed, open(folder / name, "wb") as target:
                     shutil.copyfileobj(packed, target)
     except zipfile.BadZipFile as error:
         raise DataPrepError(
-            f"{archive} is no whole zip archive ({error}). Fetch it again."
+            f"{archive} is not an intact zip archive ({error}). Fetch it again."
         ) from error
 
 
@@ -123,32 +119,31 @@ def etl(
 ) -> dict[str, Any]:
     """Write `output/train`, `output/valid`, `output/movies.parquet` and `output/workflow`.
 
-    Ratings are joined with the genres of their film, split, and put through
-    `Workflow(["userId", "movieId"] >> Categorify(), ["genres"] >> Categorify(), ["rating"])` fitted
-    on the training part alone. The label `rating` is 1.0 for more than 3 stars, else 0.0; it is
-    computed before the Workflow, so that the saved Workflow holds no Python function. Training rows
-    are stored in random order.
+    Ratings are joined with the genres of their film, split, and transformed by
+    `Workflow(["userId", "movieId"] >> Categorify(), ["genres"] >> Categorify(), ["rating"])`, which
+    is fitted on the training part only. The label `rating` is 1.0 for more than 3 stars, else 0.0;
+    it is computed before the Workflow, so that the saved Workflow contains no Python function.
+    Training rows are stored in random order.
 
     Args:
         source: folder with ratings.csv and movies.csv.
-        output: data folder.
-        split: "random" draws the validation rows, "time" takes the latest ratings.
-        valid_share: share of ratings for validation, in (0, 1).
-        seed: of the random split and of the order of the training rows.
-        row_group_rows: rows of a row group of train/ and valid/.
+        output: output folder.
+        split: "random" draws the validation rows, "time" uses the latest ratings.
+        valid_share: share of the ratings for validation, in (0, 1).
+        seed: seed of the random split and of the order of the training rows.
+        row_group_rows: rows per row group of train/ and valid/.
         overwrite: replace an output made with other settings.
 
     Returns:
         {"train_rows", "valid_rows", "train_positive_share", "valid_positive_share",
-        "valid_base_log_loss", "cardinalities"}: the base log loss is that of predicting the
-        training share for every validation row.
+        "valid_base_log_loss", "cardinalities"}. The base log loss is the loss of predicting the
+        positive share of the training rows for every validation row.
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if a file is malformed, or the output is there with other settings.
+        DataPrepError: if a file is malformed, or the output exists with other settings.
     """
-    if split not in ("random", "time"):
-        raise ValueError(f"split must be 'random' or 'time', got {split!r}")
+    check_choice("split", split, ("random", "time"))
     if not 0 < valid_share < 1:
         raise ValueError(f"valid_share must be in (0, 1), got {valid_share}")
     files = [Path(source) / name for name in FILES]
@@ -156,8 +151,9 @@ def etl(
                 "valid_share": valid_share, "row_group_rows": row_group_rows,
                 "files": fingerprint(files)}  # fmt: skip
     output = Path(output)
-    if is_finished(output, settings, overwrite=overwrite):
-        return read_settings(output)["facts"]
+    finished = finished_facts(output, settings, overwrite=overwrite)
+    if finished is not None:
+        return finished
     with new_parts(output, ("train", "valid", "movies.parquet", "workflow"), settings) as staging:
         movies = read_movies(files[1])
         pq.write_table(movies, staging.path / "movies.parquet")
@@ -173,14 +169,14 @@ def etl(
 
 
 def read_movies(path: Path) -> pa.Table:
-    """Return movieId (int64), title (string), genres (list of strings, by splitting at "|").
+    """Return the films: movieId (int64), title (string), genres (list of strings).
 
     Raises:
-        DataPrepError: if columns are missing, a value is malformed or a film stands twice.
+        DataPrepError: if a column is missing, a value is malformed, or a movieId occurs twice.
     """
     movies = pa.concat_tables(_read_csv(path, MOVIE_TYPES))
     if len(pc.unique(movies["movieId"])) < movies.num_rows:
-        raise DataPrepError(f"{path}: a movieId stands twice. Take one of its lines out.")
+        raise DataPrepError(f"{path}: a movieId occurs twice. Remove one of its lines.")
     genres = pc.split_pattern(movies["genres"], "|")
     return movies.set_column(2, "genres", genres)
 
@@ -207,12 +203,12 @@ def _read_csv(path: Path, types: dict[str, pa.DataType]) -> Iterator[pa.Table]:
 
 
 def split_rows(ratings: Path, split: str, valid_share: float, seed: int) -> np.ndarray:
-    """Return which ratings validate: bool [ratings], `valid_share` of them True.
+    """Return which ratings validate: bool [ratings], with `valid_share` of them True.
 
-    "time" takes the latest ratings; among equal timestamps those that stand last in the file.
+    "time" selects the latest ratings, and among equal timestamps the last in the file.
 
     Raises:
-        DataPrepError: if there are too few ratings to have at least one on each side.
+        DataPrepError: if there are too few ratings for both parts.
     """
     times = np.concatenate(
         [t["timestamp"].to_numpy() for t in _read_csv(ratings, RATING_TYPES)] or [np.empty(0)]
@@ -220,7 +216,9 @@ def split_rows(ratings: Path, split: str, valid_share: float, seed: int) -> np.n
     rows = len(times)
     valid_rows = max(1, round(rows * valid_share))
     if valid_rows >= rows:
-        raise DataPrepError(f"{ratings} has {rows} ratings, too few to split. Give more.")
+        raise DataPrepError(
+            f"{ratings} has {rows} ratings, too few to split. Provide more ratings."
+        )
     if split == "time":
         chosen = np.argsort(times, kind="stable")[-valid_rows:]
     else:
@@ -235,10 +233,10 @@ def join_and_split(
 ) -> dict[str, Any]:
     """Write `folder/train.parquet` and `valid.parquet`: userId, movieId, genres, rating (0 or 1).
 
-    A film that is not in `movies` has an empty list of genres.
+    A film that is not in `movies` gets an empty list of genres.
 
     Returns:
-        Shares of label 1, and the log loss of predicting the training share for validation rows.
+        Statistics of the labels, as described in `etl`.
     """
     folder.mkdir(parents=True)
     no_genres = pa.array([[]], movies["genres"].type)
@@ -292,7 +290,7 @@ def _fit_and_write(folder: Path, row_group_rows: int, seed: int) -> dict[str, An
         label_names=["rating"],
     )
     workflow.fit(sources["train"])
-    # The file is sorted by user; training rows are stored shuffled, validation rows as they come.
+    # The file is sorted by user. Training rows are stored shuffled, validation rows in file order.
     for name, shuffle_seed in (("train", seed), ("valid", None)):
         workflow.transform_to_parquet(
             sources[name],

@@ -97,6 +97,15 @@ def is_finished(
     )
 
 
+def finished_facts(
+    folder: str | os.PathLike[str], settings: Mapping[str, Any], *, overwrite: bool = False
+) -> dict[str, Any] | None:
+    """Return the facts of `folder` if `is_finished` with the same arguments, else None."""
+    content = read_settings(folder)
+    finished = is_finished(folder, settings, overwrite=overwrite)
+    return content["facts"] if content is not None and finished else None
+
+
 @contextlib.contextmanager
 def new_folder(folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> Iterator[Staging]:
     """Give a staging folder that becomes `folder` when the block ends well.

@@ -1,20 +1,21 @@
 """Synthetic click logs in the raw Criteo format, drawn from a seed in bounded memory.
 
-The format is that of the 1 TB click logs: one row a line, tab separated, no header: label, I1..I13
-(counts), C1..C26 (8 hex digits); a missing value is an empty field; rows stand in time order, one
-file a day. What the data has in common with the real logs: cardinalities (times `scale`), a few ids
-that make up most rows and a long tail, heavy-tailed counts, shares of missing values and which
-columns miss them together, new ids turning up every day.
+The format is that of the 1 TB click logs: one row per line, tab separated, no header: label,
+I1..I13 (counts), C1..C26 (8 hex digits). An empty field is a missing value. Rows are in time order,
+with one file per day. The data shares these properties with the real logs: cardinalities (times
+`scale`), a few frequent ids and a long tail, heavy-tailed counts, the share of missing values per
+column, columns that are missing together, and new ids every day.
 
-The label follows a logistic model of what stands in the row, so that what a model can learn is
-known exactly: effects of log1p of five counts (missing = 0, as the ETL fills them), one effect for
-each id of fifteen columns, and one for each pair of ids of C9 and C19, on top of a weekly wave.
-The world is fixed; the seed draws another sample from it, so data of two seeds belong together.
+The label follows a logistic model of the row, so the best possible result is known exactly. The
+log-odds are a sum of effects: log1p of five counts (missing is 0, as the ETL fills them), one
+effect per id of fifteen columns, one per pair of ids of C9 and C19, and a weekly wave. This model
+does not depend on the seed: data of two seeds are two samples of the same distribution.
 
 Measured on 1,000,000 rows (7 days, scale 0.01, seed 0): 25 % of the labels are 1. The log loss is
-0.567 for predicting that share and 0.430 for the true probabilities, whose AUC is 0.821: no model
-does better on average. 180 thousand rows/s on one core, 80 MB above the interpreter.
-Source of the cardinalities: the 24 days of click logs, values seen at least 15 times.
+0.567 for predicting that share and 0.430 for the true probabilities, whose AUC is 0.821. It draws
+180 thousand rows/s on one core with 80 MB of memory in addition to the interpreter's.
+
+Source of the cardinalities: the 24 days of click logs, values that occur at least 15 times.
 """
 
 from __future__ import annotations
@@ -22,16 +23,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 from tqdm import tqdm
 
-from data_prep.bayes import LabelStatistics
-from data_prep.output import is_finished, new_folder, read_settings
-from tutorlib.checks import check_integer
+from data_prep.synthetic import (
+    BLOCK_ROWS,
+    SMALL_COLUMN,
+    LabelStatistics,
+    draw_labels,
+    id_effect,
+    power_law_ids,
+    random_stream,
+    scaled,
+    write_once,
+)
 
 CARDINALITIES = (
     7599500, 33521, 17022, 7339, 20046, 3, 7068, 1377, 63, 5345303, 561810, 242827, 11,
@@ -40,24 +48,22 @@ CARDINALITIES = (
 INTEGER_NAMES = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICAL_NAMES = tuple(f"C{i}" for i in range(1, 27))
 COLUMN_NAMES = ("label", *INTEGER_NAMES, *CATEGORICAL_NAMES)
-BLOCK_ROWS = 32_768
-SMALL_COLUMN = 1_000  # columns of at most so many ids keep them all at any scale
 
-# Counts: exp(normal) rounded down. (mean, standard deviation of the logarithm, smallest value.)
-# Fitted to the quartiles of 1,000 rows of the real day 0. -1: the column holds some -1, too.
+# Counts: exp(normal), rounded down: (mean and standard deviation of the logarithm, smallest value).
+# Fitted to the quartiles of 1,000 rows of the real day 0. Columns with -1 contain some -1.
 _COUNTS = (
     (1.95, 1.7, 1), (5.40, 1.3, -1), (1.50, 1.2, 0), (3.60, 1.7, 0), (1.60, 1.5, 1),
     (-1.5, 1.9, 0), (-3.5, 1.7, 0), (2.20, 2.4, -1), (1.40, 1.4, 0), (-1.1, 0.9, 0),
     (0.80, 1.0, 1), (8.30, 2.0, 0), (1.70, 1.2, 0),
 )  # fmt: skip
 _LARGEST_COUNT = 2_000_000
-# Columns whose values are missing together, and how often.
+# (share of rows, columns that are missing together in them)
 _MISSING = (
     (0.225, ("I1",)), (0.09, ("I2",)), (0.25, ("I3", "I13")), (0.52, ("I4",)),
     (0.44, ("I5", "I11")), (0.09, ("I6", "I10")), (0.03, ("I7",)), (0.014, ("I12",)),
     (0.022, ("C1", "C10", "C11", "C20", "C21", "C22")), (0.46, ("C14", "C16", "C17", "C23")),
 )  # fmt: skip
-# The logistic model. Standard deviation of a column's contribution to the log-odds.
+# The logistic model: standard deviation of a column's contribution to the log-odds.
 _COUNT_EFFECTS = {"I1": 0.35, "I2": 0.4, "I4": -0.35, "I8": 0.35, "I12": 0.3}
 _ID_EFFECTS = {
     "C1": 0.25, "C3": 0.3, "C4": 0.3, "C6": 0.3, "C8": 0.35, "C9": 0.4, "C13": 0.25, "C15": 0.2,
@@ -66,8 +72,8 @@ _ID_EFFECTS = {
 _PAIR = ("C9", "C19", 0.35)
 _BIAS = -1.67
 _WEEKLY_WAVE = 0.1
-_HEAD = 200  # ids below this rank are known on every day; the tail moves on
-_DAILY_SHIFT = 0.02  # share of a column's ids by which its tail moves on each day
+_HEAD = 200  # ids below this rank occur on every day; the others change from day to day
+_DAILY_SHIFT = 0.02  # share of the other ids by which they shift per day
 
 
 @dataclasses.dataclass
@@ -76,8 +82,8 @@ class Block:
 
     Args:
         counts: int32 [13, rows].
-        ids: int64 [26, rows]; id 0 is the most frequent one on day 0.
-        missing: bool [39, rows], counts first.
+        ids: int64 [26, rows]; id 0 is the most frequent on day 0.
+        missing: bool [39, rows]; the counts come first.
         label: int8 [rows].
         probability: float64 [rows], the true probability of label 1.
     """
@@ -90,64 +96,53 @@ class Block:
 
 
 def column_sizes(scale: float) -> list[int]:
-    """Return how many ids each of C1..C26 has at `scale`.
-
-    Columns of up to 1,000 ids keep them all; larger ones keep at least 1,000.
-
-    Raises:
-        ValueError: if `scale` is not in (0, 100].
+    """Return the number of ids of each of C1..C26 at `scale`, as `synthetic.scaled` defines it.
 
     Example:
         >>> column_sizes(0.01)[:4], column_sizes(1.0)[:4]
         ([75995, 1000, 1000, 1000], [7599500, 33521, 17022, 7339])
     """
-    if not 0 < scale <= 100:
-        raise ValueError(f"scale must be above 0 and at most 100, got {scale}")
-    return [
-        max(round(n * scale), min(n, SMALL_COLUMN)) if n > SMALL_COLUMN else n
-        for n in CARDINALITIES
-    ]
+    return [scaled(cardinality, scale) for cardinality in CARDINALITIES]
 
 
 def rows_per_day(rows: int, days: int) -> list[int]:
-    """Return the rows of each day; the first days have one more where it does not come out even.
+    """Return the number of rows of each day; the first days get the remainder, one row each.
 
     Example:
         >>> rows_per_day(10, 3)
         [4, 3, 3]
     """
     if days < 1 or rows < days:
-        raise ValueError(f"need days >= 1 and at least one row a day, got {rows} rows, {days} days")
+        raise ValueError(
+            f"need days >= 1 and at least one row per day, got {rows} rows, {days} days"
+        )
     return [rows // days + (day < rows % days) for day in range(days)]
 
 
 def draw_block(seed: int, day: int, block: int, sizes: list[int]) -> Block:
-    """Return `BLOCK_ROWS` rows that depend on nothing but the arguments.
-
-    The generator is counter based (Philox): key (seed, day), counter block; so blocks can be drawn
-    in any order and anywhere. Cost: about 0.1 s and 30 MB.
+    """Return `BLOCK_ROWS` rows that depend only on the arguments. Takes about 0.1 s and 30 MB.
 
     Args:
         seed: 0 to 2**63 - 1.
         day: 0, 1, ...
         block: number of the block within the day.
-        sizes: ids of each categorical column (`column_sizes`).
+        sizes: number of ids of each categorical column, from `column_sizes`.
     """
-    rng = np.random.Generator(np.random.Philox(key=[seed, day], counter=[0, 0, 0, block]))
+    rng = random_stream(seed, day, block)
     n = BLOCK_ROWS
     missing = np.zeros((39, n), bool)
     for share, names in _MISSING:
         missing[[COLUMN_NAMES.index(name) - 1 for name in names]] = rng.random(n) < share
     counts = _draw_counts(rng, n)
     ids = np.stack([_draw_ids(rng, n, size, day) for size in sizes])
-    logit = _logit(counts, ids, missing, day)
-    probability = 1 / (1 + np.exp(-logit))
-    label = (rng.random(n) < probability).astype(np.int8)
+    label, probability = draw_labels(rng, _logit(counts, ids, missing, day))
     return Block(counts, ids, missing, label, probability)
 
 
 def _draw_counts(rng: np.random.Generator, n: int) -> np.ndarray:
-    shared = 0.5 * rng.standard_normal(n, np.float32)  # busy users are busy in every count
+    shared = 0.5 * rng.standard_normal(
+        n, np.float32
+    )  # an active user has high values in all counts
     counts = np.empty((13, n), np.int32)
     for row, (mean, deviation, smallest) in enumerate(_COUNTS):
         z = shared + math.sqrt(0.75) * rng.standard_normal(n, np.float32)
@@ -157,9 +152,7 @@ def _draw_counts(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _draw_ids(rng: np.random.Generator, n: int, size: int, day: int) -> np.ndarray:
-    # Log-uniform ranks: id k about as often as 1 / (k + 1), the power law of most id columns.
-    rank = (np.exp(rng.random(n) * math.log(size + 1)) - 1).astype(np.int64)
-    np.minimum(rank, size - 1, out=rank)
+    rank = power_law_ids(rng, n, size, np.int64)
     if size <= SMALL_COLUMN:
         return rank
     tail = size - _HEAD
@@ -168,7 +161,7 @@ def _draw_ids(rng: np.random.Generator, n: int, size: int, day: int) -> np.ndarr
 
 
 def _logit(counts: np.ndarray, ids: np.ndarray, missing: np.ndarray, day: int) -> np.ndarray:
-    """Return the log-odds of label 1: float64 [rows], a function of what stands in the row."""
+    """Return the log-odds of label 1: float64 [rows]."""
     logit = np.full(counts.shape[1], _BIAS + _WEEKLY_WAVE * math.sin(2 * math.pi * day / 7))
     for name, weight in _COUNT_EFFECTS.items():
         column = INTEGER_NAMES.index(name)
@@ -184,22 +177,10 @@ def _logit(counts: np.ndarray, ids: np.ndarray, missing: np.ndarray, day: int) -
     return logit + weight * id_effect(pair, 99)
 
 
-def id_effect(ids: np.ndarray, column: int) -> np.ndarray:
-    """Return a fixed number for each id: float64, uniform, mean 0 and variance 1 over the ids.
-
-    Source: the finaliser of splitmix64, http://prng.di.unimi.it/splitmix64.c
-    """
-    x = ids.astype(np.uint64) + np.uint64((column + 1) * 0x9E3779B97F4A7C15 % 2**64)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return ((x >> np.uint64(11)).astype(np.float64) / 2**53 - 0.5) * math.sqrt(12)
-
-
 def hex_values(ids: np.ndarray, column: int) -> np.ndarray:
-    """Return the 32-bit values that stand in the file for the ids: uint32, one to one.
+    """Return the 32-bit values that represent ids in the file: uint32, one per id.
 
-    Each step (exclusive or, multiplication by an odd number) can be undone, so no two ids of a
+    Each step (exclusive or, multiplication by an odd number) is invertible, so no two ids of a
     column share a value. Source: the finaliser of MurmurHash3.
     """
     x = ids.astype(np.uint32) ^ np.uint32((column + 1) * 0x9E3779B9 % 2**32)
@@ -212,7 +193,7 @@ _FOUR_DIGITS = np.frombuffer(b"".join(b"%04x" % i for i in range(65_536)), np.ui
 
 
 def _hex_column(values: np.ndarray, missing: np.ndarray) -> pa.Array:
-    """Return 8-digit hex strings, null where missing, by two table look-ups a value."""
+    """Return 8-digit hex strings, null where missing, by two table lookups per value."""
     n = len(values)
     digits = np.empty((n, 2), np.uint32)
     digits[:, 0] = _FOUR_DIGITS[values >> np.uint32(16)]
@@ -223,7 +204,7 @@ def _hex_column(values: np.ndarray, missing: np.ndarray) -> pa.Array:
 
 
 def block_to_arrow(block: Block) -> pa.Table:
-    """Return the rows as the raw file has them: label, I1..I13 int32, C1..C26 hex strings."""
+    """Return the rows as in the raw file: label, I1..I13 int32, C1..C26 hex strings."""
     columns = [pa.array(block.label)]
     columns += [pa.array(block.counts[i], mask=block.missing[i]) for i in range(13)]
     columns += [_hex_column(hex_values(block.ids[i], i), block.missing[13 + i]) for i in range(26)]
@@ -238,47 +219,38 @@ def write_criteo(
     seed: int = 0,
     scale: float = 0.01,
     overwrite: bool = False,
-) -> dict[str, Any]:
-    """Write `day_0.tsv`, `day_1.tsv`, ... and return what was measured while doing so.
+) -> dict[str, float]:
+    """Write `day_0.tsv`, `day_1.tsv`, ... and return the statistics of the labels.
 
-    Memory: one block of 32,768 rows (80 MB with its text), whatever `rows`. The first rows of
-    a day are the same however many follow.
+    Memory does not depend on `rows`: 80 MB for a block of 32,768 rows and its text. The first rows
+    of a day do not depend on it either.
 
     Args:
         folder: output folder.
-        rows: rows over all days.
-        days: files.
-        seed: 0 to 2**63 - 1; each seed is another sample of the same world.
-        scale: factor on the real cardinalities (`column_sizes`).
+        rows: rows of all days together.
+        days: number of files, at least 1.
+        seed: 0 to 2**63 - 1.
+        scale: factor on the real cardinalities, in (0, 100].
         overwrite: replace an output made with other settings.
 
     Returns:
-        positive_share, base_log_loss (predicting the share for every row), bayes_log_loss and
-        bayes_auc (predicting the true probabilities: no model can do better on average).
+        As `LabelStatistics.result`.
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if `folder` is there with other settings or other content.
+        DataPrepError: if `folder` exists with other settings or other content.
     """
-    seed = check_integer("seed", seed, at_least=0, bits=63)
     sizes, per_day = column_sizes(scale), rows_per_day(rows, days)
     settings = {"command": "synthetic criteo", "version": 1, "rows": rows, "days": days,
                 "seed": seed, "scale": scale}  # fmt: skip
-    folder = Path(folder)
-    if is_finished(folder, settings, overwrite=overwrite):
-        return read_settings(folder)["facts"]
-    statistics = LabelStatistics()
-    with (
-        new_folder(folder, settings) as staging,
-        tqdm(
-            total=rows, unit=" rows", unit_scale=True, desc="synthetic criteo", disable=None
-        ) as bar,
-    ):
+
+    def write(path: Path, bar: tqdm) -> LabelStatistics:
+        statistics = LabelStatistics()
         for day, count in enumerate(per_day):
-            _write_day(staging.path / f"day_{day}.tsv", seed, day, count, sizes, statistics, bar)
-        staging.facts.update(statistics.result())
-    print(f"{folder}: {rows:,} rows in {days} files; {staging.facts}", flush=True)
-    return staging.facts
+            _write_day(path / f"day_{day}.tsv", seed, day, count, sizes, statistics, bar)
+        return statistics
+
+    return write_once(folder, settings, write, overwrite=overwrite)
 
 
 def _write_day(

@@ -1,14 +1,14 @@
 """Synthetic ratings in the ml-25m schema, drawn from a seed in bounded memory.
 
-`ratings.csv` (userId, movieId, rating, timestamp; sorted by user, then film, each pair once) and
-`movies.csv` (movieId, title, genres). What it has in common with MovieLens: a few users and films
-with very many ratings and a long tail, stars from 0.5 to 5 in halves, lists of genres joined by
-"|", titles with a year, commas and quotes. Titles are invented.
+The files are `ratings.csv` (userId, movieId, rating, timestamp; sorted by user, then film; each
+pair once) and `movies.csv` (movieId, title, genres). They share these properties with MovieLens:
+few users and films have very many ratings, ratings are 0.5 to 5 stars in steps of 0.5, genres are
+lists joined by "|", and titles contain years, commas and quotes. All titles are invented.
 
-A rating is 3.5 plus what the user gives on average, how good the film is, how much the user likes
-its genres, how well user and film match in four hidden traits, and noise; then rounded. So a model
-with embeddings of user, film and genres can learn it. `write_movielens` measures how well: it keeps
-the log loss of the true probabilities that a rating is above 3 in `_settings.json`.
+A rating is a rounded sum: 3.5, the user's mean deviation, the quality of the film, the user's taste
+for its genres, how well user and film match in four hidden traits, and noise. A model with
+embeddings of user, film and genres can learn it. The best possible loss for the label "more than 3
+stars" is stored in `_settings.json`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 from tqdm import tqdm
 
-from data_prep.bayes import LabelStatistics
-from data_prep.output import is_finished, new_folder, read_settings
-from tutorlib.checks import check_integer
+from data_prep.synthetic import LabelStatistics, random_stream, write_once
 
 GENRES = (
     "Action", "Adventure", "Animation", "Children", "Comedy", "Crime", "Documentary", "Drama",
@@ -35,7 +32,7 @@ GENRES = (
 NO_GENRES = "(no genres listed)"
 _GENRE_SHARES = np.array(
     [12, 7, 5, 5, 27, 9, 9, 41, 5, 1, 10, 1, 2, 5, 12, 6, 14, 3, 2], float
-)  # roughly per hundred films
+)  # about, per hundred films
 BLOCK_RATINGS = 262_144
 _TRAITS = 4
 _NOISE = 0.75
@@ -61,86 +58,74 @@ def write_movielens(
     movies: int = 5_000,
     seed: int = 0,
     overwrite: bool = False,
-) -> dict[str, Any]:
-    """Write `ratings.csv` and `movies.csv` and return what was measured while doing so.
+) -> dict[str, float]:
+    """Write `ratings.csv` and `movies.csv`; return the statistics of the labels.
 
-    Memory: about 200 bytes a user and a film, and one block of about 262,144 ratings.
+    Memory: about 200 bytes per user and per film, and a block of about 262,144 ratings.
 
     Args:
         folder: output folder.
-        ratings: ratings over all users.
-        users: users; each gives at least one rating.
-        movies: films.
+        ratings: ratings of all users together.
+        users: number of users; each has at least one rating.
+        movies: number of films.
         seed: 0 to 2**63 - 1.
         overwrite: replace an output made with other settings.
 
     Returns:
-        positive_share (of ratings above 3), base_log_loss, bayes_log_loss and bayes_auc, as
-        `LabelStatistics` says.
+        As `LabelStatistics.result`; the label is 1 for more than 3 stars.
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if `folder` is there with other settings or other content.
+        DataPrepError: if `folder` exists with other settings or other content.
     """
-    check_sizes(ratings, users, movies, seed)
+    check_sizes(ratings, users, movies)
     settings = {"command": "synthetic movielens", "version": 1, "ratings": ratings,
                 "users": users, "movies": movies, "seed": seed}  # fmt: skip
-    folder = Path(folder)
-    if is_finished(folder, settings, overwrite=overwrite):
-        return read_settings(folder)["facts"]
-    with new_folder(folder, settings) as staging:
+
+    def write(path: Path, bar: tqdm) -> LabelStatistics:
         films = Films(movies, seed)
-        films.write(staging.path / "movies.csv")
-        statistics = _write_ratings(staging.path / "ratings.csv", films, ratings, users, seed)
-        staging.facts.update(statistics.result())
-    print(
-        f"{folder}: {ratings:,} ratings by {users:,} users of {movies:,} films; {staging.facts}",
-        flush=True,
-    )
-    return staging.facts
+        films.write(path / "movies.csv")
+        return _write_ratings(path / "ratings.csv", films, ratings, users, seed, bar)
+
+    return write_once(folder, settings, write, unit="ratings", overwrite=overwrite)
 
 
-def check_sizes(ratings: int, users: int, movies: int, seed: int) -> None:
-    """Raise ValueError unless every user can get a rating and none has to rate over half the films.
+def check_sizes(ratings: int, users: int, movies: int) -> None:
+    """Raise ValueError unless every user can have a rating, and none more than half of the films.
 
     Example:
-        >>> check_sizes(1000, 10, 50, 0)  # doctest: +ELLIPSIS
+        >>> check_sizes(1000, 10, 50)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        ValueError: 1000 ratings need users <= ratings <= users * (movies // 2) = 250; ask for ...
+        ValueError: 1000 ratings need users <= ratings <= users * (movies // 2) = 250; pass ...
     """
     if users < 1 or movies < 2:
         raise ValueError(f"need at least 1 user and 2 films, got {users} and {movies}")
-    check_integer("seed", seed, at_least=0, bits=63)
     most = users * (movies // 2)
     if not users <= ratings <= most:
         raise ValueError(
             f"{ratings} ratings need users <= ratings <= users * (movies // 2) = {most}; "
-            "ask for other numbers of ratings, users or films"
+            "pass other numbers of ratings, users or films"
         )
 
 
-def _stream(seed: int, part: int, block: int = 0) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=[seed, part], counter=[0, 0, 0, block]))
-
-
 class Films:
-    """The films: ids, titles, genres, and what decides how they are rated and how often.
+    """The films: ids, titles and genres, and what decides how they are rated and how often.
 
     Args:
-        number: how many films.
-        seed: of the drawing.
+        number: number of films.
+        seed: 0 to 2**63 - 1.
 
     Attributes:
-        movie_id: int64 [films], rising with gaps.
-        by_rank: int64 [films], film numbers by falling popularity.
-        genres: bool [films, 19]; a row of False is "(no genres listed)".
+        movie_id: int64 [films], increasing with gaps.
+        by_rank: int64 [films], indices of films, the most popular first.
+        genres: bool [films, 19]; a row without True is "(no genres listed)".
         quality: float32 [films].
         traits: float32 [films, 4].
     """
 
     def __init__(self, number: int, seed: int) -> None:
-        rng = _stream(seed, 1)
+        rng = random_stream(seed, 1)
         self.movie_id = np.cumsum(1 + rng.geometric(0.6, number)) - 1
         self.by_rank = rng.permutation(number)
         self.genres = self._draw_genres(rng, number)
@@ -150,14 +135,14 @@ class Films:
 
     @staticmethod
     def _draw_genres(rng: np.random.Generator, number: int) -> np.ndarray:
-        # One to five genres, without repetition: the largest of log(share) + Gumbel noise.
+        # Up to five distinct genres: those with the largest log(share) + Gumbel noise.
         how_many = rng.choice(6, number, p=[0.04, 0.36, 0.33, 0.18, 0.07, 0.02])
         keys = np.log(_GENRE_SHARES) + rng.gumbel(size=(number, len(GENRES)))
-        place = np.argsort(np.argsort(-keys, axis=1), axis=1)
-        return place < how_many[:, None]
+        rank = np.argsort(np.argsort(-keys, axis=1), axis=1)
+        return rank < how_many[:, None]
 
     def write(self, path: Path) -> None:
-        """Write movies.csv: movieId, title, genres; quoted where a title needs it."""
+        """Write movies.csv: movieId, title, genres; titles are quoted where necessary."""
         with open(path, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["movieId", "title", "genres"])
@@ -179,51 +164,44 @@ class Films:
 
 
 def ratings_per_user(ratings: int, users: int, movies: int, seed: int) -> np.ndarray:
-    """Return how many ratings each user gives: int64 [users], heavy-tailed, adding up exactly.
+    """Return the number of ratings of each user: int64 [users], heavy-tailed, with sum `ratings`.
 
     Example:
         >>> counts = ratings_per_user(10_000, 100, 400, seed=0)
         >>> int(counts.sum()), bool(counts.min() >= 1), bool(counts.max() <= 200)
         (10000, True, True)
     """
-    rng = _stream(seed, 2)
+    rng = random_stream(seed, 2)
     weight = np.exp(1.2 * rng.standard_normal(users))
     most = movies // 2
-    # At least 20 each, as in MovieLens; fewer if there are too few ratings for that.
+    # At least 20 each, as in MovieLens, or fewer if there are not enough ratings.
     counts = np.full(users, max(1, min(20, most, ratings // users // 2)))
     while (left := ratings - int(counts.sum())) > 0:
         open_weight = np.where(counts < most, weight, 0.0)
         share = left * open_weight / open_weight.sum()
         more = np.minimum(np.floor(share).astype(np.int64), most - counts)
-        if not more.any():  # fewer left than users: one each for the busiest
+        if not more.any():  # fewer left than users: one each for the most active
             more[np.argsort(-open_weight, kind="stable")[:left]] = 1
         counts += more
     return counts
 
 
 def _write_ratings(
-    path: Path, films: Films, ratings: int, users: int, seed: int
+    path: Path, films: Films, ratings: int, users: int, seed: int, bar: tqdm
 ) -> LabelStatistics:
-    rng = _stream(seed, 3)
-    profile = UserProfiles(users, rng)
+    profiles = UserProfiles(users, random_stream(seed, 3))
     counts = ratings_per_user(ratings, users, len(films.movie_id), seed)
     ends = np.cumsum(counts)
     statistics = LabelStatistics()
     options = pa_csv.WriteOptions(include_header=False, quoting_style="none", batch_size=8_192)
-    with (
-        open(path, "wb") as file,
-        tqdm(
-            total=ratings, unit=" ratings", unit_scale=True, desc="synthetic movielens",
-            disable=None,
-        ) as bar,
-    ):  # fmt: skip
+    with open(path, "wb") as file:
         file.write(b"userId,movieId,rating,timestamp\n")
         start = block = 0
         while start < users:
             done = ends[start - 1] if start else 0
             stop = max(start + 1, int(np.searchsorted(ends, done + BLOCK_RATINGS)))
             who = np.repeat(np.arange(start, stop), counts[start:stop])
-            table = _draw_ratings(_stream(seed, 4, block), films, profile, who, statistics)
+            table = _draw_ratings(random_stream(seed, 4, block), films, profiles, who, statistics)
             pa_csv.write_csv(table, file, options)
             bar.update(len(who))
             start, block = stop, block + 1
@@ -233,11 +211,15 @@ def _write_ratings(
 class UserProfiles:
     """What decides how users rate.
 
+    Args:
+        users: number of users.
+        rng: generator to draw from.
+
     Attributes:
         generosity: float32 [users], stars above or below the mean.
-        taste: float32 [users, 19], stars for each genre.
+        taste: float32 [users, 19], stars per genre.
         traits: float32 [users, 4].
-        joined: int64 [users], seconds since 1970 of the first rating.
+        joined: int64 [users], earliest time of a rating, seconds since 1970.
     """
 
     def __init__(self, users: int, rng: np.random.Generator) -> None:
@@ -254,7 +236,7 @@ def _draw_ratings(
     who: np.ndarray,
     statistics: LabelStatistics,
 ) -> pa.Table:
-    """Return one rating for each entry of `who` (user numbers, rising), each film once a user."""
+    """Return a rating for each entry of `who` (sorted user indices), no film twice for a user."""
     film = _draw_films(rng, films, who)
     listed = films.genres[film]
     liking = (users.taste[who] * listed).sum(axis=1) / np.maximum(1, listed.sum(axis=1))
@@ -279,16 +261,16 @@ def _draw_ratings(
 
 
 def _draw_films(rng: np.random.Generator, films: Films, who: np.ndarray) -> np.ndarray:
-    """Return film numbers for `who`, no film twice for a user, popular films more often."""
+    """Return film indices for `who`, no film twice for a user, popular films more often."""
     number = len(films.movie_id)
     chosen = np.empty(0, np.int64)  # user * number + film, sorted
     lacking = who
     first, wanted = who[0], np.bincount(who - who[0])
     while len(lacking):
-        # A power of a uniform number: film k about as often as k ** -0.55, flatter than click logs.
+        # A power of a uniform number: film k occurs about as often as k ** -0.55.
         rank = (rng.random(len(lacking)) ** 2.2 * number).astype(np.int64)
         drawn = lacking * number + films.by_rank[np.minimum(rank, number - 1)]
-        chosen = np.sort(np.concatenate([chosen, drawn]))  # np.union1d: 20 times slower here
+        chosen = np.sort(np.concatenate([chosen, drawn]))  # 20 times as fast as np.union1d
         chosen = chosen[np.diff(chosen, prepend=-1) > 0]
         have = np.bincount(chosen // number - first, minlength=len(wanted))
         lacking = np.repeat(np.arange(len(wanted)), wanted - have) + first
@@ -296,6 +278,6 @@ def _draw_films(rng: np.random.Generator, films: Films, who: np.ndarray) -> np.n
 
 
 def _normal_above(z: np.ndarray) -> np.ndarray:
-    """Return the probability that a standard normal number is above z, kept inside (0, 1)."""
+    """Return the probability that a standard normal number exceeds z, clipped to (0, 1)."""
     p = np.array([0.5 * math.erfc(x / math.sqrt(2)) for x in z])
     return np.clip(p, 1e-9, 1 - 1e-9)

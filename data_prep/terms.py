@@ -1,8 +1,4 @@
-"""Where each data set comes from, under which terms, and whom to cite: one table.
-
-Every command prints its row (`Terms.lines`), README quotes the table (`terms_table`). Does not
-belong here: how the data is fetched or prepared.
-"""
+"""Source, terms of use and citation of each data set; every command prints its own."""
 
 from __future__ import annotations
 
@@ -17,13 +13,13 @@ _HARPER = (
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What one may do with a data set.
+    """The terms of use of a data set.
 
     Args:
         name: name of the data set.
         source: address of its page.
-        terms: the conditions, in short; the page has the full text.
-        citation: what a publication has to cite, or "-".
+        terms: summary of the conditions; the page has the full text.
+        citation: what publications must cite; "-" if nothing.
 
     Example:
         >>> print(TERMS["synthetic"].lines())
@@ -51,8 +47,8 @@ class Terms:
         )
 
 
-# The MovieLens conditions stand in README.txt inside each archive; the two archives differ in
-# whether the data may be passed on. The Criteo licence stands on the data set's card.
+# The conditions of MovieLens are in README.txt of each archive; the two archives differ in whether
+# the data may be redistributed. The licence of Criteo is on the page of the data set.
 TERMS = {
     "synthetic": Terms(
         "synthetic (Criteo, MovieLens or n-hot shape)",
@@ -89,15 +85,3 @@ TERMS = {
         "Criteo AI Lab. Criteo 1TB Click Logs dataset.",
     ),
 }
-
-
-def terms_table() -> str:
-    """Return the terms of all data sets as a Markdown table, for README.
-
-    Example:
-        >>> terms_table().splitlines()[0]
-        '| data | source | terms | cite |'
-    """
-    rows = ["| data | source | terms | cite |", "| --- | --- | --- | --- |"]
-    rows += [f"| {t.name} | {t.source} | {t.terms} | {t.citation} |" for t in TERMS.values()]
-    return "\n".join(rows)

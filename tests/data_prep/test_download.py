@@ -1,4 +1,4 @@
-"""A download arrives whole and right, or not at all, and goes on where it broke off."""
+"""A download is complete and correct or does not exist, and resumes where it broke."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves `server.files` with Range; `server.drops` answers break off after so many bytes."""
+    """Serves `server.files` with Range; `server.drops` are the bytes after which answers break."""
 
     def do_GET(self):
         self.server.requests.append((self.path, self.headers.get("Range")))
@@ -63,7 +63,7 @@ def server(monkeypatch):
     thread.join()
 
 
-def test_the_file_arrives_and_is_not_fetched_twice(server, tmp_path):
+def test_a_file_is_downloaded_once(server, tmp_path):
     for _ in range(2):
         path = download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256)
         assert path.read_bytes() == CONTENT
@@ -71,7 +71,7 @@ def test_the_file_arrives_and_is_not_fetched_twice(server, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
 
 
-def test_a_dropped_connection_is_taken_up_where_it_broke(server, tmp_path):
+def test_a_download_resumes_where_the_connection_broke(server, tmp_path):
     server.drops = [4 * BLOCK_BYTES + 1, 6 * BLOCK_BYTES + 5]
     path = download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, pause_s=0.01)
     assert path.read_bytes() == CONTENT
@@ -79,21 +79,21 @@ def test_a_dropped_connection_is_taken_up_where_it_broke(server, tmp_path):
     assert starts == [None, f"bytes={4 * BLOCK_BYTES}-", f"bytes={10 * BLOCK_BYTES}-"]
 
 
-def test_a_server_without_range_starts_again(server, tmp_path):
+def test_a_download_restarts_if_the_server_does_not_support_range(server, tmp_path):
     server.ranges, server.drops = False, [300_000]
     path = download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, pause_s=0.01)
     assert path.read_bytes() == CONTENT
 
 
-def test_a_busy_server_is_asked_again(server, tmp_path):
+def test_a_server_error_is_retried(server, tmp_path):
     server.failures = [503, 500]
     path = download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, pause_s=0.01)
     assert path.read_bytes() == CONTENT
 
 
-def test_a_later_run_resumes(server, tmp_path):
+def test_a_later_run_resumes_a_broken_download(server, tmp_path):
     server.drops = [5 * BLOCK_BYTES, 0, 0]
-    with pytest.raises(DataPrepError, match=r"broke off after 327,680 bytes.*Run the same command"):
+    with pytest.raises(DataPrepError, match=r"broke after 327,680 bytes.*Run the same command"):
         download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, attempts=2, pause_s=0.01)
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip.part"]
     server.drops = []
@@ -102,24 +102,24 @@ def test_a_later_run_resumes(server, tmp_path):
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
 
 
-def test_a_part_that_was_whole_already_is_checked_and_renamed(server, tmp_path):
+def test_a_complete_part_file_is_checked_and_renamed(server, tmp_path):
     (tmp_path / "a.zip.part").write_bytes(CONTENT)
     assert download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256).exists()
 
 
-def test_a_wrong_checksum_throws_the_file_away(server, tmp_path):
+def test_a_download_with_a_wrong_checksum_is_deleted(server, tmp_path):
     with pytest.raises(DataPrepError, match=r"sha256 is .*, expected 000"):
         download(server.url + "/a.zip", tmp_path / "a.zip", sha256="0" * 64)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_changed_file_on_disk_is_not_trusted(server, tmp_path):
+def test_an_existing_file_with_a_wrong_checksum_is_refused(server, tmp_path):
     (tmp_path / "a.zip").write_bytes(b"something else")
     with pytest.raises(DataPrepError, match="Delete it to fetch it again"):
         download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256)
 
 
-def test_without_a_known_checksum_the_published_one_counts(server, tmp_path):
+def test_without_a_checksum_the_published_md5_is_compared(server, tmp_path):
     server.files["/a.zip.md5"] = f"MD5 (a.zip) = {hashlib.md5(CONTENT).hexdigest()}\n".encode()
     assert download(server.url + "/a.zip", tmp_path / "a.zip").exists()
     server.files["/b.zip"] = CONTENT
@@ -129,7 +129,7 @@ def test_without_a_known_checksum_the_published_one_counts(server, tmp_path):
 
 
 @pytest.mark.parametrize("code", [404, 403])
-def test_an_http_error_names_address_and_code(server, tmp_path, code):
+def test_an_http_error_is_reported_with_address_and_code(server, tmp_path, code):
     server.failures = [code] * 9
     with pytest.raises(DataPrepError, match=f"a.zip: the server answers HTTP {code}"):
         download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256)
@@ -139,13 +139,13 @@ def test_an_http_error_names_address_and_code(server, tmp_path, code):
 
 @contextlib.contextmanager
 def closed_port():
-    """Give a port on which nobody listens."""
+    """Yield a port on which nothing listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
 
 
-def test_no_server_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, capsys):
+def test_a_missing_server_is_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with closed_port() as port:
         monkeypatch.setattr(movielens, "BASE_URL", f"http://127.0.0.1:{port}")
@@ -158,7 +158,7 @@ def test_no_server_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, capsy
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_an_archive_is_fetched_unpacked_and_left_alone_next_time(server, tmp_path, monkeypatch):
+def test_an_archive_is_downloaded_and_unpacked_once(server, tmp_path, monkeypatch):
     archive = tmp_path / "made.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for name in ("ratings.csv", "movies.csv", "README.txt"):
@@ -175,7 +175,7 @@ def test_an_archive_is_fetched_unpacked_and_left_alone_next_time(server, tmp_pat
 
 def test_a_damaged_archive_is_refused(tmp_path):
     (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(DataPrepError, match="no whole zip archive"):
+    with pytest.raises(DataPrepError, match="not an intact zip archive"):
         movielens.fetch(tmp_path / "data", source=tmp_path / "bad.zip")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
         file.writestr("readme", "")

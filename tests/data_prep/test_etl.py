@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import criteo, movielens
+from data_prep import criteo, criteo_raw, movielens
 from data_prep.__main__ import main
 from data_prep.output import DataPrepError
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES, write_criteo
@@ -218,7 +218,7 @@ def test_criteo_a_killed_run_is_finished_by_the_next(prepared, tmp_path):
 KILLED_WHILE_READING = """
 import os, signal, sys
 import pyarrow.parquet as pq
-from data_prep import criteo
+from data_prep import criteo_raw
 
 class Dying(pq.ParquetWriter):
     written = 0
@@ -230,8 +230,8 @@ class Dying(pq.ParquetWriter):
             os.kill(os.getpid(), signal.SIGKILL)
 
 pq.ParquetWriter = Dying
-criteo.RAW_ROW_GROUP_ROWS, criteo.READ_BLOCK_BYTES = 1000, 1 << 17
-criteo.raw_to_parquet(sys.argv[1], sys.argv[2], workers=1, overwrite=True)
+criteo_raw.RAW_ROW_GROUP_ROWS, criteo_raw.READ_BLOCK_BYTES = 1000, 1 << 17
+criteo_raw.raw_to_parquet(sys.argv[1], sys.argv[2], workers=1, overwrite=True)
 """
 
 
@@ -280,7 +280,7 @@ BAD = {
 @pytest.fixture
 def spoilt(raw, tmp_path, monkeypatch):
     """A folder in which the lines of BAD (numbered from 1) of day 0 are malformed."""
-    monkeypatch.setattr(criteo, "READ_BLOCK_BYTES", 1 << 14)  # bad lines far apart meet many blocks
+    monkeypatch.setattr(criteo_raw, "READ_BLOCK_BYTES", 1 << 14)  # bad lines in many blocks
     lines = (raw / "day_0.tsv").read_text().splitlines()
     for number, (spoil, _) in BAD.items():
         lines[number - 1] = "\t".join(spoil(lines[number - 1].split("\t")))
@@ -305,7 +305,7 @@ def test_criteo_malformed_lines_are_kept_out_and_reported(spoilt, raw, capsys):
     for (number, (_, reason)), line in zip(BAD.items(), report["first"], strict=True):
         assert line.startswith(f"day_0.tsv:{number}: "), line
         assert any(part in line for part in reason.split("|")), line
-    assert "kept out: 10 malformed lines" in capsys.readouterr().out
+    assert "skipped: 10 malformed lines" in capsys.readouterr().out
     have = pq.read_table(spoilt / "parquet/day_0.parquet", columns=["I8", "C2"]).to_pandas()
     want = read_raw(raw / "day_0.tsv").drop(index=[number - 1 for number in BAD])
     np.testing.assert_array_equal(have["I8"], want["I8"])
@@ -326,7 +326,7 @@ def test_criteo_an_empty_file_or_folder_is_refused(tmp_path):
     with pytest.raises(DataPrepError, match="no day files"):
         criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
     (tmp_path / "raw/day_0.tsv").touch()
-    with pytest.raises(DataPrepError, match="holds no line"):
+    with pytest.raises(DataPrepError, match="is empty"):
         criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from data_prep.__main__ import main
+from data_prep.synthetic import LabelStatistics
 from data_prep.synthetic_criteo import (
     BLOCK_ROWS,
     CARDINALITIES,
@@ -297,8 +298,6 @@ def test_nhot_is_made_once_by_the_command(nhot, capsys):
 
 
 def test_bayes_statistics_are_those_of_the_definition():
-    from data_prep.bayes import LabelStatistics
-
     rng = np.random.default_rng(0)
     p = np.round(rng.random(500), 3) * 0.9 + 0.05
     y = (rng.random(500) < p).astype(np.int8)
