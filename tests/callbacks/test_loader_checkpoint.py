@@ -1,222 +1,27 @@
-"""LoaderCheckpoint: a training that is killed and taken up ends as if nothing had happened."""
+"""LoaderCheckpoint saves and restores all that a training needs to resume bit for bit."""
 
 import json
-import multiprocessing
-import os
-import random
 import resource
-import signal
-import time
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests.support.resumable import (
+    EPOCHS,
+    PROCESSES,
+    Interrupted,
+    assert_equal_bits,
+    interrupted,
+    loader_of,
+    model_of,
+    names_in,
+    values_of,
+)
 from tutorlib.callbacks import LoaderCheckpoint
-from tutorlib.chunk import Chunk
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
 from tutorlib.storage import find_checkpoints, new_checkpoint
 
-ROWS, BATCH_SIZE, EPOCHS = 2000, 50, 3
-BATCHES = ROWS // BATCH_SIZE
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "train"
-    rng = np.random.default_rng(0)
-    item, x = rng.integers(0, 50, ROWS), rng.standard_normal(ROWS).astype("float32")
-    with ParquetSink(folder, row_group_rows=90) as sink:
-        label = (x + item % 2 > 0.5).astype("float32")
-        sink.write(Chunk({"item": item, "x": x, "label": label}))
-    return folder
-
-
-def loader_of(folder, batch_size=BATCH_SIZE, **changes):
-    arguments = {"cat_names": ["item"], "cont_names": ["x"], "buffer_size": 200}
-    return KerasSequenceLoader(folder, batch_size, ["label"], **{**arguments, **changes})
-
-
-def model_of(optimizer=None, embedding_rows=50, units=8, seed=1, **options):
-    """A model with everything that can get lost: slots, a schedule, Dropout, moving averages."""
-    keras.utils.set_random_seed(seed)
-    item, x = (keras.Input((1,), name=name) for name in ("item", "x"))
-    embedded = keras.layers.Flatten()(keras.layers.Embedding(embedding_rows, 4)(item))
-    hidden = keras.layers.Concatenate()([embedded, x])
-    hidden = keras.layers.Dense(units, activation="relu")(hidden)
-    hidden = keras.layers.Dropout(0.3)(keras.layers.BatchNormalization()(hidden))
-    output = keras.layers.Dense(1, activation="sigmoid", dtype="float32")(hidden)
-    model = keras.Model({"item": item, "x": x}, output)
-    decay = keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)
-    model.compile(optimizer or keras.optimizers.Adam(decay), "binary_crossentropy", **options)
-    return model
-
-
-def values_of(model):
-    variables = [*model.variables, *model.optimizer.variables]
-    return [keras.ops.convert_to_numpy(variable) for variable in variables]
-
-
-def assert_equal_bits(have, want):
-    assert len(have) == len(want)
-    for a, b in zip(have, want, strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        assert a.tobytes() == b.tobytes()
-
-
-class Interrupted(Exception):
-    """What ends a fit in the middle."""
-
-
-class InterruptAfter(keras.callbacks.Callback):
-    """Raises after so many executions of steps."""
-
-    def __init__(self, executions):
-        super().__init__()
-        self.left = executions
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.left -= 1
-        if not self.left:
-            raise Interrupted
-
-
-def begin(folder, path, executions, *, every_n_batches=7, loader=None, **model_options):
-    """Train until the interruption, with checkpoints."""
-    loader, model = loader or loader_of(folder), model_of(**model_options)
-    callbacks = [LoaderCheckpoint(path, loader, every_n_batches), InterruptAfter(executions)]
-    with pytest.raises(Interrupted):
-        model.fit(loader, epochs=EPOCHS, verbose=0, callbacks=callbacks)
-    return model
-
-
-def names_in(path):
-    return sorted(entry.name for entry in Path(path).iterdir())
-
-
-# ---- killed by a signal -------------------------------------------------------------------------
-
-PROCESSES = multiprocessing.get_context("forkserver")  # imports what is slow once, for all
-PROCESSES.set_forkserver_preload(["tutorlib.loader.loader", "tutorlib.callbacks", "tensorflow"])
-
-
-class Progress(keras.callbacks.Callback):
-    """Makes a file a byte longer with every step."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.file = open(path, "ab", buffering=0)
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.file.write(b".")
-
-
-def train(folder, result, path=None, progress=os.devnull, every_n_batches=5, embedding_rows=50):
-    """Train to the end, from wherever the newest checkpoint is, and write down all variables."""
-    tf.config.experimental.enable_op_determinism()
-    loader, model = loader_of(folder), model_of(embedding_rows=embedding_rows, metrics=["auc"])
-    callbacks, epoch = [Progress(progress)], 0
-    if path is not None:
-        checkpoint = LoaderCheckpoint(path, loader, every_n_batches)
-        callbacks, epoch = [*callbacks, checkpoint], checkpoint.restore(model)
-    model.fit(
-        loader, initial_epoch=epoch, epochs=EPOCHS, verbose=0, callbacks=callbacks,
-        validation_data=loader_of(folder, shuffle=False, limit_rows=500),
-    )  # fmt: skip
-    np.savez(result, *values_of(model))
-
-
-def start(*arguments):
-    process = PROCESSES.Process(target=train, args=arguments, daemon=True)
-    process.start()
-    return process
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.is_alive(), f"ended early, with {process.exitcode}"
-        assert time.monotonic() < deadline
-        time.sleep(0.0005)
-
-
-def kill(process):
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-
-
-def finish(*arguments):
-    process = start(*arguments)
-    process.join(300)
-    assert process.exitcode == 0
-    with np.load(arguments[1]) as values:
-        return [values[name] for name in values.files]
-
-
-@pytest.fixture(scope="module")
-def never_killed(folder, tmp_path_factory):
-    return finish(folder, tmp_path_factory.mktemp("reference") / "values.npz")
-
-
-def size_of(path):
-    return path.stat().st_size if path.exists() else 0
-
-
-@pytest.mark.parametrize("every_n_batches", [1, 5, 13])
-def test_killed_twice_at_any_moment_it_ends_with_the_same_bits(
-    folder, never_killed, tmp_path, every_n_batches
-):
-    path, result, progress = tmp_path / "saved", tmp_path / "values.npz", tmp_path / "progress"
-    arguments = (folder, result, path, progress, every_n_batches)
-    steps = 0
-    for most in (50, 25):
-        process = start(*arguments)
-        steps += random.randint(1, most)
-        wait_for(lambda steps=steps: size_of(progress) >= steps, process)
-        time.sleep(random.uniform(0, 0.01))
-        kill(process)
-        steps = size_of(progress)
-        print(f"killed after {steps} steps, with {names_in(path) if path.exists() else []}")
-    assert_equal_bits(finish(*arguments), never_killed)
-    assert size_of(progress) < BATCHES * EPOCHS + 2 * every_n_batches + 5  # little is done twice
-    assert len(names_in(path)) == 2
-
-
-def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before(folder, tmp_path):
-    """The table is large, so that a save takes long; each kill leaves a folder half written."""
-    rows = 500_000
-    want = finish(folder, tmp_path / "reference.npz", None, os.devnull, None, rows)
-    path, result = tmp_path / "saved", tmp_path / "values.npz"
-    arguments = (folder, result, path, tmp_path / "progress", 15, rows)
-    left_over = None
-    for _ in range(2):
-        process = start(*arguments)
-
-        def writing(left_over=left_over):
-            try:
-                halves = path.glob("*.partial/variables.npy")
-                new = [half for half in halves if half.stat().st_mtime_ns != left_over]
-                return len(find_checkpoints(path)) == 2 and new and size_of(new[0]) > 0
-            except FileNotFoundError:  # written whole, or cleared away, while we looked
-                return False
-
-        wait_for(writing, process)
-        kill(process)
-        (half,) = path.glob("*.partial")
-        left_over = (half / "variables.npy").stat().st_mtime_ns
-        assert not (half / "state.json").exists()
-        whole = find_checkpoints(path)
-        for checkpoint in whole:
-            assert size_of(checkpoint.folder / "variables.npy") == checkpoint.state["nbytes"]
-        print(f"killed while writing {half.name}, with {[c.folder.name for c in whole]}")
-    assert_equal_bits(finish(*arguments), want)
-    assert not list(path.glob("*.partial"))
-
 
 # ---- what is restored ---------------------------------------------------------------------------
 
@@ -235,10 +40,10 @@ def test_killed_while_it_writes_it_goes_on_from_the_checkpoint_before(folder, tm
     ],
     ids=["Adam with a schedule", "SGD", "AdamW with EMA", "accumulation", "loss scale", "Ftrl"],
 )
-def test_every_optimizer_goes_on_as_it_would_have(folder, tmp_path, optimizer):
+def test_training_resumes_bit_for_bit_with_every_optimizer(folder, tmp_path, optimizer):
     want = model_of(optimizer())
     want.fit(loader_of(folder), epochs=EPOCHS, verbose=0)
-    begin(folder, tmp_path, 50, optimizer=optimizer())
+    interrupted(folder, tmp_path, 50, optimizer=optimizer())
     loader, model = loader_of(folder), model_of(optimizer(), seed=99)
     checkpoint = LoaderCheckpoint(tmp_path, loader)
     epoch = checkpoint.restore(model)
@@ -247,9 +52,9 @@ def test_every_optimizer_goes_on_as_it_would_have(folder, tmp_path, optimizer):
     assert_equal_bits(values_of(model), values_of(want))
 
 
-def test_the_random_numbers_of_dropout_are_part_of_it(folder, tmp_path):
-    """Keras' own files of weights leave them out."""
-    model = begin(folder, tmp_path / "saved", 14)
+def test_the_random_state_of_dropout_is_restored(folder, tmp_path):
+    """Keras's own weight files leave it out."""
+    model = interrupted(folder, tmp_path / "saved", 14)
     model.save_weights(tmp_path / "model.weights.h5")
     other, restored = model_of(seed=2), model_of(seed=2)
     other.optimizer.build(other.trainable_variables)
@@ -261,7 +66,7 @@ def test_the_random_numbers_of_dropout_are_part_of_it(folder, tmp_path):
     assert not np.array_equal(a, c)
 
 
-def test_a_learning_rate_that_a_callback_has_changed_is_kept(folder, tmp_path):
+def test_a_learning_rate_that_a_callback_changed_is_restored(folder, tmp_path):
     loader, model = loader_of(folder), model_of(keras.optimizers.Adam(0.5))
     lower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     model.fit(loader, verbose=0, callbacks=[lower, LoaderCheckpoint(tmp_path, loader)])
@@ -271,10 +76,10 @@ def test_a_learning_rate_that_a_callback_has_changed_is_kept(folder, tmp_path):
 
 
 @pytest.mark.parametrize("steps_per_execution", [3, 16])
-def test_several_steps_per_execution(folder, tmp_path, steps_per_execution):
+def test_training_resumes_with_several_steps_per_execution(folder, tmp_path, steps_per_execution):
     want = model_of()
     want.fit(loader_of(folder), epochs=EPOCHS, verbose=0)
-    begin(
+    interrupted(
         folder, tmp_path, 5, every_n_batches=2 * steps_per_execution,
         steps_per_execution=steps_per_execution,
     )  # fmt: skip
@@ -286,7 +91,7 @@ def test_several_steps_per_execution(folder, tmp_path, steps_per_execution):
     assert_equal_bits(values_of(model), values_of(want))
 
 
-def test_steps_per_epoch_saves_where_the_loader_is(folder, tmp_path):
+def test_with_steps_per_epoch_the_position_in_the_loader_is_saved(folder, tmp_path):
     loader, model = loader_of(folder), model_of()
     checkpoint = LoaderCheckpoint(tmp_path, loader, keep=9)
     model.fit(loader, steps_per_epoch=20, epochs=3, verbose=0, callbacks=[checkpoint])
@@ -299,7 +104,7 @@ def test_steps_per_epoch_saves_where_the_loader_is(folder, tmp_path):
     assert_equal_bits(values_of(restored), values_of(model))
 
 
-def test_a_model_that_builds_itself_is_built_for_restoring(folder, tmp_path):
+def test_a_model_that_is_not_built_is_built_for_restoring(folder, tmp_path):
     class Late(keras.Model):
         def __init__(self):
             super().__init__()
@@ -329,10 +134,10 @@ def test_a_model_that_builds_itself_is_built_for_restoring(folder, tmp_path):
     assert_equal_bits(values_of(model), values_of(want))
 
 
-def test_variables_of_half_precision_come_back(folder, tmp_path):
+def test_variables_of_half_precision_are_restored(folder, tmp_path):
     keras.config.set_dtype_policy("bfloat16")
     try:
-        model = begin(folder, tmp_path, 8)
+        model = interrupted(folder, tmp_path, 8)
         restored = model_of(seed=5)
         LoaderCheckpoint(tmp_path, loader_of(folder)).restore(restored)
     finally:
@@ -345,7 +150,7 @@ def test_variables_of_half_precision_come_back(folder, tmp_path):
 # ---- which checkpoints there are ----------------------------------------------------------------
 
 
-def test_it_saves_every_n_batches_and_at_ends_of_epochs_and_keeps_the_newest(folder, tmp_path):
+def test_every_n_batches_and_each_epoch_are_saved_and_the_newest_are_kept(folder, tmp_path):
     loader = loader_of(folder)
     every, last = tmp_path / "every", tmp_path / "last"
     callbacks = [LoaderCheckpoint(every, loader, 15, keep=99), LoaderCheckpoint(last, loader)]
@@ -361,8 +166,8 @@ def test_it_saves_every_n_batches_and_at_ends_of_epochs_and_keeps_the_newest(fol
     assert names_in(last) == ["000001-epoch-1-batch-0", "000002-epoch-2-batch-0"]
 
 
-def test_the_checkpoint_of_an_epoch_is_written_after_its_validation(folder, tmp_path):
-    """Otherwise a training that is killed in between would never validate that epoch."""
+def test_the_checkpoint_of_an_epoch_is_saved_after_its_validation(folder, tmp_path):
+    """Otherwise a training that is killed in between never validates that epoch."""
 
     class Watch(keras.callbacks.Callback):
         def on_test_begin(self, logs=None):
@@ -385,15 +190,15 @@ def test_without_a_checkpoint_nothing_changes(folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_torn_and_foreign_folders_are_no_checkpoints_and_stay(folder, tmp_path):
-    begin(folder, tmp_path, 8)
+def test_incomplete_and_foreign_folders_are_ignored_and_kept(folder, tmp_path):
+    interrupted(folder, tmp_path, 8)
     (tmp_path / "000007-epoch-9-batch-1").mkdir()  # nothing in it
     (tmp_path / "000008-epoch-9-batch-2").mkdir()
     (tmp_path / "000008-epoch-9-batch-2" / "state.json").write_text('{"version": 1, "mod')
     (tmp_path / "000009-epoch-9-batch-3").write_text("a file")
     (tmp_path / "notes").mkdir()
     foreign = set(names_in(tmp_path)) - {"000001-epoch-0-batch-7"}
-    (tmp_path / "000002-epoch-0-batch-9.partial").mkdir()  # what killed processes leave
+    (tmp_path / "000002-epoch-0-batch-9.partial").mkdir()  # left by killed processes
     (tmp_path / "000001-epoch-0-batch-1.removed").mkdir()
     loader, model = loader_of(folder), model_of()
     checkpoint = LoaderCheckpoint(tmp_path, loader, keep=1)
@@ -416,7 +221,7 @@ def test_torn_and_foreign_folders_are_no_checkpoints_and_stay(folder, tmp_path):
     ids=["shape", "optimizer", "slots"],
 )
 def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path, model, message):
-    begin(folder, tmp_path, 8)
+    interrupted(folder, tmp_path, 8)
     loader, other = loader_of(folder), model()
     before = [v.numpy() for v in other.variables]
     with pytest.raises(ValueError, match=f"checkpoint of another model: .*{message}"):
@@ -426,7 +231,7 @@ def test_a_checkpoint_of_another_model_is_refused(folder, tmp_path, model, messa
 
 
 def test_a_checkpoint_of_other_data_is_refused(folder, tmp_path):
-    begin(folder, tmp_path, 8)
+    interrupted(folder, tmp_path, 8)
     model = model_of()
     before = [v.numpy() for v in model.variables]
     with pytest.raises(ValueError, match=r"settings\.batch_size was 50, is 20"):
@@ -434,8 +239,8 @@ def test_a_checkpoint_of_other_data_is_refused(folder, tmp_path):
     assert_equal_bits([v.numpy() for v in model.variables], before)
 
 
-def test_a_damaged_or_later_checkpoint_is_refused(folder, tmp_path):
-    begin(folder, tmp_path, 8)
+def test_a_damaged_checkpoint_or_one_of_another_version_is_refused(folder, tmp_path):
+    interrupted(folder, tmp_path, 8)
     (found,) = find_checkpoints(tmp_path)
     with open(found.folder / "variables.npy", "r+b") as file:
         file.truncate(1000)
@@ -447,7 +252,7 @@ def test_a_damaged_or_later_checkpoint_is_refused(folder, tmp_path):
 
 
 def test_a_folder_with_the_checkpoints_of_another_training_is_refused(folder, tmp_path):
-    begin(folder, tmp_path, 8)
+    interrupted(folder, tmp_path, 8)
     loader = loader_of(folder)
     with pytest.raises(FileExistsError, match=r"000001-epoch-0-batch-7: call restore\(model\)"):
         model_of().fit(loader, verbose=0, callbacks=[LoaderCheckpoint(tmp_path, loader)])
@@ -466,7 +271,7 @@ def test_arguments_out_of_range_are_refused(folder, tmp_path):
         model_of().fit(loader, callbacks=[LoaderCheckpoint(tmp_path, loader_of(folder), 3)])
 
 
-def test_a_place_that_cannot_be_written_to_is_named(folder, tmp_path):
+def test_an_error_names_the_folder_that_cannot_be_written(folder, tmp_path):
     (tmp_path / "file").write_text("in the way")
     loader = loader_of(folder)
     checkpoint, model = LoaderCheckpoint(tmp_path / "file" / "saved", loader, 3), model_of()
@@ -484,8 +289,8 @@ def save_until_the_disk_is_full(folder, path):
     assert [found.state["loader"]["batch"] for found in find_checkpoints(path)] == [3, 3]
 
 
-def test_a_full_disk_is_an_error_and_leaves_the_older_checkpoints(folder, tmp_path):
-    """In a process of its own, whose files may not grow above 1 MB."""
+def test_a_full_disk_raises_and_leaves_the_older_checkpoints(folder, tmp_path):
+    """In a process of its own, whose files cannot grow above 1 MB."""
     process = PROCESSES.Process(target=save_until_the_disk_is_full, args=(folder, tmp_path))
     process.start()
     process.join(120)
@@ -494,7 +299,7 @@ def test_a_full_disk_is_an_error_and_leaves_the_older_checkpoints(folder, tmp_pa
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_block_that_fails_makes_no_checkpoint(tmp_path):
+def test_an_error_while_saving_leaves_no_checkpoint(tmp_path):
     def fail():
         with new_checkpoint(tmp_path, 0, 1, {"version": 1}) as new:
             (new / "file").write_text("begun")

@@ -1,4 +1,4 @@
-"""Small trainings for the tests of callbacks and profiling: rows, loaders, models of one number."""
+"""Small trainings for the tests of callbacks and profiling: data, loaders, models and a clock."""
 
 import time
 
@@ -76,3 +76,60 @@ def values_of(model):
     """Return {path: value} of all that training changes in a model."""
     variables = [*model.variables, *model.optimizer.variables]
     return {v.path: keras.ops.convert_to_numpy(v).copy() for v in variables}
+
+
+# ---- trainings with a clock that only the test moves --------------------------------------------
+
+
+class FakeClock:
+    """A clock that only the test moves."""
+
+    def __init__(self):
+        self.now = 1_000.0
+
+    def __call__(self):
+        return self.now
+
+
+class StepsTake(keras.callbacks.Callback):
+    """Makes each training step take some seconds of a fake clock, the first one many."""
+
+    def __init__(self, clock, step_s=0.5, compile_s=100.0, validation_s=0.0, epoch_end_s=0.0):
+        super().__init__()
+        self.clock, self.step_s, self.compile_s = clock, step_s, compile_s
+        self.validation_s, self.epoch_end_s = validation_s, epoch_end_s
+
+    def on_train_begin(self, logs=None):
+        self.first = True
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.clock.now += self.compile_s if self.first else self.step_s
+        self.first = False
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.clock.now += self.validation_s
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.clock.now += self.epoch_end_s
+
+
+def data(rows=70, batch_size=16, seed=0):
+    """Return a dataset of batches: 70 rows are 4 batches of 16 and one of 6."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 3)).astype("float32")
+    y = (x.sum(axis=1, keepdims=True) > 0).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+
+
+def compiled_model(**kwargs):
+    """Return a model of the rows of `data`."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Dense(1, activation="sigmoid")])
+    model.compile("sgd", "binary_crossentropy", **kwargs)
+    return model
+
+
+def fit(callbacks, epochs=3, model=None, rows=70, **kwargs):
+    """Train on `data` and return the history of the logs."""
+    model = model or compiled_model()
+    return model.fit(data(rows), epochs=epochs, verbose=0, callbacks=callbacks, **kwargs).history
