@@ -12,8 +12,9 @@ import dataclasses
 import datetime
 import itertools
 import json
+import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,19 +135,18 @@ class Panel:
 
     Args:
         title: the title.
-        entries: bars from the bottom: each has `name`, and `key` with its range, see `ranged`.
-        colour: function of an entry that returns the colour of its bar.
+        entries: bars from the bottom: each has `name`, `colour`, and `key` with its range, see
+            `ranged`.
         key: value to draw.
-        label: function of an entry that returns the text behind its bar.
+        label: format string for the text behind a bar; empty for the rate and its ratio.
         mark: position of a broken vertical line; 0 for none.
         limit: end of the axis; 0 for one that leaves room for the labels.
     """
 
     title: str
     entries: Sequence[Entry]
-    colour: Callable[[Entry], str]
     key: str = "rows_per_s"
-    label: Callable[[Entry], str] = rate
+    label: str = ""
     mark: float = 0.0
     limit: float = 0.0
 
@@ -155,14 +155,15 @@ class Panel:
         if self.mark:
             axes.axvline(self.mark, color=TEXT, linewidth=1, linestyle=(0, (4, 3)))
         for y, entry in enumerate(self.entries):
-            value, colour = entry[self.key], self.colour(entry)
+            value, colour = entry[self.key], entry["colour"]
             least, most = entry[f"min_{self.key}"], entry[f"max_{self.key}"]
             axes.barh(y, value, color=colour, height=0.62)
             axes.plot([value, most], [y, y], color=TEXT, linewidth=1.5)
             axes.plot([least, value], [y, y], color=RANGE, linewidth=1.5)
             axes.annotate(
-                self.label(entry), (max(most, self.mark), y), (5, 0), textcoords="offset points",
-                va="center", weight="bold" if colour == OURS else "normal",
+                self.label.format(**entry) or rate(entry), (max(most, self.mark), y), (5, 0),
+                textcoords="offset points", va="center",
+                weight="bold" if colour == OURS else "normal",
             )  # fmt: skip
         names = [entry["name"] for entry in self.entries]
         axes.set_yticks(range(len(names)), names, color=TEXT)
@@ -271,19 +272,17 @@ def draw_traces(
 def draw_loader_throughput(result: Mapping[str, Any], path: Path) -> None:
     """Draw the rows per second of each candidate as bars, the range of the turns as a line."""
     shown = {name for section in SHOWN for name in result["sections"].get(section, ())}
-    entries = [entry for entry in result["candidates"] if entry["name"] in shown]
-    entries.sort(key=lambda entry: entry["rows_per_s"])
-
-    def colour(entry: Entry) -> str:
-        if entry["name"].startswith("loader"):
-            return OURS
-        return LIMIT if entry["name"].startswith("Arrow") else THEIRS
-
+    colours = {"loader": OURS, "Arrow": LIMIT}
+    entries = [
+        entry | {"colour": colours.get(re.split("[ ,]", entry["name"])[0], THEIRS)}
+        for entry in sorted(result["candidates"], key=lambda entry: entry["rows_per_s"])
+        if entry["name"] in shown
+    ]
     columns = result["data"]["criteo-shape"]["columns"]
     draw_panels(
         path,
         result,
-        [[Panel("Rows per second into the training step", entries, colour)]],
+        [[Panel("Rows per second into the training step", entries)]],
         0.4 * len(entries) + 1.5,
         f"{columns['continuous']} float32 + {columns['categorical']} ids + label, batches of "
         f"{result['batch_size']:,}, files in the page cache. Median and range of "
@@ -297,19 +296,13 @@ def draw_loader_memory(result: Mapping[str, Any], path: Path) -> None:
     entries = []
     for entry in reversed(result["candidates"]):
         shares = [process["peak_bytes"] / budget for process in entry["processes"]]
-        entries.append(entry | ranged("share", shares, max(shares)) | {"ratio": None})
-
-    def colour(entry: Entry) -> str:
-        return OURS if entry["in_series"] else THEIRS
-
-    def share(entry: Entry) -> str:
-        return f"{entry['share']:.0%}"
-
-    peak = Panel("Peak memory (line: the budget)", entries, colour, "share", share, mark=1)
+        more = {"colour": OURS if entry["in_series"] else THEIRS, "ratio": None}
+        entries.append(entry | ranged("share", shares, max(shares)) | more)
+    peak = Panel("Peak memory (line: the budget)", entries, "share", "{share:.0%}", mark=1)
     draw_panels(
         path,
         result,
-        [[peak, Panel("Rows per second", entries, colour)]],
+        [[peak, Panel("Rows per second", entries)]],
         0.4 * len(entries) + 1.6,
         f"Criteo-shaped data, sizes in multiples of memory_budget = {budget / 2**20:,.0f} MiB, and "
         f"two special cases; batches of {result['batch_size']:,}.\nMemory: maximum of "
@@ -322,19 +315,13 @@ def draw_etl(result: Mapping[str, Any], path: Path) -> None:
     entries = []
     for entry in reversed(result["candidates"]):
         peaks = [max(process["peak_bytes"]) / 1e6 for process in entry["processes"]]
-        entries.append(entry | ranged("peak", peaks, max(peaks)))
-
-    def colour(entry: Entry) -> str:
-        return OURS if entry["name"] == "tutorlib" else THEIRS
-
-    def peak(entry: Entry) -> str:
-        return f"{entry['peak']:,.0f} MB"
-
-    speed = Panel("Fit and transform, rows per second", entries, colour)
+        colour = OURS if entry["name"] == "tutorlib" else THEIRS
+        entries.append(entry | ranged("peak", peaks, max(peaks)) | {"colour": colour})
+    speed = Panel("Fit and transform, rows per second", entries)
     draw_panels(
         path,
         result,
-        [[speed, Panel("Peak memory", entries, colour, "peak", peak)]],
+        [[speed, Panel("Peak memory", entries, "peak", "{peak:,.0f} MB")]],
         0.4 * len(entries) + 1.6,
         f"{entries[0]['rows']:,} raw rows (13 counts, 26 strings) to training-ready Parquet. "
         f"Median and range of {_processes(entries)}.\nFactors are relative to "
@@ -352,14 +339,10 @@ def draw_layers(result: Mapping[str, Any], path: Path) -> None:
     """Draw the rows per second of each layer and optimizer next to what it is compared with."""
     panels = layer_panels(result)
     number = sum(map(len, panels.values()))
-
-    def colour(entry: Entry) -> str:
-        return THEIRS if entry["name"].startswith((*USUAL, layers.LEGACY)) else OURS
-
     draw_panels(
         path,
         result,
-        [[Panel(heading, entries, colour)] for heading, entries in panels.items()],
+        [[Panel(heading, entries)] for heading, entries in panels.items()],
         0.3 * number + 0.4 * len(panels) + 0.8,
         f"Rows per second: layers forward and backward, {result['batch_size']:,} rows; "
         f"embeddings {result['width']} wide, {result['table_rows']:,} rows in the tables of 26 "
@@ -388,6 +371,8 @@ def layer_panels(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         [usual] = [e["rows_per_s"] for e in entries if e["name"] in USUAL]
         for entry in entries:
             entry["ratio"] = entry["rows_per_s"] / usual
+            theirs = entry["name"].startswith((*USUAL, layers.LEGACY))
+            entry["colour"] = THEIRS if theirs else OURS
         entries.sort(key=lambda entry: entry["rows_per_s"])
     return panels
 
@@ -395,13 +380,6 @@ def layer_panels(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 def draw_train(result: Mapping[str, Any], path: Path) -> None:
     """Draw the samples per second of each training, and the share that it waited for data."""
     by_name = {entry["name"]: entry for entry in result["candidates"]}
-
-    def colour(entry: Entry) -> str:
-        return THEIRS if entry["name"] == train.NATIVE else OURS
-
-    def wait(entry: Entry) -> str:
-        return f"{entry['wait']:.0%}"
-
     rows = []
     for section, names in result["sections"].items():
         heading, entries = train.TITLES[section], []
@@ -409,9 +387,11 @@ def draw_train(result: Mapping[str, Any], path: Path) -> None:
             entry = by_name[name]
             waits = ranged("wait", entry["wait_shares"], entry["wait_share"])
             way = name.removeprefix(f"{heading}: ")
-            entries.append(entry | waits | {"name": way, "ratio": entry["times_native"]})
-        speed = Panel(f"{heading}: samples per second", entries, colour)
-        rows.append([speed, Panel("Waiting for data", entries, colour, "wait", wait, limit=1.25)])
+            more = {"colour": THEIRS if way == train.NATIVE else OURS}
+            more |= {"name": way, "ratio": entry["times_native"]}
+            entries.append(entry | waits | more)
+        speed = Panel(f"{heading}: samples per second", entries)
+        rows.append([speed, Panel("Waiting for data", entries, "wait", "{wait:.0%}", limit=1.25)])
     draw_panels(
         path,
         result,

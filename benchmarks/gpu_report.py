@@ -272,23 +272,20 @@ def draw_trainings(result: Mapping[str, Any], path: Path) -> None:
                 **entry,
                 "name": f"{WAYS[entry['way']]}, {entry['precision'].removeprefix('mixed_')}",
                 "ratio": entry["times_native"],
+                "colour": COLOURS.get(entry["way"], figures.THEIRS),
             }
             for entry in reversed(trainings)
             if entry["model"] == model
         ]
         if bars:
             panels[f"{heading} on {device_in_words(result)}: samples/s"] = bars
-
-    def colour(entry: Mapping[str, Any]) -> str:
-        return COLOURS.get(entry["way"], figures.THEIRS)
-
     some = trainings[0]
     backends = " and ".join(sorted({BACKENDS[entry["backend"]] for entry in trainings}))
     tf32 = ", which the GPU multiplies as TF32" * any(e["tf32"] is True for e in trainings)
     figures.draw_panels(
         path,
         result,
-        [[figures.Panel(heading, bars, colour)] for heading, bars in panels.items()],
+        [[figures.Panel(heading, bars)] for heading, bars in panels.items()],
         0.3 * len(trainings) + 0.4 * len(panels) + 1.1,
         f"Epochs in batches of {some['batch_size']:,}, {some['widths']} widths, Adam, {backends}; "
         "median and range.\nnative: TFRecord, one example per row. Factors are relative to native "

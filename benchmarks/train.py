@@ -174,7 +174,8 @@ class Training:
     Attributes:
         stalls: list of `Stall`, one for each epoch where waits are measured.
         losses: training loss of each epoch.
-        valid_loss: validation loss after `COMPARED_STEPS` steps.
+        compared_steps: steps of training before the turns, at most `COMPARED_STEPS`.
+        valid_loss: validation loss after them.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class Training:
 
         self._model, self._device, self._steps = model, device, len(batches)
         model.compile(optimizer, "binary_crossentropy", jit_compile=jit_compile)
+        self.compared_steps = 2 * min(COMPARED_STEPS // 2, self._steps)
         self.valid_loss = self._compare(batches, valid)
         # On a GPU a callback would make each step wait for the loss of the one before.
         timed = (device.backend, device.name) == ("tensorflow", "cpu")
@@ -198,7 +200,7 @@ class Training:
 
     def _compare(self, batches: Any, valid: Any) -> float:
         """Train the first steps; return the validation loss after them."""
-        steps = min(COMPARED_STEPS // 2, self._steps)
+        steps = self.compared_steps // 2
         self._model.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0)
         return float(self._model.evaluate(valid, verbose=0))
 
@@ -244,7 +246,7 @@ class Training:
             "parameters": self._model.count_params(),
             "jit_compile": bool(self._model.jit_compile),
             "tf32": self._device.tf32() if float32_on_gpu else None,
-            "compared_steps": COMPARED_STEPS,
+            "compared_steps": self.compared_steps,
             "valid_loss": self.valid_loss,
         }
 
@@ -390,9 +392,10 @@ def table(result: Mapping[str, Any]) -> str:
         "valid loss": "{valid_loss:.4f}",
         "rows": "{rows:,}",
     }
+    steps = result["candidates"][0]["compared_steps"]
     notes = [
         "waiting: share of an epoch inside the call that takes the next batch",
-        f"valid loss: after {COMPARED_STEPS} steps of {result['batch_size']:,} rows",
+        f"valid loss: after {steps} steps of {result['batch_size']:,} rows",
         *(f"not traced: {name}: {why}" for name, why in result["untraced"].items()),
     ]
     return measure.table(result, columns, notes)
