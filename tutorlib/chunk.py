@@ -14,6 +14,7 @@ They nest (a `Ragged` of `Masked` `Strings`). Each has `len()`, `nbytes`, `take`
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,17 +84,21 @@ def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
     return xp.cumsum(steps, out=steps if xp is np else None), result
 
 
-class _Offsets:
+class _Offsets(abc.ABC):
     """What `Ragged` and `Strings` share: n + 1 offsets into a flat column."""
 
     offsets: Array
+
+    @abc.abstractmethod
+    def __init__(self, flat: Any, offsets: Array) -> None: ...
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
+    @abc.abstractmethod
     def _flat(self) -> Any:
-        raise AttributeError
+        """The flat column: values, or bytes of strings."""
 
     @property
     def nbytes(self) -> int:

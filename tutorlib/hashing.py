@@ -1,7 +1,7 @@
 """Hashing: one 64-bit hash for integers and texts on every device, and a table of keys built on it.
 
 All of it is array operations, so that NumPy, CuPy and a TensorFlow graph give the same numbers;
-`tests/hash_vectors.json` lists values with their hashes and buckets for any other implementation.
+`tests/support/hash_vectors.json` lists values with their hashes and buckets for any other implementation.
 Does not belong here: what a hash is used for (`ops.py`).
 """
 
@@ -210,17 +210,16 @@ class KeyIndex:
         Returns:
             int32 or int64 [n].
         """
-        texts = isinstance(wanted, Strings)
         length = len(wanted)
-        hashes = hash_strings(wanted) if texts else None
-        xp = array_namespace(hashes if texts else wanted)
+        hashes = hash_strings(wanted) if isinstance(wanted, Strings) else None
+        xp = array_namespace(wanted if hashes is None else hashes)
         ranks, stored, keys = (table.on(xp) for table in self._tables)
         found = xp.empty(length, dtype=ranks.dtype)
         for block in blocks_of(length, xp):
-            part = hashes[block] if texts else hash_integers(wanted[block])
-            words = self._words(wanted if texts else wanted[block], part)
+            part = hash_integers(wanted[block]) if hashes is None else hashes[block]
+            words = self._words(wanted[block] if hashes is None else wanted, part)
             found[block] = self._probe(ranks, stored, part, words)
-        if texts:
+        if hashes is not None:
             rows = xp.flatnonzero(found)
             found[rows[~equal_strings(wanted, rows, keys, found[rows] - 1)]] = 0
         return found

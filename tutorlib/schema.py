@@ -255,7 +255,9 @@ class Schema:
             raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")
         known = dict(cardinalities or {})
         return cls(
-            Column(name, role, *types[name], cardinality=known.get(name)) for name, role in roles
+            Column(name, role, dtype, multi_hot, cardinality=known.get(name))
+            for name, role in roles
+            for dtype, multi_hot in [types[name]]
         )
 
     @classmethod
@@ -345,7 +347,9 @@ def resolve_schema(
         raise ValueError(
             "name the features in one way: schema, or feature_columns, or cat_names and cont_names"
         )
-    if schema is None and feature_columns is None:
+    if feature_columns is not None:
+        schema = Schema.from_feature_columns(feature_columns)
+    if schema is None:
         return Schema.from_parquet(
             source,
             label_names=label_names or (),
@@ -353,8 +357,6 @@ def resolve_schema(
             cont_names=cont_names,
             weight_name=weight_name,
         )
-    if feature_columns is not None:
-        schema = Schema.from_feature_columns(feature_columns)
     missing = [name for name in schema.names if name not in source.column_types]
     if missing:
         raise ValueError(
@@ -383,7 +385,13 @@ def resolve_schema(
     types = source.column_types
     return Schema(
         Column(
-            c.name, c.role, *types[c.name], cardinality=c.cardinality, embedding_dim=c.embedding_dim
+            c.name,
+            c.role,
+            dtype,
+            multi_hot,
+            cardinality=c.cardinality,
+            embedding_dim=c.embedding_dim,
         )
         for c in [*kept, *extra]
+        for dtype, multi_hot in [types[c.name]]
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Masked, Ragged, Strings, concat_columns
-from tutorlib.memory import MemorySpace
+from tutorlib.memory import GpuSpace
 
 STEP_BYTES = 64 * 2**20  # decoded at a time, and again so much for decompressing, to save memory
 
@@ -22,7 +22,7 @@ class CudfDecoder:
     """Decodes columns of a Parquet file on the GPU.
 
     Args:
-        place: the GPU.
+        space: the GPU's memory.
 
     Attributes:
         errors: what libcudf raises for a file that it cannot read.
@@ -30,7 +30,7 @@ class CudfDecoder:
 
     errors = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, OSError)
 
-    def __init__(self, space: MemorySpace) -> None:
+    def __init__(self, space: GpuSpace) -> None:
         import pylibcudf
 
         self._space, self._xp, self._plc = space, space.xp, pylibcudf

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import column_from_arrow, copied, slice_rows, take, to_namespace
-from tutorlib.memory import MemorySpace
+from tutorlib.memory import GpuSpace, MemorySpace
 from tutorlib.parquet.files import ParquetError, ParquetFiles, RowGroup
 
 
@@ -45,7 +45,7 @@ class DeviceReader:
         self.stored, self.space = stored, space
         self._saves_memory = False
         self._decoder: Any = None
-        if space.on_gpu:
+        if isinstance(space, GpuSpace):
             from tutorlib.parquet.cudf_decoder import CudfDecoder
 
             self._decoder = CudfDecoder(space)

@@ -113,40 +113,48 @@ class ParquetSink:
         if self._writer is None or (
             self._rows_in_file >= self.rows_per_file and not self.single_file
         ):
-            self._next_file(schema)
+            writer = self._next_file(schema)
         elif (both := pa.unify_schemas([self._writer.schema, schema])) != self._writer.schema:
-            self._write_again(both)
-        self._writer.write_table(group.cast(self._writer.schema), row_group_size=max(1, rows))
+            writer = self._write_again(both)
+        else:
+            writer = self._writer
+        writer.write_table(group.cast(writer.schema), row_group_size=max(1, rows))
         self._rows_in_file += rows
         self.num_rows += rows
         rest = whole.slice(rows)
         self._held, self._held_rows = ([rest] if rest.num_rows else []), rest.num_rows
 
-    def _next_file(self, schema: pa.Schema) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def _next_file(self, schema: pa.Schema) -> pq.ParquetWriter:
+        self._close_writer()
         path = self._partial
         if not self.single_file:
             path = self._partial / f"part_{self._files:05d}.parquet"
-        self._file, self._writer = path, self._open(path, schema)
+        self._file = path
         self._files += 1
         self._rows_in_file = 0
+        return self._open(schema)
 
-    def _open(self, path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
         options = fast_encoding(schema) if self.encoding == "fast" else {}
-        return pq.ParquetWriter(path, schema, **options)
+        writer = self._writer = pq.ParquetWriter(self._file, schema, **options)
+        return writer
 
-    def _write_again(self, schema: pa.Schema) -> None:
-        """Begin the file anew with nulls allowed in more columns, and what it has so far."""
-        self._writer.close()
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write_again(self, schema: pa.Schema) -> pq.ParquetWriter:
+        """Write the current file again, with nulls allowed in more columns."""
+        self._close_writer()
         earlier = self._file.with_name(self._file.name + ".earlier")
         self._file.rename(earlier)
         try:
-            self._writer = self._open(self._file, schema)
+            writer = self._open(schema)
             with pq.ParquetFile(earlier) as file:
                 for number in range(file.num_row_groups):
                     group = file.read_row_group(number).cast(schema)
-                    self._writer.write_table(group, row_group_size=max(1, group.num_rows))
+                    writer.write_table(group, row_group_size=max(1, group.num_rows))
+            return writer
         finally:
             earlier.unlink()
 
@@ -161,8 +169,7 @@ class ParquetSink:
             if kind is None and (self._held_rows or self._writer is None):
                 self._write_row_group(self._held_rows)
         finally:
-            if self._writer is not None:
-                self._writer.close()
+            self._close_writer()
 
 
 def _as_nulls_are(table: pa.Table) -> pa.Schema:
@@ -185,7 +192,8 @@ def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
     Numbers of 4 or 8 bytes: no dictionary, byte-stream split (the first bytes of all values, then
     the second bytes, ..., which LZ4 compresses well). Other columns keep the dictionary.
     """
-    split, dictionary = [], []
+    split: list[str] = []
+    dictionary: list[str] = []
     for field in schema:
         kind, path = field.type, field.name
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):

@@ -11,12 +11,22 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 # A stream of Criteo's 40 columns holds about 40 MB: a page a column and the rows left of a batch.
 OPEN_STREAMS = 16
+
+
+class RowStream(Protocol):
+    """Gives slices of one row group, in order: `Stream`, or a device's decoded row group."""
+
+    def read(self, start: int, stop: int, /) -> Any:
+        """Return rows [start, stop)."""
+
+    def close(self) -> None:
+        """Release what it holds."""
 
 
 class Stream:
@@ -81,7 +91,7 @@ class Streams:
         _ALL.add(self)
 
     def forget(self) -> None:
-        """Begin anew without closing anything: a child process must not touch its parent's."""
+        """Start again without closing anything: a child process must not touch its parent's."""
         self._changed = threading.Condition()
         self._kept: list[_KeptRows] = []  # the one used last at the end
         self._waiting: list[tuple[Hashable, int]] = []
@@ -95,8 +105,8 @@ class Streams:
         start: int,
         stop: int,
         num_rows: int,
-        open_stream: Callable[[], Stream],
-    ) -> pa.Table:
+        open_stream: Callable[[], RowStream],
+    ) -> Any:
         """Return rows [start, stop) of the row group `key`.
 
         Args:
@@ -184,7 +194,7 @@ class _KeptRows:
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.stream: Any = None
+        self.stream: RowStream | None = None
         self.row = 0
         self.busy = True
 

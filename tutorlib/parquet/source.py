@@ -194,7 +194,7 @@ class ParquetSource:
         that is more, because a dictionary is used, with the mean length of the least and the
         greatest text. The offsets of lists and texts are left out.
         """
-        nbytes, rest = 0.0, set()
+        nbytes, rest = 0.0, set[str]()
         for name in self.column_types if columns is None else columns:
             kind, is_list = self.column_types[name]
             if not is_list and _width(kind):
@@ -205,7 +205,7 @@ class ParquetSource:
                 rest.add(name)
         if not rest:
             return nbytes
-        rows = stored = 0
+        rows, stored = 0, 0.0
         for group in self.row_groups:
             rows += self._stored.num_rows(group)
             for name, leaf in self._stored.leaves(group, rest):
@@ -430,7 +430,7 @@ class ParquetSource:
 
         A whole row group is read whole, for that is faster than to leave out its first rows.
         """
-        if position not in self._filtered:
+        if position not in self._filtered or self._filter is None:
             return start, stop, None
         group = self.row_groups[position]
         self._stored.refuse_change(group)

@@ -31,7 +31,9 @@ def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[
     bar_class: Any = None
     if progress is not False:
         try:
-            from tqdm import tqdm as bar_class
+            from tqdm import tqdm
+
+            bar_class = tqdm
         except ImportError as error:
             if progress:
                 raise ImportError("progress=True needs tqdm: pip install tqdm") from error
