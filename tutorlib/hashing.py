@@ -1,7 +1,8 @@
 """Hashing: one 64-bit hash for integers and texts on every device, and a table of keys built on it.
 
 All of it is array operations, so that NumPy, CuPy and a TensorFlow graph give the same numbers;
-`tests/support/hash_vectors.json` lists values with their hashes and buckets for any other implementation.
+`tests/support/hash_vectors.json` lists values with their hashes and buckets, for other
+implementations.
 Does not belong here: what a hash is used for (`ops.py`).
 """
 

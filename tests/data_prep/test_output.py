@@ -159,7 +159,7 @@ def test_every_command_shows_its_terms(tmp_path, capsys):
 
 def test_bad_settings_are_one_line_on_stderr(tmp_path, capsys):
     assert main(["synthetic", "criteo", "--rows", "3", "--output", str(tmp_path / "x")]) == 1
-    assert "at least one row a day" in capsys.readouterr().err
+    assert "at least one row per day" in capsys.readouterr().err
     assert not os.listdir(tmp_path)
 
 

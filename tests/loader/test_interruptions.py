@@ -83,6 +83,7 @@ def test_a_loader_that_is_dropped_before_its_pass_gives_the_rest(folder):
 
 
 def test_a_loader_that_is_dropped_closes_its_files(folder):
+    gc.collect()  # what earlier tests left must not close its files meanwhile
     files = open_files()
     loader = loader_of(folder)  # row groups of 100 rows in slices of 50: they stay open
     batches = iter(loader)

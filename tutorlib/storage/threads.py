@@ -19,8 +19,8 @@ def map_on_threads(
 ) -> list[Result]:
     """Return `[function(item) for item in items]`, computed on several threads.
 
-    The first error in time is raised, and no item begins after it. Either way, no thread runs any
-    more when the call returns.
+    After an error no item begins. Of several errors, that of the first item is raised, so that the
+    message does not depend on threads. Either way, no thread runs when the call returns.
 
     Args:
         function: called with one item.
@@ -35,13 +35,11 @@ def map_on_threads(
     with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-map") as pool:
         futures = [pool.submit(function, item) for item in items]
         try:
-            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in futures:  # of several errors, that of the first item
-                if future in finished:
-                    future.result()
-        except BaseException:
-            if stop is not None:
-                stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            if not all(future.done() and future.exception() is None for future in futures):
+                if stop is not None:
+                    stop.set()
+                pool.shutdown(cancel_futures=True)
+    # Items begin in order, so whatever was cancelled stands behind an item that failed.
     return [future.result() for future in futures]
