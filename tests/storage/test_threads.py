@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -59,3 +60,16 @@ def test_of_errors_at_the_same_time_one_is_raised():
 
     with pytest.raises(ValueError, match="item"):
         map_on_threads(call, range(4), threads=4)
+
+
+def test_a_call_that_ends_early_does_not_hide_the_error_of_a_later_item():
+    stop = threading.Event()
+
+    def call(number):
+        if number == 1:
+            raise KeyError("item 1")
+        stop.wait(timeout=60)
+        raise CancelledError
+
+    with pytest.raises(KeyError, match="item 1"):
+        map_on_threads(call, range(2), threads=2, stop=stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -20,10 +20,10 @@ def map_on_threads(
     """Return `[function(item) for item in items]`, computed on several threads.
 
     After an error no item begins. Of several errors, that of the first item is raised, so that the
-    message does not depend on threads. Either way, no thread runs when the call returns.
+    message does not depend on threads. No thread runs when the call returns.
 
     Args:
-        function: called with one item.
+        function: called with one item; raises `CancelledError` to end early because `stop` is set.
         items: at any number; they begin in this order.
         threads: calls that may run at the same time, at least 1.
         stop: set after an error or an interrupt, so that calls which look at it can end early.
@@ -41,5 +41,11 @@ def map_on_threads(
                 if stop is not None:
                     stop.set()
                 pool.shutdown(cancel_futures=True)
-    # Items begin in order, so whatever was cancelled stands behind an item that failed.
+    for future in futures:
+        if not _was_cancelled(future):
+            future.result()  # raises the error of the first item that failed by itself
     return [future.result() for future in futures]
+
+
+def _was_cancelled(future: Future[Result]) -> bool:
+    return future.cancelled() or isinstance(future.exception(), CancelledError)

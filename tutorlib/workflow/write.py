@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +279,7 @@ def _prefetched(
             row_range, future = futures.popleft()
             chunk = future.result()
             if stop.is_set():
-                raise RuntimeError("another part file has failed")  # whose error is raised
+                raise CancelledError  # another part file has failed
             done(row_range.num_rows)
             yield chunk
     finally:
