@@ -22,12 +22,12 @@ def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]
         nullable: columns with nulls, which have a tensor `{name}__valid` too.
 
     Raises:
-        ValueError: if a nullable column is none of the raw columns, or two tensors have one name.
+        ValueError: if a nullable column is not a raw column, or two tensors have the same name.
     """
     nullable = list(nullable)
     unknown = [name for name in nullable if name not in types]
     if unknown:
-        raise ValueError(f"nullable: {unknown} are no raw columns; the layer takes {[*types]}")
+        raise ValueError(f"nullable: {unknown} are not raw columns; the layer takes {[*types]}")
     specs: dict[str, tf.TensorSpec] = {}
     for name, (dtype, lists) in types.items():
         parts = {f"{name}__values": dtype, f"{name}__nnzs": "int32"} if lists else {name: dtype}

@@ -26,7 +26,7 @@ class ServedWorkflow(keras.layers.Layer):
     """A fitted Workflow as a layer: raw values of a batch in, inputs of the model out.
 
     `Workflow.to_keras` makes it. It has no weights to train; what the ops have learned is in
-    variables, which a SavedModel keeps. A `.keras` file cannot hold it: save the workflow beside
+    variables, which a SavedModel keeps. A `.keras` file cannot hold it: save the workflow next to
     the model, or use `export_serving`.
 
     The result equals `Workflow.for_serving().transform` bit for bit, with three exceptions:
@@ -130,7 +130,7 @@ class ServedWorkflow(keras.layers.Layer):
         """
         raise NotImplementedError(
             "a served workflow cannot be part of a .keras file. Save the Workflow with "
-            "workflow.save(folder) beside the model, or both by export_serving(model, workflow, "
+            "workflow.save(folder) next to the model, or both by export_serving(model, workflow, "
             "path)."
         )
 
@@ -141,7 +141,7 @@ class ServedWorkflow(keras.layers.Layer):
             nullable: columns with nulls, for which a tensor `{name}__valid` is added.
 
         Raises:
-            ValueError: if such a column is none of the raw ones.
+            ValueError: if such a column is not a raw column.
         """
         return raw_specs(self.types, nullable)
 

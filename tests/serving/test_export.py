@@ -1,0 +1,249 @@
+"""export_serving: a process with TensorFlow alone predicts what workflow and model do."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from tests.support.ops_served import (
+    as_batch,
+    assert_same_bits,
+    raw_tensors,
+    rows_of_all_kinds,
+    workflow_of_all_kinds,
+)
+from tutorlib.chunk import Chunk
+from tutorlib.models import DLRM, movielens_network
+from tutorlib.ops import (
+    Categorify,
+    Clip,
+    FillMissing,
+    HashBucket,
+    JoinExternal,
+    LogOp,
+    Normalize,
+)
+from tutorlib.serving import export_serving
+from tutorlib.workflow import Workflow
+
+SERVICE = """
+import sys
+sys.modules["keras"] = sys.modules["tutorlib"] = None  # neither can be imported
+import numpy as np, tensorflow as tf
+path, request, answer = sys.argv[1:]
+serve = tf.saved_model.load(path).signatures["serving_default"]
+raw = {n: a.astype(bytes) if a.dtype.kind == "S" else a for n, a in np.load(request).items()}
+out = serve(**{name: tf.constant(array) for name, array in raw.items()})
+out = {name: tensor.numpy() for name, tensor in out.items()}
+np.savez(answer, **{n: a.astype("S") if a.dtype == object else a for n, a in out.items()})
+"""
+
+
+def served_elsewhere(folder, path, raw):
+    """Return what a process with nothing but TensorFlow makes of raw tensors."""
+    arrays = {name: tensor.numpy() for name, tensor in raw.items()}
+    arrays = {n: a.astype("S") if a.dtype == object else a for n, a in arrays.items()}
+    np.savez(folder / "request.npz", **arrays)
+    files = [str(folder / name) for name in ("request.npz", "answer.npz")]
+    command = [sys.executable, "-I", "-c", SERVICE, str(path), *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return dict(np.load(files[1]))
+
+
+def as_they_are(batch):
+    """Return a model that gives its inputs as they are."""
+    inputs = {
+        name: keras.Input(array.shape[1:], name=name, dtype=array.dtype.name)
+        for name, array in batch.items()
+    }
+    return keras.Model(
+        inputs, {n: keras.layers.Identity(dtype=x.dtype)(x) for n, x in inputs.items()}
+    )
+
+
+def criteo(count, seed):
+    generator = np.random.default_rng(seed)
+    table = {"label": generator.integers(0, 2, count).astype(np.float32)}
+    for place in range(1, 14):
+        mask = generator.random(count) < 0.2
+        table[f"I{place}"] = pa.array(generator.geometric(0.01, count) - 3, mask=mask)
+    for place in range(1, 27):
+        ids = generator.geometric(0.02, count) * 7_919 + place
+        mask = generator.random(count) < 0.1
+        words = [f"{i:08x}" for i in ids]
+        table[f"C{place}"] = pa.array(words if place % 2 else ids, mask=mask)
+    return pa.table(table)
+
+
+def criteo_workflow():
+    numbers = [f"I{place}" for place in range(1, 14)]
+    ids = [f"C{place}" for place in range(1, 27)]
+    return Workflow(
+        numbers >> FillMissing(0) >> Clip(min_value=0) >> LogOp() >> Normalize(),
+        ids >> Categorify(freq_threshold=3, num_oov_buckets=4),
+        ["label"],
+    )
+
+
+def movielens(count, seed):
+    generator = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "userId": generator.geometric(0.02, count),
+            "movieId": generator.geometric(0.05, count),
+            "rating": (generator.random(count) < 0.5).astype(np.float32),
+        }
+    )
+
+
+MOVIES = pa.table(
+    {
+        "movieId": np.arange(1, 60),
+        "title": [f"Film {n} (19{n:02d}), 第{n}部" for n in range(1, 60)],
+        "genres": [
+            [["War", "Art", "Film-Noir"][k] for k in range(n % 4) if k < 3] for n in range(59)
+        ],
+    }
+)
+
+
+def movielens_workflow():
+    films = ["movieId"] >> JoinExternal(MOVIES, on="movieId")
+    return Workflow(
+        ["userId", "movieId"] >> Categorify(),
+        films["genres"] >> Categorify(),
+        films["title"] >> HashBucket(100),
+        ["rating"],
+        label_names=["rating"],
+    )
+
+
+LESSONS = {
+    "criteo": (
+        criteo,
+        criteo_workflow,
+        [f"{c}{p}" for c, n in (("I", 13), ("C", 26)) for p in range(1, n + 1)],
+    ),
+    "movielens": (movielens, movielens_workflow, []),
+}
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_what_is_saved_gives_the_bits_of_transform_in_a_fresh_process(tmp_path, name):
+    make_rows, make_workflow, nullable = LESSONS[name]
+    workflow = make_workflow().fit(make_rows(2_000, 0))
+    rows = Chunk.from_arrow(make_rows(300, 1))
+    features = workflow.transform(rows).drop(workflow.label_names)
+    layer = workflow.to_keras()
+    raw = raw_tensors(layer, rows, nullable)
+    want = as_batch(features)
+    path = export_serving(as_they_are(want), workflow, tmp_path / "bits", nullable=nullable)
+    assert_same_bits(served_elsewhere(tmp_path, path, raw), want)
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_what_is_saved_predicts_in_a_fresh_process_as_transform_and_model_do(tmp_path, name):
+    make_rows, make_workflow, nullable = LESSONS[name]
+    table = make_rows(2_000, 0)
+    workflow = make_workflow().fit(table)
+    schema = workflow.output_schema
+    model = movielens_network(schema, [16]) if name == "movielens" else DLRM(schema, 4, [8], [8])
+    model.compile("adam", "binary_crossentropy")
+    transformed = workflow.transform(Chunk.from_arrow(table))
+    label = workflow.label_names[0]
+    batch = as_batch(transformed.drop([label]))
+    model.train_on_batch({n: tf.constant(a) for n, a in batch.items()}, transformed[label][:, None])
+    rows = Chunk.from_arrow(make_rows(300, 1))
+    batch = {n: tf.constant(a) for n, a in as_batch(workflow.transform(rows).drop([label])).items()}
+    want = model(batch, training=False).numpy()
+    assert want.std() > 0
+    path = export_serving(model, workflow, tmp_path / "model", nullable=nullable)
+    raw = raw_tensors(workflow.to_keras(), rows, nullable)
+    got = served_elsewhere(tmp_path, path, raw)
+    assert list(got) == ["predictions"]
+    np.testing.assert_allclose(got["predictions"], want, rtol=1e-5)
+
+
+def test_a_loaded_workflow_is_served_as_the_one_that_was_saved(tmp_path):
+    table = rows_of_all_kinds()
+    workflow = workflow_of_all_kinds().fit(table)
+    loaded = Workflow.load(workflow.save(tmp_path / "workflow"))
+    rows = Chunk.from_arrow(rows_of_all_kinds(seed=1))
+    layers = [w.to_keras() for w in (workflow, loaded)]
+    one, other = (layer(raw_tensors(layer, rows, ["word", "count"])) for layer in layers)
+    assert_same_bits(one, {name: tensor.numpy() for name, tensor in other.items()})
+
+
+def test_an_export_stands_whole_or_not_at_all(tmp_path):
+    workflow = workflow_of_all_kinds(lists=False).fit(rows_of_all_kinds())
+    model = DLRM(workflow.output_schema, 4, [8], [8])
+    path = export_serving(model, workflow, tmp_path / "model")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        export_serving(model, workflow, path)
+    before = sorted(p.name for p in path.rglob("*"))
+    stacked = DLRM(workflow.output_schema, 4, [8], [8], batch_layout="stacked")
+    with pytest.raises(ValueError, match=r"the model takes \['categorical', 'continuous'\], which"):
+        export_serving(stacked, workflow, path, overwrite=True)
+    assert sorted(p.name for p in path.rglob("*")) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    export_serving(stacked, workflow, path, batch_layout="stacked", overwrite=True)
+    assert json.loads(json.dumps(sorted(p.name for p in path.iterdir())))
+
+
+def test_a_model_of_some_columns_asks_for_theirs_alone(tmp_path):
+    workflow = workflow_of_all_kinds().fit(rows_of_all_kinds())
+    model = movielens_network(workflow.output_schema.select(["user", "tags"]), [8])
+    path = export_serving(model, workflow, tmp_path / "model")
+    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+    assert set(signature.structured_input_signature[1]) == {"user", "tags__values", "tags__nnzs"}
+
+
+class TenBest(keras.Model):
+    """Films by title, best first; of raw ids, genres and titles, so nothing is known of dtypes."""
+
+    def __init__(self, workflow, network):
+        super().__init__()
+        self.as_ids, self.network = workflow.to_keras(), network
+        # In a list, where nothing but Keras finds it.
+        self.tables = [keras.layers.StringLookup(vocabulary=["Film 3 (1903), 第3部"])]
+
+    def call(self, raw):
+        liked = self.network(self.as_ids({n: raw[n] for n in self.as_ids.raw_inputs()}))[:, 0]
+        best = tf.math.top_k(liked, k=tf.minimum(10, tf.size(liked)))
+        title = tf.gather(raw["title"][:, 0], best.indices)
+        return {"title": title, "liked": best.values, "third": self.tables[0](title)}
+
+
+def test_a_model_of_ids_and_genres_is_served_on_ids_alone_and_answers_titles(tmp_path):
+    genres = pa.array([["War"], ["Art", "War"], [], ["Film-Noir"]] * 500)
+    rated = movielens(2_000, 0).append_column("genres", genres)
+    workflow = Workflow(
+        ["userId", "movieId", "genres"] >> Categorify(), ["rating"], label_names=["rating"]
+    ).fit(rated)
+    network = movielens_network(workflow.output_schema, [16])
+    joined = ["movieId"] >> JoinExternal(MOVIES, on="movieId")
+    catalogue = Workflow(
+        ["userId"], joined[["movieId", "genres"]], joined["title"] >> FillMissing("?")
+    ).fit(rated)
+    path = export_serving(TenBest(workflow, network), catalogue, tmp_path / "model")
+
+    films = np.arange(1, 70)  # ten of them are in no catalogue
+    raw = {"userId": tf.fill([69], np.int64(3)), "movieId": tf.constant(films)}
+    got = served_elsewhere(tmp_path, path, raw)
+
+    rows = catalogue.transform(Chunk({name: tensor.numpy() for name, tensor in raw.items()}))
+    rows = rows.with_columns({"rating": np.zeros(69, np.float32)})
+    batch = as_batch(workflow.transform(rows).drop(["rating"]))
+    liked = network({n: tf.constant(a) for n, a in batch.items()}, training=False).numpy()[:, 0]
+    best = np.argsort(-liked, kind="stable")[:10]
+    titles = [*MOVIES["title"].to_pylist(), *["?"] * 10]
+    assert [text.decode() for text in got["title"]] == [titles[place] for place in best]
+    np.testing.assert_allclose(got["liked"], liked[best], rtol=1e-5)
+    third = [int(titles[place].startswith("Film 3 ")) for place in best]
+    assert got["third"].tolist() == third

@@ -1,0 +1,245 @@
+"""ServedWorkflow: what goes in and comes out, and what it refuses."""
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from tests.support.ops import column
+from tests.support.ops_served import (
+    Served,
+    assert_same_bits,
+    raw_tensors,
+    rows_of_all_kinds,
+    workflow_of_all_kinds,
+)
+from tutorlib.chunk import Chunk
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.models import DLRM
+from tutorlib.ops import (
+    OPS,
+    Categorify,
+    ColumnOp,
+    HashBucket,
+    LambdaOp,
+    LogOp,
+    Normalize,
+)
+from tutorlib.parquet import ParquetSink
+from tutorlib.serving import SERVED, ServedByColumn
+from tutorlib.workflow import Workflow
+
+
+def doubled(values):
+    return values * 2
+
+
+@pytest.mark.parametrize(
+    ("batch_layout", "multi_hot"),
+    [("columns", "nnzs"), ("columns", "offsets"), ("columns", "padded"), ("stacked", "nnzs")],
+)
+def test_the_layer_gives_the_batches_of_the_loader(tmp_path, batch_layout, multi_hot):
+    table = rows_of_all_kinds(100)
+    with ParquetSink(tmp_path / "rows.parquet") as sink:
+        sink.write(table)
+    workflow = workflow_of_all_kinds(lists=batch_layout == "columns").fit(table)
+    options = {"batch_layout": batch_layout, "multi_hot": multi_hot}
+    names = [n for n in workflow.input_names if n != "label"]
+    loader = KerasSequenceLoader(
+        tmp_path / "rows.parquet", 100, label_names=["label"], shuffle=False, **options
+    ).map(workflow)
+    batch, _ = loader.peek()
+    layer = workflow.to_keras(**options)
+    got = layer(raw_tensors(layer, Chunk.from_arrow(table), names))
+    want = {name: tensor.numpy() for name, tensor in batch.items()}
+    if "price" in want:  # the loader narrows what the workflow leaves as it is
+        got["price"] = tf.cast(got["price"], tf.float32)
+    if "tags__offsets" in want:
+        got["tags__offsets"] = tf.cast(got["tags__offsets"], want["tags__offsets"].dtype)
+    assert_same_bits(got, want)
+
+
+def test_lists_come_in_as_ragged_tensors_or_with_offsets_and_columns_as_lists_or_matrices():
+    chunk = Chunk({"tags": column([[1, 2], [], [1]], pa.list_(pa.int64())), "x": np.arange(3.0)})
+    workflow = Workflow(["tags"] >> Categorify(), ["x"]).fit(chunk)
+    layer = workflow.to_keras(multi_hot="ragged")
+    ragged = tf.ragged.constant([[1, 2], [], [1]], dtype=tf.int64)
+    for tags in (
+        {"tags": ragged},
+        {"tags__values": [1, 2, 1], "tags__nnzs": [2, 0, 1]},
+        {"tags__values": np.array([[1], [2], [1]]), "tags__offsets": np.array([0, 2, 2, 3])},
+        {"tags": ragged.with_row_splits_dtype(tf.int32)},
+        {"tags": [[1, 2], [], [1]]},
+    ):
+        for x in ([0, 1, 2], np.arange(3.0), np.arange(3.0)[:, None], np.arange(3, dtype="int32")):
+            out = layer({**tags, "x": x})
+            assert out["tags"].to_list() == [[3, 4], [], [3]]
+            assert out["x"].numpy().tolist() == [[0.0], [1.0], [2.0]]
+
+
+def test_only_the_columns_that_features_are_made_of_are_asked_for():
+    workflow = workflow_of_all_kinds().fit(rows_of_all_kinds())
+    assert "label" not in workflow.to_keras().types
+    assert list(workflow.to_keras(columns=["tags", "count"]).types) == ["count", "tags"]
+    assert list(workflow.to_keras(columns=["label"]).types) == ["label"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "rule"),
+    [
+        ({"user": np.arange(3)}, r"raw column 'word' is missing: give word"),
+        (
+            {"user": np.arange(3.0), "word": ["a", "b", "c"]},
+            r"raw column 'user': the workflow was fitted on int64, got float64\. Cast it",
+        ),
+        ({"user": ["1", "2"], "word": ["a", "b"]}, r"'user'.* fitted on int64, got string"),
+        ({"user": np.array([1, 2]), "word": np.array([1, 2])}, r"'word'.* on string, got int64"),
+        (
+            {"user": np.arange(3), "word": ["a"] * 3, "word__valid": np.arange(3)},
+            r"'word__valid'.* fitted on bool, got int64",
+        ),
+        (
+            {"user": np.arange(3), "word": ["a", "b"]},
+            r"raw columns user and word must have the same number of rows",
+        ),
+        (
+            {"user": np.arange(2), "word": ["a", "b"], "word__valid": [True]},
+            r"word__valid must have the shape of the values of word",
+        ),
+        (
+            {"user": np.zeros([2, 2], np.int64), "word": ["a", "b"]},
+            r"column user must have the shape \[batch\] or \[batch, 1\]",
+        ),
+    ],
+)
+def test_wrong_inputs_are_refused_by_column_and_rule(inputs, rule):
+    table = rows_of_all_kinds()
+    workflow = Workflow(["user", "word"] >> HashBucket(9)).fit(table)
+    layer = workflow.to_keras()
+    inputs = {n: tf.constant(v) if n == "user" else v for n, v in inputs.items()}
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=rule):
+        layer(inputs)
+
+
+@pytest.mark.parametrize(
+    ("parts", "rule"),
+    [
+        ({"nnzs": [1, 1]}, "the lengths of its lists"),
+        ({"nnzs": [4, -1]}, "no list can have a negative length"),
+        ({"offsets": [1, 2, 3]}, "the lengths of its lists"),
+        ({"offsets": [0, 4, 3]}, "no list can have a negative length"),
+    ],
+)
+def test_lists_that_do_not_add_up_are_refused(parts, rule):
+    layer = Workflow(["tags"] >> HashBucket(9)).fit(rows_of_all_kinds()).to_keras()
+    parts = {f"tags__{part}": np.array(numbers) for part, numbers in parts.items()}
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"raw column tags: {rule}"):
+        layer({"tags__values": np.arange(3), **parts})
+
+
+def test_a_python_list_that_is_no_column_is_refused_by_name():
+    layer = Workflow(["word", "tags"] >> HashBucket(9)).fit(rows_of_all_kinds()).to_keras()
+    with pytest.raises(ValueError, match=r"raw column 'word' .*and False in its place in word__va"):
+        layer({"word": ["a", None], "tags": [[1], [2]]})
+    with pytest.raises(ValueError, match=r"raw column 'tags' cannot be made of this list"):
+        layer({"word": ["a", "b"], "tags": [[1], "two"]})
+
+
+def test_a_list_column_of_which_a_part_is_missing_is_refused():
+    layer = Workflow(["tags"] >> HashBucket(9)).fit(rows_of_all_kinds()).to_keras()
+    with pytest.raises(ValueError, match=r"'tags' is missing: give tags__values with tags__nnzs"):
+        layer({"tags__values": np.arange(3)})
+
+
+def test_what_transform_refuses_the_graph_refuses():
+    logs = Served(Workflow(["x"] >> LogOp()), Chunk({"x": np.array([1.0])}))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"x: LogOp takes values above -1"):
+        logs(Chunk({"x": np.array([1.0, -1.0])}))
+    nulls = Served(Workflow(["n"]), Chunk({"n": np.arange(3)}), nullable=["n"])
+    assert nulls(Chunk({"n": np.arange(3)}))["n"].numpy().tolist() == [[0], [1], [2]]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"n comes out with a null"):
+        nulls(Chunk({"n": column([1, None], pa.int64())}))
+    short = {"doubled": lambda values: values[1:]}
+    function = Served(
+        Workflow(["x"] >> LambdaOp(doubled)), Chunk({"x": np.array([1.0])}), functions=short
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"x: LambdaOp expects as many"):
+        function(Chunk({"x": np.arange(3.0)}))
+
+
+class Squared(ColumnOp):
+    def transform_column(self, name, column):
+        return column * column
+
+
+class ServedSquared(ServedByColumn[Squared]):
+    def column(self, name, column):
+        return column.with_values(column.values * column.values, column.valid)
+
+
+def test_an_op_of_ones_own_is_served_by_the_class_entered_for_it(monkeypatch):
+    monkeypatch.setitem(SERVED, Squared, ServedSquared)
+    rows = Chunk({"x": np.arange(-2.0, 3.0)})
+    Served(Workflow(["x"] >> Squared()), rows).check(rows)
+
+
+def test_every_op_of_this_library_has_a_served_version():
+    assert SERVED.keys() == set(OPS.values())
+
+
+def test_all_ops_that_cannot_be_served_are_named_at_once():
+    groups = [
+        ["a"] >> Squared(),
+        ["b"] >> LogOp("float64"),
+        ["c"] >> LambdaOp(doubled) >> Normalize(),
+        ["d"] >> LambdaOp(lambda x: x),
+    ]
+    workflow = Workflow(*groups).fit(Chunk({name: np.arange(3.0) for name in "abcd"}))
+    with pytest.raises(ValueError, match="cannot be served") as refused:
+        workflow.to_keras()
+    for part in (
+        r"Squared of the columns ['a'] has no TensorFlow version in tutorlib.serving.SERVED",
+        r"LogOp of the columns ['b'] gives float64",
+        r"LambdaOp of the columns ['c'] calls the Python function 'doubled': pass",
+        r"LambdaOp of the columns ['d'] has a function without a name",
+    ):
+        assert part in str(refused.value)
+
+
+def test_an_op_of_a_label_need_not_be_served():
+    groups = [["x"] >> Normalize(), ["label"] >> LambdaOp(lambda stars: stars > 3)]
+    workflow = Workflow(*groups).fit(Chunk({"x": np.arange(3.0), "label": np.arange(3.0)}))
+    assert list(workflow.to_keras()({"x": np.arange(3.0)})) == ["x"]
+    with pytest.raises(ValueError, match=r"LambdaOp of the columns \['label'\]"):
+        workflow.to_keras(columns=["label"])
+
+
+def test_wrong_choices_and_an_unfitted_workflow_are_refused():
+    workflow = workflow_of_all_kinds()
+    with pytest.raises(ValueError, match="Call fit"):
+        workflow.to_keras()
+    workflow.fit(rows_of_all_kinds())
+    with pytest.raises(ValueError, match=r"multi_hot must be one of .*, got 'csr'"):
+        workflow.to_keras(multi_hot="csr")
+    with pytest.raises(ValueError, match=r"one value per row, not lists: \['tags'\]"):
+        workflow.to_keras(batch_layout="stacked")
+    with pytest.raises(ValueError, match=r"nullable: \['nobody'\] are not raw columns"):
+        workflow.to_keras().raw_inputs(["nobody"])
+
+
+def test_the_layer_stands_in_a_functional_model():
+    workflow = workflow_of_all_kinds(lists=False).fit(rows_of_all_kinds())
+    layer = workflow.to_keras()
+    inputs = {
+        name: keras.Input((1,), name=name, dtype=spec.dtype.name)
+        for name, spec in layer.raw_inputs(["count", "word"]).items()
+    }
+    model = DLRM(workflow.output_schema, 4, [8], [8])
+    whole = keras.Model(inputs, model(layer(inputs)))
+    raw = raw_tensors(layer, Chunk.from_arrow(rows_of_all_kinds(seed=1)), ["count", "word"])
+    got = whole.predict({name: tensor[:, None] for name, tensor in raw.items()}, verbose=0)
+    np.testing.assert_allclose(got, model(layer(raw)), rtol=1e-6, atol=1e-30)
+    assert layer.trainable_variables == []
+    with pytest.raises(NotImplementedError, match="export_serving"):
+        layer.get_config()
