@@ -20,7 +20,7 @@ class Stall(NamedTuple):
     Args:
         epoch: number of the epoch in `fit`, from 0.
         steps: training steps of the epoch.
-        elapsed_s: seconds from the begin of the epoch to the end of its last step.
+        elapsed_s: seconds from the start of the epoch to the end of its last step.
         wait_s: seconds of these in which the training waited for a batch.
         first_wait_s: seconds of these in which it waited for the first batch.
         stages: {"read" | "transform" | "scatter" | "convert": seconds of work during the epoch,

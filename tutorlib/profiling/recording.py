@@ -58,7 +58,7 @@ class ProfileSteps(keras.callbacks.Callback):
         self._step, self._running = 0, False
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Start the profiler before the first step to trace, and mark the begin of each step."""
+        """Start the profiler before the first step to trace, and mark the start of each step."""
         import tensorflow as tf
 
         self._step += 1

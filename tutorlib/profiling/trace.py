@@ -48,8 +48,8 @@ class Gap(NamedTuple):
     """A time in which a device was idle.
 
     Args:
-        start_ms: begin.
-        stop_ms: end.
+        start_ms: start, ms from the start of the profiler.
+        stop_ms: end, ms from the start of the profiler.
         wait_share: share of the gap in which the step waited for data, 0 to 1.
     """
 
@@ -64,7 +64,7 @@ class Device:
 
     Args:
         name: "/device:GPU:0", or `CPU_NAME`.
-        start_ms: begin of the time considered.
+        start_ms: start of the time considered.
         stop_ms: end of the time considered.
         busy: when the device worked.
         lanes: {kind of work: when the device did it}; kinds may overlap.
@@ -189,7 +189,7 @@ def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
     ms from the start of the profiler. Profiling slows the program down, most with many short
     events, such as those of tf.data with one row at a time.
 
-    The time considered is from the begin of the first step to the end of the last one; in a trace
+    The time considered is from the start of the first step to the end of the last one; in a trace
     without steps, from the first to the last event of a device.
 
     Args:

@@ -20,7 +20,7 @@ class Event(NamedTuple):
 
     Args:
         name: what happened.
-        start: begin, ms from the start of the profiler.
+        start: start, ms from the start of the profiler.
         stop: end, ms from the start of the profiler.
         stats: {name: value} of the requested stats that the event has.
     """

@@ -213,12 +213,7 @@ def _joined(messages: _Messages, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _varint(number: int) -> bytes:
-    """Return an integer of at least 0 in base 128.
-
-    Example:
-        >>> _varint(300).hex(" ")
-        'ac 02'
-    """
+    """Return an integer of at least 0 in base 128: 300 is ac 02."""
     digits = []
     while number > 0x7F:
         digits.append(number & 0x7F | 0x80)

@@ -1,4 +1,4 @@
-"""What a folder of one of the four forms holds: `tfrecords.json` and the files beside it."""
+"""What a folder of one of the four forms holds: `tfrecords.json` and the files it describes."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def native_dataset(files: Files, batch_size: int, schema: Schema, **options: Any
     dataset = tf.data.experimental.make_batched_features_dataset(
         record_files(files, EXAMPLES, schema),
         batch_size,
-        parsing_features(schema),
+        _parsing_features(schema),
         reader=tf.data.TFRecordDataset,
         label_key=labels[0],
         num_epochs=1,
@@ -154,7 +154,7 @@ def parsed_examples(
     import tensorflow as tf
 
     chosen = ReadOptions(**options)
-    features = parsing_features(schema)
+    features = _parsing_features(schema)
     rows = _records(record_files(files, EXAMPLES, schema), chosen).map(
         lambda record: tf.io.parse_single_example(record, features),
         num_parallel_calls=parallel_calls,
@@ -197,7 +197,7 @@ def parsed_batches(files: Files, batch_size: int, schema: Schema, **options: Any
     import tensorflow as tf
 
     chosen = ReadOptions(**options)
-    features = parsing_features(schema)
+    features = _parsing_features(schema)
     records = _records(record_files(files, EXAMPLES, schema), chosen)
     batches = records.batch(batch_size, drop_remainder=chosen.drop_last).map(
         lambda rows: as_batch(tf.io.parse_example(rows, features), schema),
@@ -268,13 +268,8 @@ def _records(paths: list[str], options: ReadOptions) -> Any:
 # ---- what all readers share, also those of raw cells --------------------------------------------
 
 
-def parsing_features(schema: Schema) -> dict[str, Any]:
-    """Return the features that `tf.io.parse_example` needs: {name: type and shape}.
-
-    Example:
-        >>> parsing_features(Schema([Column("C1", "categorical")]))["C1"].dtype
-        tf.int64
-    """
+def _parsing_features(schema: Schema) -> dict[str, Any]:
+    """Return the features that `tf.io.parse_example` needs: {name: type and shape}."""
     import tensorflow as tf
 
     def feature(column: Column) -> Any:

@@ -182,8 +182,8 @@ def write_raw(source: Any, folder: Folder, **options: Any) -> Written:
     """Write rows as bare cells, row after row; every row takes 4 bytes per column.
 
     `cells.bin` holds nothing but numbers (int32 or float32, little-endian), in the order of the
-    columns. `tf.data.FixedLengthRecordDataset` reads rows, or batches of any size, from it. The
-    JSON file beside it names the columns.
+    columns. `tf.data.FixedLengthRecordDataset` reads rows, or batches of any size, from it.
+    `tfrecords.json` in the same folder names the columns.
 
     Args:
         source: as for `write_examples`.
