@@ -146,14 +146,9 @@ def _widest(kind: pa.DataType) -> pa.DataType:
 
 
 def column_sums(source: ParquetSource, rows: int | None = None) -> dict[str, float]:
-    """Return the sum of each column, of a list column over all its values.
+    """Return the sum of each column over the first `rows` rows, of a list over all its values.
 
-    Args:
-        source: files to read.
-        rows: sum only the first so many rows; None for all.
-
-    Returns:
-        {column: sum}, added up in float64: exact for integers here, to about 1e-12 for float32.
+    Added up in float64: exact for integers here, to about 1e-12 for float32.
     """
     left = source.num_rows if rows is None else rows
     sums = dict.fromkeys(source.column_types, 0.0)

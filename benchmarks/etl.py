@@ -86,13 +86,7 @@ def is_installed(job: str) -> bool:
 
 
 def raw_rows(folder: Path, rows: int, scale: float) -> tuple[str, ...]:
-    """Return the Parquet files of raw rows; writes them unless they exist.
-
-    Args:
-        folder: folder of all data sets.
-        rows: number of rows.
-        scale: factor on the real cardinalities.
-    """
+    """Return the Parquet files of raw rows; writes them unless they exist."""
     path = folder / f"criteo-raw-{rows}-rows-scale-{scale:g}"
     if not path.exists():
         sizes = column_sizes(scale)
@@ -327,14 +321,7 @@ def in_turns(
     """Run the jobs turn by turn, each in a fresh process.
 
     The first turn does not count: it brings the files into the page cache, and its output is
-    compared.
-
-    Args:
-        jobs: keys of `JOBS`.
-        files: Parquet files of raw rows.
-        folder: folder for output, which is removed after each turn.
-        rows: rows in the files.
-        repeat: turns that count.
+    compared. Output goes to `folder`, from which it is removed after each turn.
 
     Raises:
         ValueError: if two jobs wrote different values.
@@ -359,11 +346,6 @@ def check_equal(one: Path, other: Path, rows: int) -> None:
     """Check that two folders hold the same rows: equal ids, numbers equal to 1e-5.
 
     Equal ids of all rows mean equal vocabularies, because every value of one is in some row.
-
-    Args:
-        one: folder of Parquet files that a job wrote.
-        other: folder of Parquet files that another job wrote.
-        rows: rows that each must have.
 
     Raises:
         ValueError: with the first column and row that differ.
@@ -395,14 +377,7 @@ def report(
     command: str,
     details: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what was measured as JSON values: rates of both steps together and of each.
-
-    Args:
-        outcomes: {job: outcome of each process}.
-        rows: rows that each process read.
-        command: command line that repeats the measurement.
-        details: see `measure.report`.
-    """
+    """Return what was measured as JSON values: rates of both steps together and of each."""
     timings = [
         measure.Timing(TITLES[name], rows, tuple(sum(o.elapsed_s) for o in found))
         for name, found in outcomes.items()

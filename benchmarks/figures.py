@@ -71,12 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def newest(benchmark: str, results: Path = RESULTS, part: str = "candidates") -> dict[str, Any]:
-    """Return the newest report of a benchmark that has some part.
-
-    Args:
-        benchmark: name of the benchmark.
-        results: folder of the JSON files.
-        part: key that the report must have.
+    """Return the newest report of a benchmark that has the key `part`.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -184,15 +179,9 @@ def draw_panels(
     what: str,
     libraries: Sequence[str] = ("tensorflow", "pyarrow"),
 ) -> None:
-    """Draw rows of one or two panels, and a caption.
+    """Draw rows of one or two panels, whose bars have the same names, and a caption.
 
-    Args:
-        path: SVG or PNG file.
-        result: report of a benchmark.
-        rows: panels; those of a row have the same names.
-        height: height of the figure in inches.
-        what: what was measured, for the caption.
-        libraries: whose versions the caption has.
+    `height` is in inches; the caption says `what` was measured, and the versions of `libraries`.
     """
     heights = [len(row[0].entries) for row in rows]
     with page(path, height) as figure:
@@ -235,15 +224,7 @@ def draw_traces(
     *,
     same_scale: bool,
 ) -> None:
-    """Draw the `timelines` of a report, one above the other, and a caption.
-
-    Args:
-        path: SVG or PNG file.
-        result: report of a benchmark.
-        titles: {name of a timeline: title above it}.
-        what: what was traced, for the caption.
-        same_scale: whether all share one time scale.
-    """
+    """Draw the `timelines` of a report, one above the other, and a caption that says `what`."""
     from benchmarks.timelines import as_trace  # imports TensorFlow
     from tutorlib.profiling import draw_timeline
 

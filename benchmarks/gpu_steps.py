@@ -26,17 +26,8 @@ TESTS = {
     "parquet": "tests/parquet/test_gpu_decoder.py",
 }
 TEST_S = 100  # seconds after which a test writes where it is
-LESSONS = {
-    "02": "02_cpu_native",
-    "03": "03_gpu_native",
-    "04": "04_gpu_accelerated",
-    "05": "05_mixed_precision",
-    "06": "06_multihot_movielens",
-}
+LESSONS = {path.stem[:2]: path.stem for path in sorted(ROOT.glob("notebooks/0[2-6]_*.ipynb"))}
 ALL_NEED = frozenset({"keras", "tensorflow", "pyarrow", "numpy"})
-RUNNER_NEEDS = frozenset(
-    {"papermill", "nbclient", "nbconvert", "nbformat", "ipykernel", "yaml", "tqdm"}
-)
 
 # The parts of benchmarks that run, as {step: options}; `train` is added below.
 PARTS = {
@@ -355,7 +346,8 @@ def _lesson(number: str, settings: Settings) -> Step:
             raise RuntimeError(f"no headline: {output[-2500:]}")
         return {"lesson": name, "headline": found[2], "seconds": float(found[1])}
 
-    needs = ALL_NEED | RUNNER_NEEDS | imports(_code(name))
+    runner = (ROOT / "notebooks" / "run.py").read_text(encoding="utf-8")
+    needs = ALL_NEED | {"ipykernel"} | imports(runner) | imports(_code(name))
     return Step(f"lesson-{number}", [command], read, 400, needs, after="data-lessons")
 
 

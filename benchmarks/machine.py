@@ -61,10 +61,7 @@ def _gpus() -> list[str]:
 
 
 def hardware_slug(machine: Mapping[str, Any]) -> str:
-    """Return a machine as part of a file name.
-
-    Args:
-        machine: what `hardware` returns.
+    """Return what `hardware` returned as part of a file name.
 
     Example:
         >>> hardware_slug({"cpu": "Intel(R) Xeon(R) CPU @ 2.20GHz", "cores": 2, "gpus": []})
@@ -76,10 +73,7 @@ def hardware_slug(machine: Mapping[str, Any]) -> str:
 
 
 def describe_hardware(machine: Mapping[str, Any]) -> str:
-    """Return a machine in words, for a caption.
-
-    Args:
-        machine: what `hardware` returns.
+    """Return what `hardware` returned in words, for a caption.
 
     Example:
         >>> describe_hardware({"cpu": "A CPU", "cores": 2, "memory_bytes": 2**34, "gpus": []})
@@ -119,12 +113,7 @@ def commit() -> str | None:
 
 
 def in_fresh_process(work: Callable[[Task], Outcome], task: Task) -> Outcome:
-    """Return `work(task)`, computed in a process that has done nothing else.
-
-    Args:
-        work: function of a module, so that the new process can import it.
-        task: its argument; it and the result are pickled.
-    """
+    """Return `work(task)`, computed in a process that has done nothing else; all are pickled."""
     fresh = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as pool:
         return pool.submit(work, task).result()

@@ -159,16 +159,10 @@ class Claim:
     of: str = "rows_per_s"
 
     def check(self, timings: Mapping[str, Timing]) -> dict[str, Any] | None:
-        """Return the values of all turns, their median, and whether it holds.
+        """Return the values of all turns, their median and whether it holds; None if not measured.
 
         With `other`, a value is the quotient of the two candidates in one turn, so that whatever
         slows the machine down for a while cancels out.
-
-        Args:
-            timings: {name: timing} of the candidates.
-
-        Returns:
-            JSON values; None if a candidate was not measured.
         """
         if self.name not in timings or (self.other is not None and self.other not in timings):
             return None
@@ -300,10 +294,8 @@ def now() -> str:
 def save(result: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> Path:
     """Write a report as JSON, whole or not at all; return and print the path.
 
-    Args:
-        result: what `report` returned.
-        path: JSON file; None for `benchmarks/results/NAME-MACHINE.json`, which replaces the
-            previous run of that benchmark on such a machine.
+    Without `path` it is `benchmarks/results/NAME-MACHINE.json`, which replaces the previous run of
+    that benchmark on such a machine.
     """
     slug = machine.hardware_slug(result["hardware"])
     target = Path(path) if path is not None else RESULTS / f"{result['benchmark']}-{slug}.json"
@@ -325,8 +317,7 @@ def table(
 
     Args:
         result: what `report` returned.
-        columns: {heading: format string for a candidate's values}; where a candidate lacks the
-            value, the cell stays empty.
+        columns: {heading: format string}; empty where a candidate lacks the value.
         notes: lines below the table.
     """
 

@@ -219,13 +219,7 @@ def linked(data: Dataset, copies: int) -> Path:
 def report(
     cases: Sequence[Case], runs: Mapping[str, Sequence[Outcome]], *, command: str
 ) -> dict[str, Any]:
-    """Return what was measured as JSON values: for each case, speed and memory of every process.
-
-    Args:
-        cases: the cases.
-        runs: {name of a case: outcomes}.
-        command: command line that repeats the measurement.
-    """
+    """Return what was measured as JSON values: for each case, speed and memory of every process."""
     timings = [
         measure.Timing(
             case.name, case.rows, tuple(statistics.median(o.elapsed_s) for o in runs[case.name])

@@ -117,14 +117,9 @@ class Peer:
 def start(
     library: str, python: str | None, data: Dataset, slow_rows: int, batch_size: int
 ) -> tuple[Peer, dict[str, Callable[[], int]]]:
-    """Start a library's process and check what it reads.
+    """Start a library's process, with `python` or else this interpreter; check what it reads.
 
-    Args:
-        library: key of `TITLES`.
-        python: interpreter that has the library; None for this one.
-        data: rows to read; merlin's old PyArrow only understands the plain files.
-        slow_rows: rows for the readers that handle single rows.
-        batch_size: rows per batch.
+    merlin's old PyArrow only understands the plain files.
 
     Returns:
         The process, and {name of a reader: function that runs an epoch}.

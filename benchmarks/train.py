@@ -68,10 +68,6 @@ TRACED_STEPS = 16  # on a GPU; the first half of them is not in the trace
 def name_of(section: str, way: str) -> str:
     """Return the name of a candidate.
 
-    Args:
-        section: key of `TITLES`.
-        way: value of `WAYS`.
-
     Example:
         >>> name_of("dlrm", NATIVE)
         'DLRM: native'
@@ -254,14 +250,7 @@ class Training:
 def of_section(
     section: str, data: Dataset, arguments: argparse.Namespace, device: Device
 ) -> dict[str, Training]:
-    """Return {name: training} of one network in its ways; raw cells only for rows without lists.
-
-    Args:
-        section: key of `TITLES`.
-        data: the rows.
-        arguments: options of this benchmark.
-        device: where to train.
-    """
+    """Return {name: training} of one network in its ways; raw cells only for rows without lists."""
     import keras
 
     from benchmarks.networks import NETWORKS
@@ -331,12 +320,6 @@ def report(
 
     Each candidate has its `losses`, and where they were measured its `wait_shares`, for the epochs
     of `elapsed_s`. `times_native` is the median quotient of its rate and that of native in a turn.
-
-    Args:
-        timings: what `measure.turns` returned.
-        trainings: {name of a candidate: its training}.
-        command: command line that repeats the measurement.
-        details: see `measure.report`.
     """
     result = measure.report("train", timings, command=command, claims=CLAIMS, details=details)
     by_name = {timing.name: timing for timing in timings}
@@ -359,10 +342,6 @@ def add_timelines(result: dict[str, Any], trainings: Mapping[str, Training]) -> 
     """Train under the profiler, and add `timelines`, by name, and idle shares to a report.
 
     A failure goes to `untraced`, because what was measured before it counts.
-
-    Args:
-        result: what `report` returned.
-        trainings: {name of a candidate: its training} to trace.
     """
     from benchmarks.timelines import as_json
 
