@@ -229,7 +229,7 @@ def perform_step(
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         **os.environ,
-        "KERAS_BACKEND": backend,
+        "KERAS_BACKEND": BACKENDS[0] if "-cpu-native-" in step.name else backend,
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(machine.ROOT), os.getenv("PYTHONPATH")])),
