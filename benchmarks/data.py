@@ -21,7 +21,7 @@ from tutorlib import tfrecords
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.parquet import ParquetSink, ParquetSource, fast_encoding
 from tutorlib.schema import Column, Schema
-from tutorlib.storage import written_whole
+from tutorlib.storage import new_folder
 
 SCALE = 0.01  # factor on the real cardinalities, as in the lessons
 ROW_GROUP_ROWS = 131_072
@@ -90,8 +90,7 @@ class Dataset:
 
     def _write_plain(self, path: Path) -> None:
         wide = pa.schema([(f.name, _widest(f.type)) for f in self.source.arrow_schema])
-        with written_whole(path) as partial:
-            partial.mkdir()
+        with new_folder(path) as partial:
             for number, chunk in enumerate(self.source.chunks(rows=ROWS_PER_FILE)):
                 pq.write_table(
                     chunk.to_arrow().cast(wide),

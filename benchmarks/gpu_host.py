@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks import machine, measure
 from benchmarks.gpu_steps import BACKENDS, Settings, Step, missing, steps_of
-from tutorlib.storage import written_whole
+from tutorlib.storage import new_file
 
 SUMMARY = "benchmarks, tests and lessons on a GPU host, step by step (an hour; see --list)"
 KEPT_CHARACTERS = 6000  # of the output of a step that failed
@@ -177,7 +177,7 @@ def do_steps(
         record["elapsed_s"] = round(clock() - started, 1)
         outcomes[name] = "result" in record
         failed = out / f"{name}.failed.json"
-        with written_whole(out / f"{name}.json" if outcomes[name] else failed) as partial:
+        with new_file(out / f"{name}.json" if outcomes[name] else failed) as partial:
             partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         if outcomes[name]:
             failed.unlink(missing_ok=True)

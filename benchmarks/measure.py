@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from tutorlib.storage import written_whole
+from tutorlib.storage import new_file
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DATA = machine.ROOT / "build" / "benchmarks"
@@ -299,7 +299,7 @@ def save(result: Mapping[str, Any], path: str | os.PathLike[str] | None = None) 
     """
     slug = machine.hardware_slug(result["hardware"])
     target = Path(path) if path is not None else RESULTS / f"{result['benchmark']}-{slug}.json"
-    with written_whole(target) as partial:
+    with new_file(target) as partial:
         partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"written to {target}")
     return target

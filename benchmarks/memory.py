@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks import machine, measure
 from benchmarks.data import Dataset, criteo_shape, movielens_shape
 from tutorlib.schema import Schema
-from tutorlib.storage import written_whole
+from tutorlib.storage import new_folder
 
 SUMMARY = "peak memory and rows/s of the loader for data of 1 to 20 times its budget (5 minutes)"
 SIZES = (1, 2, 5, 10, 20)  # of the data, in budgets
@@ -205,8 +205,7 @@ def linked(data: Dataset, copies: int) -> Path:
     """Return a folder that has every file of the data `copies` times, under different names."""
     path = data.folder / f"linked-{copies}"
     if not path.exists():
-        with written_whole(path) as partial:
-            partial.mkdir()
+        with new_folder(path) as partial:
             for copy in range(copies):
                 for file in data.source.files:
                     os.link(file, partial / f"{copy:05d}_{Path(file).name}")

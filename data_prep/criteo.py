@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.criteo_raw import raw_to_parquet
-from data_prep.output import DataPrepError, fingerprint, finished_facts, new_parts, read_settings
+from data_prep.output import DataPrepError, fingerprint, finished_metadata, new_parts, read_settings
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, INTEGER_NAMES
 
 
@@ -80,7 +80,7 @@ def etl(
                 "row_group_rows": row_group_rows, "rows_per_file": rows_per_file,
                 "files": fingerprint(days)}  # fmt: skip
     output = Path(output)
-    finished = finished_facts(output, settings, overwrite=overwrite)
+    finished = finished_metadata(output, settings, overwrite=overwrite)
     if finished is not None:
         return finished
     with new_parts(output, ("train", "valid", "workflow"), settings) as staging:
@@ -99,7 +99,7 @@ def etl(
             (tables / made).rename(staging.path / name)
         shutil.rmtree(tables)
         sizes = workflow.embedding_sizes()
-        staging.facts.update(
+        staging.metadata.update(
             {
                 "train_rows": sources["train"].num_rows,
                 "valid_rows": sources["valid"].num_rows,
@@ -107,11 +107,11 @@ def etl(
             }
         )
     print(
-        f"{output}: {staging.facts['train_rows']:,} rows in train/, "
-        f"{staging.facts['valid_rows']:,} in valid/",
+        f"{output}: {staging.metadata['train_rows']:,} rows in train/, "
+        f"{staging.metadata['valid_rows']:,} in valid/",
         flush=True,
     )
-    return staging.facts
+    return staging.metadata
 
 
 def _days_of(parquet: str | Path) -> list[Path]:
@@ -121,7 +121,7 @@ def _days_of(parquet: str | Path) -> list[Path]:
         raise DataPrepError(
             f"{parquet} was not finished by raw_to_parquet. Run `python -m data_prep criteo`."
         )
-    return [Path(parquet) / f"{stem}.parquet" for stem in content["facts"]["rows"]]
+    return [Path(parquet) / f"{stem}.parquet" for stem in content["metadata"]["rows"]]
 
 
 def split_by_time(days: list[Path], valid_days: int, valid_share: float) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from data_prep.output import DataPrepError, fingerprint, finished_facts, new_folder
+from data_prep.output import DataPrepError, fingerprint, finished_metadata, new_output
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.checks import check_choice
 from tutorlib.memory import thread_count
@@ -142,12 +142,12 @@ def raw_to_parquet(
     settings = {"command": "criteo raw_to_parquet", "version": 1, "on_bad_lines": on_bad_lines,
                 "files": fingerprint(list(files.values()))}  # fmt: skip
     output = Path(output)
-    finished = finished_facts(output, settings, overwrite=overwrite)
+    finished = finished_metadata(output, settings, overwrite=overwrite)
     if finished is not None:
         return finished
-    facts: dict[str, Any] = {"rows": {}, "bad_lines": {}}
+    metadata: dict[str, Any] = {"rows": {}, "bad_lines": {}}
     convert = functools.partial(_convert_day, skip=on_bad_lines == "skip")
-    with new_folder(output, settings) as staging:
+    with new_output(output, settings) as staging:
         targets = [staging.path / f"{stem}.parquet" for stem in files]
         if client is None:
             days = zip(files.values(), targets, strict=True)
@@ -156,13 +156,13 @@ def raw_to_parquet(
             futures = client.map(convert, list(files.values()), targets, pure=False)
             converted = [future.result() for future in futures]
         for stem, (rows, bad) in zip(files, converted, strict=True):
-            facts["rows"][stem] = rows
+            metadata["rows"][stem] = rows
             if bad.total:
-                facts["bad_lines"][stem] = {"total": bad.total, "first": bad.first}
+                metadata["bad_lines"][stem] = {"total": bad.total, "first": bad.first}
                 print(f"skipped: {bad}", flush=True)
-        staging.facts.update(facts)
-    print(f"{output}: {sum(facts['rows'].values()):,} rows in {len(files)} files", flush=True)
-    return facts
+        staging.metadata.update(metadata)
+    print(f"{output}: {sum(metadata['rows'].values()):,} rows in {len(files)} files", flush=True)
+    return metadata
 
 
 def _convert_day(path: Path, target: Path, skip: bool) -> tuple[int, BadLines]:

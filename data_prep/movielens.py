@@ -24,9 +24,8 @@ from data_prep.download import download
 from data_prep.output import (
     DataPrepError,
     fingerprint,
-    finished_facts,
-    is_finished,
-    new_folder,
+    finished_metadata,
+    new_output,
     new_parts,
 )
 from tutorlib.checks import check_choice
@@ -79,7 +78,7 @@ def fetch(
     raw = Path(output) / "raw"
     archive = SHA256[variant] if source is None else fingerprint([Path(source)])
     settings = {"command": "movielens fetch", "archive": archive}
-    if is_finished(raw, settings, overwrite=overwrite):
+    if finished_metadata(raw, settings, overwrite=overwrite) is not None:
         return raw
     if source is None:
         source = download(
@@ -87,7 +86,7 @@ def fetch(
             Path(output) / "downloads" / f"{variant}.zip",
             sha256=SHA256[variant],
         )
-    with new_folder(raw, settings) as staging:
+    with new_output(raw, settings) as staging:
         _unpack(Path(source), staging.path)
     return raw
 
@@ -151,21 +150,21 @@ def etl(
                 "valid_share": valid_share, "row_group_rows": row_group_rows,
                 "files": fingerprint(files)}  # fmt: skip
     output = Path(output)
-    finished = finished_facts(output, settings, overwrite=overwrite)
+    finished = finished_metadata(output, settings, overwrite=overwrite)
     if finished is not None:
         return finished
     with new_parts(output, ("train", "valid", "movies.parquet", "workflow"), settings) as staging:
         movies = read_movies(files[1])
         pq.write_table(movies, staging.path / "movies.parquet")
         is_valid = split_rows(files[0], split, valid_share, seed)
-        staging.facts.update(join_and_split(files[0], movies, is_valid, staging.path / "joined"))
-        staging.facts.update(_fit_and_write(staging.path, row_group_rows, seed))
+        staging.metadata.update(join_and_split(files[0], movies, is_valid, staging.path / "joined"))
+        staging.metadata.update(_fit_and_write(staging.path, row_group_rows, seed))
     print(
-        f"{output}: {staging.facts['train_rows']:,} ratings in train/, "
-        f"{staging.facts['valid_rows']:,} in valid/, {movies.num_rows:,} films",
+        f"{output}: {staging.metadata['train_rows']:,} ratings in train/, "
+        f"{staging.metadata['valid_rows']:,} in valid/, {movies.num_rows:,} films",
         flush=True,
     )
-    return staging.facts
+    return staging.metadata
 
 
 def read_movies(path: Path) -> pa.Table:
@@ -263,10 +262,10 @@ def join_and_split(
                 count[side] += rows.sum()
             start += table.num_rows
             bar.update(table.num_rows)
-    return _label_facts(positive, count)
+    return _label_metadata(positive, count)
 
 
-def _label_facts(positive: np.ndarray, count: np.ndarray) -> dict[str, Any]:
+def _label_metadata(positive: np.ndarray, count: np.ndarray) -> dict[str, Any]:
     train, valid = (positive / count).tolist()
     guess = min(max(train, 1e-7), 1 - 1e-7)
     loss = -valid * math.log(guess) - (1 - valid) * math.log(1 - guess)

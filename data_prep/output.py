@@ -1,24 +1,21 @@
-"""Outputs that are there whole or not at all, and are made once: staging, settings file, lock.
+"""Outputs that are whole or absent, and made once: settings file, check of what is there.
 
-`new_folder` makes a whole folder, `new_parts` some entries of a folder that holds other things too.
-Both build in a staging folder (`NAME.part`) beside the target and rename at the end, so that a run
-that is killed leaves nothing that looks finished; the next run clears the leftover. What was made
-with which settings stands in `_settings.json` in the finished folder.
-Does not belong here: anything about a particular data set.
+`new_output` makes a whole folder, `new_parts` some entries of a folder that holds other things too.
+`_settings.json` in the folder says with which settings it was made. A run that is killed leaves
+nothing that looks finished; the next one removes the leftover.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorlib.storage.atomic import remove, replace
+from tutorlib.storage import new_folder, remove, scratch_folder
 
 SETTINGS_FILE = "_settings.json"  # readers of data folders pass over names with "_"
 
@@ -29,22 +26,22 @@ class DataPrepError(Exception):
 
 @dataclasses.dataclass
 class Staging:
-    """A folder under construction.
+    """A folder that is being written.
 
     Args:
-        path: write here; it becomes the target at the end.
-        facts: measured values that are kept in `_settings.json` beside the settings.
+        path: folder to write in; it becomes the output at the end.
+        metadata: measured values, as JSON values, that `_settings.json` gets besides the settings.
     """
 
     path: Path
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def read_settings(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return {"settings": ..., "facts": ..., "made": [...]} of a finished folder, else None.
+    """Return {"settings": {...}, "metadata": {...}, "made": [...]} of a finished folder, else None.
 
     Raises:
-        DataPrepError: if the file is there and is not what this module writes.
+        DataPrepError: if `_settings.json` exists but was not written by data_prep.
     """
     path = Path(folder) / SETTINGS_FILE
     try:
@@ -53,20 +50,23 @@ def read_settings(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     except ValueError as error:
         raise DataPrepError(f"{path} is not JSON ({error}). Move {folder} away.") from error
-    if not isinstance(content, dict) or not {"settings", "facts", "made"} <= content.keys():
+    if not isinstance(content, dict) or not {"settings", "metadata", "made"} <= content.keys():
         raise DataPrepError(f"{path} was not written by data_prep. Move {folder} away.")
     return content
 
 
-def is_finished(
+def finished_metadata(
     folder: str | os.PathLike[str], settings: Mapping[str, Any], *, overwrite: bool = False
-) -> bool:
-    """Return whether `folder` was finished with the same settings, and say so.
+) -> dict[str, Any] | None:
+    """Return the metadata of a folder that was finished with the same settings, and print so.
 
     Args:
-        folder: target folder.
-        settings: everything that decides what the output holds; JSON values.
-        overwrite: True answers False for any finished folder, so that it is made again.
+        folder: output folder.
+        settings: everything that decides what the output holds, as JSON values.
+        overwrite: whether to make a finished folder again: the answer is then None.
+
+    Returns:
+        The metadata; None if the folder has to be made.
 
     Raises:
         DataPrepError: if it was made with other settings and `overwrite` is False.
@@ -74,18 +74,20 @@ def is_finished(
     Example:
         >>> import tempfile
         >>> target = tempfile.mkdtemp() + "/squares"
-        >>> with new_folder(target, {"n": 3}) as staging:
+        >>> with new_output(target, {"n": 3}) as staging:
         ...     _ = (staging.path / "squares.txt").write_text("0 1 4")
-        >>> read_settings(target)["settings"], is_finished(target, {"n": 3}, overwrite=True)
-        ({'n': 3}, False)
+        ...     staging.metadata["bytes"] = 5
+        >>> finished_metadata(target, {"n": 3})
+        /.../squares: already made with these settings; left alone.
+        {'bytes': 5}
     """
     have = read_settings(folder)
     if have is None or overwrite:
-        return False
+        return None
     want = _as_json(settings)
     if have["settings"] == want:
         print(f"{folder}: already made with these settings; left alone.")
-        return True
+        return have["metadata"]
     differences = [
         f"{key} is {have['settings'].get(key)!r} there, {want.get(key)!r} asked for"
         for key in sorted(want.keys() | have["settings"].keys())
@@ -97,60 +99,48 @@ def is_finished(
     )
 
 
-def finished_facts(
-    folder: str | os.PathLike[str], settings: Mapping[str, Any], *, overwrite: bool = False
-) -> dict[str, Any] | None:
-    """Return the facts of `folder` if `is_finished` with the same arguments, else None."""
-    content = read_settings(folder)
-    finished = is_finished(folder, settings, overwrite=overwrite)
-    return content["facts"] if content is not None and finished else None
-
-
 @contextlib.contextmanager
-def new_folder(folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> Iterator[Staging]:
-    """Give a staging folder that becomes `folder` when the block ends well.
+def new_output(folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> Iterator[Staging]:
+    """Give a staging folder, which becomes `folder` when the block ends without an error.
 
-    Call `is_finished` first: a finished folder is replaced. Renaming a folder is one step, so that
-    the target is either absent, the old one or the new one.
+    A finished folder is replaced, so call `finished_metadata` first.
 
     Raises:
-        DataPrepError: if `folder` holds something that this module did not make, or another
-            process is making it.
+        DataPrepError: if `folder` holds something that data_prep did not make, or another process
+            is writing it.
     """
     target = Path(folder)
     if target.exists() and read_settings(target) is None and not _is_empty_folder(target):
         raise _foreign(target)
-    with _locked(target.with_name(target.name + ".part")) as path:
+    with _one_line_errors(), new_folder(target) as path:
         staging = Staging(path)
         yield staging
         _write_settings(staging, settings, sorted(entry.name for entry in path.iterdir()))
-        replace(target, path)
 
 
 @contextlib.contextmanager
 def new_parts(
-    folder: str | os.PathLike[str], names: tuple[str, ...], settings: Mapping[str, Any]
+    folder: str | os.PathLike[str], names: Sequence[str], settings: Mapping[str, Any]
 ) -> Iterator[Staging]:
-    """Give a staging folder whose entries `names` become `folder/name` when the block ends well.
+    """Give a staging folder whose entries `names` become `folder/name` when the block ends.
 
-    `_settings.json` goes away before the first entry is replaced and comes back after the last, so
+    `_settings.json` is removed before the first entry is replaced and written after the last, so
     entries without it are not finished. Other entries of `folder` stay as they are.
 
     Raises:
-        DataPrepError: if one of the entries is there and this module did not make it, or another
-            process is making them.
+        DataPrepError: if one of the entries exists and data_prep did not make it, or another
+            process is writing them.
     """
     target = Path(folder)
-    marker = target / "parts.publishing"
+    marker = target / "parts.publishing"  # its entries are ours to replace, also without settings
     if read_settings(target) is None and not marker.exists():
         for name in names:
             if (target / name).exists():
                 raise _foreign(target / name)
-    with _locked(target / "parts.part") as path:
+    with _one_line_errors(), scratch_folder(target / "parts.partial") as path:
         staging = Staging(path)
         yield staging
         _write_settings(staging, settings, sorted(names))
-        # The marker tells a later run that entries without _settings.json are ours to replace.
         marker.touch()
         (target / SETTINGS_FILE).unlink(missing_ok=True)
         for name in names:
@@ -161,31 +151,17 @@ def new_parts(
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[Path]:
-    """Give an empty folder that no other process uses; what is left of it at the end is removed."""
-    path.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDONLY)
+def _one_line_errors() -> Iterator[None]:
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataPrepError(
-                f"another process is writing {path}. Wait for it, then run the command again."
-            ) from error
-        try:
-            for leftover in path.iterdir():
-                remove(leftover)
-            yield path
-        finally:
-            remove(path)
-    finally:
-        os.close(handle)
+        yield
+    except BlockingIOError as error:
+        raise DataPrepError(str(error)) from error
 
 
 def _write_settings(staging: Staging, settings: Mapping[str, Any], made: list[str]) -> None:
     content = {
         "settings": _as_json(settings),
-        "facts": _as_json(staging.facts),
+        "metadata": _as_json(staging.metadata),
         "made": made,
     }
     text = json.dumps(content, indent=1) + "\n"
@@ -202,11 +178,11 @@ def _is_empty_folder(path: Path) -> bool:
 
 def _foreign(path: Path) -> DataPrepError:
     return DataPrepError(
-        f"{path} is there and was not made by data_prep (no {SETTINGS_FILE} says so). "
+        f"{path} exists and was not made by data_prep (no {SETTINGS_FILE} says so). "
         "Move it away, or choose another --output."
     )
 
 
-def fingerprint(paths: list[Path]) -> dict[str, list[int]]:
-    """Return {file name: [bytes, modification time in ns]}: what an input was when it was read."""
+def fingerprint(paths: Sequence[Path]) -> dict[str, list[int]]:
+    """Return {file name: [bytes, modification time in ns]} of input files."""
     return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}

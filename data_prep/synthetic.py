@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 from tqdm import tqdm
 
-from data_prep.output import finished_facts, new_folder
+from data_prep.output import finished_metadata, new_output
 from tutorlib.checks import check_integer
 
 BLOCK_ROWS = 32_768
@@ -97,20 +97,20 @@ def write_once(
         DataPrepError: if `folder` exists with other settings or other content.
     """
     check_integer("seed", settings["seed"], at_least=0, bits=63)
-    facts = finished_facts(folder, settings, overwrite=overwrite)
-    if facts is not None:
-        return facts
+    metadata = finished_metadata(folder, settings, overwrite=overwrite)
+    if metadata is not None:
+        return metadata
     rows, command = settings[unit], settings["command"]
     bar = tqdm(total=rows, unit=f" {unit}", unit_scale=True, desc=command, disable=None)
-    with new_folder(folder, settings) as staging, bar:
-        staging.facts.update(write(staging.path, bar).result())
+    with new_output(folder, settings) as staging, bar:
+        staging.metadata.update(write(staging.path, bar).result())
     print(
-        f"{folder}: {rows:,} {unit}; label 1 in {staging.facts['positive_share']:.1%}; log loss "
-        f"{staging.facts['base_log_loss']:.3f} for predicting this share, at best "
-        f"{staging.facts['bayes_log_loss']:.3f} (AUC {staging.facts['bayes_auc']:.3f})",
+        f"{folder}: {rows:,} {unit}; label 1 in {staging.metadata['positive_share']:.1%}; log loss "
+        f"{staging.metadata['base_log_loss']:.3f} for predicting this share, at best "
+        f"{staging.metadata['bayes_log_loss']:.3f} (AUC {staging.metadata['bayes_auc']:.3f})",
         flush=True,
     )
-    return staging.facts
+    return staging.metadata
 
 
 def random_stream(seed: int, part: int, block: int = 0) -> np.random.Generator:

@@ -31,8 +31,8 @@ def raw(tmp_path_factory):
 @pytest.fixture(scope="module")
 def prepared(raw):
     output = raw.parent / "data"
-    facts = criteo.prepare(raw, output, freq_threshold=5)
-    return output, facts
+    metadata = criteo.prepare(raw, output, freq_threshold=5)
+    return output, metadata
 
 
 def read_table(folder, columns=None):
@@ -59,9 +59,9 @@ def test_criteo_parquet_holds_the_values_of_the_lines(raw, prepared):
 
 
 def test_criteo_splits_by_day_and_keeps_every_row_in_order(raw, prepared):
-    output, facts = prepared
-    assert facts["train_rows"] == 8_000
-    assert facts["valid_rows"] == 4_000
+    output, metadata = prepared
+    assert metadata["train_rows"] == 8_000
+    assert metadata["valid_rows"] == 4_000
     for side, days in (("train", (0, 1)), ("valid", (2,))):
         labels = np.concatenate([read_raw(raw / f"day_{d}.tsv")["label"] for d in days])
         have = read_table(output / side, columns=["label"])["label"].to_numpy()
@@ -69,7 +69,7 @@ def test_criteo_splits_by_day_and_keeps_every_row_in_order(raw, prepared):
 
 
 def test_criteo_is_ready_for_training(raw, prepared):
-    output, facts = prepared
+    output, metadata = prepared
     source = ParquetSource(output / "train/*.parquet")
     types = source.column_types
     assert {types[name] for name in INTEGER_NAMES} == {("float32", False)}
@@ -79,7 +79,7 @@ def test_criteo_is_ready_for_training(raw, prepared):
     np.testing.assert_allclose(counts.mean(), 0, atol=1e-3)
     np.testing.assert_allclose(counts.std(), 1, atol=1e-2)
     for name in CATEGORICAL_NAMES:
-        assert data[name].between(0, facts["cardinalities"][name] - 1).all()
+        assert data[name].between(0, metadata["cardinalities"][name] - 1).all()
     # The counts by hand, from the raw lines.
     lines = pd.concat([read_raw(raw / f"day_{d}.tsv") for d in (0, 1)])
     want = np.log1p(lines["I2"].fillna(0).clip(lower=0)).to_numpy()
@@ -110,8 +110,8 @@ def test_criteo_changed_input_is_noticed(raw, prepared, tmp_path):
         file.write(b"0" + b"\t" * 39 + b"\n")
     with pytest.raises(DataPrepError, match=r"files is .*--overwrite"):
         criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
-    facts = criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet", overwrite=True)
-    assert facts["rows"]["day_0"] == 4_001
+    metadata = criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet", overwrite=True)
+    assert metadata["rows"]["day_0"] == 4_001
 
 
 def test_criteo_reads_gzip_and_the_published_names(raw, prepared, tmp_path):
@@ -120,8 +120,8 @@ def test_criteo_reads_gzip_and_the_published_names(raw, prepared, tmp_path):
     (tmp_path / "raw/day_10").write_bytes((raw / "day_2.tsv").read_bytes())
     (tmp_path / "raw/day_2.tsv.gz").write_bytes(gzip.compress((raw / "day_1.tsv").read_bytes()))
     (tmp_path / "raw/notes.txt").write_text("not a day")
-    facts = criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
-    assert list(facts["rows"]) == ["day_0", "day_2", "day_10"]  # 10 comes after 2
+    metadata = criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
+    assert list(metadata["rows"]) == ["day_0", "day_2", "day_10"]  # 10 comes after 2
     for have, want in ((0, 0), (2, 1), (10, 2)):
         assert pq.read_table(tmp_path / f"parquet/day_{have}.parquet").equals(
             pq.read_table(prepared[0] / f"parquet/day_{want}.parquet")
@@ -140,8 +140,8 @@ def test_criteo_a_cut_gzip_file_is_refused(raw, tmp_path):
 def test_criteo_one_day_is_split_by_time(raw, tmp_path):
     (tmp_path / "raw").mkdir()
     shutil.copy(raw / "day_1.tsv", tmp_path / "raw/day_1_head.tsv")
-    facts = criteo.prepare(tmp_path / "raw", tmp_path / "data", valid_share=0.15)
-    assert (facts["train_rows"], facts["valid_rows"]) == (3_400, 600)
+    metadata = criteo.prepare(tmp_path / "raw", tmp_path / "data", valid_share=0.15)
+    assert (metadata["train_rows"], metadata["valid_rows"]) == (3_400, 600)
     labels = read_raw(raw / "day_1.tsv")["label"].to_numpy()
     have = read_table(tmp_path / "data/valid", columns=["label"])["label"].to_numpy()
     np.testing.assert_array_equal(have, labels[3_400:])
@@ -208,10 +208,10 @@ def test_criteo_a_killed_run_is_finished_by_the_next(prepared, tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in partial.glob("train/part_*")}
     assert 2 <= len(before) < 8
     assert not (output / "train").exists()
-    facts = criteo.etl(parquet, output, freq_threshold=5, row_group_rows=100, rows_per_file=1000)
+    metadata = criteo.etl(parquet, output, freq_threshold=5, row_group_rows=100, rows_per_file=1000)
     after = {path.name: path.stat().st_mtime_ns for path in output.glob("train/part_*")}
     assert before.items() <= after.items()
-    assert facts["train_rows"] == 8_000
+    assert metadata["train_rows"] == 8_000
     assert not partial.exists()
 
 
@@ -242,7 +242,7 @@ def test_criteo_reading_that_was_killed_begins_anew_and_mixes_nothing(raw, prepa
         command = [sys.executable, "-c", KILLED_WHILE_READING, raw, output, str(row_groups)]
         done = subprocess.run(command, capture_output=True)
         assert done.returncode == -signal.SIGKILL, done.stderr
-        assert list((tmp_path / "parquet.part").glob("day_*.parquet"))
+        assert list((tmp_path / "parquet.partial").glob("day_*.parquet"))
         assert not output.exists()
     assert criteo.raw_to_parquet(other, output)["rows"] == {"day_0": 1500, "day_1": 1500}
     assert sorted(path.name for path in output.glob("day_*")) == ["day_0.parquet", "day_1.parquet"]
@@ -254,7 +254,7 @@ def test_criteo_reading_that_was_killed_begins_anew_and_mixes_nothing(raw, prepa
     for day in range(3):
         name = f"day_{day}.parquet"
         assert pq.read_table(output / name).equals(pq.read_table(prepared[0] / "parquet" / name))
-    assert not (tmp_path / "parquet.part").exists()
+    assert not (tmp_path / "parquet.partial").exists()
 
 
 def test_criteo_needs_a_day_to_train_on(raw, prepared, tmp_path):
@@ -299,8 +299,8 @@ def test_criteo_malformed_lines_are_refused_with_their_numbers(spoilt):
 
 
 def test_criteo_malformed_lines_are_kept_out_and_reported(spoilt, raw, capsys):
-    facts = criteo.raw_to_parquet(spoilt / "raw", spoilt / "parquet", on_bad_lines="skip")
-    report = facts["bad_lines"]["day_0"]
+    metadata = criteo.raw_to_parquet(spoilt / "raw", spoilt / "parquet", on_bad_lines="skip")
+    report = metadata["bad_lines"]["day_0"]
     assert report["total"] == len(BAD)
     for (number, (_, reason)), line in zip(BAD.items(), report["first"], strict=True):
         assert line.startswith(f"day_0.tsv:{number}: "), line
@@ -311,7 +311,7 @@ def test_criteo_malformed_lines_are_kept_out_and_reported(spoilt, raw, capsys):
     np.testing.assert_array_equal(have["I8"], want["I8"])
     np.testing.assert_array_equal(have["C2"], want["C2"].map(lambda text: int(text, 16)))
     stored = json.loads((spoilt / "parquet/_settings.json").read_text())
-    assert stored["facts"]["bad_lines"] == facts["bad_lines"]
+    assert stored["metadata"]["bad_lines"] == metadata["bad_lines"]
 
 
 def test_criteo_only_the_first_ten_bad_lines_are_told(tmp_path):
@@ -334,8 +334,8 @@ def test_criteo_an_empty_file_or_folder_is_refused(tmp_path):
 def films(tmp_path_factory):
     folder = tmp_path_factory.mktemp("movielens")
     write_movielens(folder / "raw", ratings=6_000, users=80, movies=300, seed=2)
-    facts = movielens.etl(folder / "raw", folder)
-    return folder, facts
+    metadata = movielens.etl(folder / "raw", folder)
+    return folder, metadata
 
 
 def decoded(folder, side):
@@ -355,8 +355,8 @@ def decoded(folder, side):
 
 
 def test_movielens_splits_eighty_to_twenty_and_keeps_every_rating(films):
-    folder, facts = films
-    assert (facts["train_rows"], facts["valid_rows"]) == (4_800, 1_200)
+    folder, metadata = films
+    assert (metadata["train_rows"], metadata["valid_rows"]) == (4_800, 1_200)
     ratings = pd.read_csv(folder / "raw/ratings.csv")
     rows = pd.concat([decoded(folder, side) for side in ("train", "valid")])
     known = rows[rows["movieId"] != "unknown"]
@@ -389,7 +389,7 @@ def test_movielens_training_rows_are_not_in_file_order(films):
 
 
 def test_movielens_has_types_labels_and_facts(films):
-    folder, facts = films
+    folder, metadata = films
     types = ParquetSource(folder / "train/*.parquet").column_types
     assert types == {
         "userId": ("int32", False),
@@ -398,8 +398,8 @@ def test_movielens_has_types_labels_and_facts(films):
         "rating": ("float32", False),
     }
     share = read_table(folder / "valid")["rating"].to_numpy().mean()
-    assert share == pytest.approx(facts["valid_positive_share"], abs=1e-5)
-    assert 0.5 < facts["valid_base_log_loss"] < 0.75
+    assert share == pytest.approx(metadata["valid_positive_share"], abs=1e-5)
+    assert 0.5 < metadata["valid_base_log_loss"] < 0.75
 
 
 def test_movielens_time_split_takes_the_latest(films, tmp_path):

@@ -10,29 +10,29 @@ import time
 import pytest
 
 from data_prep.__main__ import main
-from data_prep.output import DataPrepError, is_finished, new_folder, new_parts, read_settings
+from data_prep.output import DataPrepError, finished_metadata, new_output, new_parts, read_settings
 
 
 def make(folder, settings, text="content"):
-    with new_folder(folder, settings) as staging:
+    with new_output(folder, settings) as staging:
         (staging.path / "file.txt").write_text(text)
-        staging.facts["length"] = len(text)
+        staging.metadata["length"] = len(text)
 
 
-def test_a_finished_folder_knows_its_settings_and_facts(tmp_path, capsys):
+def test_a_finished_folder_knows_its_settings_and_metadata(tmp_path, capsys):
     make(tmp_path / "out", {"n": 1})
-    assert is_finished(tmp_path / "out", {"n": 1})
+    assert finished_metadata(tmp_path / "out", {"n": 1}) == {"length": 7}
     assert "left alone" in capsys.readouterr().out
     content = read_settings(tmp_path / "out")
-    assert content == {"settings": {"n": 1}, "facts": {"length": 7}, "made": ["file.txt"]}
+    assert content == {"settings": {"n": 1}, "metadata": {"length": 7}, "made": ["file.txt"]}
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_other_settings_are_refused_and_named_unless_overwritten(tmp_path):
     make(tmp_path / "out", {"n": 1, "m": 2})
     with pytest.raises(DataPrepError, match=r"n is 1 there, 3 asked for.*--overwrite"):
-        is_finished(tmp_path / "out", {"n": 3, "m": 2})
-    assert not is_finished(tmp_path / "out", {"n": 3, "m": 2}, overwrite=True)
+        finished_metadata(tmp_path / "out", {"n": 3, "m": 2})
+    assert finished_metadata(tmp_path / "out", {"n": 3, "m": 2}, overwrite=True) is None
     make(tmp_path / "out", {"n": 3}, "new")
     assert (tmp_path / "out/file.txt").read_text() == "new"
 
@@ -75,8 +75,8 @@ def test_parts_without_settings_after_a_crash_are_replaced(tmp_path):
     # What a kill between two renames leaves: a part, the marker, the staging folder.
     (tmp_path / "train").mkdir()
     (tmp_path / "parts.publishing").touch()
-    (tmp_path / "parts.part").mkdir()
-    (tmp_path / "parts.part/junk").touch()
+    (tmp_path / "parts.partial").mkdir()
+    (tmp_path / "parts.partial/junk").touch()
     with new_parts(tmp_path, ("train",), {}) as staging:
         (staging.path / "train").mkdir()
         (staging.path / "train/whole").touch()
@@ -86,12 +86,12 @@ def test_parts_without_settings_after_a_crash_are_replaced(tmp_path):
 
 def test_two_processes_do_not_build_the_same_output(tmp_path):
     with (
-        new_folder(tmp_path / "out", {}) as staging,
+        new_output(tmp_path / "out", {}) as staging,
         pytest.raises(DataPrepError, match="another process"),
-        new_folder(tmp_path / "out", {}),
+        new_output(tmp_path / "out", {}),
     ):
         pass
-    assert staging.path.name == "out.part"
+    assert staging.path.name == "out.partial"
 
 
 def run(*arguments, **keywords):
@@ -111,7 +111,7 @@ def run(*arguments, **keywords):
 def test_a_killed_run_leaves_nothing_that_looks_whole_and_can_be_repeated(tmp_path, how):
     output = tmp_path / "raw"
     process = run("synthetic", "criteo", "--rows", "50000000", "--output", str(output))
-    while not list(tmp_path.glob("raw.part/day_0.tsv")):
+    while not list(tmp_path.glob("raw.partial/day_0.tsv")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     process.send_signal(how)

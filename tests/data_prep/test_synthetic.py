@@ -29,8 +29,8 @@ from tutorlib.schema import Schema
 @pytest.fixture(scope="module")
 def criteo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("criteo") / "raw"
-    facts = write_criteo(folder, rows=60_000, days=2, seed=3)
-    return folder, facts
+    metadata = write_criteo(folder, rows=60_000, days=2, seed=3)
+    return folder, metadata
 
 
 def read(path):
@@ -39,8 +39,8 @@ def read(path):
 
 
 def test_criteo_depends_on_the_seed_alone(criteo, tmp_path):
-    folder, facts = criteo
-    assert write_criteo(tmp_path / "again", rows=60_000, days=2, seed=3) == facts
+    folder, metadata = criteo
+    assert write_criteo(tmp_path / "again", rows=60_000, days=2, seed=3) == metadata
     write_criteo(tmp_path / "other", rows=60_000, days=2, seed=4)
     for day in ("day_0.tsv", "day_1.tsv"):
         assert (folder / day).read_bytes() == (tmp_path / "again" / day).read_bytes()
@@ -109,10 +109,10 @@ def test_criteo_cardinalities_scale_and_small_columns_stay():
 
 
 def test_criteo_label_can_be_learned(criteo):
-    _, facts = criteo
-    assert 0.2 < facts["positive_share"] < 0.3
-    assert facts["bayes_log_loss"] < facts["base_log_loss"] - 0.1
-    assert facts["bayes_auc"] > 0.78
+    _, metadata = criteo
+    assert 0.2 < metadata["positive_share"] < 0.3
+    assert metadata["bayes_log_loss"] < metadata["base_log_loss"] - 0.1
+    assert metadata["bayes_auc"] > 0.78
     # One column alone already tells something: the rate differs between the ids of C16.
     data = read(criteo[0] / "day_0.tsv")
     rate = data.groupby("C16")["label"].agg(["mean", "size"]).query("size > 300")["mean"]
@@ -128,8 +128,8 @@ def test_criteo_memory_is_one_block(criteo):
 @pytest.fixture(scope="module")
 def movielens(tmp_path_factory):
     folder = tmp_path_factory.mktemp("movielens") / "raw"
-    facts = write_movielens(folder, ratings=30_000, users=300, movies=900, seed=1)
-    return folder, facts
+    metadata = write_movielens(folder, ratings=30_000, users=300, movies=900, seed=1)
+    return folder, metadata
 
 
 def test_movielens_depends_on_the_seed_alone(movielens, tmp_path):
@@ -179,9 +179,9 @@ def test_movielens_users_and_films_are_power_law(movielens):
 
 
 def test_movielens_label_can_be_learned(movielens):
-    _, facts = movielens
-    assert 0.5 < facts["positive_share"] < 0.75
-    assert facts["bayes_log_loss"] < facts["base_log_loss"] - 0.1
+    _, metadata = movielens
+    assert 0.5 < metadata["positive_share"] < 0.75
+    assert metadata["bayes_log_loss"] < metadata["base_log_loss"] - 0.1
 
 
 def test_movielens_refuses_what_cannot_be(tmp_path):
@@ -198,13 +198,13 @@ def test_movielens_counts_add_up_at_the_limits(tmp_path, ratings):
 @pytest.fixture(scope="module")
 def nhot(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nhot") / "nhot"
-    facts = write_nhot(folder, rows=60_000, seed=3)
-    return folder, facts
+    metadata = write_nhot(folder, rows=60_000, seed=3)
+    return folder, metadata
 
 
 def test_nhot_depends_on_the_seed_alone(nhot, tmp_path):
-    folder, facts = nhot
-    assert write_nhot(tmp_path / "again", rows=60_000, seed=3) == facts
+    folder, metadata = nhot
+    assert write_nhot(tmp_path / "again", rows=60_000, seed=3) == metadata
     write_nhot(tmp_path / "other", rows=60_000, seed=4)
     for part in ("train", "valid"):
         file = f"{part}/part_00000.parquet"
@@ -256,10 +256,10 @@ def test_nhot_comes_out_of_the_loader_as_it_is(nhot):
 
 
 def test_nhot_label_can_be_learned(nhot):
-    _, facts = nhot
-    assert 0.25 < facts["positive_share"] < 0.35
-    assert facts["bayes_log_loss"] < facts["base_log_loss"] - 0.1
-    assert facts["bayes_auc"] > 0.78
+    _, metadata = nhot
+    assert 0.25 < metadata["positive_share"] < 0.35
+    assert metadata["bayes_log_loss"] < metadata["base_log_loss"] - 0.1
+    assert metadata["bayes_auc"] > 0.78
     # One list alone already tells something: the rate differs between the ids of H3.
     data = pd.read_parquet(nhot[0] / "train", columns=["H3", "label"]).explode("H3").dropna()
     rate = data.groupby("H3")["label"].agg(["mean", "size"]).query("size > 2000")["mean"]

@@ -66,7 +66,7 @@ def test_only_a_folder_that_a_writer_made_is_replaced_and_only_on_request(
 ):
     before = (examples / "part_00000.tfrecord").read_bytes()
     for write in (write_examples, lambda s, f, **k: write_prebatched(s, f, batch_size=8, **k)):
-        with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        with pytest.raises(FileExistsError, match="Pass overwrite=True"):
             write(parquet, examples)
     assert (examples / "part_00000.tfrecord").read_bytes() == before
     write_examples(parquet, examples, limit_rows=10, overwrite=True)

@@ -17,7 +17,7 @@ from tests.support.workflow_rows import all_rows, rows, same, workflow, write
 from tutorlib.chunk import Chunk
 from tutorlib.ops import Filter, LambdaOp, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
-from tutorlib.storage import METADATA_FILE, unfinished_folder
+from tutorlib.storage import METADATA_FILE, resumable_folder
 from tutorlib.workflow import Workflow, split_rows
 from tutorlib.workflow import inputs as parts
 
@@ -346,7 +346,7 @@ def test_an_error_in_one_part_file_stops_all_threads_and_is_raised(tmp_path):
 
 
 def test_a_folder_that_another_process_writes_is_refused(fitted, source, tmp_path):
-    with unfinished_folder(tmp_path / "out", None) as building:
+    with resumable_folder(tmp_path / "out", None) as building:
         assert (building / METADATA_FILE).exists()
         with pytest.raises(BlockingIOError, match=r"another process is writing .*out\.partial"):
             fitted.transform_to_parquet(source, tmp_path / "out")

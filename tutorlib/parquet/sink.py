@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from tutorlib.chunk import Chunk
 from tutorlib.parquet.paths import PARQUET_ENDINGS
-from tutorlib.storage import refuse_existing, written_whole
+from tutorlib.storage import new_file, new_folder, refuse_existing
 
 
 class ParquetSink:
@@ -85,10 +85,9 @@ class ParquetSink:
         self._files = 0
 
     def __enter__(self) -> ParquetSink:
-        self._partial = self._place.enter_context(written_whole(self.path))
+        new = new_file if self.single_file else new_folder
+        self._partial = self._place.enter_context(new(self.path))
         self._place.push(self._end)
-        if not self.single_file:
-            self._partial.mkdir()
         return self
 
     def write(self, chunk: Chunk | pa.Table) -> None:

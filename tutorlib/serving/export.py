@@ -13,7 +13,7 @@ from tensorflow.saved_model.experimental import TrackableResource
 
 from tutorlib.schema import Schema
 from tutorlib.serving.base import Functions
-from tutorlib.storage import refuse_existing, written_whole
+from tutorlib.storage import new_folder, refuse_existing
 
 
 def export_serving(
@@ -82,7 +82,7 @@ def export_serving(
     for table in _lookup_tables(model):
         archive.track(table)
     archive.add_endpoint("serve", predict, [layer.raw_inputs(nullable)])
-    with written_whole(path) as building:
+    with new_folder(path) as building:
         archive.write_out(str(building), verbose=False)
     return Path(path)
 

@@ -1,14 +1,14 @@
-"""Storage: outputs that are whole or absent, also after a crash or a full disk.
+"""Storage: outputs that are whole or absent, also after a kill or on a full disk.
 
-`atomic` writes a file or folder under another name, then renames it; `resumable` continues a folder
-that an earlier run began; `checkpoints` numbers a training's folders and finds the newest. Long
-writes run on `threads` and show their `progress`.
+`atomic` writes a file or folder under a staging name, then renames it; `resumable` continues a
+folder after a kill; `locks` keeps other processes out; `checkpoints` numbers a training's folders.
+Long writes run on `threads` and show their `progress`.
 """
 
-from tutorlib.storage.atomic import refuse_existing, written_whole
+from tutorlib.storage.atomic import new_file, new_folder, refuse_existing, remove, scratch_folder
 from tutorlib.storage.checkpoints import Checkpoint, find_checkpoints, new_checkpoint, remove_old
 from tutorlib.storage.progress import row_bar
-from tutorlib.storage.resumable import METADATA_FILE, unfinished_folder, written_into
+from tutorlib.storage.resumable import METADATA_FILE, new_file_in, resumable_folder
 from tutorlib.storage.threads import map_on_threads
 
 __all__ = [
@@ -17,10 +17,13 @@ __all__ = [
     "find_checkpoints",
     "map_on_threads",
     "new_checkpoint",
+    "new_file",
+    "new_file_in",
+    "new_folder",
     "refuse_existing",
+    "remove",
     "remove_old",
+    "resumable_folder",
     "row_bar",
-    "unfinished_folder",
-    "written_into",
-    "written_whole",
+    "scratch_folder",
 ]

@@ -1,8 +1,7 @@
-"""Checkpoints: numbered folders that are there whole or not at all, the newest of them last.
+"""Checkpoints: numbered folders, each whole or absent, the newest with the highest number.
 
-A checkpoint is written into a folder beside its place, forced to the disk and renamed. Whatever
-moment a process is killed at, the folders with a checkpoint's name are whole. Does not belong here:
-what is in one (`callbacks/loader_checkpoint.py`).
+A checkpoint is written to a staging folder, flushed to the disk and renamed. Whenever a process is
+killed, each folder with a checkpoint's name is whole.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tutorlib.storage.atomic import remove, written_whole
+from tutorlib.storage.atomic import new_folder, remove
 
 STATE_FILE = "state.json"
 NAME = re.compile(r"(\d+)-epoch-(\d+)-batch-(\d+)")
@@ -23,7 +22,7 @@ LEFT_OVER = re.compile(NAME.pattern + r"\.(partial|removed)")
 
 
 class Checkpoint(NamedTuple):
-    """A whole checkpoint: its number, its folder, and what its state file says."""
+    """A whole checkpoint: its number, its folder, and the content of its state file."""
 
     number: int
     folder: Path
@@ -31,12 +30,13 @@ class Checkpoint(NamedTuple):
 
 
 def find_checkpoints(path: str | os.PathLike[str]) -> list[Checkpoint]:
-    """Return the whole checkpoints in a folder, the newest last; none if there is no folder.
+    """Return the whole checkpoints in a folder, the newest last.
 
-    Anything else in it, also a folder of such a name without a readable state file, is none.
+    A folder with the name of a checkpoint but no readable state file is ignored, as is everything
+    else.
 
     Args:
-        path: folder that holds the checkpoints.
+        path: folder that holds the checkpoints; it may be missing.
     """
     found = []
     for folder in Path(path).iterdir() if Path(path).is_dir() else ():
@@ -59,19 +59,20 @@ def _read_state(folder: Path) -> dict[str, Any] | None:
 def new_checkpoint(
     path: str | os.PathLike[str], epoch: int, batch: int, state: Mapping[str, Any]
 ) -> Iterator[Path]:
-    """Yield a free folder for files; when the block ends well it is the newest checkpoint.
+    """Give an empty folder; when the block ends without an error, it is the newest checkpoint.
 
-    All of it is on the disk before it gets its name, and the name before this returns: without
-    that, a machine that loses power could keep the name and lose what it stands for.
+    All files are on the disk before the folder gets its name, and the name is on the disk before
+    this returns: otherwise a machine that loses power could keep the name and lose the files.
 
     Args:
-        path: folder that holds the checkpoints; made if it is not there.
-        epoch: for the name.
-        batch: for the name.
-        state: JSON values that `find_checkpoints` gives back; taken when the block has ended.
+        path: folder that holds the checkpoints; made if it is missing.
+        epoch: epoch to put in the folder's name.
+        batch: batch to put in the folder's name.
+        state: JSON values that `find_checkpoints` returns; they are written after the block.
 
     Raises:
-        OSError: if something cannot be written; the older checkpoints are still there.
+        OSError: if a file cannot be written; the older checkpoints stay.
+        BlockingIOError: if another process is writing the same checkpoint.
 
     Example:
         >>> import tempfile
@@ -86,17 +87,16 @@ def new_checkpoint(
     path.mkdir(parents=True, exist_ok=True)
     numbers = [int(name[1]) for name in map(NAME.fullmatch, os.listdir(path)) if name]
     number = max(numbers, default=0) + 1
-    with written_whole(path / f"{number:06d}-epoch-{epoch}-batch-{batch}") as folder:
-        folder.mkdir()
+    with new_folder(path / f"{number:06d}-epoch-{epoch}-batch-{batch}") as folder:
         yield folder
         (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         for file in [*folder.iterdir(), folder]:
-            _to_disk(file)
-    _to_disk(path)
+            _flush(file)
+    _flush(path)
 
 
-def _to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+def _flush(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -105,13 +105,13 @@ def _to_disk(path: Path) -> None:
 
 
 def remove_old(path: str | os.PathLike[str], keep: int) -> None:
-    """Remove all checkpoints but the newest `keep`, and what a killed process has left half done.
+    """Remove all checkpoints except the newest `keep`, and what killed processes left.
 
-    A checkpoint loses its name before its files, so that one half removed is none.
+    A checkpoint is renamed before its files are deleted, so a partial one is never loaded.
 
     Args:
         path: folder that holds the checkpoints.
-        keep: how many to leave, at least 1.
+        keep: checkpoints to keep, at least 1.
     """
     for checkpoint in find_checkpoints(path)[:-keep]:
         checkpoint.folder.rename(checkpoint.folder.with_name(checkpoint.folder.name + ".removed"))

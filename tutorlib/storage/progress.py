@@ -1,7 +1,4 @@
-"""Progress: a bar that counts rows, drawn by tqdm where it is installed.
-
-Does not belong here: what the rows are counted for.
-"""
+"""row_bar: a progress bar that counts rows, drawn by tqdm where that is installed."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from typing import Any
 
 @contextlib.contextmanager
 def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
-    """Give a function to call, from any thread, with the number of rows that are done.
+    """Give a function to call, from any thread, with a number of rows that are done.
 
     Args:
-        label: what is being done.
-        rows: how many there are to do.
-        progress: False draws nothing, True draws a bar, None draws one if the standard error
-            output is a terminal and tqdm is installed.
+        label: text before the bar.
+        rows: rows in total.
+        progress: True draws a bar, False draws nothing, None draws one if tqdm is installed and
+            the standard error output is a terminal.
 
     Raises:
         ImportError: for True, if tqdm is not installed.
@@ -41,8 +38,8 @@ def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[
         yield lambda rows: None
         return
     lock = threading.Lock()
-    disable = None if progress is None else False
-    with bar_class(total=rows, desc=label, unit=" rows", unit_scale=True, disable=disable) as bar:
+    disable = None if progress is None else False  # None: unless the output is a terminal
+    with tqdm(total=rows, desc=label, unit=" rows", unit_scale=True, disable=disable) as bar:
 
         def done(rows: int) -> None:
             with lock:

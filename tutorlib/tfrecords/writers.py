@@ -23,7 +23,7 @@ import numpy as np
 from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
 from tutorlib.parquet import RowRange
-from tutorlib.storage import map_on_threads, refuse_existing, row_bar, written_whole
+from tutorlib.storage import map_on_threads, new_folder, refuse_existing, row_bar
 from tutorlib.tfrecords.encoding import encode_batch, encode_cells, encode_examples
 from tutorlib.tfrecords.metadata import (
     CELL_BYTES,
@@ -332,8 +332,7 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
     rows = min(source.num_rows, options.limit_rows or source.num_rows)
     sections = split_by_rows(split_by_rows(row_ranges_in(source), rows)[0], form.section_rows)
     stop = threading.Event()
-    with written_whole(target) as partial, row_bar(target.name, rows, options.progress) as done:
-        partial.mkdir()
+    with new_folder(target) as partial, row_bar(target.name, rows, options.progress) as done:
 
         def write_section(number: int) -> None:
             chunks = _checked(form, source, columns, sections[number])

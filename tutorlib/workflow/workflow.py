@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tutorlib.storage import refuse_existing, written_whole
+from tutorlib.storage import new_folder, refuse_existing
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.fit import fit_graph
 from tutorlib.workflow.graph import OpGraph
@@ -234,7 +234,7 @@ class Workflow(OpGraph):
         self.check_fitted()
         saved_form.check_functions(self)
         refuse_existing(folder, overwrite)
-        with written_whole(folder) as building:
+        with new_folder(folder) as building:
             saved_form.write_files(self, building)
         return Path(folder)
 

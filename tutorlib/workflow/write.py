@@ -27,7 +27,7 @@ from tutorlib.chunk import Chunk, to_namespace
 from tutorlib.encoded_strings import plain_strings
 from tutorlib.memory import thread_count, working_in
 from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
-from tutorlib.storage import map_on_threads, row_bar, unfinished_folder, written_into
+from tutorlib.storage import map_on_threads, new_file_in, resumable_folder, row_bar
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.dask_cluster import write_on_cluster
 from tutorlib.workflow.graph import OpGraph
@@ -157,7 +157,7 @@ class WriteJob:
             chunks = [whole.take(order.permutation(whole.num_rows))]
             del whole
         with (
-            written_into(folder, part.path) as path,
+            new_file_in(folder, part.path) as path,
             ParquetSink(
                 path,
                 rows_per_file=2**62,
@@ -224,7 +224,7 @@ def write_data_set(
     rows = sum(source.num_rows for source in job.sources.values())
     with (
         row_bar("transform", rows, progress) as done,
-        unfinished_folder(target, metadata) as building,
+        resumable_folder(target, metadata) as building,
     ):
         missing = []
         for part in parts:
@@ -239,7 +239,7 @@ def write_data_set(
             _write_on_threads(job, building, missing, threads, done)
         files = _remove_empty(building, parts)
         _write_descriptions(job, building)
-        with written_into(building, MANIFEST) as path:
+        with new_file_in(building, MANIFEST) as path:
             manifest = {"metadata": metadata, "files": files}
             path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
