@@ -1,8 +1,7 @@
-"""Row groups that are read slice by slice: each is decoded once, and kept open for its next slice.
+"""Streams: row groups that are decoded once while they are read in slices.
 
-A row group may be larger than the memory one wants to spend on it. A stream decodes it from its
-first row on, a batch at a time, and stands where the last slice ended. Does not belong here: what a
-file is and what its rows mean (`parquet.py`).
+A row group may need more memory than its reader may use. A stream decodes it from the first row, a
+record batch at a time, and keeps its position between slices.
 """
 
 from __future__ import annotations
@@ -15,18 +14,17 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-# A stream of Criteo's 40 columns holds about 40 MB: a page a column and the rows left of a batch.
-OPEN_STREAMS = 16
+OPEN_STREAMS = 16  # one of Criteo's 40 columns holds about 40 MB: a page a column, half a batch
 
 
 class RowStream(Protocol):
-    """Gives slices of one row group, in order: `Stream`, or a device's decoded row group."""
+    """Slices of one row group, in order: `Stream`, or a row group decoded on a device."""
 
     def read(self, start: int, stop: int, /) -> Any:
         """Return rows [start, stop)."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release the memory and the file."""
 
 
 class Stream:
@@ -34,16 +32,16 @@ class Stream:
 
     Args:
         batches: record batches of the row group, from its first row on.
-        close: closes the file they come from.
+        close: closes the file.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], close: Callable[[], None]) -> None:
         self._batches, self.close = batches, close
-        self._row = 0  # row of the row group with which the next batch begins
-        self._left: pa.RecordBatch | None = None  # decoded, behind the last slice
+        self._row = 0  # first row of the next batch
+        self._left: pa.RecordBatch | None = None  # decoded rows after the last slice
 
     def read(self, start: int, stop: int) -> pa.Table:
-        """Return rows [start, stop), at least one; what lies before is decoded and dropped.
+        """Return rows [start, stop), at least one; rows before `start` are decoded and dropped.
 
         Raises:
             EOFError: if the row group has fewer rows.
@@ -63,14 +61,14 @@ class Stream:
 
 
 class Streams:
-    """Open streams by key: a slice goes to the stream that stands at or before its first row.
+    """Open streams by key; a slice is read from the nearest stream that has not passed its start.
 
-    Safe with several threads: one that wants the slice behind the one that is being read waits for
-    it, for decoding the same rows again takes longer. At most `limit` streams that nobody is
-    reading stay open; the one not used for longest is closed. A child process begins with none.
+    Thread-safe: a thread waits for another thread's slice if its own follows in the same stream,
+    since decoding the rows again would take longer. At most `limit` idle streams stay open; the
+    least recently used is closed first. A forked process starts with no streams.
 
     Args:
-        limit: streams to keep open.
+        limit: number of idle streams to keep open.
 
     Example:
         >>> batches = pa.table({"x": range(6)}).to_batches(max_chunksize=2)
@@ -91,9 +89,9 @@ class Streams:
         _ALL.add(self)
 
     def forget(self) -> None:
-        """Start again without closing anything: a child process must not touch its parent's."""
+        """Start empty without closing anything: a forked process must not close its parent's."""
         self._changed = threading.Condition()
-        self._kept: list[_KeptRows] = []  # the one used last at the end
+        self._kept: list[_KeptRows] = []  # most recently used last
         self._waiting: list[tuple[Hashable, int]] = []
 
     def __len__(self) -> int:
@@ -110,11 +108,11 @@ class Streams:
         """Return rows [start, stop) of the row group `key`.
 
         Args:
-            key: what the stream is of: row group and columns.
-            start: first row.
-            stop: row behind the last.
-            num_rows: rows of the row group; a stream that has come to its end is closed.
-            open_stream: opens a stream at row 0; called if none stands at or before `start`.
+            key: identifies row group and columns.
+            start: first row, at least 0.
+            stop: end, above `start`.
+            num_rows: rows of the row group; a stream that reaches its end is closed.
+            open_stream: opens a stream at row 0; called if no open stream can reach `start`.
 
         Raises:
             EOFError: if the row group has fewer rows than `stop`.
@@ -153,7 +151,7 @@ class Streams:
             return best
 
     def _best(self, key: Hashable, start: int) -> _KeptRows | None:
-        """The stream of this key that stands nearest before `start`, or will when it is free."""
+        """Return the stream of this key nearest to `start`, counting where busy ones will stop."""
         fitting = [kept for kept in self._kept if kept.key == key and kept.row <= start]
         return max(fitting, key=lambda kept: kept.row, default=None)
 
@@ -161,7 +159,7 @@ class Streams:
         with self._changed:
             kept.busy = False
             dropped = []
-            if kept in self._kept:  # else this is a child process, or closed meanwhile
+            if kept in self._kept:  # not after a fork or `close`
                 self._kept.remove(kept)
                 if keep:
                     self._kept.append(kept)
@@ -174,7 +172,7 @@ class Streams:
             self._drop(dropped)
 
     def close(self) -> None:
-        """Close all streams; one that is being read, as soon as its slice is."""
+        """Close all streams; a busy one is closed when its slice has been read."""
         with self._changed:
             idle = [kept for kept in self._kept if not kept.busy]
             self._kept = []
@@ -190,7 +188,7 @@ class Streams:
 
 
 class _KeptRows:
-    """A stream that is kept, or being opened, and the row at which it stands when it is free."""
+    """A stream, None while it is being opened, and the row at which its last slice stops."""
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
