@@ -25,8 +25,7 @@ from tqdm import tqdm
 from data_prep.output import DataPrepError, fingerprint, finished_metadata, new_output
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.checks import check_choice
-from tutorlib.memory import thread_count
-from tutorlib.storage import map_on_threads
+from tutorlib.memory import map_on_threads, thread_count
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072

@@ -2,6 +2,7 @@
 
 `limits` says how much there is; `spaces` are the two kinds of memory with their array libraries;
 `host_pool` and `device_pool` reuse buffers; `device_cache` holds on a device what an op learned.
+`threads` runs a function on as many threads as the limits allow.
 """
 
 from tutorlib.memory.device_cache import DeviceCache
@@ -26,6 +27,7 @@ from tutorlib.memory.spaces import (
     memory_space,
     working_in,
 )
+from tutorlib.memory.threads import map_on_threads
 
 __all__ = [
     "ALIGNMENT",
@@ -42,6 +44,7 @@ __all__ = [
     "host_memory_bytes",
     "limit_tensorflow_memory",
     "loader_gpu_bytes",
+    "map_on_threads",
     "memory_space",
     "missing_for_gpu",
     "parse_allocation",

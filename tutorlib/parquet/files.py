@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import column_from_arrow
+from tutorlib.memory import map_on_threads
 from tutorlib.parquet.paths import DataFile
 from tutorlib.parquet.slices import Stream, Streams
-from tutorlib.storage import map_on_threads
 
 STREAM_BUFFER = 262_144  # bytes read ahead of each column of a stream
 STREAM_PAGE = 1_572_864  # bytes that a stream holds of each column, as measured with 1 MiB pages

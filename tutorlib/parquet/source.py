@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib.chunk import Chunk
+from tutorlib.memory import MemorySpace, map_on_threads, memory_space
 from tutorlib.parquet.files import (
     OPENING_THREADS,
     ParquetError,
@@ -32,10 +33,8 @@ from tutorlib.parquet.files import (
 )
 from tutorlib.parquet.paths import DataFile, find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding
-from tutorlib.storage import map_on_threads
 
 if TYPE_CHECKING:
-    from tutorlib.memory import MemorySpace
     from tutorlib.parquet.filters import RowFilter
     from tutorlib.parquet.slices import Streams
 
@@ -96,8 +95,6 @@ class ParquetSource:
     ) -> None:
         self.memory: MemorySpace | None = None
         if device not in (None, "cpu"):
-            from tutorlib.memory import memory_space
-
             self.memory = memory_space(device)
         self._stored = ParquetFiles(find_files(paths, filesystem))
         self.files, self._footers = self._stored.paths, self._stored.footers

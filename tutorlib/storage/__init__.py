@@ -2,20 +2,18 @@
 
 `atomic` writes a file or folder under a staging name, then renames it; `resumable` continues a
 folder after a kill; `locks` keeps other processes out; `checkpoints` numbers a training's folders.
-Long writes run on `threads` and show their `progress`.
+Long writes show their `progress`.
 """
 
 from tutorlib.storage.atomic import new_file, new_folder, refuse_existing, remove, scratch_folder
 from tutorlib.storage.checkpoints import Checkpoint, find_checkpoints, new_checkpoint, remove_old
 from tutorlib.storage.progress import row_bar
 from tutorlib.storage.resumable import METADATA_FILE, new_file_in, resumable_folder
-from tutorlib.storage.threads import map_on_threads
 
 __all__ = [
     "METADATA_FILE",
     "Checkpoint",
     "find_checkpoints",
-    "map_on_threads",
     "new_checkpoint",
     "new_file",
     "new_file_in",

@@ -22,8 +22,9 @@ import numpy as np
 
 from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.memory import map_on_threads
 from tutorlib.parquet import RowRange
-from tutorlib.storage import map_on_threads, new_folder, refuse_existing, row_bar
+from tutorlib.storage import new_folder, refuse_existing, row_bar
 from tutorlib.tfrecords.encoding import encode_batch, encode_cells, encode_examples
 from tutorlib.tfrecords.metadata import (
     CELL_BYTES,

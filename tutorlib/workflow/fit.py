@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tutorlib.memory import thread_count
+from tutorlib.memory import map_on_threads, thread_count
 from tutorlib.parquet import RowRange
-from tutorlib.storage import map_on_threads, row_bar
+from tutorlib.storage import row_bar
 from tutorlib.workflow.dask_cluster import fit_on_cluster
 from tutorlib.workflow.fit_pass import FitPass, Merger, next_pass
 from tutorlib.workflow.graph import OpGraph

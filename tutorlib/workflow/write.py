@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.chunk import Chunk, to_namespace
 from tutorlib.encoded_strings import plain_strings
-from tutorlib.memory import thread_count, working_in
+from tutorlib.memory import map_on_threads, thread_count, working_in
 from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
-from tutorlib.storage import map_on_threads, new_file_in, resumable_folder, row_bar
+from tutorlib.storage import new_file_in, resumable_folder, row_bar
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.dask_cluster import write_on_cluster
 from tutorlib.workflow.graph import OpGraph

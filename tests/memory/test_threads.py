@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from tutorlib.storage import map_on_threads
+from tutorlib.memory import map_on_threads
 
 
 def test_results_have_the_order_of_the_items():
