@@ -34,7 +34,7 @@ CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
 
 # Two processes share the tests; the lessons, which measure, have the machine for themselves.
-TESTS := --doctest-modules tutorlib data_prep notebooks/run.py tools/check.py tests
+TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks/run.py tools/check.py tests
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -121,6 +121,6 @@ constraints: setup ## resolve all extras again into constraints.txt
 
 clean: ## remove what runs leave: build/, logs/, caches (keeps .venv and data)
 	@rm -rf build logs .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	@find tutorlib data_prep benchmarks notebooks tests \
+	@find tutorlib data_prep tfrecords benchmarks notebooks tests \
 	  \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 	@echo "Clean. To start over: rm -r $(VENV) data"

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tutorlib import tfrecords
+import tfrecords
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.parquet import ParquetSink, ParquetSource, fast_encoding
 from tutorlib.schema import Column, Schema

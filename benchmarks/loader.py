@@ -245,7 +245,7 @@ def of_tfdata(inputs: Inputs) -> dict[str, Candidate]:
     """Return tf.data over TFRecord, from what most people have to what they could have."""
     import tensorflow as tf
 
-    from tutorlib import tfrecords
+    import tfrecords
 
     data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
     examples = data.examples(inputs.slow_rows)
@@ -263,7 +263,7 @@ def of_tfdata(inputs: Inputs) -> dict[str, Candidate]:
 
 def of_raw(inputs: Inputs) -> dict[str, Candidate]:
     """Return tf.data over raw binary of fixed-size records."""
-    from tutorlib import tfrecords
+    import tfrecords
 
     data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
     rows = data.raw_rows()

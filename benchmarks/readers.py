@@ -2,7 +2,7 @@
 
 Each reader gives what the loader gives, one epoch of (inputs, label) with tensors [batch, 1] by
 name, written as someone who knows the library would write it. The readers of TFRecord and raw
-binary are in `tutorlib.tfrecords`, those of other libraries in `peer_readers.py`.
+binary are in `tfrecords`, those of other libraries in `peer_readers.py`.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def _batches(
     """Return the batches of one way, an epoch of known length."""
     import tensorflow as tf
 
-    from tutorlib import tfrecords
+    import tfrecords
     from tutorlib.loader import KerasSequenceLoader
 
     size = arguments.batch_size

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("tutorlib", "data_prep", "benchmarks", "notebooks")
+PACKAGES = ("tutorlib", "data_prep", "tfrecords", "benchmarks", "notebooks")
 LINTERS = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["codespell"])
 
 
@@ -47,6 +47,8 @@ def matching_tests(path: Path) -> set[Path]:
         return {path} if path.name.startswith("test_") else set()
     if path.parts[0] not in PACKAGES:
         return set()
+    if path.parts[0] == "tfrecords":
+        return {Path("tests/tfrecords"), path}
     if path.parts[0] != "tutorlib":
         return {Path("tests") / path.parts[0]}
     tests = Path("tests", room[0]) if len(room) > 1 else Path("tests", f"test_{room[0]}")

@@ -59,19 +59,6 @@ _ROOMS = {
     "profiling": ["ProfileSteps", "cores_awake", "diagnose", "draw_timeline", "read_trace"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
-    "tfrecords": [
-        "native_dataset",
-        "parsed_batches",
-        "parsed_examples",
-        "prebatched_dataset",
-        "raw_batches",
-        "raw_columns",
-        "raw_stacked",
-        "write_examples",
-        "write_prebatched",
-        "write_raw",
-        "write_raw_batches",
-    ],
     "workflow": ["Workflow"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

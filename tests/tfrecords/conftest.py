@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.tfrecords_rows import some_rows
+from tfrecords import write_examples
 from tutorlib.parquet import ParquetSink, ParquetSource
-from tutorlib.tfrecords import write_examples
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tests.support.tfrecords_rows import strings
+from tfrecords import encode_examples
+from tfrecords.encoding import encode_batch
 from tutorlib.chunk import Chunk, Ragged
-from tutorlib.tfrecords import encode_examples
-from tutorlib.tfrecords.encoding import encode_batch
 
 
 def by_protobuf(chunk):

@@ -15,11 +15,7 @@ from tests.support.tfrecords_rows import (
     some_rows,
     strings,
 )
-from tutorlib.chunk import Chunk, Ragged
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink, ParquetSource
-from tutorlib.schema import Column, Schema
-from tutorlib.tfrecords import (
+from tfrecords import (
     raw_batches,
     raw_columns,
     raw_stacked,
@@ -27,6 +23,10 @@ from tutorlib.tfrecords import (
     write_raw,
     write_raw_batches,
 )
+from tutorlib.chunk import Chunk, Ragged
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.schema import Column, Schema
 
 KINDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 

@@ -14,11 +14,7 @@ from tests.support.tfrecords_rows import (
     gathered,
     strings,
 )
-from tutorlib.chunk import Chunk
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
-from tutorlib.schema import Column, Schema
-from tutorlib.tfrecords import (
+from tfrecords import (
     native_dataset,
     parsed_batches,
     parsed_examples,
@@ -26,6 +22,10 @@ from tutorlib.tfrecords import (
     write_examples,
     write_prebatched,
 )
+from tutorlib.chunk import Chunk
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetSink
+from tutorlib.schema import Column, Schema
 
 
 def parallel_examples(*arguments, **options):

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.tfrecords_rows import SCALARS, batch_sizes, contents
-from tutorlib.chunk import Chunk
-from tutorlib.parquet import ParquetSink
-from tutorlib.tfrecords import (
+from tfrecords import (
     parsed_batches,
     prebatched_dataset,
     raw_columns,
@@ -25,6 +23,8 @@ from tutorlib.tfrecords import (
     write_raw,
     write_raw_batches,
 )
+from tutorlib.chunk import Chunk
+from tutorlib.parquet import ParquetSink
 
 SCALAR_COLUMNS = {"columns": SCALARS.names}
 WRITERS = {
@@ -74,7 +74,7 @@ def test_only_a_folder_that_a_writer_made_is_replaced_and_only_on_request(
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("years of work")
-    with pytest.raises(FileExistsError, match="not written by tutorlib"):
+    with pytest.raises(FileExistsError, match="not written by tfrecords"):
         write_examples(parquet, other, overwrite=True)
     assert (other / "thesis.txt").exists()
 
@@ -116,7 +116,7 @@ def test_the_metadata_is_plain_json(examples):
 
 @forms
 def test_any_number_of_threads_writes_the_same_files(form, tmp_path, parquet, monkeypatch):
-    monkeypatch.setattr("tutorlib.tfrecords.writers.SECTION_ROWS", 150)  # several threads for raw
+    monkeypatch.setattr("tfrecords.writers.SECTION_ROWS", 150)  # several threads for raw
     written = {}
     for workers in (1, 2, 5):
         folder = tmp_path / f"by_{workers}"

@@ -9,17 +9,17 @@ A form is a folder with its files and their metadata (`tfrecords.json`). Every r
 batches of `KerasSequenceLoader`.
 """
 
-from tutorlib.tfrecords.encoding import encode_examples
-from tutorlib.tfrecords.metadata import METADATA_FILE, read_metadata
-from tutorlib.tfrecords.raw_readers import raw_batches, raw_columns, raw_stacked
-from tutorlib.tfrecords.readers import (
+from tfrecords.encoding import encode_examples
+from tfrecords.metadata import METADATA_FILE, read_metadata
+from tfrecords.raw_readers import raw_batches, raw_columns, raw_stacked
+from tfrecords.readers import (
     ReadOptions,
     native_dataset,
     parsed_batches,
     parsed_examples,
     prebatched_dataset,
 )
-from tutorlib.tfrecords.writers import (
+from tfrecords.writers import (
     WriteOptions,
     Written,
     write_examples,

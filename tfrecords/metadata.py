@@ -39,7 +39,8 @@ def read_metadata(folder: Folder) -> dict[str, Any]:
 
     Example:
         >>> import tempfile
-        >>> from tutorlib import Chunk, write_raw
+        >>> from tfrecords import write_raw
+        >>> from tutorlib import Chunk
         >>> folder = tempfile.mkdtemp() + "/raw"
         >>> _ = write_raw(Chunk({"x": np.arange(5)}), folder)
         >>> read_metadata(folder)["rows"], read_metadata(folder)["columns"]

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tutorlib.checks import check_positive
-from tutorlib.schema import Schema
-from tutorlib.tfrecords.metadata import (
+from tfrecords.metadata import (
     CELL_BYTES,
     RAW,
     RAW_BATCHES,
@@ -20,7 +18,9 @@ from tutorlib.tfrecords.metadata import (
     cells_file,
     metadata_of,
 )
-from tutorlib.tfrecords.readers import ReadOptions, as_batch, targets_of, with_length
+from tfrecords.readers import ReadOptions, as_batch, targets_of, with_length
+from tutorlib.checks import check_positive
+from tutorlib.schema import Schema
 
 ROLE_DTYPES = {"categorical": "int32", "continuous": "float32"}  # what stacked batches hold
 
@@ -48,7 +48,8 @@ def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any)
     Example:
         >>> import tempfile
         >>> import numpy as np
-        >>> from tutorlib import Chunk, Column, write_raw
+        >>> from tfrecords import write_raw
+        >>> from tutorlib import Chunk, Column
         >>> folder = tempfile.mkdtemp() + "/raw"
         >>> _ = write_raw(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder)
         >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
@@ -91,7 +92,8 @@ def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any)
     Example:
         >>> import tempfile
         >>> import numpy as np
-        >>> from tutorlib import Chunk, Column, write_raw
+        >>> from tfrecords import write_raw
+        >>> from tutorlib import Chunk, Column
         >>> folder, ids = tempfile.mkdtemp() + "/raw", np.arange(5)
         >>> _ = write_raw(Chunk({"C1": ids, "C2": ids, "label": np.ones(5)}), folder)
         >>> roles = {"C1": "categorical", "C2": "categorical", "label": "label"}
@@ -144,7 +146,8 @@ def raw_batches(folder: Folder, schema: Schema) -> Any:
     Example:
         >>> import tempfile
         >>> import numpy as np
-        >>> from tutorlib import Chunk, Column, write_raw_batches
+        >>> from tfrecords import write_raw_batches
+        >>> from tutorlib import Chunk, Column
         >>> folder = tempfile.mkdtemp() + "/raw"
         >>> _ = write_raw_batches(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder, batch_size=2)
         >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])

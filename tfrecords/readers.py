@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.checks import check_positive
-from tutorlib.schema import Column, Schema
-from tutorlib.tfrecords.metadata import (
+from tfrecords.metadata import (
     EXAMPLES,
     PREBATCHED,
     Files,
@@ -25,6 +23,8 @@ from tutorlib.tfrecords.metadata import (
     record_files,
     stored_dtype,
 )
+from tutorlib.checks import check_positive
+from tutorlib.schema import Column, Schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,8 @@ def native_dataset(files: Files, batch_size: int, schema: Schema, **options: Any
 
     Example:
         >>> import tempfile
-        >>> from tutorlib import Chunk, write_examples
+        >>> from tfrecords import write_examples
+        >>> from tutorlib import Chunk
         >>> folder = tempfile.mkdtemp() + "/examples"
         >>> _ = write_examples(Chunk({"C1": np.arange(5), "y": np.ones(5)}), folder)
         >>> schema = Schema([Column("C1", "categorical"), Column("y", "label", "float32")])
@@ -144,7 +145,8 @@ def parsed_examples(
 
     Example:
         >>> import tempfile
-        >>> from tutorlib import Chunk, write_examples
+        >>> from tfrecords import write_examples
+        >>> from tutorlib import Chunk
         >>> folder = tempfile.mkdtemp() + "/examples"
         >>> _ = write_examples(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder)
         >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
@@ -187,7 +189,8 @@ def parsed_batches(files: Files, batch_size: int, schema: Schema, **options: Any
 
     Example:
         >>> import tempfile
-        >>> from tutorlib import Chunk, write_examples
+        >>> from tfrecords import write_examples
+        >>> from tutorlib import Chunk
         >>> folder = tempfile.mkdtemp() + "/examples"
         >>> _ = write_examples(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder)
         >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
@@ -224,7 +227,8 @@ def prebatched_dataset(folder: Folder, schema: Schema) -> Any:
 
     Example:
         >>> import tempfile
-        >>> from tutorlib import Chunk, write_prebatched
+        >>> from tfrecords import write_prebatched
+        >>> from tutorlib import Chunk
         >>> folder = tempfile.mkdtemp() + "/prebatched"
         >>> _ = write_prebatched(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder, batch_size=2)
         >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])

@@ -20,13 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tutorlib.checks import check_positive
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings
-from tutorlib.memory import map_on_threads
-from tutorlib.parquet import RowRange
-from tutorlib.storage import new_folder, refuse_existing, row_bar
-from tutorlib.tfrecords.encoding import encode_batch, encode_cells, encode_examples
-from tutorlib.tfrecords.metadata import (
+from tfrecords.encoding import encode_batch, encode_cells, encode_examples
+from tfrecords.metadata import (
     CELL_BYTES,
     CELLS_FILE,
     EXAMPLES,
@@ -37,6 +32,11 @@ from tutorlib.tfrecords.metadata import (
     RECORDS_ENDING,
     Folder,
 )
+from tutorlib.checks import check_positive
+from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.memory import map_on_threads
+from tutorlib.parquet import RowRange
+from tutorlib.storage import new_folder, refuse_existing, row_bar
 from tutorlib.workflow.inputs import (
     RowSource,
     as_source,
@@ -360,7 +360,7 @@ def _check_target(folder: Path, overwrite: bool) -> None:
     refuse_existing(folder, overwrite)
     if folder.exists() and not (folder / METADATA_FILE).is_file():
         raise FileExistsError(
-            f"{folder} was not written by tutorlib.tfrecords (it has no {METADATA_FILE}), so it is "
+            f"{folder} was not written by tfrecords (it has no {METADATA_FILE}), so it is "
             "not replaced. Choose another folder, or remove it yourself."
         )
 
