@@ -59,18 +59,9 @@ def encode_examples(chunk: Chunk) -> Iterator[bytes]:
 
 
 def encode_batch(chunk: Chunk) -> bytes:
-    """Return a batch as one serialized `tf.train.Example` with a bytes value per column.
+    """Return a batch without nulls and strings as one `tf.train.Example`, a bytes value per column.
 
-    Args:
-        chunk: rows of the batch, without nulls and strings.
-
-    Returns:
-        The record. A multi-hot column is stored as `NAME__values` and `NAME__nnzs` (int32).
-
-    Example:
-        >>> record = encode_batch(Chunk({"a": np.array([1, 2], np.int32)}))
-        >>> record.hex(" ")
-        '0a 13 0a 11 0a 01 61 12 0c 0a 0a 0a 08 01 00 00 00 02 00 00 00'
+    A multi-hot column is stored as `NAME__values` and `NAME__nnzs` (int32).
     """
     arrays: dict[str, np.ndarray] = {}
     for name, column in chunk.items():
@@ -90,18 +81,7 @@ def encode_batch(chunk: Chunk) -> bytes:
 
 
 def encode_cells(chunk: Chunk) -> np.ndarray:
-    """Return the rows as 4-byte cells, column by column; a float32 keeps its bits.
-
-    Args:
-        chunk: rows; every column an array, integers within int32.
-
-    Returns:
-        int32 [columns, rows].
-
-    Example:
-        >>> encode_cells(Chunk({"a": np.array([7, 8]), "b": np.array([0.0, 1.0])})).tolist()
-        [[7, 8], [0, 1065353216]]
-    """
+    """Return the rows as 4-byte cells, int32 [columns, rows]; a float32 keeps its bits."""
     cells = [np.ascontiguousarray(v, cell_dtype(v.dtype)).view("<i4") for v in chunk.values()]
     return np.stack(cells)
 
@@ -222,14 +202,10 @@ def _varint(number: int) -> bytes:
 
 
 def _varints(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, Any]:
-    """Return integers in base 128; a negative one as its 64-bit two's complement, ten digits.
+    """Return (digits in base 128 uint8 [n, width], mask of those that belong to a number, count).
 
-    Args:
-        numbers: integers or bool [n].
-
-    Returns:
-        (uint8 [n, width], bool [n, width] of the digits that belong to a number, their count: an
-        int if equal for all, else int64 [n]).
+    A negative number is its 64-bit two's complement, ten digits. The count is an int if it is equal
+    for all numbers, else int64 [n].
     """
     rest = np.asarray(numbers).astype(np.int64).view(np.uint64)
     largest = int(rest.max(initial=0))

@@ -56,12 +56,7 @@ def read_metadata(folder: Folder) -> dict[str, Any]:
 
 
 def metadata_of(folder: Folder, form: str, schema: Schema) -> dict[str, Any]:
-    """Return the metadata of a folder that must have this form and the columns of the schema.
-
-    Raises:
-        FileNotFoundError: as `read_metadata`.
-        ValueError: if the folder has another form or lacks columns.
-    """
+    """Return the metadata of a folder; refuse another form and missing columns."""
     metadata = read_metadata(folder)
     if metadata["form"] != form:
         raise ValueError(
@@ -78,17 +73,7 @@ def metadata_of(folder: Folder, form: str, schema: Schema) -> dict[str, Any]:
 
 
 def record_files(files: Files, form: str, schema: Schema) -> list[str]:
-    """Return the paths of TFRecord files.
-
-    Args:
-        files: folder, TFRecord file, glob pattern, or a list of files and patterns.
-        form: the form that a folder must have.
-        schema: the columns that a folder must have.
-
-    Raises:
-        FileNotFoundError: if there is no file.
-        ValueError: as `metadata_of`.
-    """
+    """Return the paths of TFRecord files; a folder must have this form and these columns."""
     if isinstance(files, str | os.PathLike):
         if os.path.isdir(files):
             metadata_of(files, form, schema)
@@ -101,11 +86,7 @@ def record_files(files: Files, form: str, schema: Schema) -> list[str]:
 
 
 def cells_file(folder: Folder, metadata: Mapping[str, Any]) -> str:
-    """Return the path of a folder's cells.
-
-    Raises:
-        ValueError: if the file is not as long as the metadata says.
-    """
+    """Return the path of a folder's cells; refuse a file of another length than was written."""
     path = Path(folder) / CELLS_FILE
     rows, width = metadata["rows"], len(metadata["columns"])
     nbytes, expected = path.stat().st_size, rows * width * CELL_BYTES
@@ -118,12 +99,7 @@ def cells_file(folder: Folder, metadata: Mapping[str, Any]) -> str:
 
 
 def stored_dtype(dtype: Any) -> np.dtype:
-    """Return the dtype of a column in a prebatched record: int32, int64 or float32.
-
-    Example:
-        >>> stored_dtype("int8"), stored_dtype("uint32"), stored_dtype("float64")
-        (dtype('int32'), dtype('int64'), dtype('float32'))
-    """
+    """Return the dtype of a column in a prebatched record: int32, int64 or float32."""
     dtype = np.dtype(dtype)
     if dtype.kind == "f":
         return np.dtype("<f4")
@@ -131,10 +107,5 @@ def stored_dtype(dtype: Any) -> np.dtype:
 
 
 def cell_dtype(dtype: Any) -> np.dtype:
-    """Return the dtype of a column in raw cells: int32 or float32.
-
-    Example:
-        >>> cell_dtype("int64"), cell_dtype("float64")
-        (dtype('int32'), dtype('float32'))
-    """
+    """Return the dtype of a column in raw cells: int32 or float32."""
     return np.dtype("<f4" if np.dtype(dtype).kind == "f" else "<i4")

@@ -44,17 +44,6 @@ def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any)
     Raises:
         FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
         ValueError: if the folder has another form, lacks columns of the schema, or was cut off.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from tfrecords import write_raw
-        >>> from tutorlib import Chunk, Column
-        >>> folder = tempfile.mkdtemp() + "/raw"
-        >>> _ = write_raw(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder)
-        >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
-        >>> [len(label) for _, label in raw_columns(folder, 2, schema)]
-        [2, 2, 1]
     """
     metadata = metadata_of(folder, RAW, schema)
 
@@ -85,9 +74,9 @@ def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         is known.
 
     Raises:
-        FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
-        ValueError: if the folder has another form, lacks columns of the schema, or was cut off; if
-            a categorical column is floating point or a continuous one holds integers.
+        FileNotFoundError: as `raw_columns`.
+        ValueError: as `raw_columns`, and if a categorical column is floating point or a continuous
+            one holds integers.
 
     Example:
         >>> import tempfile
@@ -137,22 +126,7 @@ def raw_batches(folder: Folder, schema: Schema) -> Any:
         schema: columns to read, none of them multi-hot.
 
     Returns:
-        As `raw_columns`.
-
-    Raises:
-        FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
-        ValueError: if the folder has another form, lacks columns of the schema, or was cut off.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from tfrecords import write_raw_batches
-        >>> from tutorlib import Chunk, Column
-        >>> folder = tempfile.mkdtemp() + "/raw"
-        >>> _ = write_raw_batches(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder, batch_size=2)
-        >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
-        >>> [len(label) for _, label in raw_batches(folder, schema)]
-        [2, 2, 1]
+        As `raw_columns`, which also raises the same errors.
     """
     metadata = metadata_of(folder, RAW_BATCHES, schema)
 

@@ -140,18 +140,7 @@ def parsed_examples(
         a dict if the schema has several; weights are [batch].
 
     Raises:
-        FileNotFoundError: if there is no file.
-        ValueError: if the folder lacks columns of the schema.
-
-    Example:
-        >>> import tempfile
-        >>> from tfrecords import write_examples
-        >>> from tutorlib import Chunk
-        >>> folder = tempfile.mkdtemp() + "/examples"
-        >>> _ = write_examples(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder)
-        >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
-        >>> [len(label) for _, label in parsed_examples(folder, 2, schema)]
-        [2, 2, 1]
+        FileNotFoundError, ValueError: if there is no file, or it lacks columns of the schema.
     """
     import tensorflow as tf
 
@@ -184,18 +173,7 @@ def parsed_batches(files: Files, batch_size: int, schema: Schema, **options: Any
         As `parsed_examples`.
 
     Raises:
-        FileNotFoundError: if there is no file.
-        ValueError: if the folder lacks columns of the schema.
-
-    Example:
-        >>> import tempfile
-        >>> from tfrecords import write_examples
-        >>> from tutorlib import Chunk
-        >>> folder = tempfile.mkdtemp() + "/examples"
-        >>> _ = write_examples(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder)
-        >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
-        >>> [len(label) for _, label in parsed_batches(folder, 2, schema)]
-        [2, 2, 1]
+        FileNotFoundError, ValueError: if there is no file, or it lacks columns of the schema.
     """
     import tensorflow as tf
 
@@ -224,16 +202,6 @@ def prebatched_dataset(folder: Folder, schema: Schema) -> Any:
     Raises:
         FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
         ValueError: if the folder has another form or lacks columns of the schema.
-
-    Example:
-        >>> import tempfile
-        >>> from tfrecords import write_prebatched
-        >>> from tutorlib import Chunk
-        >>> folder = tempfile.mkdtemp() + "/prebatched"
-        >>> _ = write_prebatched(Chunk({"x": np.arange(5), "y": np.ones(5)}), folder, batch_size=2)
-        >>> schema = Schema([Column("x", "categorical"), Column("y", "label", "float32")])
-        >>> [len(label) for _, label in prebatched_dataset(folder, schema)]
-        [2, 2, 1]
     """
     import tensorflow as tf
 

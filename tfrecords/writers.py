@@ -2,17 +2,13 @@
 
 Every writer takes the options of `WriteOptions` by name and writes into `FOLDER.partial`, which it
 renames at the end. An error removes that folder; what a killed process leaves of it is removed by
-the next call. Which rows go into which file is settled before the first row is read, so the files
-are the same for any number of threads.
+the next call.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +18,6 @@ import numpy as np
 
 from tfrecords.encoding import encode_batch, encode_cells, encode_examples
 from tfrecords.metadata import (
-    CELL_BYTES,
     CELLS_FILE,
     EXAMPLES,
     METADATA_FILE,
@@ -34,7 +29,6 @@ from tfrecords.metadata import (
 )
 from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
-from tutorlib.memory import map_on_threads
 from tutorlib.parquet import RowRange
 from tutorlib.storage import new_folder, refuse_existing, row_bar
 from tutorlib.workflow.inputs import (
@@ -47,7 +41,6 @@ from tutorlib.workflow.inputs import (
 )
 
 BLOCK_ROWS = 4096  # rows encoded at a time: about 3 MB for 40 columns, which fits into the cache
-SECTION_ROWS = 1 << 19  # rows of cells that a thread writes in one go: 84 MB for 40 columns
 
 
 class Written(NamedTuple):
@@ -76,13 +69,9 @@ class WriteOptions:
         overwrite: whether to replace a folder that an earlier call wrote.
         progress: True draws a progress bar (needs tqdm), False draws none, None draws one if tqdm
             is installed and the standard error output is a terminal.
-        workers: threads, at least 1, each of which writes whole files. Only `write_examples` gains:
-            two threads on two busy cores take 0.85 of the time of one. The other forms only copy
-            and get slower. (Processes would have to start TensorFlow first: 5 s of one core each,
-            in which a thread writes a million examples.)
 
     Raises:
-        ValueError: if a number is below 1.
+        ValueError: if `limit_rows` is below 1.
 
     Example:
         >>> WriteOptions(limit_rows=100).overwrite
@@ -93,10 +82,9 @@ class WriteOptions:
     limit_rows: int | None = None
     overwrite: bool = False
     progress: bool | None = None
-    workers: int = 1
 
     def __post_init__(self) -> None:
-        check_positive(limit_rows=self.limit_rows, workers=self.workers)
+        check_positive(limit_rows=self.limit_rows)
 
 
 def write_examples(
@@ -133,7 +121,7 @@ def write_examples(
     Source: tensorflow/core/example/{example,feature}.proto.
     """
     check_positive(rows_per_file=rows_per_file)
-    form = _Form(EXAMPLES, encode_examples, BLOCK_ROWS, rows_per_file)
+    form = _Form(EXAMPLES, encode_examples, rows_per_file=rows_per_file)
     return _write(form, source, folder, WriteOptions(**options))
 
 
@@ -161,19 +149,12 @@ def write_prebatched(
     Raises:
         FileExistsError: as `write_examples`.
         ValueError: if a column holds strings, nulls or an integer outside int64.
-
-    Example:
-        >>> import tempfile
-        >>> rows = Chunk({"C1": np.arange(5), "label": np.ones(5, "float32")})
-        >>> write_prebatched(rows, tempfile.mkdtemp() + "/batches", batch_size=2).rows
-        5
     """
     check_positive(batch_size=batch_size, batches_per_file=batches_per_file)
     form = _Form(
         PREBATCHED,
         lambda chunk: [encode_batch(chunk)],
-        block_rows=batch_size,
-        section_rows=batch_size * batches_per_file,
+        rows_per_file=batch_size * batches_per_file,
         batch_size=batch_size,
     )
     return _write(form, source, folder, WriteOptions(**options))
@@ -198,14 +179,8 @@ def write_raw(source: Any, folder: Folder, **options: Any) -> Written:
         FileExistsError: as `write_examples`.
         ValueError: if a column holds strings or lists, which have no fixed width, nulls, or an
             integer outside int32.
-
-    Example:
-        >>> import tempfile
-        >>> rows = Chunk({"C1": np.arange(5), "label": np.ones(5, "float32")})
-        >>> write_raw(rows, tempfile.mkdtemp() + "/raw").nbytes
-        40
     """
-    form = _Form(RAW, lambda chunk: [encode_cells(chunk).T.tobytes()], BLOCK_ROWS, SECTION_ROWS)
+    form = _Form(RAW, lambda chunk: [encode_cells(chunk).T.tobytes()])
     return _write(form, source, folder, WriteOptions(**options))
 
 
@@ -225,23 +200,10 @@ def write_raw_batches(source: Any, folder: Folder, *, batch_size: int, **options
         `Written(files, rows, nbytes, elapsed_s)`; nbytes is 4 x rows x columns.
 
     Raises:
-        FileExistsError: as `write_examples`.
-        ValueError: as `write_raw`.
-
-    Example:
-        >>> import tempfile
-        >>> rows = Chunk({"C1": np.arange(5), "label": np.ones(5, "float32")})
-        >>> write_raw_batches(rows, tempfile.mkdtemp() + "/raw", batch_size=2).nbytes
-        40
+        FileExistsError, ValueError: as `write_raw`.
     """
     check_positive(batch_size=batch_size)
-    form = _Form(
-        RAW_BATCHES,
-        lambda chunk: [encode_cells(chunk).tobytes()],
-        block_rows=batch_size,
-        section_rows=batch_size * max(1, SECTION_ROWS // batch_size),
-        batch_size=batch_size,
-    )
+    form = _Form(RAW_BATCHES, lambda chunk: [encode_cells(chunk).tobytes()], batch_size=batch_size)
     return _write(form, source, folder, WriteOptions(**options))
 
 
@@ -254,37 +216,28 @@ class _Form:
 
     Args:
         name: of the form, for the metadata.
-        encode: returns the bytes of at most `block_rows` rows, a value per record.
-        block_rows: rows encoded together.
-        section_rows: rows that a thread writes in one go: a file of records, or a section of the
-            one file of cells.
-        batch_size: rows of a batch, for the metadata; None if the form has no batches.
+        encode: returns the bytes of a block of rows, a value per record.
+        rows_per_file: rows of a file of records; None for a form of cells, which has one file.
+        batch_size: rows of a batch, which are encoded together; None if the form has no batches.
     """
 
     name: str
     encode: Callable[[Chunk], Iterable[bytes]]
-    block_rows: int
-    section_rows: int
+    rows_per_file: int | None = None
     batch_size: int | None = None
 
     @property
     def of_cells(self) -> bool:
         """Whether every row takes 4 bytes per column."""
-        return self.name in (RAW, RAW_BATCHES)
+        return self.rows_per_file is None
 
-    @contextlib.contextmanager
-    def section(self, folder: Path, number: int, columns: int) -> Iterator[Callable[[bytes], Any]]:
-        """Open section `number`; yields the function that writes a record, or cells, to it."""
+    def new_file(self, folder: Path, number: int) -> Any:
+        """Return file `number` of a folder, open for writing records or cells."""
         if self.of_cells:
-            with open(folder / CELLS_FILE, "r+b", opener=_open_or_create) as file:
-                file.seek(number * self.section_rows * columns * CELL_BYTES)
-                yield file.write
-        else:
-            import tensorflow as tf
+            return open(folder / CELLS_FILE, "wb")
+        import tensorflow as tf
 
-            path = folder / f"part_{number:05d}{RECORDS_ENDING}"
-            with tf.io.TFRecordWriter(str(path)) as file:
-                yield file.write
+        return tf.io.TFRecordWriter(str(folder / f"part_{number:05d}{RECORDS_ENDING}"))
 
     def check(self, name: str, column: Any) -> None:
         """Raise ValueError if the form cannot store a column."""
@@ -302,10 +255,6 @@ class _Form:
                 )
         elif values.dtype.kind in "iu":
             _check_range(name, values, np.iinfo(np.int32 if self.of_cells else np.int64))
-
-
-def _open_or_create(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT, 0o666)
 
 
 def _check_range(name: str, values: np.ndarray, limits: np.iinfo) -> None:
@@ -331,21 +280,16 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
     if missing := [name for name in columns if name not in types]:
         raise ValueError(f"columns {missing} are not in the source, which has {list(types)}")
     rows = min(source.num_rows, options.limit_rows or source.num_rows)
-    sections = split_by_rows(split_by_rows(row_ranges_in(source), rows)[0], form.section_rows)
-    stop = threading.Event()
+    ranges = split_by_rows(row_ranges_in(source), rows)[0]
+    of_files = split_by_rows(ranges, form.rows_per_file) if form.rows_per_file else [ranges]
     with new_folder(target) as partial, row_bar(target.name, rows, options.progress) as done:
-
-        def write_section(number: int) -> None:
-            chunks = _checked(form, source, columns, sections[number])
-            with form.section(partial, number, len(columns)) as write:
-                for chunk in _blocks(chunks, form.block_rows):
-                    if stop.is_set():
-                        return
+        for number, of_file in enumerate(of_files):
+            chunks = _checked(form, source, columns, of_file)
+            with form.new_file(partial, number) as file:
+                for chunk in _blocks(chunks, form.batch_size or BLOCK_ROWS):
                     for record in form.encode(chunk):
-                        write(record)
+                        file.write(record)
                     done(chunk.num_rows)
-
-        map_on_threads(write_section, range(len(sections)), options.workers, stop)
         sizes = [path.stat().st_size for path in partial.iterdir()]
         metadata = {"form": form.name, "rows": rows, "files": len(sizes), "nbytes": sum(sizes)}
         metadata["columns"] = {name: list(types[name]) for name in columns}

@@ -1,4 +1,4 @@
-"""Writers leave a complete folder or none, with the same files for any number of threads."""
+"""Writers leave a complete folder or none."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_number_above_int64_is_refused(tmp_path):
         write_examples(tmp_path / "p", tmp_path / "e")
 
 
-@pytest.mark.parametrize("name", ["rows_per_file", "limit_rows", "workers"])
+@pytest.mark.parametrize("name", ["rows_per_file", "limit_rows"])
 def test_numbers_below_one_are_refused(name, tmp_path, parquet):
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         write_examples(parquet, tmp_path / "e", **{name: 0})
@@ -112,16 +112,6 @@ def test_numbers_below_one_are_refused(name, tmp_path, parquet):
 
 def test_the_metadata_is_plain_json(examples):
     assert json.loads((examples / "tfrecords.json").read_text())["form"] == "examples"
-
-
-@forms
-def test_any_number_of_threads_writes_the_same_files(form, tmp_path, parquet, monkeypatch):
-    monkeypatch.setattr("tfrecords.writers.SECTION_ROWS", 150)  # several threads for raw
-    written = {}
-    for workers in (1, 2, 5):
-        folder = tmp_path / f"by_{workers}"
-        written[workers] = WRITERS[form](parquet, folder, workers=workers)[:3], contents(folder)
-    assert written[1] == written[2] == written[5]
 
 
 @forms
@@ -147,15 +137,6 @@ def test_an_unknown_option_is_refused(tmp_path, parquet):
         with pytest.raises(TypeError, match="unexpected keyword argument 'limit'"):
             write(parquet, tmp_path / "folder", limit=10)
     assert not (tmp_path / "folder").exists()
-
-
-def test_an_error_on_one_thread_stops_the_others(tmp_path):
-    import pyarrow as pa
-
-    table = pa.table({"x": pa.array([*range(950), None, *range(49)])})
-    with pytest.raises(ValueError, match="'x': 1 nulls"):
-        write_examples(table, tmp_path / "folder", rows_per_file=10, workers=4)
-    assert list(tmp_path.iterdir()) == []
 
 
 HANGS_HALF_WAY = """
