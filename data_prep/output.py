@@ -1,4 +1,4 @@
-"""Outputs that are whole or absent, and made once: settings file, check of what is there.
+"""Outputs that are whole or absent, and made once for each settings.
 
 `new_output` makes a whole folder, `new_parts` some entries of a folder that holds other things too.
 `_settings.json` in the folder says with which settings it was made. A run that is killed leaves
@@ -17,7 +17,7 @@ from typing import Any
 
 from tutorlib.storage import new_folder, remove, scratch_folder
 
-SETTINGS_FILE = "_settings.json"  # readers of data folders pass over names with "_"
+SETTINGS_FILE = "_settings.json"  # readers of data folders skip names that start with "_"
 
 
 class DataPrepError(Exception):
@@ -89,7 +89,7 @@ def finished_metadata(
         print(f"{folder}: already made with these settings; left alone.")
         return have["metadata"]
     differences = [
-        f"{key} is {have['settings'].get(key)!r} there, {want.get(key)!r} asked for"
+        f"{key} was {have['settings'].get(key)!r}, is now {want.get(key)!r}"
         for key in sorted(want.keys() | have["settings"].keys())
         if have["settings"].get(key) != want.get(key)
     ]

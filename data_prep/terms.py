@@ -25,7 +25,7 @@ class Terms:
         >>> print(TERMS["synthetic"].lines())
         Data:     synthetic (Criteo, MovieLens or n-hot shape)
         Source:   drawn by this command from a seed
-        Terms:    none: no person or company stands behind a row
+        Terms:    none: no row describes a real person or company
         Cite:     -
     """
 
@@ -53,7 +53,7 @@ TERMS = {
     "synthetic": Terms(
         "synthetic (Criteo, MovieLens or n-hot shape)",
         "drawn by this command from a seed",
-        "none: no person or company stands behind a row",
+        "none: no row describes a real person or company",
         "-",
     ),
     "ml-latest-small": Terms(

@@ -99,7 +99,7 @@ def test_criteo_finished_stages_are_left_alone_and_other_settings_refused(raw, p
     assert main([*arguments, "--freq-threshold", "5"]) == 0
     assert capsys.readouterr().out.count("left alone") == 2
     assert main([*arguments, "--freq-threshold", "6"]) == 1
-    assert "freq_threshold is 5 there, 6 asked for" in capsys.readouterr().err
+    assert "freq_threshold was 5, is now 6" in capsys.readouterr().err
     assert {p: p.stat().st_mtime_ns for p in output.rglob("*")} == before
 
 
@@ -108,7 +108,7 @@ def test_criteo_changed_input_is_noticed(raw, prepared, tmp_path):
     criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
     with open(tmp_path / "raw/day_0.tsv", "ab") as file:
         file.write(b"0" + b"\t" * 39 + b"\n")
-    with pytest.raises(DataPrepError, match=r"files is .*--overwrite"):
+    with pytest.raises(DataPrepError, match=r"files was .*--overwrite"):
         criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
     metadata = criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet", overwrite=True)
     assert metadata["rows"]["day_0"] == 4_001
@@ -235,7 +235,7 @@ criteo_raw.raw_to_parquet(sys.argv[1], sys.argv[2], workers=1, overwrite=True)
 """
 
 
-def test_criteo_reading_that_was_killed_begins_anew_and_mixes_nothing(raw, prepared, tmp_path):
+def test_criteo_reading_restarts_after_a_kill_and_mixes_no_files(raw, prepared, tmp_path):
     other, output = tmp_path / "raw", tmp_path / "parquet"
     write_criteo(other, rows=3_000, days=2, seed=6)  # the first days under the same names
     for row_groups in (1, 6, 11):

@@ -1,4 +1,4 @@
-"""Outputs of data_prep are there whole or not at all, and are made once."""
+"""Outputs of data_prep are whole or absent, and are made once."""
 
 import functools
 import os
@@ -30,7 +30,7 @@ def test_a_finished_folder_knows_its_settings_and_metadata(tmp_path, capsys):
 
 def test_other_settings_are_refused_and_named_unless_overwritten(tmp_path):
     make(tmp_path / "out", {"n": 1, "m": 2})
-    with pytest.raises(DataPrepError, match=r"n is 1 there, 3 asked for.*--overwrite"):
+    with pytest.raises(DataPrepError, match=r"n was 1, is now 3.*--overwrite"):
         finished_metadata(tmp_path / "out", {"n": 3, "m": 2})
     assert finished_metadata(tmp_path / "out", {"n": 3, "m": 2}, overwrite=True) is None
     make(tmp_path / "out", {"n": 3}, "new")

@@ -293,7 +293,7 @@ def test_nhot_is_made_once_by_the_command(nhot, capsys):
     assert main([*command, "3"]) == 0
     assert "left alone" in capsys.readouterr().out
     assert main([*command, "4"]) == 1
-    assert "seed is 3 there, 4 asked for" in capsys.readouterr().err
+    assert "seed was 3, is now 4" in capsys.readouterr().err
     assert (nhot[0] / "_settings.json").stat().st_mtime_ns == made
 
 

@@ -1,4 +1,4 @@
-"""The bar counts rows on a terminal or when it is told to, and is silent else."""
+"""The progress bar counts rows if progress=True or on a terminal, and is silent otherwise."""
 
 import sys
 import threading

@@ -2,7 +2,7 @@
 
 `limits` says how much there is; `spaces` are the two kinds of memory with their array libraries;
 `host_pool` and `device_pool` reuse buffers; `device_cache` holds on a device what an op learned.
-`threads` runs a function on as many threads as the limits allow.
+`threads` maps a function over items on several threads.
 """
 
 from tutorlib.memory.device_cache import DeviceCache

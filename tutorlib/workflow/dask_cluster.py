@@ -1,8 +1,7 @@
 """One pass of fitting, and the writing of part files, on a Dask cluster.
 
-Works with any `distributed.Client`: one machine, many machines, GPU workers (dask-cuda). Workers
-must import tutorlib and see the files under the same paths. States stay on the workers, which merge
-them in a tree; the client receives only what the ops learned in the end, such as a vocabulary.
+Works with any `distributed.Client`: one machine, many machines, GPU workers (dask-cuda). States
+stay on the workers, which merge them in a tree; the client receives only what the ops learned.
 """
 
 from __future__ import annotations
@@ -23,19 +22,10 @@ Part = TypeVar("Part")
 
 
 def fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> None:
-    """Fit the ops of a pass on the workers of `client`.
+    """Fit the ops of a pass on the workers; `done` is called with the rows of each finished task.
 
-    If a worker dies, Dask runs its tasks on another worker, up to three times by default
-    (`distributed.scheduler.allowed-failures`).
-
-    Args:
-        client: `distributed.Client`.
-        work: the pass.
-        done: called with the number of rows of each task that has ended.
-
-    Raises:
-        ValueError, TypeError: of an op, as on threads.
-        distributed.scheduler.KilledWorker: if a task's workers died too often.
+    If a worker dies, Dask runs its tasks on another one. If that happens more often than
+    `distributed.scheduler.allowed-failures`, three by default, it raises `KilledWorker`.
     """
     row_ranges = work.row_ranges()
     threads = max(1, sum(client.nthreads().values()))
@@ -71,14 +61,9 @@ def write_on_cluster(
     rows: Sequence[int],
     done: Callable[[int], None],
 ) -> None:
-    """Call `write(part)` for all parts on the workers of `client`.
+    """Call `write(part)` for all parts on the workers; `done` gets the rows of each finished one.
 
-    Args:
-        client: `distributed.Client`.
-        write: writes a file that all machines see; if called again, it writes the same file.
-        parts: what to write.
-        rows: number of rows of each part.
-        done: called with the number of rows of each part that is written.
+    A part may be written twice, when a worker dies.
     """
     on_worker = _sent(client, write)
     futures = [client.submit(operator.call, on_worker, part, pure=False) for part in parts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,7 @@ def fit_graph(
     memory_budget: int | None,
     progress: bool | None,
 ) -> None:
-    """Fit all ops of a graph; arguments and errors are those of `Workflow.fit`.
-
-    After an error no op is fitted.
-    """
+    """Fit all ops of a graph, as `Workflow.fit` says; after an error no op is fitted."""
     if client is not None and not (threads is None and memory_budget is None):
         raise ValueError(
             "threads and memory_budget are for fitting in this process; with client=, set "
@@ -37,8 +35,7 @@ def fit_graph(
         raise ValueError(f"memory_budget must be a number of bytes, got {memory_budget!r}")
     threads = thread_count(threads)
     types = source.column_types
-    missing = [name for name in graph.fit_names if name not in types]
-    if missing:
+    if missing := [name for name in graph.fit_names if name not in types]:
         raise ValueError(f"columns {missing} are not in the data, which has {[*types]}")
     _reset(graph)
     number = 0
@@ -69,18 +66,16 @@ def _fit_on_threads(
     work: FitPass, threads: int, memory_budget: int | None, done: Callable[[int], None]
 ) -> None:
     """Fit the ops of a pass; `done` is called with the rows of each row range."""
-    if memory_budget is None:
-        _fit_with(Merger(work), work, threads, done)
-        return
-    with Runs(work.ops, memory_budget) as runs:
-        _fit_with(Merger(work, runs), work, threads, done)
+    spilling: contextlib.AbstractContextManager[Runs | None] = contextlib.nullcontext()
+    if memory_budget is not None:
+        spilling = Runs(work.ops, memory_budget)
+    with spilling as runs:
+        merger = Merger(work, runs)
 
+        def learn(row_range: RowRange) -> None:
+            merger.add(work.learn_from(row_range))
+            done(row_range.num_rows)
 
-def _fit_with(merger: Merger, work: FitPass, threads: int, done: Callable[[int], None]) -> None:
-    def learn(row_range: RowRange) -> None:
-        merger.add(work.learn_from(row_range))
-        done(row_range.num_rows)
-
-    map_on_threads(learn, work.row_ranges(), threads)
-    for op, state in zip(work.ops, merger.result(), strict=True):
-        op.finalize(state)
+        map_on_threads(learn, work.row_ranges(), threads)
+        for op, state in zip(work.ops, merger.result(), strict=True):
+            op.finalize(state)

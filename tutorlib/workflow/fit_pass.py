@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tutorlib.memory import working_in
-from tutorlib.ops import ColumnGroup, LearningOp, Op, RowOp
+from tutorlib.ops import ColumnGroup, LearningOp, RowOp
 from tutorlib.parquet import RowRange, with_encoded_strings
 from tutorlib.workflow.graph import OpGraph, kept_rows, unfitted_ops
 from tutorlib.workflow.inputs import RowSource, locate_errors, read_range, row_ranges_in
@@ -29,24 +29,22 @@ def next_pass(graph: OpGraph, source: RowSource) -> FitPass | None:
 
 @dataclasses.dataclass
 class FitPass:
-    """The ops to fit in one pass over the data, and the data. Can be pickled.
+    """The ops to fit in one pass over the data, and the data. Can be pickled."""
 
-    Args:
-        unfitted: (group, index of an op in it) for each op; the ops before it are fitted.
-        row_ops: choose the rows to fit on.
-        source: the rows.
-
-    Attributes:
-        ops: the ops to fit, in the order of `unfitted`.
-    """
-
-    unfitted: list[tuple[ColumnGroup, int]]
-    row_ops: list[RowOp]
+    unfitted: list[
+        tuple[ColumnGroup, int]
+    ]  # index of each op in its group; those before are fitted
+    row_ops: list[RowOp]  # choose the rows to fit on
     source: RowSource
 
     def __post_init__(self) -> None:
         self.source = with_encoded_strings(self.source)
-        self.ops = [_learning_op(group.ops[index]) for group, index in self.unfitted]
+        self.ops: list[LearningOp] = []
+        for group, index in self.unfitted:
+            op = group.ops[index]
+            if not isinstance(op, LearningOp):
+                raise TypeError(f"{op!r} has to be fitted, but is not a LearningOp")
+            self.ops.append(op)
 
     @property
     def columns(self) -> list[str]:
@@ -83,22 +81,11 @@ class FitPass:
         return merger.result()
 
 
-def _learning_op(op: Op) -> LearningOp:
-    if not isinstance(op, LearningOp):
-        raise TypeError(f"{op!r} has to be fitted, but is not a LearningOp")
-    return op
-
-
 class Merger:
-    """Merges states as they arrive, from any thread.
+    """Merges states as they arrive, from any thread; those beyond the limit of `runs` go there.
 
     `FAN_IN` states of equally many row ranges are merged together: n states of size s cost
-    O(n s log n), where adding each to the sum of all would cost O(n**2 s). With a fan-in of two,
-    merging takes a third longer.
-
-    Args:
-        work: the pass that the states belong to.
-        runs: takes the states when they exceed its limit; None keeps all states in memory.
+    O(n s log n), where adding each to the sum of all would cost O(n**2 s).
     """
 
     def __init__(self, work: FitPass, runs: Runs | None = None) -> None:

@@ -32,10 +32,12 @@ class OpGraph:
     ) -> None:
         if not groups:
             raise ValueError("a Workflow needs at least one group of columns")
-        self.groups = [_copied(as_group(group)) for group in groups]
+        # Copies of the ops, so that fitting does not change those of the user.
+        self.groups = [
+            ColumnGroup(group.names, map(copy.copy, group.ops)) for group in map(as_group, groups)
+        ]
         self.output_names = [name for group in self.groups for name in group.output_names]
-        twice = sorted({n for n in self.output_names if self.output_names.count(n) > 1})
-        if twice:
+        if twice := sorted({n for n in self.output_names if self.output_names.count(n) > 1}):
             raise ValueError(
                 f"columns {twice} are outputs of more than one group. Put Rename into one of the "
                 "groups, or select columns of a group with group[names]."
@@ -92,8 +94,7 @@ class OpGraph:
             chunk: rows with at least the columns `input_names`, in the types fitted on.
 
         Returns:
-            A chunk with the columns `output_names`; with as many rows as `chunk`, unless there are
-            row ops.
+            A chunk with the columns `output_names`.
 
         Raises:
             ValueError: before `fit`, or if a column is missing.
@@ -105,8 +106,7 @@ class OpGraph:
                 f"transform takes a Chunk, got {type(chunk).__name__}. Convert a table with "
                 "Chunk.from_arrow(table)."
             )
-        missing = [name for name in self.input_names if name not in chunk]
-        if missing:
+        if missing := [name for name in self.input_names if name not in chunk]:
             raise ValueError(f"the workflow needs columns {missing}; there are {chunk.names}")
         chunk = kept_rows(self.row_ops, chunk)
         columns: dict[str, Any] = {}
@@ -232,8 +232,3 @@ def kept_rows(row_ops: Sequence[RowOp], chunk: Chunk) -> Chunk:
     for op in row_ops:
         chunk = op.apply(chunk)
     return chunk
-
-
-def _copied(group: ColumnGroup) -> ColumnGroup:
-    """Return a group with copies of the ops, so that fitting does not change those of the user."""
-    return ColumnGroup(group.names, map(copy.copy, group.ops))

@@ -77,7 +77,7 @@ class Chunks:
 
     @property
     def column_types(self) -> dict[str, ColumnType]:
-        """{column: (NumPy name of one value or "string", whether a row holds a list)}."""
+        """As in `RowSource`."""
         return {name: column_type(column) for name, column in self._chunks[0].items()}
 
     def read(self, position: int, columns: Sequence[str], start: int, stop: int) -> Chunk:
@@ -124,9 +124,7 @@ def as_source(data: Any) -> RowSource:
 def row_ranges_in(source: RowSource, order: Iterable[int] | None = None) -> list[RowRange]:
     """Return all rows of a source as row ranges of at most `RANGE_ROWS` rows.
 
-    Args:
-        source: the rows.
-        order: positions of the row groups in the order wanted; None for that of the source.
+    `order` gives the positions of the row groups in another order than that of the source.
 
     Example:
         >>> import numpy as np

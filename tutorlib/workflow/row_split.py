@@ -80,12 +80,9 @@ class SourceRows:
 
     Args:
         source: all rows.
-        low: number of the first row; with a seed the lowest hash.
-        high: number of the row after the last; with a seed a limit that all hashes are below.
+        low: number of the first row; with a seed, the lowest hash.
+        high: number of the row after the last; with a seed, a number above all hashes.
         seed: seed of the hash; None if rows are chosen by their numbers.
-
-    Attributes:
-        row_groups, num_rows: the row groups of the source that have chosen rows, and how many.
     """
 
     def __init__(self, source: RowSource, low: int, high: int, seed: int | None) -> None:
@@ -108,12 +105,12 @@ class SourceRows:
 
     @property
     def column_types(self) -> Mapping[str, ColumnType]:
-        """The column types of the source."""
+        """As in `RowSource`."""
         return self.source.column_types
 
     @property
     def files(self) -> Sequence[str]:
-        """The files of the source."""
+        """As in `RowSource`."""
         return self.source.files
 
     def _rows_in(self, position: int) -> range | np.ndarray:
@@ -133,14 +130,7 @@ class SourceRows:
         self, position: int, columns: Sequence[str] | None = None, start: int = 0,
         stop: int | None = None,
     ) -> Chunk:  # fmt: skip
-        """Return rows [start, stop) of the chosen rows of a row group.
-
-        Args:
-            position: of the row group in `row_groups`.
-            columns: names of the columns to read; None for all.
-            start: first row.
-            stop: row after the last; None for all rows from `start` on.
-        """
+        """Return rows [start, stop) of the chosen rows of a row group; None means all."""
         position = self._positions[position]
         names = list(self.column_types) if columns is None else columns
         rows = self._rows_in(position)[start:stop]

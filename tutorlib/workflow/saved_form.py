@@ -45,11 +45,9 @@ SUBFOLDER = "_workflow"  # of a folder of transformed rows
 Functions = Mapping[str, Callable[..., Any]]  # {name: function of the user}
 Graph = TypeVar("Graph", bound=OpGraph)
 
-# ---------------------------------------------------------------------------------------- writing
-
 
 def write_files(graph: OpGraph, folder: Path) -> None:
-    """Write a fitted workflow into a folder, which is made if it is not there."""
+    """Write a fitted workflow into a folder, which is made if it is missing."""
     check_functions(graph)
     description = {**_description(graph), "fingerprint": fingerprint(graph)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,21 +142,8 @@ def _arrays(column: Any) -> Iterator[np.ndarray]:
         yield to_host(column)
 
 
-# ---------------------------------------------------------------------------------------- reading
-
-
 def read_files(kind: type[Graph], folder: Path, functions: Functions) -> Graph:
-    """Return the workflow that `write_files` wrote.
-
-    Args:
-        kind: class of the workflow.
-        folder: the folder that was written.
-        functions: {name: function} of the ops that call a function of the user.
-
-    Raises:
-        FileNotFoundError: if the folder holds no workflow.
-        ValueError: if the files are not what `write_files` writes; names the file.
-    """
+    """Return the workflow of class `kind` that `write_files` wrote, as `Workflow.load` says."""
     path = folder / FILE
     if not path.is_file():
         below = folder / SUBFOLDER
@@ -193,8 +178,7 @@ def read_files(kind: type[Graph], folder: Path, functions: Functions) -> Graph:
 def _check(saved: Any) -> None:
     """Raise ValueError unless the JSON has the fields that `_description` writes.
 
-    All kinds, names and numbers of the file are checked here, before anything is made of them, but
-    for the values in `config` and `learned`, which the class of the op checks.
+    The class of each op checks the values in `config` and `learned`.
     """
     _check_fields("the workflow", saved, format_version=int)
     if saved["format_version"] != FORMAT_VERSION:
@@ -243,9 +227,12 @@ def _rebuilt(kind: type[Graph], saved: dict[str, Any], folder: Path, functions: 
         ops = []
         for o, op in enumerate(group["ops"]):
             # Files are found by number: no file name from the JSON is used.
-            files = [folder / _table_file(g, o, t) for t in range(len(op["tables"]))]
-            tables = [Chunk.from_arrow(pq.read_table(file)) for file in files]
-            ops.append(_op(op, dict(zip(op["tables"], tables, strict=True)), functions))
+            tables = {
+                name: Chunk.from_arrow(pq.read_table(folder / _table_file(g, o, t)))
+                for t, name in enumerate(op["tables"])
+            }
+            ops.append(op_class(op["op"]).from_config(op["config"], tables, functions))
+            ops[-1].restore(op["learned"], tables)
         groups.append(ColumnGroup(group["columns"], ops))
     graph = kind(
         *groups,
@@ -257,9 +244,3 @@ def _rebuilt(kind: type[Graph], saved: dict[str, Any], folder: Path, functions: 
     )
     graph.input_types = {name: (dtype, hot) for name, (dtype, hot) in saved["inputs"].items()}
     return graph
-
-
-def _op(saved: dict[str, Any], tables: Mapping[str, Chunk], functions: Functions) -> Op:
-    op = op_class(saved["op"]).from_config(saved["config"], tables, functions)
-    op.restore(saved["learned"], tables)
-    return op

@@ -27,21 +27,17 @@ MOST_RUNS = 64  # runs merged at a time; each is an open file and a block in mem
 class Runs:
     """Sorted runs in a temporary folder, which is removed at the end of the `with` block.
 
-    The environment variable TMPDIR chooses where. A run of `Categorify` takes 16 bytes per integer.
-
     Args:
         ops: the ops of a pass, in order.
         memory_budget: bytes for states. The blocks of merged runs take at most a quarter of it,
             unless 1,024 rows of each run are more than that.
-
-    Attributes:
-        limit_bytes: states in memory beyond this are to be written. It is half of the budget,
-            because merging takes the other half.
     """
 
     def __init__(self, ops: Sequence[LearningOp], memory_budget: int) -> None:
         self._ops = {n: op for n, op in enumerate(ops) if isinstance(op, SpillingOp)}
-        self.limit_bytes = memory_budget // 2
+        self.limit_bytes = (
+            memory_budget // 2
+        )  # write states beyond it: merging takes the other half
         self._block_bytes = memory_budget // 4 // MOST_RUNS
         self._files: dict[tuple[int, str], list[Path]] = {}
         self._schemas: dict[tuple[int, str], pa.Schema] = {}
@@ -116,10 +112,6 @@ class MergedRuns:
 
     Holds a block of each run in memory. All rows up to the smallest of the blocks' last keys are
     complete, so they are merged and yielded.
-
-    Args:
-        op: merges the states.
-        paths: files of the runs.
     """
 
     def __init__(self, op: SpillingOp, paths: Sequence[Path]) -> None:
@@ -223,11 +215,9 @@ def _with_zeros(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 def _schema_of_all(paths: Iterable[Path]) -> pa.Schema:
     """Return a schema with all columns of several runs, keys first."""
-    fields: dict[str, pa.Field] = {}
-    for path in paths:
-        with pa.OSFile(str(path)) as file:
-            fields |= {field.name: field for field in pa.ipc.open_file(file).schema}
-    return pa.schema(fields.values())
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(pa.OSFile(str(path))) for path in paths]
+        return pa.unify_schemas([pa.ipc.open_file(file).schema for file in files])
 
 
 def _read_run(file: Any) -> Iterator[_Block]:

@@ -31,8 +31,6 @@ class Workflow(OpGraph):
 
     Attributes:
         groups: the column groups, with copies of the ops.
-        row_ops: the row ops.
-        label_names, weight_name: names of output columns.
         output_names: names of the output columns, in order.
         input_types: {column: (NumPy name of one value or "string", whether a row holds a list)} of
             the columns that it was fitted on; empty before `fit`.
@@ -66,9 +64,9 @@ class Workflow(OpGraph):
         """Fit all ops, in as few passes over the data as they allow.
 
         An op that is fitted on the output of another (Normalize after Categorify) needs a pass of
-        its own; all others share one. The memory of a pass is one row range of at most 262,144 rows
-        per thread, and the states of the ops: for Categorify, 16 bytes per distinct integer. The
-        result is the same to the last bit, whatever the row ranges, threads, machines and order.
+        its own; all others share one. Memory: a row range of at most 262,144 rows per thread, and
+        the states of the ops, for Categorify 16 bytes per distinct integer. The result is the same
+        to the last bit for any number of threads or workers.
 
         Args:
             source: `ParquetSource`, rows of one (`split_rows`), its paths, a `Chunk`, a list of
@@ -118,11 +116,10 @@ class Workflow(OpGraph):
         """Write the transformed rows of `source` as Parquet files, a few row ranges at a time.
 
         The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`), `_workflow/`
-        (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes and
-        the metadata that decides what they hold. It appears when it is whole; until then all files
-        are in `{folder}.partial`. A run that was killed leaves that folder; the same call resumes
-        it if data, workflow and settings are the same, and otherwise restarts. The files are the
-        same to the byte, also when a run was resumed, for any number of threads or workers.
+        (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
+        appears when it is whole; until then all files are in `{folder}.partial`. After a kill the
+        same call resumes if data, workflow and settings are the same, and otherwise restarts. The
+        files are the same to the byte, also after a resume, for any number of threads or workers.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that

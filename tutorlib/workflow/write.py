@@ -48,21 +48,15 @@ SPLIT_NAME = re.compile(r"[A-Za-z0-9][\w.=-]*")
 
 @dataclasses.dataclass(frozen=True)
 class PartFile:
-    """The rows of one part file.
+    """The rows of one part file."""
 
-    Args:
-        split: name of the source that they are from; "" if there is only one, without a name.
-        number: number of the part file in its split.
-        row_ranges: where the rows are.
-    """
-
-    split: str
-    number: int
+    split: str  # name of the source that they are from; "" if there is only one, without a name
+    number: int  # of the part file in its split
     row_ranges: list[RowRange]
 
     @property
     def num_rows(self) -> int:
-        """Rows to read for it; row ops may drop some of them."""
+        """Rows to read; row ops may drop some of them."""
         return sum(row_range.num_rows for row_range in self.row_ranges)
 
     @property
@@ -73,23 +67,14 @@ class PartFile:
 
 @dataclasses.dataclass
 class WriteJob:
-    """What `Workflow.transform_to_parquet` has to write, checked. Can be pickled.
-
-    Args:
-        graph: the fitted workflow.
-        sources: {name of the split: rows}.
-        rows_per_file: rows to read for a part file.
-        row_group_rows: rows of a row group.
-        encoding: see `ParquetSink`.
-        shuffle_seeds: {name of the split: seed}; splits without a seed keep their order.
-    """
+    """What `Workflow.transform_to_parquet` has to write, checked. Can be pickled."""
 
     graph: OpGraph
-    sources: dict[str, RowSource]
+    sources: dict[str, RowSource]  # {name of the split: rows}
     rows_per_file: int
     row_group_rows: int
     encoding: str
-    shuffle_seeds: dict[str, int | None]
+    shuffle_seeds: dict[str, int | None]  # {name of the split: seed}; None keeps the order
 
     def __post_init__(self) -> None:
         self.graph.check_fitted()
@@ -117,10 +102,7 @@ class WriteJob:
         return parts
 
     def metadata(self) -> dict[str, Any] | None:
-        """Return what decides what the files hold; None if that cannot be known.
-
-        It cannot for rows in memory, nor for functions of the user: only their names are known.
-        """
+        """Return what decides what the files hold; None for rows in memory and user functions."""
         sources = {name: _source_metadata(source) for name, source in self.sources.items()}
         if None in sources.values() or saved_form.ops_with_functions(self.graph):
             return None
@@ -142,13 +124,7 @@ class WriteJob:
             return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
 
     def write(self, folder: Path, part: PartFile, chunks: Iterable[Chunk] | None = None) -> None:
-        """Write a part file.
-
-        Args:
-            folder: the folder of all part files.
-            part: which part file.
-            chunks: its transformed rows, in order; None to transform them here.
-        """
+        """Write a part file of these transformed rows; None transforms them here."""
         if chunks is None:
             chunks = (self.transform(part.split, row_range) for row_range in part.row_ranges)
         if (seed := self.shuffle_seeds.get(part.split)) is not None:
@@ -179,7 +155,7 @@ def named_sources(source: Any) -> dict[str, RowSource]:
         if not SPLIT_NAME.fullmatch(name):
             raise ValueError(
                 "the name of a split becomes that of a folder, so it must start with a letter or "
-                f"digit and go on with letters, digits and _ . = -, got {name!r}"
+                f"digit and continue with letters, digits and _ . = -, got {name!r}"
             )
     return {name: as_source(data) for name, data in source.items()}
 
@@ -207,15 +183,7 @@ def write_data_set(
     threads: int | None,
     progress: bool | None,
 ) -> None:
-    """Write all part files into a folder that appears whole, or resume what a killed run left.
-
-    Args:
-        job: what to write.
-        folder: the folder; replaced if it exists.
-        client: `distributed.Client` whose workers write, or None.
-        threads: each transforms one row range at a time; as many others write.
-        progress: as for `transform_to_parquet`.
-    """
+    """Write all part files into a folder that appears whole, or resume what a killed run left."""
     if client is not None and threads is not None:
         raise ValueError("threads are for writing in this process; with client=, its workers write")
     threads = thread_count(threads)
@@ -249,7 +217,7 @@ def _write_on_threads(
 ) -> None:
     """Write each part file on a thread of its own, `threads` at a time.
 
-    A pool that all of them share transforms the rows, so that the last part file has all threads.
+    One shared pool transforms the rows, so that the last part file has all threads.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(threads, thread_name_prefix="transform") as pool:
