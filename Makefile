@@ -1,5 +1,5 @@
-# Every target says what it does and does its work once; `make help` lists them.
-# Needed beforehand: make, bash, and Python 3.11-3.13 with its venv module. Nothing else.
+# `make help` lists the targets. setup and data skip what is already done.
+# Requires make, bash, and Python 3.11-3.13 with its venv module; nothing else.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,32 +8,34 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 PYTHON ?= python3
 VENV ?= .venv
-# The gpu extra goes in where the NVIDIA driver answers; GPU=1 or GPU= (empty) decides by hand.
+# The gpu extra is installed if nvidia-smi lists a GPU; GPU=1 forces it, GPU= (empty) prevents it.
 GPU ?= $(if $(shell command -v nvidia-smi && nvidia-smi -L 2>/dev/null),1)
 comma := ,
 EXTRAS := notebooks,scale,dev$(if $(GPU),$(comma)gpu)
 
 # Data: rows of synthetic Criteo, or a folder of real day files; a MovieLens archive or folder.
-# None given: what is in data/ stays, and synthetic data is made where there is none.
+# By default, data that exists is kept, and synthetic data is created if there is none.
 ROWS ?=
 CRITEO ?=
 MOVIELENS ?=
 # Lessons: a profile of notebooks/params/, lessons by number or name, options of notebooks/run.py.
+# ARGS also passes options to pytest (make test) and to the benchmarks (make bench, make figures).
 PROFILE ?= small
 LESSONS ?=
 ARGS ?=
-# make check counts changes from here.
+# make check tests the files that differ from this revision.
 BASE ?= main
 
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
-# data_prep writes _settings.json last: data of any origin is there. A named origin has its mark.
+# data_prep writes _settings.json last, so where it exists the data is complete, whatever its origin.
+# Data from CRITEO, ROWS or MOVIELENS also has a file .made-from-NAME.
 made = $(if $2,data/$1/.made-from-$(notdir $(2:/=)),data/$1/_settings.json)
 CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
 
-# Two processes share the tests; the lessons, which measure, have the machine for themselves.
+# The tests run in two processes. The lessons run after them, alone, because they measure speed.
 TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks/run.py tools/check.py tests
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -44,15 +46,15 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS PROFILE LESSONS ARGS BASE (see the Makefile)"
 
-setup: $(INSTALLED) ## make .venv with everything the lessons and tests need
+setup: $(INSTALLED) ## create .venv with everything that the lessons and tests need
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { \
-	  echo "'$(PYTHON)' is not on the PATH. Install Python 3.11-3.13, or say make PYTHON=..." >&2; exit 1; }
+	  echo "'$(PYTHON)' is not on the PATH. Install Python 3.11-3.13, or run make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or sys.exit( \
 	  f"Python 3.11, 3.12 or 3.13 is needed (TensorFlow 2.21); $(PYTHON) is {v[0]}.{v[1]}." \
-	  " Say make PYTHON=python3.12, or the path of another Python.")'
-	@test -x $(PY) || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV) || { \
+	  " Run make PYTHON=python3.12, or give the path of another Python.")'
+	@test -x $(PY) || { echo "Creating $(VENV)"; $(PYTHON) -m venv $(VENV) || { \
 	  rm -rf $(VENV); echo "On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; }
 	@echo "Installing [$(EXTRAS)] at the versions of constraints.txt: a few minutes the first time"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
@@ -62,7 +64,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  || true; } || { tail -n 20 $(VENV)/install.log >&2; exit 1; }
 	@rm -f $(VENV)/.installed-*; touch $@; echo "Installed into $(VENV)"
 
-data: $(CRITEO_MADE) $(MOVIELENS_MADE) data/nhot/_settings.json ## make data/ (ROWS=, CRITEO=folder, MOVIELENS=archive)
+data: $(CRITEO_MADE) $(MOVIELENS_MADE) data/nhot/_settings.json ## create data/ (ROWS=, CRITEO=folder, MOVIELENS=archive)
 
 $(CRITEO_MADE): | $(INSTALLED)
 	@echo "Criteo: raw rows, then training-ready Parquet"
@@ -88,14 +90,14 @@ tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, LESSONS="01 04")
 lab: setup data ## open the lessons in JupyterLab
 	@cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" jupyter lab --LabApp.news_url=None
 
-check: setup ## lint, types and the tests of what has changed since main (BASE=another revision)
+check: setup ## lint, types and the tests of files changed since main (BASE=another revision)
 	@$(PY) tools/check.py --base $(BASE)
 
 test: setup ## run all tests: units, doctests, then every lesson
 	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook" -n 2 --dist loadfile)
 	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook)
 
-pages: setup data ## run LESSONS= in place and keep the outputs of cells tagged keep_output
+pages: setup data ## run LESSONS= in place and save the outputs of cells tagged keep_output
 	@cd notebooks && export PATH="$(abspath $(VENV))/bin:$$PATH" && \
 	for page in $(or $(LESSONS:=_*.ipynb),[0-9][0-9]_*.ipynb); do \
 	  jupyter execute --inplace $$page; \
@@ -113,13 +115,13 @@ lint: setup ## ruff (check and format), mypy and codespell
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/codespell
 
-constraints: setup ## resolve all extras again into constraints.txt
+constraints: setup ## resolve the versions of all dependencies again into constraints.txt
 	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 pyproject.toml \
 	  --all-extras --no-annotate --no-emit-index-url --no-emit-find-links \
 	  --custom-compile-command 'make constraints' -o constraints.txt
-	@echo "constraints.txt is up to date; make test tells whether it holds"
+	@echo "constraints.txt is up to date; run make test to see whether all tests pass with it"
 
-clean: ## remove what runs leave: build/, logs/, caches (keeps .venv and data)
+clean: ## remove build/, logs/ and caches (keeps .venv and data/)
 	@rm -rf build logs .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	@find tutorlib data_prep tfrecords benchmarks notebooks tests \
 	  \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
