@@ -55,8 +55,6 @@ def test_a_corrupt_page(tmp_path, place):
     for stop in (None, 10):
         with pytest.raises(ParquetError, match=r"row group 1 of .*a\.parquet, column 'x': cannot "):
             source.read(1, None, 0, stop)
-    with pytest.raises(ParquetError, match=r"row group 1 of .*a\.parquet, column 'x': cannot be"):
-        source.read_table(1)
 
 
 def test_a_missing_column_and_one_too_many(tmp_path):
@@ -98,7 +96,7 @@ def test_columns_in_another_order_are_no_fault(tmp_path):
 def test_columns_of_one_name(tmp_path):
     twice = pa.Table.from_arrays([TABLE["i"], TABLE["x"]], names=["i", "i"])
     write(tmp_path, "a.parquet", twice)
-    with pytest.raises(ParquetError, match=r"a\.parquet: columns of one name in \['i', 'i'\]"):
+    with pytest.raises(ParquetError, match=r"a\.parquet: column names must be unique, got "):
         ParquetSource(tmp_path)
 
 
@@ -137,8 +135,6 @@ def test_a_file_that_changes_after_it_was_opened(tmp_path, change):
         with pytest.raises(ParquetError, match=rf"row group {position} of .*a\.parquet: the file "
                            "has changed since it was opened"):  # fmt: skip
             source.read(position, None, *bounds)
-        with pytest.raises(ParquetError, match="has changed since it was opened"):
-            source.read_table(position, None, *bounds)
 
 
 def test_a_file_cut_short_while_it_is_read_is_an_error_and_no_signal(tmp_path):

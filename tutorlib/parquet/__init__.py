@@ -1,7 +1,7 @@
 """Parquet: files to chunks of columns and back.
 
-`source` is a data set of one or many files, `sink` writes one; `paths` finds files, `filters`
-chooses rows, `slices` reads part of a row group; `device_reader`, `cudf_decoder` read on a GPU.
+`source` reads a data set of one or many files, `sink` writes one; `paths` finds files, `filters`
+chooses rows, `slices` reads part of a row group; `device_reader` and `cudf_decoder` read on a GPU.
 """
 
 from tutorlib.parquet.encoded_source import with_encoded_strings

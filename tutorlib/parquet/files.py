@@ -1,9 +1,7 @@
-"""ParquetFiles: open Parquet files of one schema, whose row groups are read as they are stored.
+"""ParquetFiles: Parquet files of one schema, whose row groups are read as they are stored.
 
-Whatever goes wrong with a file is found here, and said with file, row group and column. One thing
-is not: bytes that changed in a page which can still be decoded. Checksums would tell, and cost a
-quarter more of the time to decode. Does not belong here: where files are (`paths.py`), rows that
-are left out, keys and chunks (`parquet.py`).
+Every fault of a file is found here, and its error names file, row group and column. One fault is
+not found: changed bytes in a page that can still be decoded.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,22 +22,19 @@ from tutorlib.memory import map_on_threads
 from tutorlib.parquet.paths import DataFile
 from tutorlib.parquet.slices import Stream, Streams
 
-STREAM_BUFFER = 262_144  # bytes read ahead of each column of a stream
-STREAM_PAGE = 1_572_864  # bytes that a stream holds of each column, as measured with 1 MiB pages
-STREAM_ROWS = 16_384  # decoded at once by a stream, at least
+STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
+STREAM_PAGE = 1_572_864  # bytes that a stream holds for each column, measured with 1 MiB pages
+STREAM_ROWS = 16_384  # least number of rows that a stream decodes in one step
 OPENING_THREADS = 8
 
 
 class ParquetError(ValueError):
-    """A Parquet file that does not fit: the message names file, row group and column."""
+    """A Parquet file that cannot be used: the message names file, row group and column."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowGroup:
-    """Where some rows stand: `num_rows` rows in row group `index` of file number `file`.
-
-    With a filter, `num_rows` counts the rows that pass.
-    """
+    """Row group `index` of file number `file`; `num_rows` counts the rows that pass a filter."""
 
     file: int
     index: int
@@ -60,10 +56,13 @@ class RowRange:
 
 
 def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
-    """Return (NumPy name of one value or "string", whether a row holds a list)."""
-    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
-        return column_type(arrow_type.value_type)[0], True
-    if pa.types.is_fixed_size_list(arrow_type):
+    """Return (NumPy name of one value or "string", whether a row holds a list).
+
+    Example:
+        >>> column_type(pa.list_(pa.int32())), column_type(pa.large_string())
+        (('int32', True), ('string', False))
+    """
+    if is_list(arrow_type):
         return column_type(arrow_type.value_type)[0], True
     if pa.types.is_dictionary(arrow_type):
         return column_type(arrow_type.value_type)
@@ -73,33 +72,41 @@ def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
         return np.dtype(arrow_type.to_pandas_dtype()).name, False
     if pa.types.is_boolean(arrow_type):
         return "bool", False
-    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
-        return "string", False
-    if str(arrow_type) == "string_view":
+    if str(arrow_type) in ("string", "large_string", "string_view"):
         return "string", False
     return str(arrow_type), False
 
 
+def is_list(arrow_type: pa.DataType) -> bool:
+    """Return whether each value of an Arrow type is a list, of any of Arrow's three kinds."""
+    types = pa.types
+    return (
+        types.is_list(arrow_type)
+        or types.is_large_list(arrow_type)
+        or types.is_fixed_size_list(arrow_type)
+    )
+
+
 def type_words(kind: tuple[str, bool]) -> str:
-    """Return a column type as an error message names it: "int64" or "a list of int64"."""
+    """Return what error messages call a column type: "int64" or "a list of int64"."""
     return f"a list of {kind[0]}" if kind[1] else kind[0]
 
 
 class ParquetFiles:
-    """Parquet files with their footers, which must have the same columns in the same types.
+    """Parquet files with their footers, which must agree in the names and types of columns.
 
     Args:
-        files: the files, as they were found.
+        files: the files, at least one.
 
     Attributes:
-        paths: of the files, for people.
+        paths: paths or URLs of the files, for messages.
         footers: `pyarrow.parquet.FileMetaData` of each file.
         schema: `pyarrow.Schema` of the columns in the files.
         streams: `Streams`, row groups that are being read in slices.
 
     Raises:
-        ParquetError: if a file is not Parquet, is cut short, may not be read, or has other columns
-            or types than the first one.
+        ParquetError: if a file is not Parquet, is truncated, may not be read, or differs from the
+            first one in names or types of columns.
 
     Example:
         >>> import tempfile
@@ -127,7 +134,7 @@ class ParquetFiles:
     def _check_schemas(self) -> pa.Schema:
         first = self.footers[0].schema.to_arrow_schema()
         if len(set(first.names)) < len(first.names):
-            raise ParquetError(f"{self.paths[0]}: columns of one name in {first.names}")
+            raise ParquetError(f"{self.paths[0]}: column names must be unique, got {first.names}")
         want = {field.name: _stored_type(field.type) for field in first}
         for path, footer in zip(self.paths[1:], self.footers[1:], strict=True):
             have = {f.name: _stored_type(f.type) for f in footer.schema.to_arrow_schema()}
@@ -145,7 +152,7 @@ class ParquetFiles:
         return first
 
     def row_groups(self) -> list[RowGroup]:
-        """Return the row groups of all files, in order, but those without rows."""
+        """Return the row groups of all files that have rows, in order."""
         return [
             RowGroup(number, index, footer.row_group(index).num_rows)
             for number, footer in enumerate(self.footers)
@@ -154,13 +161,23 @@ class ParquetFiles:
         ]
 
     def num_rows(self, group: RowGroup) -> int:
-        """Return the rows that are stored in a row group, whether they pass a filter or not."""
+        """Return the number of stored rows of a row group, whether they pass a filter or not."""
         return self.footers[group.file].row_group(group.index).num_rows
+
+    @functools.cached_property
+    def hash_of_footers(self) -> str:
+        """Hash of the footers: places, sizes and statistics of every column chunk."""
+        digest = hashlib.sha256()
+        for footer in self.footers:
+            written = pa.BufferOutputStream()
+            footer.write_metadata_file(written)
+            digest.update(written.getvalue())
+        return digest.hexdigest()[:16]
 
     def leaves(self, group: RowGroup, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
         """Yield (name, `pyarrow.parquet.ColumnChunkMetaData`) of the named columns.
 
-        A list has one under a path such as `name.list.element`, a struct several.
+        A number or list has one, a struct has one for each field.
         """
         names, stored = set(names), self.footers[group.file].row_group(group.index)
         for k in range(stored.num_columns):
@@ -171,16 +188,16 @@ class ParquetFiles:
                 yield name, leaf
 
     def location(self, group: RowGroup) -> str:
-        """Return words for where a row group stands, for an error message."""
+        """Return what error messages call a row group."""
         return f"row group {group.index} of {self.paths[group.file]}"
 
     def columns(
         self, group: RowGroup, names: Sequence[str], first: int = 0, last: int | None = None
     ) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """Yield (name, rows [first, last) as stored), each column decoded when it is asked for.
+        """Yield (name, stored rows [first, last)), each column decoded when it is asked for.
 
-        All columns are decoded at once for a part of the row group, and from a file that is not on
-        this machine, which is asked once for what it has to send.
+        The columns are decoded together if only a part of the row group is read, or if the file is
+        remote, so that it is requested once.
 
         Raises:
             ParquetError: if a column cannot be decoded, or the file has changed.
@@ -210,7 +227,7 @@ class ParquetFiles:
         return array.take(pa.array(rows))
 
     def table(self, group: RowGroup, names: Sequence[str], first: int, last: int) -> pa.Table:
-        """Return rows [first, last) as stored, at least one, decoded on this thread.
+        """Return stored rows [first, last), at least one, decoded on this thread.
 
         Raises:
             ParquetError: if a column cannot be decoded, or the file has changed.
@@ -229,7 +246,7 @@ class ParquetFiles:
             return self.streams.read(key, first, last, rows, opener)
 
     def refuse_change(self, group: RowGroup) -> None:
-        """Raise ParquetError if the file of a row group is not the one whose footer was read."""
+        """Raise ParquetError if the file of a row group has changed since its footer was read."""
         change = self.files[group.file].change()
         if change:
             raise ParquetError(
@@ -239,7 +256,7 @@ class ParquetFiles:
 
     @contextlib.contextmanager
     def errors_at(self, group: RowGroup, names: Sequence[str] = ()) -> Iterator[None]:
-        """Raise errors of reading as ParquetError with the place, and the column if it is one."""
+        """Raise errors of reading as ParquetError that names the row group and the column."""
         try:
             yield
         except (pa.ArrowException, OSError, EOFError) as error:
@@ -262,8 +279,8 @@ class ParquetFiles:
     def _open(self, group: RowGroup, **options: Any) -> pq.ParquetFile:
         self.refuse_change(group)
         file = self.files[group.file]
-        # Not memory-mapped: that is no faster, and where reading a file that was cut short raises
-        # an error, a mapped one kills the process by a signal.
+        # Not memory-mapped: that is no faster, and a signal would kill the process if the file is
+        # truncated meanwhile, where reading raises an error.
         return pq.ParquetFile(
             file.inner,
             filesystem=file.filesystem,
@@ -280,7 +297,7 @@ class ParquetFiles:
         return Stream(batches, file.close)
 
     def stream_nbytes(self, group: RowGroup, names: Iterable[str]) -> int:
-        """Return about how many bytes a row group holds that is kept open between two slices."""
+        """Return about how many bytes a row group holds while it is open between two slices."""
         return sum(
             min(leaf.total_uncompressed_size, STREAM_PAGE)
             + min(leaf.total_compressed_size, STREAM_BUFFER)
@@ -290,7 +307,7 @@ class ParquetFiles:
 
 def _check_length(table: pa.Table, rows: int) -> pa.Table:
     if table.num_rows != rows:
-        raise EOFError(f"{table.num_rows} rows, where the footer says {rows}")
+        raise EOFError(f"{table.num_rows} rows, but the footer says {rows}")
     return table
 
 
@@ -301,10 +318,10 @@ def _footer(file: DataFile) -> pq.FileMetaData:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowInvalid, OSError) as error:
         raise ParquetError(
-            f"{file.path}: not a whole Parquet file ({error}). Write it again, or take it out."
+            f"{file.path}: not a whole Parquet file ({error}). Write it again, or remove it."
         ) from error
 
 
 def _stored_type(kind: pa.DataType) -> tuple[str, bool]:
-    """Return the column type, and for a time also its unit, which must not be mixed."""
+    """Return the type that all files must share: the column type, for times with their unit."""
     return (str(kind), False) if pa.types.is_temporal(kind) else column_type(kind)

@@ -1,9 +1,7 @@
-"""Parquet in and out: `ParquetSource` reads row groups as `Chunk`, `ParquetSink` writes them.
+"""ParquetSource: Parquet files as one sequence of row groups, read as chunks of columns.
 
-A source knows from the footers alone how many rows each row group has and what every column is; it
-reads a row group, a slice of it, or some columns, when asked, from any thread. Does not belong
-here: how a file is read (`parquet_files.py`), which rows pass a filter (`row_filter.py`), which row
-group is read when (`plan.py`), what is done to the values (`ops.py`).
+Opening reads the footers only; they give the row counts and column types. Any thread may then read
+a row group, a slice of it, or some of its columns.
 """
 
 from __future__ import annotations
@@ -11,17 +9,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
-import hashlib
-import itertools
-import re
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
+from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk
 from tutorlib.memory import MemorySpace, map_on_threads, memory_space
 from tutorlib.parquet.files import (
@@ -31,49 +24,52 @@ from tutorlib.parquet.files import (
     RowGroup,
     column_type,
 )
-from tutorlib.parquet.paths import DataFile, find_files
-from tutorlib.parquet.sink import ParquetSink, fast_encoding
+from tutorlib.parquet.fingerprint import fingerprint_of
+from tutorlib.parquet.path_keys import typed_keys
+from tutorlib.parquet.paths import find_files
+from tutorlib.parquet.sizes import decoded_row_bytes, number_width
 
 if TYPE_CHECKING:
     from tutorlib.parquet.filters import RowFilter
     from tutorlib.parquet.slices import Streams
 
-__all__ = ["ParquetError", "ParquetSink", "ParquetSource", "RowGroup", "fast_encoding"]
-
 
 class ParquetSource:
     """Parquet files as one sequence of row groups; opening it reads the footers only.
 
-    Folders named `key=value`, as Hive and Spark write them, make a column `key` that is the same in
-    all rows below; only those below a folder that is given, or all in the path of a file or pattern
-    that is. With `filters`, rows that do not pass do not exist for anything that is asked of the
-    source. Row groups for which neither keys nor statistics answer are counted on opening, by
-    reading the columns that are asked about.
+    Folders named `key=value`, as Hive and Spark write them, add a column `key` that has this value
+    in all rows below the folder. For a folder that is given, the folders below it count; for a file
+    or pattern, all folders of its path. With `filters`, the source has only the rows that pass.
+    Row groups in which neither keys nor statistics decide are counted on opening, by reading the
+    columns of the condition.
 
     Args:
-        paths: file, folder, glob pattern or a list of these, also as URLs (`find_files`).
+        paths: file, folder, glob pattern or a list of these, also as URLs (see `find_files`).
         filters: rows to keep, as a `pyarrow.compute.Expression` or a list of conditions such as
-            `[("day", "<", 6), ("C1", "in", [1, 2])]` (`RowFilter`); None for all.
-        filesystem: of `pyarrow.fs` or fsspec, in which `paths` are, in place of URLs.
-        device: "cpu", where Arrow decodes into NumPy arrays; "gpu", where cuDF decodes into CuPy
-            arrays (see `at`); None for "cpu".
+            `[("day", "<", 6), ("C1", "in", [1, 2])]` (see `RowFilter`); None keeps all.
+        filesystem: `pyarrow.fs` or fsspec filesystem that holds `paths`; None takes it from URLs.
+        device: "cpu" decodes with Arrow into NumPy arrays, "gpu" with cuDF into CuPy arrays (see
+            `at`); None means "cpu".
 
     Attributes:
-        files: the files, in order, as paths or URLs.
-        row_groups: `RowGroup` of every row group over all files, in order. Empty ones are left out.
-        num_rows: rows in all.
+        files: paths or URLs of the files, in order.
+        row_groups: `RowGroup` of every row group over all files, in order, without empty ones.
+        num_rows: number of rows of all row groups.
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)}.
-        streams: `Streams`, row groups that are being read in slices.
-        memory: the `MemorySpace` in whose memory columns are; None for NumPy arrays of Arrow.
+        arrow_schema: `pyarrow.Schema` of the columns, keys included.
+        stored: `ParquetFiles`, the files without filter and keys.
+        memory: `MemorySpace` of the columns; None for NumPy arrays that Arrow decoded.
 
     Raises:
-        FileNotFoundError: if no file is there.
-        ParquetError: if a file is not Parquet, is cut short, or has other columns, keys or types
-            than the first one.
-        ValueError: if a filter cannot be understood or does not fit the columns.
+        FileNotFoundError: if there is no file.
+        ParquetError: if a file is not Parquet, is truncated, or differs from the first one in
+            columns, keys or types.
+        ValueError: if a filter cannot be parsed or does not fit the columns.
 
     Example:
         >>> import tempfile
+        >>> import numpy as np
+        >>> from tutorlib.parquet import ParquetSink
         >>> folder = tempfile.mkdtemp()
         >>> with ParquetSink(folder + "/a.parquet", row_group_rows=2) as sink:
         ...     sink.write(Chunk({"x": np.arange(5)}))
@@ -93,23 +89,21 @@ class ParquetSource:
         filesystem: Any = None,
         device: str | None = None,
     ) -> None:
-        self.memory: MemorySpace | None = None
-        if device not in (None, "cpu"):
-            self.memory = memory_space(device)
-        self._stored = ParquetFiles(find_files(paths, filesystem))
-        self.files, self._footers = self._stored.paths, self._stored.footers
-        self._keys = _typed_keys(self._stored.files, self._stored.schema.names)
+        self.memory: MemorySpace | None = memory_space(device)
+        self.stored = ParquetFiles(find_files(paths, filesystem))
+        self.files = self.stored.paths
+        self._keys = typed_keys(self.stored.files, self.stored.schema.names)
         keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
-        self.arrow_schema = pa.schema([*self._stored.schema, *keys])
+        self.arrow_schema = pa.schema([*self.stored.schema, *keys])
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
-        self.row_groups = self._stored.row_groups()
+        self.row_groups = self.stored.row_groups()
         self._filter: RowFilter | None = None
         self._filtered: dict[int, Any] = {}  # position: row group of which only some rows pass
         if filters is not None:
             from tutorlib.parquet.filters import RowFilter
 
             self._filter = RowFilter(filters, self.arrow_schema)
-            self._keep_what_passes(self._filter)
+            self._apply(self._filter)
         self.num_rows = sum(group.num_rows for group in self.row_groups)
         self._device_reader = self._reader_at(self.memory)
 
@@ -124,50 +118,53 @@ class ParquetSource:
 
     @property
     def _reader(self) -> Any:
-        """What reads columns: the files themselves, or a `DeviceReader` over them."""
-        return self._device_reader or self._stored
+        return self._device_reader or self.stored
 
-    def _reader_at(self, place: MemorySpace | None) -> Any:
-        if place is None:
+    def _reader_at(self, space: MemorySpace | None) -> Any:
+        if space is None:
             return None
         from tutorlib.parquet.device_reader import DeviceReader
 
-        return DeviceReader(self._stored, place)
+        return DeviceReader(self.stored, space)
 
-    def at(self, place: MemorySpace | None) -> ParquetSource:
-        """Return a source of the same rows whose columns are in the memory of a place.
-
-        Slices of a row group that is larger than what is wanted at a time cost its whole memory
-        there, as long as not all of them have been read: a GPU decodes it once, and keeps it. Code
-        that works on a GPU's columns does so within `with place.work()` (see `places.py`).
-
-        Args:
-            place: such as `gpu_space()`; None for NumPy arrays of Arrow.
-        """
+    def over(self, stored: ParquetFiles, space: MemorySpace | None) -> ParquetSource:
+        """Return a source of the same rows that reads through `stored` into a memory space."""
         other = copy.copy(self)
-        other.memory, other._stored = place, copy.copy(self._stored)
-        other._device_reader = other._reader_at(place)
+        other.memory, other.stored = space, stored
+        other._device_reader = other._reader_at(space)
         return other
 
+    def at(self, space: MemorySpace | None) -> ParquetSource:
+        """Return a source of the same rows whose columns are in a memory space.
+
+        A GPU decodes a row group once and keeps it until all slices have been read: slices do not
+        reduce the memory that is needed there. Code that works on a GPU's columns runs within
+        `with space.work()`.
+
+        Args:
+            space: such as `gpu_space()`; None for NumPy arrays that Arrow decodes.
+        """
+        return self.over(copy.copy(self.stored), space)
+
     def save_memory(self) -> None:
-        """Need less of a device's memory from now on, at the cost of time; else nothing."""
+        """Trade speed for device memory in all later reads; does nothing on the CPU."""
         if self.memory is not None:
             self._reader.save_memory()
 
     @property
     def streams(self) -> Streams:
-        """The row groups that are being read in slices; its `limit` says how many stay open."""
-        return self._stored.streams
+        """Row groups that are being read in slices; `limit` is how many may stay open."""
+        return self.stored.streams
 
-    def _keep_what_passes(self, row_filter: RowFilter) -> None:
-        """Leave out row groups and rows that do not pass the filter."""
+    def _apply(self, row_filter: RowFilter) -> None:
+        """Remove row groups and rows that do not pass the filter."""
 
         def possible(group: RowGroup) -> dict[int, Any]:
-            with self._stored.errors_at(group):
-                return row_filter.row_groups(self._stored.files[group.file], self._keys[group.file])
+            with self.stored.errors_at(group):
+                return row_filter.row_groups(self.stored.files[group.file], self._keys[group.file])
 
         def count(group: RowGroup) -> int:
-            with self._stored.errors_at(group):
+            with self.stored.errors_at(group):
                 return row_filter.count(parts[group.file][group.index])
 
         first_of_file = {group.file: group for group in reversed(self.row_groups)}
@@ -182,56 +179,56 @@ class ParquetSource:
             if passing:
                 self.row_groups.append(dataclasses.replace(group, num_rows=passing))
 
-    # ---- what can be said without reading ---------------------------------------------------
+    # ---- metadata ---------------------------------------------------------------------------
 
     def nbytes_per_row(self, columns: Sequence[str] | None = None) -> float:
-        """Return the mean bytes of a row of the given columns when decoded, from the footers.
+        """Return the mean bytes of a decoded row of the given columns, from the footers.
 
-        Numbers count with their width; texts with their uncompressed bytes in the file or, where
-        that is more, because a dictionary is used, with the mean length of the least and the
-        greatest text. The offsets of lists and texts are left out.
+        Numbers count with their width. Strings count with their uncompressed bytes in the file, or
+        with the mean length of the smallest and the largest string if that is more, as it is where
+        the file uses a dictionary. The offsets of lists and strings do not count.
+
+        Args:
+            columns: names; None for all.
         """
-        nbytes, rest = 0.0, set[str]()
+        nbytes, rest = 0.0, dict[str, int]()
         for name in self.column_types if columns is None else columns:
             kind, is_list = self.column_types[name]
-            if not is_list and _width(kind):
-                nbytes += _width(kind)
+            if not is_list and number_width(kind):
+                nbytes += number_width(kind)
             elif name in self._keys[0]:
                 nbytes += max(len(str(keys[name])) for keys in self._keys)
             else:
-                rest.add(name)
-        if not rest:
-            return nbytes
-        rows, stored = 0, 0.0
-        for group in self.row_groups:
-            rows += self._stored.num_rows(group)
-            for name, leaf in self._stored.leaves(group, rest):
-                width = _width(self.column_types[name][0])
-                stored += leaf.num_values * width or _string_nbytes(leaf)
-        return nbytes + stored / max(1, rows)
+                rest[name] = number_width(kind)
+        return nbytes + (decoded_row_bytes(self.stored, self.row_groups, rest) if rest else 0.0)
 
     def stream_nbytes(self, columns: Sequence[str] | None = None) -> int:
-        """Return about how many bytes a row group holds that is kept open between two slices.
+        """Return about how many bytes a row group holds while it is open between two slices.
 
-        It is a page and what is read ahead of it for each column: 1.4 MB a column with the usual
-        pages of 1 MiB, and never more than the row group.
+        It is a page and the bytes read ahead for each column: 1.4 MB a column with the usual pages
+        of 1 MiB, and never more than the row group.
+
+        Args:
+            columns: names; None for all.
         """
         names = self.column_types if columns is None else columns
-        largest = max(self.row_groups, key=self._stored.num_rows, default=None)
-        return 0 if largest is None else self._stored.stream_nbytes(largest, names)
+        largest = max(self.row_groups, key=self.stored.num_rows, default=None)
+        return 0 if largest is None else self.stored.stream_nbytes(largest, names)
 
     def location(self, position: int) -> str:
-        """Return words for where row group number `position` stands, for an error message."""
-        return self._stored.location(self.row_groups[position])
+        """Return what error messages call the row group number `position`."""
+        return self.stored.location(self.row_groups[position])
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return a few facts that are equal for the same data set, also when it has been moved.
+        """Return metadata, as JSON values, that is equal for the same data set.
 
-        A later process compares them one by one, and can say what is different. Times of change
-        are not among them, and paths only as far as they differ from file to file.
+        A later process compares the entries and can say which one differs. Modification times do
+        not count, and paths only where they differ from file to file: a data set may be moved.
 
         Example:
             >>> import tempfile
+            >>> import numpy as np
+            >>> from tutorlib.parquet import ParquetSink
             >>> path = tempfile.mkdtemp() + "/a.parquet"
             >>> with ParquetSink(path) as sink:
             ...     sink.write(Chunk({"x": np.arange(5)}))
@@ -239,33 +236,8 @@ class ParquetSource:
             >>> metadata["files"], metadata["rows"], metadata["filters"]
             (1, 5, None)
         """
-        parts = [PurePath(path).parts for path in self.files]
-        levels = zip(*(folders[:-1] for folders in parts), strict=False)
-        common = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
-        names = ["/".join(folders[common:]) for folders in parts]
-        keys = [sorted(file.keys.items()) for file in self._stored.files]
-        groups = [(group.file, group.index, group.num_rows) for group in self.row_groups]
-        return {
-            "files": len(self.files),
-            "row_groups": len(self.row_groups),
-            "rows": self.num_rows,
-            "column_types": _hash(sorted(self.column_types.items())),
-            "row_counts": _hash(groups),
-            "file_names": _hash([names, keys]),
-            "file_sizes": _hash([file.size for file in self._stored.files]),
-            "footers": self._hash_of_footers,
-            "filters": None if self._filter is None else str(self._filter),
-        }
-
-    @functools.cached_property
-    def _hash_of_footers(self) -> str:
-        """Hash of all that the footers say: places, sizes and statistics of every column chunk."""
-        digest = hashlib.sha256()
-        for footer in self._footers:
-            written = pa.BufferOutputStream()
-            footer.write_metadata_file(written)
-            digest.update(written.getvalue())
-        return digest.hexdigest()[:16]
+        filters = None if self._filter is None else str(self._filter)
+        return fingerprint_of(self.stored, self.row_groups, self.column_types, filters)
 
     # ---- reading ----------------------------------------------------------------------------
 
@@ -274,26 +246,28 @@ class ParquetSource:
     ) -> Iterator[tuple[str, Any]]:
         """Yield (name, column) one by one, each decoded when it is asked for.
 
-        A caller who is done with a column before asking for the next needs the memory of one only,
-        and decoding is faster by a tenth, for memory used a moment ago is in the cache.
+        A caller that drops each column before it asks for the next needs the memory of one column,
+        and decoding is a tenth faster, since that memory is still in the cache.
 
-        A slice is decoded for all columns at once, and the row group stays open for the slice that
-        follows: slices read in order decode it once in all. So are the columns of a file that is
-        not on this machine, which has to be asked for them once only.
+        The columns of a slice are decoded together, and the row group stays open for the next
+        slice: slices read in order decode it once in all. The columns of a remote file are decoded
+        together too, so that it is requested once.
 
         Args:
             position: number of the row group over all files, 0 to len(self) - 1.
-            names: columns, in the order in which they are wanted.
+            names: columns, in the order in which they are yielded.
             start: first row.
-            stop: row behind the last, None for all that follow.
+            stop: end of the rows; None for all that follow.
 
         Raises:
-            ParquetError: if a column is not there, cannot be decoded, or has a type that has no
-                place in a chunk, or if the file has changed. It names file, row group and column.
-            IndexError: if the row group has no such rows.
+            ParquetError: if a column does not exist, cannot be decoded, or has a type that a chunk
+                cannot hold, or if the file has changed. It names file, row group and column.
+            IndexError: if the row group does not have these rows.
 
         Example:
             >>> import tempfile
+            >>> import numpy as np
+            >>> from tutorlib.parquet import ParquetSink
             >>> path = tempfile.mkdtemp() + "/a.parquet"
             >>> with ParquetSink(path) as sink:
             ...     sink.write(Chunk({"x": np.arange(5), "y": np.ones(5)}))
@@ -305,7 +279,8 @@ class ParquetSource:
         group = self.row_groups[position]
         keys = self._keys[group.file]
         if start == stop:
-            empty = self._schema_of(names).empty_table()
+            schema = pa.schema([self.arrow_schema.field(name) for name in names])
+            empty = schema.empty_table()
             yield from ((name, self._column(position, name, empty[name])) for name in names)
             return
         first, last, taken = self._stored_slice(position, start, stop)
@@ -327,48 +302,27 @@ class ParquetSource:
 
         Args:
             position: number of the row group over all files, 0 to len(self) - 1.
-            columns: names, None for all.
+            columns: names; None for all.
             start: first row.
-            stop: row behind the last, None for all that follow.
+            stop: end of the rows; None for all that follow.
 
         Raises:
             ParquetError: as `columns` does.
-            IndexError: if the row group has no such rows.
+            IndexError: if the row group does not have these rows.
         """
         names = list(self.column_types) if columns is None else list(columns)
         return Chunk(dict(self.columns(position, names, start, stop)))
 
-    def read_table(
-        self, position: int, columns: Sequence[str] | None = None, start: int = 0,
-        stop: int | None = None,
-    ) -> pa.Table:  # fmt: skip
-        """Return rows [start, stop) of a row group as an Arrow table, decoded on this thread.
-
-        Arguments and errors are those of `read`.
-        """
-        names = self._known(position, columns)
-        start, stop = self._bounds(position, start, stop)
-        if start == stop:
-            return self._schema_of(names).empty_table()
-        group = self.row_groups[position]
-        keys = self._keys[group.file]
-        first, last, taken = self._stored_slice(position, start, stop)
-        stored = [name for name in names if name not in keys]
-        table = self._stored.table(group, stored, first, last)
-        table = table if taken is None else table.take(pa.array(taken))
-        return pa.table(
-            {n: pa.repeat(keys[n], stop - start) if n in keys else table[n] for n in names}
-        )
-
     def chunks(
         self, columns: Sequence[str] | None = None, *, rows: int | None = None
     ) -> Iterator[Chunk]:
-        """Yield all rows in order: a chunk a row group, or chunks of `rows` rows (the last fewer).
+        """Yield all rows in order, in memory of one row group and, with `rows`, one chunk.
 
-        Memory: one row group, and with `rows` also one chunk.
+        Args:
+            columns: names; None for all.
+            rows: rows of a chunk, at least 1 (the last has the rest); None for a row group each.
         """
-        if rows is not None and rows < 1:
-            raise ValueError(f"rows must be at least 1, got {rows}")
+        check_positive(rows=rows)
         held: list[Chunk] = []
         count = 0
         for position in range(len(self)):
@@ -388,26 +342,25 @@ class ParquetSource:
             yield Chunk.concat(held)
 
     def for_a_pass(self, open_row_groups: int) -> ParquetSource:
-        """Return the same source with slices of its own: closing it disturbs no other reader.
+        """Return the same source with streams of its own, so that closing it affects no other pass.
 
         Args:
-            open_row_groups: row groups that are read in slices at a time.
+            open_row_groups: number of row groups that are read in slices at the same time.
         """
         own = self.at(self.memory)
         own.streams.limit = max(own.streams.limit, open_row_groups)
         return own
 
     def close(self) -> None:
-        """Close the row groups that are kept open between slices; reading on opens them again."""
+        """Close the row groups that are open between slices; a later read opens them again."""
         self.streams.close()
 
-    def _known(self, position: int, columns: Sequence[str] | None) -> list[str]:
-        names = list(self.column_types) if columns is None else list(columns)
+    def _known(self, position: int, names: Sequence[str]) -> list[str]:
         missing = [name for name in names if name not in self.column_types]
         if missing:
             path = self.files[self.row_groups[position].file]
             raise ParquetError(f"{path}: no columns {missing}; it has {list(self.column_types)}")
-        return names
+        return list(names)
 
     def _bounds(self, position: int, start: int, stop: int | None) -> tuple[int, int]:
         rows = self.row_groups[position].num_rows
@@ -419,22 +372,20 @@ class ParquetSource:
             )
         return start, stop
 
-    def _schema_of(self, names: Sequence[str]) -> pa.Schema:
-        return pa.schema([self.arrow_schema.field(name) for name in names])
-
     def _stored_slice(self, position: int, start: int, stop: int) -> tuple[int, int, Any]:
-        """Return the stored rows [first, last) of a slice, and which of these to take; None: all.
+        """Return the stored rows [first, last) of a slice, and which to take of them; None is all.
 
-        A whole row group is read whole, for that is faster than to leave out its first rows.
+        All passing rows of a row group are taken from the whole row group: that is faster than to
+        skip its first rows.
         """
         if position not in self._filtered or self._filter is None:
             return start, stop, None
         group = self.row_groups[position]
-        self._stored.refuse_change(group)
-        with self._stored.errors_at(group):
+        self.stored.refuse_change(group)
+        with self.stored.errors_at(group):
             rows = self._filter.passing(self._filtered[position])
         if stop - start == group.num_rows:
-            return 0, self._stored.num_rows(group), rows
+            return 0, self.stored.num_rows(group), rows
         first, last = int(rows[start]), int(rows[stop - 1]) + 1
         return first, last, rows[start:stop] - first
 
@@ -443,51 +394,3 @@ class ParquetSource:
             return self._reader.column(array)
         except TypeError as error:
             raise ParquetError(f"{self.location(position)}, column {name!r}: {error}") from error
-
-
-def _typed_keys(files: Sequence[DataFile], stored: Sequence[str]) -> list[dict[str, pa.Scalar]]:
-    """Return {name: value} of the keys in each file's path."""
-    names = list(files[0].keys)
-    for file in files:
-        if set(file.keys) != set(names):
-            raise ParquetError(
-                f"{file.path}: keys {list(file.keys)} in its path, but {names} in that of "
-                f"{files[0].path}"
-            )
-    twice = [name for name in names if name in stored]
-    if twice:
-        raise ParquetError(
-            f"{files[0].path}: {twice} are keys in the path and also columns in the file. Give a "
-            "folder below those keys, or write the files without these columns."
-        )
-    values = {name: _typed([file.keys[name] for file in files]) for name in names}
-    return [{name: values[name][number] for name in names} for number in range(len(files))]
-
-
-def _typed(texts: Sequence[str | None]) -> pa.Array:
-    """Return the values of a key: int64 if all are integers (of up to 18 digits), or text."""
-    if all(re.fullmatch("-?[0-9]{1,18}", text) for text in texts if text is not None):
-        return pa.array([None if text is None else int(text) for text in texts], pa.int64())
-    return pa.array(texts, pa.string())
-
-
-def _width(kind: str) -> int:
-    """Return the bytes of a number of this type, 0 for anything else."""
-    try:
-        return np.dtype(kind).itemsize
-    except TypeError:
-        return 0
-
-
-def _string_nbytes(leaf: Any) -> float:
-    """Return about how many bytes the texts of a `ColumnChunkMetaData` have when decoded."""
-    stored, statistics = leaf.total_uncompressed_size, leaf.statistics
-    if statistics is None or not statistics.has_min_max:
-        return stored
-    ends = (statistics.min, statistics.max)
-    lengths = [len(end.encode() if isinstance(end, str) else bytes(end)) for end in ends]
-    return max(stored, leaf.num_values * sum(lengths) / 2)
-
-
-def _hash(metadata: Any) -> str:
-    return hashlib.sha256(repr(metadata).encode()).hexdigest()[:16]

@@ -1,0 +1,41 @@
+"""The metadata by which a later process recognizes a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from tutorlib.parquet.files import ParquetFiles, RowGroup
+
+
+def fingerprint_of(
+    stored: ParquetFiles,
+    row_groups: Sequence[RowGroup],
+    column_types: Mapping[str, tuple[str, bool]],
+    filters: str | None,
+) -> dict[str, Any]:
+    """Return metadata, as JSON values, that is equal for the same data set, also when moved."""
+    parts = [PurePath(path).parts for path in stored.paths]
+    levels = zip(*(folders[:-1] for folders in parts), strict=False)
+    common = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
+    names = ["/".join(folders[common:]) for folders in parts]
+    keys = [sorted(file.keys.items()) for file in stored.files]
+    groups = [(group.file, group.index, group.num_rows) for group in row_groups]
+    return {
+        "files": len(stored.files),
+        "row_groups": len(row_groups),
+        "rows": sum(group.num_rows for group in row_groups),
+        "column_types": _hash(sorted(column_types.items())),
+        "row_counts": _hash(groups),
+        "file_names": _hash([names, keys]),
+        "file_sizes": _hash([file.size for file in stored.files]),
+        "footers": stored.hash_of_footers,
+        "filters": filters,
+    }
+
+
+def _hash(metadata: Any) -> str:
+    return hashlib.sha256(repr(metadata).encode()).hexdigest()[:16]
