@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow as pa
 
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.ops.shared.checks import ColumnChecks
 from tutorlib.ops.shared.columns import flat
+from tutorlib.ops.shared.group_sums import GroupSums
+from tutorlib.ops.shared.keys import CombinationIndex
 from tutorlib.schema import Column
 
 
@@ -22,10 +23,8 @@ class Op(ColumnChecks, ABC):
 
     A subclass implements `transform` (a `ColumnOp`: `transform_column`), and `output_names` and
     `output_columns` unless names and schema stay as they are. It keeps the constructor's arguments
-    as attributes of the same names, where `get_config` reads them.
-
-    An op may also read columns that are not in its group: `extra_columns`. It finds them in its
-    chunk as the data has them, before any op, and does not return them.
+    as attributes of the same names, where `get_config` reads them. Columns outside its group,
+    `extra_columns`, are in its chunk as the data has them, before any op; it does not return them.
 
     Example:
         >>> class Halve(ColumnOp):
@@ -85,10 +84,7 @@ class Op(ColumnChecks, ABC):
     ) -> Op:
         """Return the op, not fitted, that `get_config` and `learned_tables` describe.
 
-        Args:
-            config: as from `get_config`.
-            tables: as from `learned_tables`.
-            functions: {name: function} that the caller of `Workflow.load` passes.
+        `functions` is {name: function}, as the caller of `Workflow.load` passes it.
         """
         return cls(**config)
 
@@ -147,8 +143,8 @@ class LearningOp(Op):
     """An op that learns from data.
 
     `partial` makes a state {key: state of a column} of some rows, `merge` combines states, and
-    `finalize` takes the state of all rows. The result must not depend, in any bit, on how rows were
-    divided among states or on the order of merging.
+    `finalize` takes the state of all rows. No bit of the result may depend on how rows were divided
+    among states or on the order of merging.
     """
 
     @abstractmethod
@@ -179,27 +175,59 @@ class LearningOp(Op):
         """Learn from the state of all rows; `transform` works from now on."""
 
 
-class SpillingOp(LearningOp):
-    """A learning op whose states can go to files when they exceed the memory budget.
+class StatisticsOp(ColumnOp, LearningOp):
+    """An op that learns a few numbers of each column, the `statistics`."""
 
-    Each state is then a table with one row per key; `tutorlib.workflow` sorts, writes and merges
-    these tables.
+    statistics: ClassVar[Sequence[str]]
+    """Their names, in the order in which `statistics_of` returns them."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    @abstractmethod
+    def statistics_of(self, name: str, state: Any) -> Sequence[float] | None:
+        """Return the statistics of a column for the state of all rows; None without a value."""
+
+    def reset(self) -> None:
+        """Forget what was learned."""
+        self._learned: dict[str, dict[str, float]] = {name: {} for name in self.statistics}
+
+    def unlearned(self, names: Sequence[str]) -> list[str]:
+        """Return the columns whose statistics are not known."""
+        return [name for name in names if name not in self._learned[self.statistics[0]]]
+
+    def finalize(self, state: dict[str, Any]) -> None:
+        """Set the statistics of each column."""
+        learned = self.learned()  # copies: ops of several groups may share the dicts
+        for name, part in state.items():
+            found = self.statistics_of(name, part)
+            if found is None:
+                raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
+            for statistic, number in zip(self.statistics, found, strict=True):
+                learned[statistic][name] = number
+        self._learned = learned
+
+    def learned(self) -> dict[str, Any]:
+        """Return {statistic: {column: number}}."""
+        return {statistic: dict(numbers) for statistic, numbers in self._learned.items()}
+
+    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
+        """Set the statistics."""
+        self._learned = {statistic: dict(learned[statistic]) for statistic in self.statistics}
+
+
+class SpillingOp(LearningOp):
+    """A learning op whose states, `GroupSums`, go to files when they exceed the memory budget.
+
+    `tutorlib.workflow` sorts, writes and merges the files. The op learns tables that hold a row per
+    key, and finds a row's key in them by an index.
     """
 
-    @abstractmethod
-    def to_table(self, state: Any) -> pa.Table:
-        """Return a state as rows in any order: columns `key_0`, `key_1`, ..., then numbers.
+    def merge_states(self, states: Sequence[GroupSums]) -> GroupSums:
+        """Return the sums of all states."""
+        return GroupSums.merged(states)
 
-        Keys are integers or strings, perhaps with nulls. A state may lack columns of numbers that
-        others have, if they would be zero.
-        """
-
-    @abstractmethod
-    def from_table(self, table: pa.Table) -> Any:
-        """Return the state that `to_table` returned as `table`."""
-
-    @abstractmethod
-    def gathered(self, key: str, states: Iterable[Any]) -> Any:
+    def gathered(self, key: str, states: Iterable[GroupSums]) -> GroupSums | Iterable[GroupSums]:
         """Return the state for `finalize` of one key whose rows come from files.
 
         Args:
@@ -207,6 +235,28 @@ class SpillingOp(LearningOp):
             states: in the order of their rows' keys. May be iterated several times, until
                 `finalize` has returned.
         """
+        return states
+
+    def reset(self) -> None:
+        """Forget what was learned."""
+        self.restore({}, {})
+
+    def learned_tables(self) -> dict[str, Chunk]:
+        """Return {key: table of what was learned}."""
+        return dict(self._tables)
+
+    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
+        """Set the tables and make their indexes."""
+        self._tables = dict(tables)
+        self._indexes = {key: self._index(key, table) for key, table in tables.items()}
+
+    @abstractmethod
+    def _index(self, key: str, table: Chunk) -> CombinationIndex:
+        """Return the index of a table's keys."""
+
+    def index_of(self, key: str) -> CombinationIndex:
+        """Return the index that finds a row's key in the table of `key`."""
+        return self._indexes[key]
 
 
 class ColumnGroup:

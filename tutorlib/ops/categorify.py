@@ -178,14 +178,6 @@ class Categorify(ColumnOp, SpillingOp):
         keys, counts = add_string_counts(keys, counts)
         return GroupSums.counted([keys], counts)
 
-    def to_table(self, state: GroupSums) -> pa.Table:
-        """Return the keys and their counts as rows."""
-        return state.to_table()
-
-    def from_table(self, table: pa.Table) -> GroupSums:
-        """Return the counted keys of `to_table`."""
-        return GroupSums.from_table(table)
-
     def gathered(self, key: str, states: Iterable[GroupSums]) -> GroupSums:
         """Return the keys that can get an id, so that not all have to fit in memory."""
         return frequent(states, per_column(self.freq_threshold, key, 0), self._most_values(key))
@@ -299,11 +291,5 @@ class Categorify(ColumnOp, SpillingOp):
         given = {name: tables[name].drop(["count"]) for name in config["vocabularies"]}
         return cls(**{**config, "vocabularies": given})
 
-    def learned_tables(self) -> dict[str, Chunk]:
-        """Return {vocabulary: values in the order of their ids, and their counts if learned}."""
-        return dict(self._tables)
-
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set the vocabularies."""
-        self._tables = dict(tables)
-        self._indexes = {name: vocabulary_index(name, table) for name, table in tables.items()}
+    def _index(self, key: str, table: Chunk) -> CombinationIndex:
+        return vocabulary_index(key, table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,12 +21,11 @@ from tutorlib.chunk import (
 from tutorlib.ops.base import ColumnOp, Op
 from tutorlib.ops.shared.columns import (
     NULL_ID,
-    as_floats,
     as_ids,
     float_dtype,
+    of_dtype,
     parts_of,
     per_column,
-    role_of,
     take_or_null,
     with_nulls,
 )
@@ -87,8 +85,10 @@ class Clip(ColumnOp):
         return low, high
 
     def _limit(self, name: str, limit: float | None, dtype: np.dtype) -> Any:
-        if limit is None or dtype.kind == "f":
-            return None if limit is None else dtype.type(limit)
+        if limit is None:
+            return None
+        if dtype.kind == "f":
+            return dtype.type(limit)
         if dtype.kind not in "iu" or not math.isfinite(limit) or limit != math.floor(limit):
             raise ValueError(self._wrong(name, f"cannot limit a column of {dtype} to {limit}"))
         bounds = np.iinfo(dtype)
@@ -126,18 +126,14 @@ class LogOp(ColumnOp):
         bad = values <= -1
         if bool(bad.any()):
             row = int(bad.argmax())
-            raise ValueError(
-                self._wrong(
-                    name,
-                    f"takes values above -1, got {float(values[row])} at value {row} "
-                    "of the chunk. Put Clip(min_value=0) before it.",
-                )
-            )
+            got = f"got {float(values[row])} at value {row} of the chunk"
+            rule = f"takes values above -1, {got}. Put Clip(min_value=0) before it."
+            raise ValueError(self._wrong(name, rule))
         return xp.log1p(values).astype(self.dtype)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return continuous columns."""
-        return as_floats(columns, self.dtype)
+        return of_dtype(columns, self.dtype)
 
 
 class Bucketize(ColumnOp):
@@ -183,10 +179,7 @@ class Bucketize(ColumnOp):
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without boundaries."""
-        missing = [name for name in names if per_column(self.boundaries, name) is None]
-        if missing:
-            raise ValueError(f"Bucketize: boundaries has no entry for columns {missing}")
-        return list(names)
+        return self._require_settings("boundaries", names)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return categorical columns of k + 3 ids."""
@@ -197,8 +190,8 @@ class LambdaOp(ColumnOp):
     """Applies a function to each column's values.
 
     The function gets the values that are not null: a NumPy array, on a GPU a CuPy array; strings as
-    a `pyarrow` array in host memory. A workflow is saved with the name of the function, never its
-    code; pass the function again to load it: `Workflow.load(folder, functions={name: f})`.
+    a `pyarrow` array in host memory. A workflow is saved with the function's name, never its code:
+    `Workflow.load(folder, functions={name: f})` takes the function again.
 
     Returns (from transform): columns of `dtype`. A null stays null, NaN in floating point; lists
     keep their lengths.
@@ -263,11 +256,7 @@ class LambdaOp(ColumnOp):
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return columns of the dtype, with its default role."""
-        role = role_of(self.dtype)
-        return [
-            dataclasses.replace(column, role=role, dtype=self.dtype, cardinality=None)
-            for column in columns
-        ]
+        return of_dtype(columns, self.dtype)
 
     @property
     def function_name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from tutorlib.chunk import (
     column_to_arrow,
     to_namespace,
 )
-from tutorlib.ops.base import ColumnOp, LearningOp
+from tutorlib.ops.base import ColumnOp, StatisticsOp
 from tutorlib.ops.shared.columns import column_type, flat, missing_in, parts_of
 from tutorlib.ops.shared.counts import add_integer_counts, coarsened, count_integers
 from tutorlib.schema import Column
 
 
 class _Filler(ColumnOp):
-    """What both ops share: filled columns, and indicators of what was filled."""
+    """Filled columns, and indicators of what was filled."""
 
     add_binary_cols: bool
 
@@ -116,7 +116,7 @@ class FillMissing(_Filler):
         return self.fill_value
 
 
-class FillMedian(_Filler, LearningOp):
+class FillMedian(_Filler, StatisticsOp):
     """Replaces nulls and NaN by the median of the column.
 
     The median of an even number of values is the mean of the two in the middle; of integers, the
@@ -127,9 +127,7 @@ class FillMedian(_Filler, LearningOp):
     `max_values` distinct ones; the result never depends on the order of merging. A million values
     take 16 MB and keep positive numbers over 30 powers of two within 0.004 %.
 
-    Returns (from transform): the columns in their dtypes; lists keep their lengths. With
-    `add_binary_cols`, then a column `{name}_filled` for each, float32: 1.0 where a value was
-    missing. The ops that follow get these columns too.
+    Returns (from transform): as FillMissing.
 
     Args:
         add_binary_cols: whether to add the indicator columns; not for columns of lists.
@@ -148,22 +146,16 @@ class FillMedian(_Filler, LearningOp):
         [1.0, 2.0, 9.0, 2.0]
     """
 
+    statistics = ("medians",)
+
     def __init__(self, add_binary_cols: bool = False, max_values: int = 1_000_000) -> None:
         self.add_binary_cols = add_binary_cols
         self.max_values = check_integer("FillMedian: max_values", max_values, at_least=2)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what was learned."""
-        self._medians: dict[str, float] = {}
-
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns whose medians are not known."""
-        return [name for name in names if name not in self._medians]
+        super().__init__()
 
     def fill_of(self, name: str) -> Any:
         """Return the column's median."""
-        return self._medians[name]
+        return self._learned["medians"][name]
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
         """Return {column: (whether integers, bits rounded off, values, counts)}."""
@@ -202,29 +194,17 @@ class FillMedian(_Filler, LearningOp):
         added = add_integer_counts(np.concatenate(values), np.concatenate(counts))
         return self._narrowed(whole, bits, *added)
 
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Set the median of each column."""
-        medians = dict(self._medians)
-        for name, (whole, _, values, counts) in state.items():
-            if len(values) == 0:
-                raise ValueError(self._wrong(name, "found no value. Use FillMissing."))
-            ends = np.cumsum(counts)
-            middle = (int(ends[-1]) - 1) // 2, int(ends[-1]) // 2
-            low, high = values[np.searchsorted(ends, middle, side="right")]
-            if whole:
-                medians[name] = int(low)
-            else:
-                pair = _in_order(np.array([low, high])).view(np.float64)
-                medians[name] = float(pair.sum() / 2)
-        self._medians = medians
-
-    def learned(self) -> dict[str, Any]:
-        """Return {"medians": {column: median}}."""
-        return {"medians": dict(self._medians)}
-
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set the medians."""
-        self._medians = dict(learned["medians"])
+    def statistics_of(self, name: str, state: Any) -> Sequence[float] | None:
+        """Return the median alone."""
+        whole, _, values, counts = state
+        if len(values) == 0:
+            return None
+        ends = np.cumsum(counts)
+        middle = (int(ends[-1]) - 1) // 2, int(ends[-1]) // 2
+        low, high = values[np.searchsorted(ends, middle, side="right")]
+        if whole:
+            return [int(low)]
+        return [float(_in_order(np.array([low, high])).view(np.float64).sum() / 2)]
 
 
 def _in_order(bits: Array) -> Array:

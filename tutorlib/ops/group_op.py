@@ -7,9 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from tutorlib.chunk import Array, Chunk, Masked, Ragged, column_from_arrow, row_ids, take, to_host
+from tutorlib.chunk import (
+    Array,
+    Chunk,
+    Masked,
+    Ragged,
+    array_namespace,
+    column_from_arrow,
+    row_ids,
+    to_host,
+)
+from tutorlib.memory import DeviceCache
 from tutorlib.ops.base import SpillingOp
 from tutorlib.ops.shared.columns import flat, float_dtype
 from tutorlib.ops.shared.group_sums import GroupSums
@@ -18,13 +27,7 @@ from tutorlib.schema import Column
 
 
 class GroupOp(SpillingOp):
-    """Learns numbers from the rows that share a key, and gives them to each row with that key.
-
-    Args:
-        combo: whether the columns of the group make one key together; else each is a key by itself.
-        name: of the key that columns make together; None joins their names by "_X_".
-        dtype: of the output columns.
-    """
+    """Learns numbers from the rows that share a key, and gives them to each row with that key."""
 
     def __init__(self, combo: bool, name: str | None, dtype: str) -> None:
         op = type(self).__name__
@@ -39,34 +42,15 @@ class GroupOp(SpillingOp):
         """Return what is learned of each key; an output column is named `{key}_{suffix}`."""
 
     @abstractmethod
-    def number_of_new_key(self, key: str, suffix: str) -> float:
-        """Return the number for a row whose key was not learned, or has a null."""
+    def numbers_of(self, key: str, suffix: str) -> np.ndarray:
+        """Return the numbers of a new key, then those of each learned key: [1 + keys].
+
+        With folds, a row has one number for each view: [1 + keys, 1 + folds].
+        """
 
     @abstractmethod
     def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
-        """Learn the numbers of one key from its groups.
-
-        Args:
-            key: its name.
-            blocks: the groups, by key if there are several blocks; may be iterated several times.
-        """
-
-    @abstractmethod
-    def _numbers_at(
-        self, key: str, positions: Array, chunk: Chunk, offsets: Array | None
-    ) -> dict[str, Array]:
-        """Return {suffix: numbers [n]} at positions [n] of a key's table, 0 for a new key.
-
-        Args:
-            key: its name.
-            positions: counted from 1.
-            chunk: the rows, with the extra columns.
-            offsets: of the lists that the keys come from; None for one key per row.
-        """
-
-    def reset(self) -> None:
-        """Forget what was learned."""
-        self.restore({}, {})
+        """Learn the numbers of one key from its groups; several blocks are in the order of keys."""
 
     def key_names(self, names: Sequence[str]) -> list[str]:
         """Return the names of the keys that the columns of the group make."""
@@ -95,8 +79,6 @@ class GroupOp(SpillingOp):
             for key, suffix in self._outputs([column.name for column in columns])
         ]
 
-    # -------------------------------------------------------------------------------- learning
-
     def _parts_by_key(self, chunk: Chunk) -> dict[str, dict[str, Any]]:
         """Return {key: {column: values}} of the group's columns."""
         own = chunk.drop([*self.extra_columns, *self.extra_fit_columns])
@@ -110,7 +92,8 @@ class GroupOp(SpillingOp):
     def _sums(self, chunk: Chunk, names: Sequence[str], **options: bool) -> dict[str, GroupSums]:
         """Return {key: sums of the named columns}; each value of a list counts as a row."""
         summed = {name: self._summed(name, chunk[name]) for name in names}
-        state = {}
+        state, folds = {}, self._folds(chunk)
+        folds = None if folds is None else to_host(folds)
         for key, parts in self._parts_by_key(chunk).items():
             values, repeated = summed, None
             (first, *_) = parts.values()
@@ -120,16 +103,14 @@ class GroupOp(SpillingOp):
             flat_parts = [flat(part) for part in parts.values()]
             for name, part in zip(parts, flat_parts, strict=True):
                 self._keys_to_learn(name, part)
-            flat_parts += [
-                part if repeated is None else take(part, repeated)
-                for part in self._more_parts(chunk)
-            ]
+            if folds is not None:
+                flat_parts.append(folds if repeated is None else folds[repeated])
             state[key] = GroupSums.of(flat_parts, values, **options)
         return state
 
-    def _more_parts(self, chunk: Chunk) -> list[Any]:
-        """Return host columns [n] that split each group further."""
-        return []
+    def _folds(self, chunk: Chunk) -> Array | None:
+        """Return int32 [n], the fold of each row, which splits each group; None without folds."""
+        return None
 
     def _summed(self, name: str, column: Any) -> np.ndarray:
         self._check_no_lists(name, column)
@@ -137,28 +118,10 @@ class GroupOp(SpillingOp):
         self._check_size(name, values[~np.isnan(values)])
         return values
 
-    def merge_states(self, states: Sequence[GroupSums]) -> GroupSums:
-        """Return the sums of all states."""
-        return GroupSums.merged(states)
-
-    def to_table(self, state: GroupSums) -> pa.Table:
-        """Return the groups as rows."""
-        return state.to_table()
-
-    def from_table(self, table: pa.Table) -> GroupSums:
-        """Return the groups of `to_table`."""
-        return GroupSums.from_table(table)
-
-    def gathered(self, key: str, states: Iterable[GroupSums]) -> Iterable[GroupSums]:
-        """Return the states as they come: only what is learned has to fit in memory."""
-        return states
-
     def finalize(self, state: dict[str, GroupSums | Iterable[GroupSums]]) -> None:
         """Learn the numbers of each key."""
         for key, sums in state.items():
             self._finalize_key(key, [sums] if isinstance(sums, GroupSums) else sums)
-
-    # -------------------------------------------------------------------------- what was learned
 
     @staticmethod
     def _table(groups: GroupSums, numbers: Mapping[str, np.ndarray]) -> Chunk:
@@ -166,23 +129,17 @@ class GroupOp(SpillingOp):
         keys = {f"key_{k}": column_from_arrow(key) for k, key in enumerate(groups.keys)}
         return Chunk({**keys, **numbers})
 
-    def learned_tables(self) -> dict[str, Chunk]:
-        """Return {key: table of its groups: `key_0`, `key_1`, ... by key, and their numbers}."""
-        return dict(self._tables)
+    def _index(self, key: str, table: Chunk) -> CombinationIndex:
+        return CombinationIndex([c for n, c in table.items() if n.startswith("key_")])
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set the tables."""
-        self._tables = dict(tables)
-        self._indexes = {
-            key: CombinationIndex([c for n, c in table.items() if n.startswith("key_")])
-            for key, table in tables.items()
+        """Set the tables, and copy their numbers to each device that asks for them."""
+        super().restore(learned, tables)
+        self._by_key = {
+            (key, suffix): DeviceCache(self.numbers_of(key, suffix))
+            for key in tables
+            for suffix in self.output_suffixes()
         }
-
-    def index_of(self, key: str) -> CombinationIndex:
-        """Return the index that finds a row's key in the table of `key`."""
-        return self._indexes[key]
-
-    # ------------------------------------------------------------------------------ transforming
 
     def _positions(self, key: str, parts: Mapping[str, Any]) -> Array:
         """Return the position of each row's key in the table, from 1; 0 if it is new, or null."""
@@ -199,10 +156,15 @@ class GroupOp(SpillingOp):
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the numbers of each row's keys."""
         result: dict[str, Any] = {}
+        folds = self._folds(chunk)
         for key, parts in self._parts_by_key(chunk).items():
             (first, *_) = parts.values()
-            positions = self._positions(key, {name: flat(part) for name, part in parts.items()})
             offsets = first.offsets if isinstance(first, Ragged) else None
-            for suffix, numbers in self._numbers_at(key, positions, chunk, offsets).items():
+            at: Any = self._positions(key, {name: flat(part) for name, part in parts.items()})
+            xp = array_namespace(at)
+            if folds is not None:
+                at = at, 1 + (folds if offsets is None else folds[row_ids(offsets)])
+            for suffix in self.output_suffixes():
+                numbers = self._by_key[key, suffix].on(xp)[at]
                 result[f"{key}_{suffix}"] = numbers if offsets is None else Ragged(numbers, offsets)
         return Chunk(result)

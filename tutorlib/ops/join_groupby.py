@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Array, Chunk, array_namespace
-from tutorlib.memory import DeviceCache
+from tutorlib.chunk import Chunk
 from tutorlib.ops.group_op import GroupOp
 from tutorlib.ops.shared.group_sums import GroupSums
 
@@ -77,9 +76,11 @@ class JoinGroupby(GroupOp):
         counted = ["count"] if "count" in self.statistics else []
         return counted + [f"{name}_{s}" for name in self.continuous for s in wanted]
 
-    def number_of_new_key(self, key: str, suffix: str) -> float:
-        """Return 0 for a count or sum, else NaN."""
-        return 0.0 if suffix.rpartition("_")[2] in ("count", "sum") else math.nan
+    def numbers_of(self, key: str, suffix: str) -> np.ndarray:
+        """Return a statistic: of a new key 0 for a count or sum, else NaN."""
+        learned = self._tables[key][suffix]
+        new = 0.0 if suffix.rpartition("_")[2] in ("count", "sum") else math.nan
+        return np.append(np.array([new], learned.dtype), learned)
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
         """Return {key: sums of the continuous columns}."""
@@ -101,21 +102,6 @@ class JoinGroupby(GroupOp):
             column, _, statistic = suffix.rpartition("_")
             numbers[suffix] = _statistic(groups, column, statistic).astype(self.dtype)
         return self._table(groups, numbers)
-
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set the tables."""
-        super().restore(learned, tables)
-        self._by_key: dict[tuple[str, str], DeviceCache] = {}
-        for key, table in tables.items():
-            for suffix in self.output_suffixes():
-                new = np.array([self.number_of_new_key(key, suffix)], table[suffix].dtype)
-                self._by_key[key, suffix] = DeviceCache(np.append(new, table[suffix]))
-
-    def _numbers_at(
-        self, key: str, positions: Array, chunk: Chunk, offsets: Array | None
-    ) -> dict[str, Array]:
-        xp = array_namespace(positions)
-        return {s: self._by_key[key, s].on(xp)[positions] for s in self.output_suffixes()}
 
 
 def _statistic(groups: GroupSums, name: str, statistic: str) -> np.ndarray:

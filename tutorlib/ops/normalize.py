@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 from tutorlib.chunk import Array, Chunk, array_namespace
 from tutorlib.hashing import blocks_of
-from tutorlib.ops.base import ColumnOp, LearningOp
-from tutorlib.ops.shared.columns import as_floats, flat, float_dtype
+from tutorlib.ops.base import StatisticsOp
+from tutorlib.ops.shared.columns import flat, float_dtype, of_dtype
 from tutorlib.ops.shared.exact import exact_square_sum, exact_sum
 from tutorlib.schema import Column
 
 
-class _Scaler(ColumnOp, LearningOp):
-    """What both ops share: (x - shift) / scale, with numbers learned of each column."""
-
-    shift_name: ClassVar[str]
-    scale_name: ClassVar[str]
+class _Scaler(StatisticsOp):
+    """(x - shift) / scale, with the two statistics of each column."""
 
     def __init__(self, dtype: str = "float32") -> None:
         self.dtype = float_dtype(dtype, type(self).__name__)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what was learned."""
-        self._shift: dict[str, float] = {}
-        self._scale: dict[str, float] = {}
-
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns whose shift and scale are not known."""
-        return [name for name in names if name not in self._shift]
+        super().__init__()
 
     @abstractmethod
     def count(self, name: str, values: Array) -> Any:
         """Return the state of finite float64 values [n] of a column."""
-
-    @abstractmethod
-    def shift_and_scale_of(self, name: str, state: Any) -> tuple[float, float]:
-        """Return (shift, scale) for the state of all rows of a column."""
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
         """Return {column: state}; NaN and nulls are left out."""
@@ -53,12 +37,6 @@ class _Scaler(ColumnOp, LearningOp):
             self._check_size(name, values)
             state[name] = self.count(name, values)
         return state
-
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Set shift and scale of each column."""
-        found = {name: self.shift_and_scale_of(name, part) for name, part in state.items()}
-        self._shift = {name: shift for name, (shift, _) in found.items()}
-        self._scale = {name: scale for name, (_, scale) in found.items()}
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return (x - shift) / scale, computed in float64."""
@@ -74,19 +52,12 @@ class _Scaler(ColumnOp, LearningOp):
 
     def shift_and_scale(self, name: str) -> tuple[float, float]:
         """Return the learned (shift, scale) of a column; scale is infinite for equal values."""
-        return self._shift[name], self._scale[name] or math.inf
+        shift, scale = (numbers[name] for numbers in self._learned.values())
+        return shift, scale or math.inf
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return continuous columns."""
-        return as_floats(columns, self.dtype)
-
-    def learned(self) -> dict[str, Any]:
-        """Return {name of the shift: {column: shift}, name of the scale: {column: scale}}."""
-        return {self.shift_name: dict(self._shift), self.scale_name: dict(self._scale)}
-
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set shift and scale."""
-        self._shift, self._scale = learned[self.shift_name], learned[self.scale_name]
+        return of_dtype(columns, self.dtype)
 
 
 class Normalize(_Scaler):
@@ -115,7 +86,7 @@ class Normalize(_Scaler):
         ({'mean': {'x': 2.0}, 'std': {'x': 1.0}}, [-1.0, 1.0, nan])
     """
 
-    shift_name, scale_name = "mean", "std"
+    statistics = ("mean", "std")
 
     def count(self, name: str, values: Array) -> tuple[int, Fraction, Fraction]:
         """Return (number of values, their sum, the sum of their squares), exact."""
@@ -125,11 +96,11 @@ class Normalize(_Scaler):
         """Return the sums of all states."""
         return tuple(map(sum, zip(*states, strict=True)))
 
-    def shift_and_scale_of(self, name: str, state: Any) -> tuple[float, float]:
+    def statistics_of(self, name: str, state: Any) -> tuple[float, float] | None:
         """Return (mean, standard deviation)."""
         count, total, squares = state
         if count == 0:
-            raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
+            return None
         mean = total / count
         return float(mean), math.sqrt(squares / count - mean * mean)
 
@@ -138,7 +109,7 @@ class NormalizeMinMax(_Scaler):
     """Shifts and scales each column so that the smallest value becomes 0 and the largest 1.
 
     Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths. A
-    column of equal values becomes zeros. Values beyond those learned come out below 0 or above 1.
+    column of equal values becomes zeros. Values beyond those learned leave [0, 1].
 
     Args:
         dtype: of the result, "float16", "float32" or "float64".
@@ -157,7 +128,7 @@ class NormalizeMinMax(_Scaler):
         [0.0, 1.0, 0.5]
     """
 
-    shift_name, scale_name = "min", "range"
+    statistics = ("min", "range")
 
     def count(self, name: str, values: Array) -> tuple[float, float]:
         """Return (smallest, largest); (inf, -inf) if there is none."""
@@ -170,9 +141,7 @@ class NormalizeMinMax(_Scaler):
         lows, highs = zip(*states, strict=True)
         return min(lows), max(highs)
 
-    def shift_and_scale_of(self, name: str, state: Any) -> tuple[float, float]:
+    def statistics_of(self, name: str, state: Any) -> tuple[float, float] | None:
         """Return (minimum, range)."""
         low, high = state
-        if low > high:
-            raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
-        return low, high - low
+        return None if low > high else (low, high - low)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import Array, Chunk, array_namespace, row_ids, to_host
+from tutorlib.chunk import Array, Chunk
 from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
-from tutorlib.memory import DeviceCache
 from tutorlib.ops.base import Op
 from tutorlib.ops.group_op import GroupOp
 from tutorlib.ops.shared.columns import per_column
@@ -29,13 +28,12 @@ class TargetEncoding(GroupOp):
 
     If a row saw its own target, the model would learn to read it from the encoding. So rows are
     split into folds, and a row gets the mean and prior of all other folds. The fold is a hash of
-    the row's value of `fold_column`: it depends neither on targets, nor on the position of the row,
-    nor on chunks, and rows of one user or one day can be kept in one fold. Rows that were not
-    learned from, for validation or serving, get the mean of all folds: use
+    the row's value of `fold_column`, so that rows of one user or one day can be kept in one fold.
+    Rows that were not learned from, for validation or serving, get the mean of all folds: use
     `workflow.for_serving()`, which does not need the fold column.
 
     Targets and fold column are read as the data has them, targets only to learn. Sums are exact and
-    rounded once, so no bit depends on chunks or on the order of merging.
+    rounded once.
 
     Returns (from transform): columns `{key}_{target}_mean` of `dtype` in place of the keys. A key
     that is new, or null in any part, gets the prior. Missing targets are left out. In a column of
@@ -113,29 +111,25 @@ class TargetEncoding(GroupOp):
         """Return "{target}_mean" of each target."""
         return [f"{target}_mean" for target in self.targets]
 
-    # ---------------------------------------------------------------------------------- learning
-
     def _folds_of(self, name: str, column: Any) -> Array:
         """Return int32 [n]: the fold of each row."""
         self._check_no_lists(name, column)
         values, valid = self._keys(name, column)
         if valid is not None and not bool(valid.all()):
             row = int((~valid).argmax())
-            raise ValueError(
-                self._wrong(
-                    name,
-                    f"needs a value for each row's fold, got null at row {row} of the chunk. "
-                    "Choose another fold_column, or drop such rows by Dropna.",
-                )
+            rule = (
+                f"needs a value for each row's fold, got null at row {row} of the chunk. Choose "
+                "another fold_column, or drop such rows by Dropna."
             )
+            raise ValueError(self._wrong(name, rule))
         hashes = hash_values(values)
         hashes ^= hash_integers(np.array([self.seed]))[0]
         mix(hashes)
         return to_buckets(hashes, self.folds)
 
-    def _more_parts(self, chunk: Chunk) -> list[Any]:
+    def _folds(self, chunk: Chunk) -> Array | None:
         name = self.fold_column
-        return [] if name is None else [to_host(self._folds_of(name, chunk[name]))]
+        return None if name is None else self._folds_of(name, chunk[name])
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
         """Return {key: sums of the targets, by fold}."""
@@ -170,13 +164,11 @@ class TargetEncoding(GroupOp):
                 totals[name] += Fraction(total, 1 << e)
                 counts[name] += int(count)
         if not all(counts.values()):
-            raise ValueError(
-                self._wrong(
-                    target,
-                    "found no value in all rows, or none outside a fold. Give a prior, or a "
-                    "fold_column with more distinct values.",
-                )
+            rule = (
+                "found no value in all rows, or none outside a fold. Give a prior, or a "
+                "fold_column with more distinct values."
             )
+            raise ValueError(self._wrong(target, rule))
         return [totals[name] / counts[name] for name in self._views()]
 
     def _means_of(self, sums: GroupSums, priors: Mapping[str, list[Fraction]]) -> Chunk:
@@ -234,19 +226,15 @@ class TargetEncoding(GroupOp):
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
         """Set priors and means."""
-        super().restore(learned, tables)
         self._priors = learned.get("priors", {})
-        self._means: dict[tuple[str, str], DeviceCache] = {}
-        for key, table in tables.items():
-            for target in self.targets:
-                columns = [table[f"{target}_mean{view}"] for view in self._views()]
-                priors = np.array(self._priors[key][target], dtype=self.dtype)
-                means = np.vstack([priors, np.column_stack(columns)])
-                self._means[key, target] = DeviceCache(means)
+        super().restore(learned, tables)
 
-    def number_of_new_key(self, key: str, suffix: str) -> float:
-        """Return the prior of all rows."""
-        return self._priors[key][suffix.removesuffix("_mean")][0]
+    def numbers_of(self, key: str, suffix: str) -> np.ndarray:
+        """Return the priors, which new keys get, then the means of each key."""
+        columns = [self._tables[key][f"{suffix}{view}"] for view in self._views()]
+        priors = np.array(self._priors[key][suffix.removesuffix("_mean")], dtype=self.dtype)
+        means = np.vstack([priors, np.column_stack(columns)])
+        return means if self.fold_column is not None else means[:, 0]
 
     def for_serving(self) -> Op:
         """Return the op with the means of all rows, which does not need the fold column."""
@@ -259,21 +247,6 @@ class TargetEncoding(GroupOp):
         without = {f"{t}_mean{view}" for t in self.targets for view in self._views()[1:]}
         op.restore({"priors": priors}, {k: t.drop(list(without)) for k, t in self._tables.items()})
         return op
-
-    # ------------------------------------------------------------------------------ transforming
-
-    def _numbers_at(
-        self, key: str, positions: Array, chunk: Chunk, offsets: Array | None
-    ) -> dict[str, Array]:
-        xp = array_namespace(positions)
-        view: Any = 0
-        if self.fold_column is not None:
-            view = self._folds_of(self.fold_column, chunk[self.fold_column]) + 1
-            view = view if offsets is None else view[row_ids(offsets)]
-        return {
-            f"{target}_mean": self._means[key, target].on(xp)[positions, view]
-            for target in self.targets
-        }
 
 
 class _WholeKeys:

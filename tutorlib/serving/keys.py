@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tutorlib.ops import (
@@ -122,15 +121,13 @@ class ServedGroupOp(ServedOp[JoinGroupby | TargetEncoding]):
 
     def build(self, functions: Functions) -> None:
         """Keep the keys, and the numbers of each wanted column after that of a new key."""
-        tables = self.op.learned_tables()
         self.keys: dict[str, CombinationTable] = {}
         self.numbers: dict[str, tf.Variable] = {}
         for name in self.wanted:
             key, suffix = self.op.parts_of_output(name, self.names)
             if key not in self.keys:
                 self.keys[key] = CombinationTable(self.op.index_of(key))
-            new = np.array([self.op.number_of_new_key(key, suffix)], self.op.dtype)
-            self.numbers[name] = fixed(np.concatenate([new, tables[key][suffix]]))
+            self.numbers[name] = fixed(self.op.numbers_of(key, suffix))
 
     def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
         """Return the numbers of each row's keys."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.ops import LearningOp, SpillingOp
+from tutorlib.ops.shared.group_sums import GroupSums
 
 BLOCK_ROWS = (1024, 65_536)  # fewest and most rows of a run that are read at a time
 MOST_RUNS = 64  # runs merged at a time; each is an open file and a block in memory
@@ -59,7 +60,7 @@ class Runs:
                 rest.append(by_key)
                 continue
             for key, state in by_key.items():
-                table, path = op.to_table(state), self._new_path()
+                table, path = state.to_table(), self._new_path()
                 self._refuse_other_keys(op, (number, key), table)
                 self._write(path, [in_order(table)], table.schema)
                 with self._lock:
@@ -73,7 +74,7 @@ class Runs:
             known = self._schemas.setdefault(run, table.schema)
         types = [[schema.field(n).type for n in _keys(schema)] for schema in (known, table.schema)]
         if types[0] != types[1]:
-            empty = (op.from_table(schema.empty_table()) for schema in (known, table.schema))
+            empty = (GroupSums.from_table(schema.empty_table()) for schema in (known, table.schema))
             op.merge(*({run[1]: state} for state in empty))
 
     def _new_path(self) -> Path:
@@ -121,9 +122,9 @@ class MergedRuns:
         empty = True
         for table in self.tables():
             empty = False
-            yield self._op.from_table(table)
+            yield GroupSums.from_table(table)
         if empty:
-            yield self._op.from_table(_schema_of_all(self._paths).empty_table())
+            yield GroupSums.from_table(_schema_of_all(self._paths).empty_table())
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield tables with all rows in the order of their keys, rows of equal keys merged."""
@@ -144,8 +145,8 @@ class MergedRuns:
                 if len(ready) == 1:
                     yield ready[0]
                     continue
-                merged = op.merge(*({"": op.from_table(table)} for table in ready))
-                yield in_order(op.to_table(merged[""]))
+                merged = op.merge(*({"": GroupSums.from_table(table)} for table in ready))
+                yield in_order(merged[""].to_table())
 
 
 class _Block:
@@ -194,7 +195,7 @@ def in_order(table: pa.Table) -> pa.Table:
 def spillable_nbytes(ops: Sequence[LearningOp], states: list[dict[str, Any]]) -> int:
     """Return the bytes of the states of spilling ops."""
     return sum(
-        op.to_table(state).nbytes
+        state.to_table().nbytes
         for op, by_key in zip(ops, states, strict=True) if isinstance(op, SpillingOp)
         for state in by_key.values()
     )  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tutorlib.chunk import Array, Ragged, Strings, array_namespace
-from tutorlib.ops.shared.columns import column_type, parts_of, with_nulls
+from tutorlib.ops.shared.columns import column_type, parts_of, per_column, with_nulls
 
 
 class ColumnChecks:
@@ -20,6 +21,14 @@ class ColumnChecks:
     def _check_no_lists(self, name: str, column: Any) -> None:
         if isinstance(column, Ragged):
             raise TypeError(self._wrong(name, "takes one value per row, got lists"))
+
+    def _require_settings(self, setting: str, names: Sequence[str]) -> list[str]:
+        """Return the names; ValueError for columns that {name: setting} does not have."""
+        missing = [name for name in names if per_column(getattr(self, setting), name) is None]
+        if missing:
+            op = type(self).__name__
+            raise ValueError(f"{op}: {setting} has no entry for columns {missing}")
+        return list(names)
 
     def _check_kind(self, name: str, column: Any, learned: Any) -> None:
         """Refuse strings where integers were learned, and integers where strings were."""

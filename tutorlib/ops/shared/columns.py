@@ -103,19 +103,14 @@ def id_dtype(cardinality: int) -> str:
 
 def as_ids(columns: Sequence[Column], cardinality: Callable[[str], int]) -> list[Column]:
     """Return the columns as categorical ones; `cardinality(name)` is the number of ids."""
-    result = []
-    for column in columns:
-        size = cardinality(column.name)
-        changed = dataclasses.replace(
-            column, role="categorical", dtype=id_dtype(size), cardinality=size
-        )
-        result.append(changed)
-    return result
-
-
-def as_floats(columns: Sequence[Column], dtype: str) -> list[Column]:
-    """Return the columns as continuous ones of a dtype."""
+    sizes = [cardinality(column.name) for column in columns]
     return [
-        dataclasses.replace(column, role="continuous", dtype=dtype, cardinality=None)
-        for column in columns
+        dataclasses.replace(column, role="categorical", dtype=id_dtype(size), cardinality=size)
+        for column, size in zip(columns, sizes, strict=True)
     ]
+
+
+def of_dtype(columns: Sequence[Column], dtype: str) -> list[Column]:
+    """Return the columns with another dtype and its default role."""
+    role = role_of(dtype)
+    return [dataclasses.replace(c, role=role, dtype=dtype, cardinality=None) for c in columns]
