@@ -20,14 +20,6 @@ class Device:
     Args:
         name: "cpu" or "gpu".
         loader: whether a loader will make batches on it, which needs cuDF on a GPU.
-
-    Raises:
-        SystemExit: if "gpu" is asked for and the GPU or a package for it is missing.
-
-    Example:
-        >>> device = Device("cpu")
-        >>> device.synchronise(), device.memory()
-        (None, None)
     """
 
     def __init__(self, name: str, *, loader: bool = True) -> None:
@@ -113,11 +105,6 @@ class Device:
     @contextlib.contextmanager
     def profiler(self, log_dir: Path, first: int, last: int) -> Iterator[list[Any]]:
         """Trace a `fit` inside the `with` block.
-
-        Args:
-            log_dir: folder for the trace.
-            first: first step to trace, from 1, counted over the epochs of `fit`.
-            last: last step to trace. On JAX the whole block is traced.
 
         Yields:
             The callbacks that `fit` needs for it.

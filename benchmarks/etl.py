@@ -105,34 +105,21 @@ def raw_rows(folder: Path, rows: int, scale: float) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The task of one process.
+    """The task of one process."""
 
-    Args:
-        job: key of `JOBS`.
-        files: Parquet files of raw rows.
-        target: folder to write, which does not exist yet.
-    """
-
-    job: str
+    job: str  # key of `JOBS`
     files: tuple[str, ...]
-    target: str
+    target: str  # folder to write, which does not exist yet
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one process measured; in each pair `fit` comes first, then `transform`.
+    """What one process measured; in each pair `fit` comes first, then `transform`."""
 
-    Args:
-        elapsed_s: seconds.
-        cpu_s: CPU seconds of all threads.
-        peak_bytes: maximum anonymous memory above that after the imports.
-        written_bytes: size of the files.
-    """
-
-    elapsed_s: tuple[float, float]
-    cpu_s: tuple[float, float]
-    peak_bytes: tuple[int, int]
-    written_bytes: int
+    elapsed_s: tuple[float, float]  # seconds
+    cpu_s: tuple[float, float]  # CPU seconds of all threads
+    peak_bytes: tuple[int, int]  # maximum anonymous memory above that after the imports
+    written_bytes: int  # size of the files
 
 
 def perform(task: Task) -> Outcome:
@@ -322,9 +309,6 @@ def in_turns(
 
     The first turn does not count: it brings the files into the page cache, and its output is
     compared. Output goes to `folder`, from which it is removed after each turn.
-
-    Raises:
-        ValueError: if two jobs wrote different values.
     """
     outcomes: dict[str, list[Outcome]] = {name: [] for name in jobs}
     for turn in range(-1, repeat):
@@ -346,9 +330,6 @@ def check_equal(one: Path, other: Path, rows: int) -> None:
     """Check that two folders hold the same rows: equal ids, numbers equal to 1e-5.
 
     Equal ids of all rows mean equal vocabularies, because every value of one is in some row.
-
-    Raises:
-        ValueError: with the first column and row that differ.
     """
     tables = [ds.dataset(sorted(folder.glob("part*.parquet"))) for folder in (one, other)]
     for name in ("label", *COUNTS, *STRINGS):

@@ -71,11 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def newest(benchmark: str, results: Path = RESULTS, part: str = "candidates") -> dict[str, Any]:
-    """Return the newest report of a benchmark that has the key `part`.
-
-    Raises:
-        FileNotFoundError: if there is none.
-    """
+    """Return the newest report of a benchmark that has the key `part`."""
     reports = [json.loads(path.read_text("utf-8")) for path in results.glob(f"{benchmark}-*.json")]
     found = [report for report in reports if part in report]
     if not found:
@@ -90,12 +86,7 @@ def newest(benchmark: str, results: Path = RESULTS, part: str = "candidates") ->
 
 
 def rate(entry: Entry) -> str:
-    """Return the rows per second of an entry and its ratio.
-
-    Example:
-        >>> rate({"rows_per_s": 6_120_000, "ratio": 12.34}), rate({"rows_per_s": 9e5, "ratio": 0.5})
-        ('6.1 million  (12x)', '900 thousand  (0.50x)')
-    """
+    """Return the rows per second of an entry and its ratio."""
     if entry["ratio"] is None:
         return in_words(entry["rows_per_s"])
     digits = 2 if entry["ratio"] < 1 else 1 if entry["ratio"] < 10 else 0
@@ -103,47 +94,28 @@ def rate(entry: Entry) -> str:
 
 
 def in_words(rate: float) -> str:
-    """Return a rate as a reader would say it.
-
-    Example:
-        >>> in_words(52_300), in_words(6_120_000), in_words(23_500_000)
-        ('52 thousand', '6.1 million', '24 million')
-    """
+    """Return a rate as a reader would say it."""
     if rate < 1e6:
         return f"{rate / 1e3:.0f} thousand"
     return f"{rate / 1e6:.{1 if rate < 1e7 else 0}f} million"
 
 
 def ranged(key: str, values: Sequence[float], value: float) -> dict[str, float]:
-    """Return a value and the range of the values it stands for, as a `Panel` takes them.
-
-    Example:
-        >>> ranged("peak", [3, 1, 2], 2)
-        {'peak': 2, 'min_peak': 1, 'max_peak': 3}
-    """
+    """Return a value and the range of the values it stands for, as a `Panel` takes them."""
     return {key: value, f"min_{key}": min(values), f"max_{key}": max(values)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A title above horizontal bars.
-
-    Args:
-        title: the title.
-        entries: bars from the bottom: each has `name`, `colour`, and `key` with its range, see
-            `ranged`.
-        key: value to draw.
-        label: format string for the text behind a bar; empty for the rate and its ratio.
-        mark: position of a broken vertical line; 0 for none.
-        limit: end of the axis; 0 for one that leaves room for the labels.
-    """
+    """A title above horizontal bars."""
 
     title: str
+    # bars from the bottom: each has `name`, `colour`, and `key` with its range, see `ranged`
     entries: Sequence[Entry]
-    key: str = "rows_per_s"
-    label: str = ""
-    mark: float = 0.0
-    limit: float = 0.0
+    key: str = "rows_per_s"  # value to draw
+    label: str = ""  # format string for the text behind a bar; empty for the rate and its ratio
+    mark: float = 0.0  # position of a broken vertical line; 0 for none
+    limit: float = 0.0  # end of the axis; 0 for one that leaves room for the labels
 
     def draw(self, axes: Any) -> None:
         """Draw it into matplotlib axes."""

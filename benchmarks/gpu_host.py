@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, measure
-from benchmarks.gpu_steps import BACKENDS, Settings, Step, missing, steps_of
+from benchmarks.gpu_steps import BACKENDS, Settings, Step, steps_of
 from tutorlib.storage import new_file
 
 SUMMARY = "benchmarks, tests and lessons on a GPU host, step by step (an hour; see --list)"
@@ -103,11 +103,7 @@ def default_out(settings: Settings) -> Path:
 
 
 def choose(steps: Mapping[str, Step], patterns: Sequence[str]) -> dict[str, Step]:
-    """Return the steps that match a pattern, in order.
-
-    Raises:
-        SystemExit: if a pattern matches none.
-    """
+    """Return the steps that match a pattern, in order."""
     idle = [pattern for pattern in patterns if not fnmatch.filter(steps, pattern)]
     if idle:
         raise SystemExit(f"benchmarks: {idle} match no step of {', '.join(steps)}")
@@ -149,15 +145,6 @@ def do_steps(
 ) -> dict[str, bool]:
     """Run the steps that have no file yet, those that failed before last; write a file for each.
 
-    Args:
-        limits: {name of a step: its time limit in seconds}.
-        out: folder of the files.
-        perform: function of (name, time limit) that runs a step; its result goes into the file, or
-            its exception into `NAME.failed.json`.
-        limit_s: seconds for all; a step whose limit is above what is left does not start.
-        details: added to each file, such as the machine.
-        clock: monotonic clock, in seconds.
-
     Returns:
         {name: whether it succeeded} of the steps that ran.
     """
@@ -188,16 +175,11 @@ def do_steps(
 
 
 def summary(record: Mapping[str, Any]) -> str:
-    """Return a step's file in a line.
-
-    Example:
-        >>> summary({"elapsed_s": 61.5, "result": {"backend": "jax"}})
-        '62 s: backend jax'
-    """
+    """Return a step's file in a line."""
     if "error" in record:
         return f"failed after {record['elapsed_s']:,.0f} s: {record['error'][-300:]}"
     result = record["result"]
-    shown = ("backend", "missing_for_gpu", "missing_packages", "counts", "collected", "headline")
+    shown = ("backend", "missing_for_gpu", "counts", "collected", "headline")
     said = [f"{key} {result[key]}" for key in shown if key in result]
     said += [f"{e['name']} {e['rows_per_s']:,.0f} rows/s" for e in result.get("candidates", ())]
     return f"{record['elapsed_s']:,.0f} s{': ' * bool(said)}{'; '.join(said)}"
@@ -209,21 +191,7 @@ def summary(record: Mapping[str, Any]) -> str:
 def perform_step(
     step: Step, settings: Settings, out: Path, backend: str, limit_s: float
 ) -> dict[str, Any]:
-    """Run the commands of a step and return its result.
-
-    Args:
-        step: the step.
-        settings: device and folders.
-        out: folder of the files of all steps.
-        backend: Keras's backend.
-        limit_s: seconds for all its commands.
-
-    Raises:
-        RuntimeError: if something that it needs is missing, it fails, or it exceeds its limit; with
-            the end of its output.
-    """
-    if lacking := missing(step.needs):
-        raise RuntimeError(f"not run: these packages are missing: {', '.join(lacking)}")
+    """Run the commands of a step and return its result."""
     if step.after and state(out, step.after) != "done":
         raise RuntimeError(f"not run: it needs the step {step.after!r}, which is not done")
     environment = {
@@ -252,12 +220,6 @@ def run_limited(
     """Run a command with its output in a file; end it and all it has started with this process.
 
     After its time limit a Python program first writes where it is (`faulthandler`).
-
-    Args:
-        command: program and arguments.
-        limit_s: time limit in seconds.
-        log: file for its output.
-        environment: its environment variables.
 
     Returns:
         Its exit code, None if it exceeded the limit.

@@ -64,11 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
 def places(
     result: Mapping[str, Any], folder: Path, out: Path | None, images: Path | None
 ) -> tuple[Path | None, Path]:
-    """Return the JSON file, None for the default, and the folder of the figures.
-
-    Raises:
-        SystemExit: if a rehearsal would be written among the results or images.
-    """
+    """Return the JSON file, None for the default, and the folder of the figures."""
     if result["device"] == "gpu":
         return out, images or figures.IMAGES
     report = folder / "report"
@@ -84,11 +80,7 @@ def places(
 
 
 def merged(folder: Path) -> dict[str, Any]:
-    """Return what the steps in a folder have measured, as far as a table or figure needs it.
-
-    Raises:
-        SystemExit: if there is no step, or steps are of several machines or devices.
-    """
+    """Return what the steps in a folder have measured, as far as a table or figure needs it."""
     records = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
     if not records:
         raise SystemExit(f"benchmarks: no step of gpu-host has left a file in {folder}")
@@ -176,20 +168,7 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def outcome(value: float | None, at: str, bound: float, device: str) -> str:
-    """Return whether a target was reached.
-
-    Args:
-        value: measured value, None without one.
-        at: "least" or "most".
-        bound: required value.
-        device: "gpu"; on any other nothing counts as measured.
-
-    Example:
-        >>> outcome(9.5, "least", 9, "gpu"), outcome(0.2, "most", 0.1, "gpu")
-        ('reached', 'not reached')
-        >>> outcome(None, "least", 9, "gpu"), outcome(9.5, "least", 9, "cpu")
-        ('not measured', 'not measured')
-    """
+    """Return whether a target was reached."""
     if value is None or device != "gpu":
         return "not measured"
     return "reached" if (value >= bound if at == "least" else value <= bound) else "not reached"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import fnmatch
-import importlib.util
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ TESTS = {
 }
 TEST_S = 100  # seconds after which a test writes where it is
 LESSONS = {path.stem[:2]: path.stem for path in sorted(ROOT.glob("notebooks/0[2-6]_*.ipynb"))}
-ALL_NEED = frozenset({"keras", "tensorflow", "pyarrow", "numpy"})
 
 # The parts of benchmarks that run, as {step: options}; `train` is added below.
 PARTS = {
@@ -79,17 +76,11 @@ ORDER = (  # patterns, those first whose figures matter most
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Where the steps run.
+    """Where the steps run."""
 
-    Args:
-        device: "gpu", or "cpu" for a rehearsal.
-        work: folder of logs and notebooks.
-        data: folder of the rows.
-    """
-
-    device: str
-    work: Path
-    data: Path
+    device: str  # "gpu", or "cpu" for a rehearsal
+    work: Path  # folder of logs and notebooks
+    data: Path  # folder of the rows
 
     def command(self, words: str, *paths: Any, size: str) -> list[str]:
         """Return the command line of a Python program, with the options of its size."""
@@ -98,26 +89,15 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Commands with a common time limit, and their result.
-
-    Args:
-        name: its name.
-        commands: command lines, run one after the other.
-        read: function of their output that returns the result, as JSON values; raises RuntimeError
-            if there is none.
-        limit_s: seconds that it may take.
-        needs: packages without which it cannot run.
-        codes: exit codes of commands that are no failure; empty for any.
-        after: step that must be done before.
-    """
+    """Commands with a common time limit, and their result."""
 
     name: str
-    commands: Sequence[Sequence[str]]
+    commands: Sequence[Sequence[str]]  # command lines, run one after the other
+    # Returns the result from their output, as JSON values; RuntimeError if there is none.
     read: Callable[[str], dict[str, Any]]
     limit_s: int = 200
-    needs: frozenset[str] = ALL_NEED
-    codes: tuple[int, ...] = (0,)
-    after: str = ""
+    codes: tuple[int, ...] = (0,)  # exit codes of commands that are no failure; empty for any
+    after: str = ""  # step that must be done before
 
 
 def steps_of(settings: Settings) -> dict[str, Step]:
@@ -139,16 +119,6 @@ def _steps(settings: Settings) -> Iterator[Step]:
                 yield from (_train(model, way, p, settings) for p in train.PRECISIONS)
     yield _lesson_data(settings)
     yield from (_lesson(number, settings) for number in LESSONS)
-
-
-def missing(packages: Iterable[str]) -> list[str]:
-    """Return those packages that cannot be imported here.
-
-    Example:
-        >>> missing(["json", "no_such_package"])
-        ['no_such_package']
-    """
-    return sorted(name for name in packages if importlib.util.find_spec(name) is None)
 
 
 # ---- the environment ----------------------------------------------------------------------------
@@ -190,34 +160,21 @@ def _environment(settings: Settings) -> Step:
         backend, why = BACKENDS[0], "a rehearsal on the CPU"
         if settings.device == "gpu":
             backend, why = backend_for({name: found[name] for name in BACKENDS})
-        needs = {name for step in _steps(settings) for name in step.needs}
         variables = {k: v for k, v in os.environ.items() if k.startswith(("TF_", "XLA_", "KERAS_"))}
         return {
             "backend": backend,
             "why": why,
-            "missing_packages": missing(needs),
             "missing_for_gpu": found["loader"].get("missing_for_gpu", found["loader"]),
             "found": found,
             "environment": variables,
         }
 
     commands = [[sys.executable, "-c", code] for code in PROBES.values()]
-    return Step("environment", commands, read, needs=frozenset(), codes=())
+    return Step("environment", commands, read, codes=())
 
 
 def backend_for(found: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    """Return (backend, why): the first backend that computes on the GPU.
-
-    Args:
-        found: {backend: what its probe answered}, in order of preference.
-
-    Raises:
-        RuntimeError: if none does.
-
-    Example:
-        >>> backend_for({"tensorflow": {"on_gpu": False}, "jax": {"on_gpu": True}})
-        ('jax', "jax computes on the GPU, tensorflow does not: {'on_gpu': False}")
-    """
+    """Return (backend, why): the first backend that computes on the GPU."""
     without = ""
     for name, answer in found.items():
         if answer.get("on_gpu"):
@@ -236,8 +193,7 @@ def _benchmark(name: str, options: str, settings: Settings, device: str | None =
     command += ["--device", device or settings.device, *options.split()]
     if benchmark != "layers":
         command += ["--data", str(settings.data)]
-    needs = ALL_NEED | ({"tf_keras"} if name == "layers-fused" else set())
-    return Step(name, [command], lambda _: json.loads(path.read_text("utf-8")), needs=needs)
+    return Step(name, [command], lambda _: json.loads(path.read_text("utf-8")))
 
 
 def _train(model: str, way: str, precision: str, settings: Settings) -> Step:
@@ -261,26 +217,11 @@ def _tests(name: str, settings: Settings) -> Step:
     shown = "-rfEs" if settings.device == "gpu" else "--collect-only"
     words = f"-m pytest -o addopts= -o faulthandler_timeout={TEST_S} -q --noconftest -m gpu "
     words += f"-p no:cacheprovider {shown} {TESTS[name]}"
-    needs = ALL_NEED | {"pytest"} | imports((ROOT / TESTS[name]).read_text(encoding="utf-8"))
-    return Step(
-        f"tests-{name}",
-        [[sys.executable, *words.split()]],
-        read_tests,
-        needs=needs - {"tests"},
-        codes=(0, 1),
-    )
+    return Step(f"tests-{name}", [[sys.executable, *words.split()]], read_tests, codes=(0, 1))
 
 
 def read_tests(output: str) -> dict[str, Any]:
-    r"""Return what pytest says of the tests at the end, whatever follows it.
-
-    Raises:
-        RuntimeError: if no test has passed, for example because all were skipped.
-
-    Example:
-        >>> read_tests("..s\n2 passed, 1 skipped in 3.21s\nI0000 1 device\n")["counts"]
-        {'passed': 2, 'skipped': 1}
-    """
+    r"""Return what pytest says of the tests at the end, whatever follows it."""
     lines = re.findall(
         r"^\d+.*(?:passed|failed|error|skipped|collected).* in [\d.]+s", output, re.M
     )
@@ -291,23 +232,6 @@ def read_tests(output: str) -> dict[str, Any]:
         raise RuntimeError(f"no test has passed: {output[-4000:]}")
     failed = re.findall(r"^(?:FAILED|ERROR) .*$", output, re.MULTILINE)
     return {"counts": counts, "failed": failed, "output": output[-8000:]}
-
-
-def imports(code: str) -> frozenset[str]:
-    r"""Return the packages that code imports at its top level: those it cannot do without.
-
-    Example:
-        >>> sorted(imports("import os.path\nfrom keras import ops\nif os:\n    %matplotlib inline"))
-        ['keras', 'os']
-    """
-    plain = re.sub(r"^( *)[%!].*", r"\1pass", code, flags=re.MULTILINE)  # a notebook's commands
-    found: set[str] = set()
-    for line in ast.parse(plain).body:
-        if isinstance(line, ast.Import):
-            found |= {name.name.partition(".")[0] for name in line.names}
-        elif isinstance(line, ast.ImportFrom) and line.module:
-            found.add(line.module.partition(".")[0])
-    return frozenset(found)
 
 
 # ---- lessons ------------------------------------------------------------------------------------
@@ -346,20 +270,11 @@ def _lesson(number: str, settings: Settings) -> Step:
             raise RuntimeError(f"no headline: {output[-2500:]}")
         return {"lesson": name, "headline": found[2], "seconds": float(found[1])}
 
-    runner = (ROOT / "notebooks" / "run.py").read_text(encoding="utf-8")
-    needs = ALL_NEED | {"ipykernel"} | imports(runner) | imports(_code(name))
-    return Step(f"lesson-{number}", [command], read, 400, needs, after="data-lessons")
+    return Step(f"lesson-{number}", [command], read, 400, after="data-lessons")
 
 
 def parameters_of(name: str) -> set[str]:
     """Return the names in the cell of a lesson that is tagged `parameters`."""
-    return set(re.findall(r"^([A-Z_]+) =", _code(name, "parameters"), re.MULTILINE))
-
-
-def _code(name: str, tag: str | None = None) -> str:
-    """Return the code of a lesson, or of its cells with a tag."""
     content = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
-    cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-    if tag is not None:
-        cells = [cell for cell in cells if tag in cell["metadata"].get("tags", [])]
-    return "\n".join("".join(cell["source"]) for cell in cells)
+    [cell] = [c for c in content["cells"] if "parameters" in c["metadata"].get("tags", ())]
+    return set(re.findall(r"^([A-Z_]+) =", "".join(cell["source"]), re.MULTILINE))

@@ -106,15 +106,7 @@ def skewed_ids(sizes: Sequence[int], rows: int, rng: np.random.Generator) -> np.
 def step(
     layer: Callable[[Any], Any], variables: Sequence[Any], batch: Any, upstream: Any, xla: bool
 ) -> Work:
-    """Return a function that goes forward and backward once and returns the rows.
-
-    Args:
-        layer: function of a batch that returns the output.
-        variables: `tf.Variable`s whose gradients are computed.
-        batch: input, any structure of tensors.
-        upstream: gradient of the output, of its shape.
-        xla: whether XLA compiles the function.
-    """
+    """Return a function that goes forward and backward once and returns the rows."""
     import tensorflow as tf
 
     @tf.function(jit_compile=xla)

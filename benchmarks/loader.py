@@ -136,25 +136,18 @@ def run(arguments: argparse.Namespace) -> None:
 class Inputs:
     """What is read, and how.
 
-    Args:
-        criteo: rows with many columns.
-        movielens: rows with few columns, one of them multi-hot.
-        slow_rows: rows for the readers of one example per row.
-        batch_size: rows per batch.
-        device: where the loader makes batches.
-        peer_pythons: {library: path of an interpreter that has it}.
-
     Attributes:
         open_peers: ends the processes of other libraries.
         peer_versions: {library: version} of those that were started.
         not_measured: a line for each library that is not installed.
     """
 
-    criteo: Dataset
-    movielens: Dataset
-    slow_rows: int
+    criteo: Dataset  # rows with many columns
+    movielens: Dataset  # rows with few columns, one of them multi-hot
+    slow_rows: int  # rows for the readers of one example per row
     batch_size: int
-    device: str = "cpu"
+    device: str = "cpu"  # where the loader makes batches
+    # {library: path of an interpreter that has it}
     peer_pythons: Mapping[str, str] = dataclasses.field(default_factory=dict)
     open_peers: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
     peer_versions: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -171,16 +164,11 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """Something to measure.
+    """Something to measure."""
 
-    Args:
-        work: processes one epoch and returns its rows.
-        batches: the batches that it iterates over, if there are any.
-        afterwards: stops what the work has left running; not measured.
-    """
-
-    work: Callable[[], int]
-    batches: Iterable[Any] | None = None
+    work: Callable[[], int]  # processes one epoch and returns its rows
+    batches: Iterable[Any] | None = None  # the batches that it iterates over, if there are any
+    # stops what the work has left running; not measured
     afterwards: Callable[[], Any] | None = None
 
 
@@ -201,14 +189,7 @@ def awake(batches: Iterable[Any]) -> Candidate:
 
 
 def consume(batches: Iterable[Any]) -> int:
-    """Iterate over batches, look at the shape of each tensor, and return the rows.
-
-    Args:
-        batches: (inputs, label) each; inputs are {name: tensor}.
-
-    Raises:
-        ValueError: if a tensor, other than the values of lists, has not the label's number of rows.
-    """
+    """Iterate over batches, look at the shape of each tensor, and return the rows."""
     rows = 0
     for inputs, label in batches:
         batch_rows = label.shape[0]

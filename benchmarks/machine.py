@@ -61,24 +61,14 @@ def _gpus() -> list[str]:
 
 
 def hardware_slug(machine: Mapping[str, Any]) -> str:
-    """Return what `hardware` returned as part of a file name.
-
-    Example:
-        >>> hardware_slug({"cpu": "Intel(R) Xeon(R) CPU @ 2.20GHz", "cores": 2, "gpus": []})
-        'intel-xeon-cpu-2.20ghz-2-cores'
-    """
+    """Return what `hardware` returned as part of a file name."""
     name = machine["gpus"][0].split(",")[0] if machine["gpus"] else machine["cpu"]
     name = re.sub(r"\((r|tm)\)", "", name.lower())
     return re.sub(r"[^a-z0-9.]+", "-", f"{name} {machine['cores']} cores").strip("-")
 
 
 def describe_hardware(machine: Mapping[str, Any]) -> str:
-    """Return what `hardware` returned in words, for a caption.
-
-    Example:
-        >>> describe_hardware({"cpu": "A CPU", "cores": 2, "memory_bytes": 2**34, "gpus": []})
-        'A CPU, 2 cores, 16 GiB'
-    """
+    """Return what `hardware` returned in words, for a caption."""
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
     parts = [re.sub(r"\((R|TM)\)", "", machine["cpu"]), f"{machine['cores']} cores", memory]
     return ", ".join(parts + [gpu.split(",")[0] for gpu in machine["gpus"]])
@@ -137,15 +127,6 @@ class MemoryWatch:
     Attributes:
         before: (anonymous, mapped) bytes at the start; mapped are pages of files.
         peak: the maximum of each so far.
-
-    Example:
-        >>> import time
-        >>> import numpy as np
-        >>> with MemoryWatch() as watch:
-        ...     numbers = np.ones(4_000_000)
-        ...     time.sleep(0.1)
-        >>> watch.peak[0] - watch.before[0] > 30_000_000
-        True
     """
 
     def __init__(self) -> None:

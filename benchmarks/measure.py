@@ -81,12 +81,7 @@ def add_options(
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """Return the command that repeats a run, without the paths of this machine.
-
-    Example:
-        >>> command_line(argparse.Namespace(command="train", slow_rows=9, only=["a", "b"], out="x"))
-        'python -m benchmarks train --slow-rows 9 --only a b'
-    """
+    """Return the command that repeats a run, without the paths of this machine."""
     words = ["python", "-m", "benchmarks", arguments.command]
     for name, value in vars(arguments).items():
         if name not in OF_ONE_MACHINE and value is not None:
@@ -100,19 +95,12 @@ def command_line(arguments: argparse.Namespace) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The duration of every turn of one candidate.
+    """The duration of every turn of one candidate."""
 
-    Args:
-        name: name of the candidate.
-        rows: rows that it processed in one turn.
-        elapsed_s: seconds of each turn, in order, without the warm-up.
-        warmup_s: seconds of each warm-up turn: they include compilation.
-    """
-
-    name: str
-    rows: int
-    elapsed_s: tuple[float, ...]
-    warmup_s: tuple[float, ...] = ()
+    name: str  # name of the candidate
+    rows: int  # rows that it processed in one turn
+    elapsed_s: tuple[float, ...]  # seconds of each turn, in order, without the warm-up
+    warmup_s: tuple[float, ...] = ()  # seconds of each warm-up turn: they include compilation
 
     @property
     def rates(self) -> list[float]:
@@ -139,23 +127,12 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A bound that a measurement should meet.
+    """A bound that a measurement should meet."""
 
-    Args:
-        name: name of the candidate.
-        bound: minimum rate in rows/s; with `other`, the minimum ratio of the two rates.
-        other: candidate to compare with, turn by turn; None for none.
-        of: "rows_per_s", or "elapsed_s", where `bound` is the maximum ratio of the two durations.
-
-    Example:
-        >>> ours, theirs = Timing("ours", 9, (1.0, 1.0)), Timing("theirs", 9, (3.0, 2.0))
-        >>> Claim("ours", 2.0, other="theirs").check({"ours": ours, "theirs": theirs})["median"]
-        2.5
-    """
-
-    name: str
-    bound: float
-    other: str | None = None
+    name: str  # name of the candidate
+    bound: float  # minimum rate in rows/s; with `other`, the minimum ratio of the two rates
+    other: str | None = None  # candidate to compare with, turn by turn; None for none
+    # "rows_per_s", or "elapsed_s", where `bound` is the maximum ratio of the two durations
     of: str = "rows_per_s"
 
     def check(self, timings: Mapping[str, Timing]) -> dict[str, Any] | None:
@@ -202,15 +179,6 @@ def turns(
 
     Returns:
         A `Timing` for each candidate, in order.
-
-    Raises:
-        ValueError: if `repeat` is below 1 or `warmup` below 0; if a candidate processes no rows,
-            or another number of rows than in its first turn.
-
-    Example:
-        >>> [fast] = turns({"range": lambda: len(range(10))}, repeat=3, progress=False)
-        >>> fast.rows, len(fast.elapsed_s)
-        (10, 3)
     """
     if repeat < 1 or warmup < 0:
         raise ValueError(f"need repeat >= 1 and warmup >= 0, got {repeat=}, {warmup=}")
@@ -349,13 +317,7 @@ def table(
 
 
 def claim_line(claim: Mapping[str, Any]) -> str:
-    """Return a checked claim as one line.
-
-    Example:
-        >>> ours, theirs = Timing("ours", 90, (1.0,)), Timing("theirs", 10, (1.0,))
-        >>> claim_line(Claim("ours", 10, other="theirs").check({"ours": ours, "theirs": theirs}))
-        'not met  ours: 9 (9 to 9) times the rate of theirs; required: at least 10'
-    """
+    """Return a checked claim as one line."""
     what = "rate" if claim["of"] == "rows_per_s" else "time"
     least, most = min(claim["values"]), max(claim["values"])
     if claim["other"] is None:
@@ -368,10 +330,5 @@ def claim_line(claim: Mapping[str, Any]) -> str:
 
 
 def met(holds: bool, text: str) -> str:
-    """Return a line of text that begins with "met" or "not met".
-
-    Example:
-        >>> met(True, "memory")
-        'met      memory'
-    """
+    """Return a line of text that begins with "met" or "not met"."""
     return f"{'met' if holds else 'not met':<9}{text}"

@@ -78,60 +78,34 @@ def run(arguments: argparse.Namespace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The task of one process.
-
-    Args:
-        name: name of the case.
-        path: folder of Parquet files.
-        warm_path: folder of Parquet files with a few such rows.
-        schema: the columns, as JSON.
-        rows: rows in the files.
-        data_bytes: bytes of these rows in batches.
-        budget_bytes: `memory_budget` of the loader.
-        batch_size: rows per batch.
-        epochs: number of epochs.
-        device: "cpu" or "gpu".
-        in_series: whether it is one of the sizes that are compared with each other.
-    """
+    """The task of one process."""
 
     name: str
-    path: str
-    warm_path: str
-    schema: str
+    path: str  # folder of Parquet files
+    warm_path: str  # folder of Parquet files with a few such rows
+    schema: str  # the columns, as JSON
     rows: int
-    data_bytes: int
-    budget_bytes: int
+    data_bytes: int  # bytes of these rows in batches
+    budget_bytes: int  # `memory_budget` of the loader
     batch_size: int
     epochs: int
-    device: str
-    in_series: bool
+    device: str  # "cpu" or "gpu"
+    in_series: bool  # whether it is one of the sizes that are compared with each other
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one process measured.
+    """What one process measured."""
 
-    Args:
-        before_bytes: anonymous memory before the first epoch.
-        peak_bytes: maximum increase of it; on a GPU peak GPU memory of the loader.
-        mapped_bytes: maximum increase of pages of memory-mapped files.
-        planned_bytes: peak memory that `describe()` predicts.
-        elapsed_s: seconds of each epoch.
-    """
-
-    before_bytes: int
-    peak_bytes: int
-    mapped_bytes: int
-    planned_bytes: int
-    elapsed_s: tuple[float, ...]
+    before_bytes: int  # anonymous memory before the first epoch
+    peak_bytes: int  # maximum increase of it; on a GPU peak GPU memory of the loader
+    mapped_bytes: int  # maximum increase of pages of memory-mapped files
+    planned_bytes: int  # peak memory that `describe()` predicts
+    elapsed_s: tuple[float, ...]  # seconds of each epoch
 
 
 def stream(case: Case) -> Outcome:
-    """Run all epochs of a case and return the memory they took.
-
-    Raises:
-        ValueError: if an epoch has not all rows.
-    """
+    """Run all epochs of a case and return the memory they took."""
     from benchmarks.device import Device
     from benchmarks.loader import consume
     from tutorlib.loader import KerasSequenceLoader

@@ -23,17 +23,12 @@ from tutorlib.schema import Schema
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """Two forms of one network.
+    """Two forms of one network."""
 
-    Args:
-        schema: its columns, with the widths of their embeddings.
-        by_column: returns the network with one table per column, for batches of columns.
-        fused: returns the network with fused tables, for stacked batches.
-    """
-
-    schema: Schema
+    schema: Schema  # its columns, with the widths of their embeddings
+    # returns the network with one table per column, for batches of columns
     by_column: Callable[[], keras.Model]
-    fused: Callable[[], keras.Model]
+    fused: Callable[[], keras.Model]  # returns the network with fused tables, for stacked batches
 
 
 def dlrm(schema: Schema, widths: str) -> Network:

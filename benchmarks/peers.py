@@ -49,9 +49,6 @@ class Peer:
     Attributes:
         readers: names of its readers.
         version: version of its library.
-
-    Raises:
-        PeerError: if it ends before it answers.
     """
 
     def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
@@ -123,9 +120,6 @@ def start(
 
     Returns:
         The process, and {name of a reader: function that runs an epoch}.
-
-    Raises:
-        PeerError: if it fails, or read other values than the files hold, by the columns' sums.
     """
     source = data.plain if library == "merlin" else data.source
     [label] = data.schema.labels.names

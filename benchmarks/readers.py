@@ -183,11 +183,6 @@ class OneWeight(keras.Model):
 
     Args:
         name_of_input: tensor of the batch to use; of a stacked one, its first column.
-
-    Example:
-        >>> model = one_weight_model("I1")
-        >>> model({"I1": keras.ops.ones((4, 1)), "C1": keras.ops.ones((4, 1), "int32")}).shape
-        TensorShape([4, 1])
     """
 
     def __init__(self, name_of_input: str) -> None:

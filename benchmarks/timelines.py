@@ -23,13 +23,6 @@ def as_json(trace: Trace, steps: int) -> dict[str, Any]:
     The timeline begins where the step before it ended, so that it includes the wait for the first
     batch. Intervals are strings, `"START-STOP START-STOP ..."` in ms from there, because as numbers
     each would take four lines of a report.
-
-    Args:
-        trace: from `read_trace`.
-        steps: number of steps; the trace must have at least one more.
-
-    Raises:
-        ValueError: if the trace has no step before them.
     """
     if len(trace.steps) <= steps:
         raise ValueError(
@@ -55,17 +48,7 @@ def as_json(trace: Trace, steps: int) -> dict[str, Any]:
 
 
 def as_trace(timeline: Mapping[str, Any]) -> Trace:
-    """Return what `as_json` returned as a trace without steps and ops, to be drawn.
-
-    Args:
-        timeline: what `as_json` returned.
-
-    Example:
-        >>> kept = {"device": "CPU", "length_ms": 8.0, "waiting": "0.50-4.50"}
-        >>> trace = as_trace(kept | {"reading": "", "lanes": {"ops": "4.00-6.00 7.00-8.00"}})
-        >>> trace.wait_share, trace.device.busy_share
-        (0.5, 0.375)
-    """
+    """Return what `as_json` returned as a trace without steps and ops, to be drawn."""
     lanes = {name: _intervals(text) for name, text in timeline["lanes"].items()}
     busy = Intervals.union([span for lane in lanes.values() for span in lane])
     waiting = _intervals(timeline["waiting"])

@@ -66,12 +66,7 @@ TRACED_STEPS = 16  # on a GPU; the first half of them is not in the trace
 
 
 def name_of(section: str, way: str) -> str:
-    """Return the name of a candidate.
-
-    Example:
-        >>> name_of("dlrm", NATIVE)
-        'DLRM: native'
-    """
+    """Return the name of a candidate."""
     return f"{TITLES[section]}: {way}"
 
 

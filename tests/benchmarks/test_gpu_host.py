@@ -136,9 +136,7 @@ def test_the_error_of_a_failing_step_has_its_exit_code_and_the_end_of_its_output
         perform(step("import time; time.sleep(60)"), on_cpu, limit_s=1)
 
 
-def test_a_step_that_lacks_something_is_not_run(on_cpu):
-    with pytest.raises(RuntimeError, match="not run: these packages are missing: no_such_package"):
-        perform(step("", needs=frozenset({"keras", "no_such_package"})), on_cpu)
+def test_a_step_runs_only_after_the_step_it_needs(on_cpu):
     with pytest.raises(RuntimeError, match="not run: it needs the step 'data-lessons', which is n"):
         perform(steps_of(on_cpu)["lesson-04"], on_cpu)
 
@@ -150,14 +148,6 @@ def test_a_benchmark_whose_device_is_missing_ends_before_it_measures(tmp_path):
         with pytest.raises(SystemExit, match="--device gpu needs a GPU, cuDF and CuPy, but CuPy"):
             main([*command, *given])
     assert not (tmp_path / "data").exists()
-
-
-def test_a_step_needs_the_packages_that_its_file_imports(on_gpu):
-    steps = steps_of(on_gpu)
-    assert {"tf_keras", "nbclient", "nbformat", "nbconvert"} <= steps["lesson-02"].needs
-    assert "tf_keras" not in steps["lesson-03"].needs
-    assert "psutil" in steps["tests-callbacks"].needs
-    assert not {"tests", "rmm"} & steps["tests-parquet"].needs  # ours; in a string
 
 
 def test_a_test_file_of_which_no_test_passes_is_a_failed_step(on_gpu):
