@@ -170,15 +170,10 @@ def is_table(variable: Any) -> bool:
 
 
 def sums_by_row(gradient: Any, shape: Sequence[int]) -> tuple[Any, Any]:
-    """Return the rows that a gradient names, each once, and the sum of each row's gradients.
+    """Return the rows that a `tf.IndexedSlices` names, each once, and their summed gradients.
 
-    Args:
-        gradient: `tf.IndexedSlices`; a row may occur several times.
-        shape: (rows, width) of the table.
-
-    Returns:
-        ids [n] and gradients [n, width]. XLA needs a fixed n, so there n is the smaller of the
-        gradient's length and the table's; surplus ids equal `rows`, and a scatter ignores them.
+    They are ids [n] and gradients [n, width]. XLA needs a fixed n, so there n is the smaller of the
+    gradient's length and the table's; surplus ids equal `rows`, and a scatter ignores them.
     """
     import tensorflow as tf
 

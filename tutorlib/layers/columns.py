@@ -42,10 +42,6 @@ def read_columns(columns: Any) -> Features:
 
     Raises:
         ValueError: if a column is not supported; one message names all of them with the reason.
-
-    Example:
-        >>> read_columns([Column("I1", "continuous"), Column("y", "label")]).schema.names
-        ['I1']
     """
     if not isinstance(columns, Schema | Column):
         columns = list(columns)

@@ -26,15 +26,7 @@ from tutorlib.schema import Column, Schema
 
 
 class FeatureLayer(keras.layers.Layer):
-    """Base of layers over a Schema: checks the columns, and keeps them in its config.
-
-    Args:
-        schema: the feature columns, at least one; categorical ones with a cardinality.
-        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
-
-    Raises:
-        ValueError: if there is no column, or a cardinality is not known.
-    """
+    """Base of layers over a Schema: checks the columns, and keeps them in its config."""
 
     def __init__(self, schema: Schema, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -65,15 +57,10 @@ class FeatureLayer(keras.layers.Layer):
 
 
 class _TableFeatures(FeatureLayer):
-    """Base of layers with a table for each categorical column.
+    """Base of layers with a table for each categorical column; arguments as in `DenseFeatures`.
 
-    Args:
-        columns: Schema, list of `Column`, or list of `tf.feature_column`.
-        combiner: one for all columns or {column: combiner}, as in `DenseFeatures`.
-        weights: {multi-hot column: column with the weights of its ids}, or None.
-        table_width: width of all tables; None for each column's own.
-        table_initializer: of all tables; None for the default of `EmbeddingTable`.
-        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
+    `table_width` is the width of all tables (None for each column's own), `table_initializer` their
+    initializer (None for that of `EmbeddingTable`).
     """
 
     def __init__(

@@ -19,19 +19,12 @@ from tutorlib.schema import Schema
 
 
 class TableGroup(NamedTuple):
-    """The columns of one width, whose tables are stacked in one variable.
+    """The columns of one width, whose tables are stacked in one variable."""
 
-    Args:
-        width: width of the embeddings.
-        positions: indices of these columns in a stacked batch.
-        first_rows: int64 [columns], the first row of each column's table.
-        rows: rows of all these tables together.
-    """
-
-    width: int
-    positions: tuple[int, ...]
-    first_rows: np.ndarray
-    rows: int
+    width: int  # of the embeddings
+    positions: tuple[int, ...]  # indices of these columns in a stacked batch
+    first_rows: np.ndarray  # int64 [columns], the first row of each column's table
+    rows: int  # of all these tables together
 
 
 @register
@@ -103,11 +96,7 @@ class FusedEmbedding(FeatureLayer):
 
     @property
     def embedding_weights(self) -> Any:
-        """The one table of all columns, [rows, width].
-
-        Raises:
-            ValueError: if there are several, because widths differ; `tables` holds them.
-        """
+        """The one table of all columns, [rows, width]; an error if widths differ."""
         if len(self.tables) > 1:
             raise ValueError(
                 f"the columns have widths {[group.width for group in self.groups]}, so there are "

@@ -21,10 +21,6 @@ def take_rows(table: Any, ids: Any) -> Any:
     On TensorFlow this reads the rows from the variable's memory. `keras.ops.take` first reads the
     whole variable; once something, such as a row-sparse optimizer, has written single rows, that
     read is a copy of the table in every step: 8 ms for a million rows of 16 numbers.
-
-    Args:
-        table: `keras.Variable` [rows, width].
-        ids: integers of any shape in [0, rows). TensorFlow raises for other ids on a CPU.
     """
     dtype = keras.backend.standardize_dtype(ids.dtype)
     ids = ids if dtype in ID_TYPES else ops.cast(ids, "int32")
@@ -44,11 +40,6 @@ def row_numbers(counts: Any, size: Any) -> Any:
 
     One mark at the end of each row, then a running sum. A binary search would be one line, but
     under XLA it compares every value with every row: 49 GiB for 65,536 rows of three values.
-
-    Args:
-        counts: integers [batch], the number of values in each row. int64 counts give int64 row
-            numbers, all others int32.
-        size: number of values. Values behind those of the last row get the number `batch`.
     """
     wide = keras.backend.standardize_dtype(counts.dtype) == "int64"
     ends = ops.cumsum(ops.cast(counts, "int64" if wide else "int32"))
@@ -58,13 +49,7 @@ def row_numbers(counts: Any, size: Any) -> Any:
 
 
 def sum_rows(values: Any, rows: Any, batch: Any) -> Any:
-    """Return the sum of the values of each row, [batch, ...]; zeros for a row without values.
-
-    Args:
-        values: numbers [size, ...].
-        rows: integers [size] from `row_numbers`; values with the number `batch` are left out.
-        batch: number of rows.
-    """
+    """Return the sum of the values of each row, [batch, ...]; zeros for a row without values."""
     if keras.config.backend() != "tensorflow" or compiled_by_xla():
         return ops.segment_sum(values, rows, num_segments=batch + 1)[:batch]
     import tensorflow as tf

@@ -29,11 +29,7 @@ class Intervals:
 
     @classmethod
     def union(cls, pairs: Iterable[tuple[float, float]] | np.ndarray) -> Intervals:
-        """Return the union of (start, stop) pairs in any order, which may overlap.
-
-        Args:
-            pairs: (start, stop) in ms, stop not before start; or float64 [n, 2].
-        """
+        """Return the union of (start, stop) pairs in any order, which may overlap."""
         spans = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=float)
         if not spans.size:
             return cls(np.empty(0), np.empty(0))

@@ -16,19 +16,12 @@ NS_PER_MS = 1e6
 
 
 class Event(NamedTuple):
-    """Something that took time.
-
-    Args:
-        name: what happened.
-        start: start, ms from the start of the profiler.
-        stop: end, ms from the start of the profiler.
-        stats: {name: value} of the requested stats that the event has.
-    """
+    """Something that took time."""
 
     name: str
-    start: float
-    stop: float
-    stats: dict[str, Any]
+    start: float  # ms from the start of the profiler
+    stop: float  # ms from the start of the profiler
+    stats: dict[str, Any]  # {name: value} of the requested stats that the event has
 
 
 class Line(NamedTuple):
@@ -46,12 +39,7 @@ class Plane(NamedTuple):
 
 
 def newest_file(path: Path) -> Path:
-    """Return the newest `.xplane.pb` file under a folder; a file is returned as it is.
-
-    Raises:
-        FileNotFoundError: if there is none.
-        ValueError: if the newest trace has a file for each of several hosts.
-    """
+    """Return the newest `.xplane.pb` file under a folder; a file is returned as it is."""
     if path.is_file():
         return path
     found = list(path.glob("**/plugins/profile/*/*.xplane.pb"))
@@ -70,18 +58,7 @@ def newest_file(path: Path) -> Path:
 
 
 def read_planes(path: Path, stats: Collection[str] = ()) -> list[Plane]:
-    """Return the planes of a file.
-
-    Args:
-        path: an `.xplane.pb` file.
-        stats: names of the stats to return with the events that have them.
-
-    Returns:
-        The planes, times in ms from the start of the profiler.
-
-    Raises:
-        ValueError: if the file is damaged.
-    """
+    """Return the planes of an `.xplane.pb` file, with the named stats of the events."""
     from google.protobuf.message import DecodeError
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
