@@ -12,6 +12,7 @@ import time
 import keras
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -317,6 +318,27 @@ def test_a_narrow_column_of_ids_is_filled_with_an_id_that_the_file_could_not_hol
         tmp_path, 3, ["y"], cat_names=["n"], nulls={"n": 100_000}, shuffle=False
     )
     assert loader.peek()[0]["n"].numpy()[:, 0].tolist() == [1, 100_000, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "known"),
+    [
+        (pa.array([0.5, None, 1.0]), "~pc.field('y').is_nan()"),
+        (pa.array([0.5, float("nan"), 1.0]), "~pc.field('y').is_nan()"),
+        (pa.array([2, None, 1]), "pc.field('y').is_valid()"),
+        (pa.array([True, None, False]), "pc.field('y').is_valid()"),
+    ],
+    ids=["null", "NaN", "integer", "bool"],
+)
+def test_the_filter_that_the_error_proposes_drops_the_row_without_a_label(tmp_path, values, known):
+    write(tmp_path / "a.parquet", {"x": [0.0, 1, 2], "y": values})
+    arguments = tmp_path, 2, ["y"]
+    message = error_of(iterate, KerasSequenceLoader(*arguments, cont_names=["x"]))
+    assert f"fill it, or drop the row with filters={known} (pc is" in message
+    filters = eval(known, {"pc": pc})
+    loader = KerasSequenceLoader(*arguments, cont_names=["x"], filters=filters, shuffle=False)
+    ((inputs, _),) = loader
+    assert inputs["x"].numpy().ravel().tolist() == [0, 2]
 
 
 def test_a_label_is_never_filled(tmp_path):

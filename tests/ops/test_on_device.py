@@ -44,6 +44,13 @@ def test_no_op_is_forgotten():
     assert_every_op_is_here()
 
 
+def test_a_function_that_the_stand_in_lacks_is_refused_with_the_remedy():
+    assert hasattr(cupy, "isnan")
+    assert not hasattr(cupy, "sinh")
+    with pytest.raises(AttributeError, match=r"has no 'sinh'\. If CuPy has it, add it to ELEMENT"):
+        _ = cupy.sinh
+
+
 @pytest.mark.parametrize("name", [*OPS, *ROW_OPS])
 def test_transforms_to_what_the_cpu_makes(device, name):
     rows = chunk()

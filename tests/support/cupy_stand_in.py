@@ -9,8 +9,7 @@ on a CPU, and raises where a GPU would, or where one would go on with wrong valu
 * several values written to one place, of which any may stay;
 * an array used on another stream than that which made it, before that one was waited for.
 
-Read from the sources of CuPy 14.2; `test_gpu_ops.py` holds the lists against the real one.
-Does not belong here: what is tested with it.
+Read from the sources of CuPy 14.2; `tests/ops/test_on_gpu.py` compares the lists with the real one.
 """
 
 import contextlib
@@ -407,6 +406,13 @@ def _creator(name):
     return create
 
 
+def _not_listed(name):
+    raise AttributeError(
+        f"the stand-in for CuPy has no {name!r}. If CuPy has it, add it to ELEMENTWISE or "
+        "PARAMETERS in tests/support/cupy_stand_in.py."
+    )
+
+
 def get_array_module(*arguments):
     return cupy if any(isinstance(x, ndarray) for x in arguments) else np
 
@@ -419,6 +425,7 @@ def _fill():
     for function in (asarray, append, isin, searchsorted, get_array_module):
         setattr(cupy, function.__name__, function)
     cupy.ndarray, cupy.absolute = ndarray, cupy.abs
+    cupy.__getattr__ = _not_listed
     for name in METHODS:
         function = getattr(cupy, name)
         setattr(ndarray, name, lambda self, *a, f=function, **options: f(self, *a, **options))

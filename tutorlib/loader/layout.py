@@ -80,9 +80,8 @@ class Layout:
         schema: schema of the batches, after a mapped workflow.
         stacked: whether a batch holds "categorical" and "continuous" as one matrix each.
         check_ids: whether ids outside [0, cardinality) are refused.
-        nulls: "error" refuses nulls, and NaN in continuous columns; "fill" replaces them by 0;
-            {name: value} replaces them in these columns and refuses them in others. Labels and
-            weights must always have values.
+        nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
+            replaces them in these features. They are always refused in labels and weights.
         max_list_length: longest list that is accepted, at least 1; None for any.
         min_int_dtype: "int32" or "int64": integers have at least this width.
 
@@ -190,7 +189,13 @@ class Layout:
             return xp.where(values.valid, made, made.dtype.type(fill))
         row = first_row + _row(values.valid.argmin(), offsets)
         if column.role in ("label", "weight"):
-            advice = f"a {column.role} must have a value: fill it or drop the row (filters=...)"
+            field, given = f"pc.field({column.name!r})", values.values
+            floating = is_array(given) and given.dtype.kind == "f"
+            known = f"~{field}.is_nan()" if floating else f"{field}.is_valid()"
+            advice = (
+                f"a {column.role} must have a value: fill it, or drop the row with filters={known} "
+                "(pc is pyarrow.compute)"
+            )
         else:
             advice = (
                 "pass nulls='fill', or map a Workflow that fills it (FillMissing; Categorify gives "

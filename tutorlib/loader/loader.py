@@ -78,8 +78,8 @@ class KerasSequenceLoader(LoaderAdapter):
             bounds `buffer_size`, also the automatic one, and allows four threads at most. None
             sets no bound.
         limit_rows: use only this many rows from the start; None for all.
-        nulls: "error" refuses nulls, and NaN in continuous columns; "fill" replaces them by 0;
-            {name: value} replaces them in these columns and refuses them in others.
+        nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
+            replaces them in these features. They are always refused in labels and weights.
         max_list_length: longest list that is accepted, at least 1, and the width of
             `multi_hot="padded"`; None for any length.
         bucket_lists: whether list columns come in few different shapes, because XLA (Keras's
