@@ -124,6 +124,7 @@ class ParquetFiles:
         self.footers = map_on_threads(_footer, self.files, OPENING_THREADS)
         self.schema = self._check_schemas()
         self.streams = Streams()
+        self._leaves_of_files: dict[int, dict[str, range]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "streams": self.streams.limit}
@@ -179,13 +180,23 @@ class ParquetFiles:
 
         A number or list has one, a struct has one for each field.
         """
-        names, stored = set(names), self.footers[group.file].row_group(group.index)
-        for k in range(stored.num_columns):
-            leaf = stored.column(k)
-            path = leaf.path_in_schema
-            name = path if path in names else path.partition(".")[0]
-            if name in names:
-                yield name, leaf
+        stored, numbers = self.footers[group.file].row_group(group.index), self._leaves(group.file)
+        for name in names:
+            for k in numbers.get(name, ()):
+                yield name, stored.column(k)
+
+    def _leaves(self, file: int) -> dict[str, range]:
+        """Return {column: numbers of its leaves} of a file; columns differ in order by file.
+
+        Paths of leaves do not tell the column: `a.b.list.element` may be of `a` or of `a.b`.
+        """
+        if file not in self._leaves_of_files:
+            numbers, first = {}, 0
+            for field in self.footers[file].schema.to_arrow_schema():
+                stop = first + _leaf_count(field.type)
+                numbers[field.name], first = range(first, stop), stop
+            self._leaves_of_files[file] = numbers
+        return self._leaves_of_files[file]
 
     def location(self, group: RowGroup) -> str:
         """Return what error messages call a row group."""
@@ -303,6 +314,13 @@ class ParquetFiles:
             + min(leaf.total_compressed_size, STREAM_BUFFER)
             for _, leaf in self.leaves(group, names)
         )
+
+
+def _leaf_count(kind: pa.DataType) -> int:
+    """Return the number of column chunks in which a Parquet file stores a column of this type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaf_count(kind.storage_type)
+    return sum(_leaf_count(kind.field(k).type) for k in range(kind.num_fields)) or 1
 
 
 def _check_length(table: pa.Table, rows: int) -> pa.Table:
