@@ -13,15 +13,7 @@ Transforms run on NumPy and CuPy arrays alike. Learning counts on the CPU, and w
 strings (FillMissing, LambdaOp, Filter) happens in host memory.
 """
 
-from tutorlib.ops.base import (
-    ColumnGroup,
-    ColumnOp,
-    LearningOp,
-    Op,
-    Select,
-    SpillingOp,
-    as_group,
-)
+from tutorlib.ops.base import ColumnGroup, ColumnOp, LearningOp, Op, Select, SpillingOp, as_group
 from tutorlib.ops.categorify import Categorify
 from tutorlib.ops.elementwise import Bucketize, Clip, LambdaOp, LogOp
 from tutorlib.ops.filling import FillMedian, FillMissing
@@ -38,41 +30,10 @@ from tutorlib.ops.shared.exact import exact_sum
 from tutorlib.ops.target_encoding import TargetEncoding
 
 __all__ = [
-    "FIRST_OOV_ID",
-    "NULL_ID",
-    "OPS",
-    "PADDING_ID",
-    "ROW_OPS",
-    "Bucketize",
-    "Categorify",
-    "Clip",
-    "ColumnGroup",
-    "ColumnOp",
-    "Dropna",
-    "FillMedian",
-    "FillMissing",
-    "Filter",
-    "HashBucket",
-    "HashedCross",
-    "JoinExternal",
-    "JoinGroupby",
-    "LambdaOp",
-    "LearningOp",
-    "ListSlice",
-    "LogOp",
-    "Normalize",
-    "NormalizeMinMax",
-    "Op",
-    "Rename",
-    "RowOp",
-    "Select",
-    "SpillingOp",
-    "TargetEncoding",
-    "as_group",
-    "column_type",
-    "exact_sum",
-    "op_class",
-    "role_of",
-    "row_op_class",
+    "FIRST_OOV_ID", "NULL_ID", "OPS", "PADDING_ID", "ROW_OPS", "Bucketize", "Categorify", "Clip",
+    "ColumnGroup", "ColumnOp", "Dropna", "FillMedian", "FillMissing", "Filter", "HashBucket",
+    "HashedCross", "JoinExternal", "JoinGroupby", "LambdaOp", "LearningOp", "ListSlice", "LogOp",
+    "Normalize", "NormalizeMinMax", "Op", "Rename", "RowOp", "Select", "SpillingOp",
+    "TargetEncoding", "as_group", "column_type", "exact_sum", "op_class", "role_of", "row_op_class",
     "saved_name",
-]
+]  # fmt: skip

@@ -267,11 +267,9 @@ class ColumnGroup:
 
     Args:
         names: columns of the data.
-        ops: in order; a group only of names returns them as they are.
+        ops: in order; none to return the columns as they are.
 
     Attributes:
-        names: columns of the data, as given.
-        ops: as given.
         output_names: columns that the last op returns.
 
     Raises:
@@ -337,11 +335,9 @@ class ColumnGroup:
         return columns
 
     def transform(self, chunk: Chunk, ops: int | None = None) -> Chunk:
-        """Return the group's columns after its ops.
+        """Return the group's columns after the first `ops` of its ops, None for all.
 
-        Args:
-            chunk: rows with the columns `input_names`.
-            ops: number of ops to apply; None for all.
+        The chunk has the columns `input_names`.
         """
         data, chunk = chunk, chunk.select(self.names)
         for op in self.ops[:ops]:
@@ -349,14 +345,9 @@ class ColumnGroup:
         return chunk
 
     def partial(self, chunk: Chunk, position: int) -> dict[str, Any]:
-        """Return the state of the rows of `chunk` for one op.
+        """Return the state of the rows of `chunk` for the op at a position in `ops`.
 
-        Args:
-            chunk: rows with the columns `fit_names`.
-            position: index of the op in `ops`; the ops before it must be fitted.
-
-        Raises:
-            TypeError: if the op does not learn.
+        The ops before it must be fitted. The chunk has the columns `fit_names`.
         """
         op = self.ops[position]
         if not isinstance(op, LearningOp):
@@ -373,9 +364,7 @@ def as_group(columns: Any) -> ColumnGroup:
 
 
 class Select(Op):
-    """Keeps the named columns; `group[names]` is short for `group >> Select(names)`.
-
-    Returns (from transform): the columns as they are, in the order of `names`.
+    """Keeps the named columns, in their order; `group[names]` is short for `>> Select(names)`.
 
     Args:
         names: columns to keep.

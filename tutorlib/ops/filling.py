@@ -46,11 +46,10 @@ class _Filler(ColumnOp):
                 return values
             filled = pc.fill_null(column_to_arrow(column), fill)
             return to_namespace(column_from_arrow(filled), array_namespace(values.offsets))
-        xp = array_namespace(values)
-        missing = xp.isnan(values) if valid is None and values.dtype.kind == "f" else None
-        missing = ~valid if valid is not None else missing
-        if missing is None:
+        if valid is None and values.dtype.kind != "f":
             return values
+        xp = array_namespace(values)
+        missing = xp.isnan(values) if valid is None else ~valid
         return xp.where(missing, self.number_for(name, values.dtype), values)
 
     def number_for(self, name: str, dtype: np.dtype) -> Any:
@@ -122,10 +121,9 @@ class FillMedian(_Filler, StatisticsOp):
     The median of an even number of values is the mean of the two in the middle; of integers, the
     lower one. In a column of lists the values of all lists count.
 
-    Distinct values are counted, which makes the median exact for up to `max_values` of them. If
-    there are more, values are rounded down to their leading bits, to as many bits as leave
-    `max_values` distinct ones; the result never depends on the order of merging. A million values
-    take 16 MB and keep positive numbers over 30 powers of two within 0.004 %.
+    The median is exact for up to `max_values` distinct values. If there are more, they are rounded
+    down to as many leading bits as leave `max_values` distinct ones. A million values take 16 MB
+    and keep positive numbers over 30 powers of two within 0.004 %.
 
     Returns (from transform): as FillMissing.
 
@@ -135,8 +133,7 @@ class FillMedian(_Filler, StatisticsOp):
 
     Raises:
         TypeError: for strings.
-        ValueError: if a value is infinite or 2**400 or more; in `finalize`, if a column has no
-            value.
+        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
 
     Example:
         >>> group = ["x"] >> FillMedian()

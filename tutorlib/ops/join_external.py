@@ -32,9 +32,6 @@ class JoinExternal(Op):
         on: key column, integers or strings, with the same name on both sides.
         columns_ext: columns of the table to add; None for all but the key.
 
-    Attributes:
-        index: `KeyIndex` of the table's keys.
-
     Raises:
         ValueError: if the table has no rows, a key twice or a null key, or lacks a column.
         TypeError: if the key holds strings on one side and integers on the other, floats or lists.

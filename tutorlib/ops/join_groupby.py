@@ -19,14 +19,13 @@ class JoinGroupby(GroupOp):
     """Gives each row statistics of the rows, learned from, that have the same key.
 
     Each column of the group is a key by itself, or with `combo` all columns make one key. The
-    continuous columns are read as the data has them, and only to learn. Sums are exact and rounded
-    once, so no bit depends on chunks or on the order of merging.
+    continuous columns are read as the data has them, and only to learn. Sums are exact.
 
     Returns (from transform): columns of `dtype` in place of the keys: `{key}_count`, the number of
     rows, and `{key}_{column}_{statistic}` of the values that are not missing; std is the
-    population's, as in Normalize. A key that is new, or null in any part, gets count and sum 0 and
-    NaN for the others; so does a key without values, except for its count. In a column of lists
-    each value is a key and counts as a row; the statistics come out as lists.
+    population's. A key that is new, or null in any part, gets count and sum 0 and NaN for the
+    others; so does a key without values, except for its count. In a column of lists each value is a
+    key and counts as a row; the statistics come out as lists.
 
     Args:
         continuous: columns of numbers, one value per row.
@@ -37,8 +36,7 @@ class JoinGroupby(GroupOp):
 
     Raises:
         ValueError: for an unknown statistic, or one other than count without continuous columns.
-        TypeError: for floating-point keys, for string keys where integers were learned or the other
-            way round, for continuous columns of strings or lists, and for lists with `combo`.
+        TypeError: for keys as in Categorify, and for continuous columns of strings or lists.
 
     Example:
         >>> group = ["user"] >> JoinGroupby(["price"], ["count", "mean"])

@@ -30,8 +30,8 @@ class ListSlice(Op):
     Args:
         start: first value; negative counts from the end of the list.
         end: one past the last value; negative counts from the end, None is the end.
-        pad: whether shorter lists are padded at their end to the length of the slice, which must be
-            known: `end - start`, both counted from the same end of the list.
+        pad: whether shorter lists are padded at their end to the length of the slice, for which
+            `start` and `end` must count from the same end of the list.
         pad_value: the padding, a number or string as the lists hold; 0 is Categorify's padding id.
 
     Raises:
@@ -49,11 +49,7 @@ class ListSlice(Op):
     """
 
     def __init__(
-        self,
-        start: int = 0,
-        end: int | None = None,
-        pad: bool = False,
-        pad_value: float | str = 0,
+        self, start: int = 0, end: int | None = None, pad: bool = False, pad_value: float | str = 0
     ) -> None:
         self.start, self.end, self.pad, self.pad_value = start, end, pad, pad_value
         if pad and self.length < 1:
@@ -93,12 +89,7 @@ class ListSlice(Op):
         return Ragged(take(padded, positions.ravel()), offsets)
 
     def padding_for(self, name: str, dtype: str) -> Any:
-        """Return `pad_value` as a column of one row.
-
-        Args:
-            name: of the column, for messages.
-            dtype: NumPy name of the lists' values, or "string".
-        """
+        """Return `pad_value` as a column of one row, for lists of a dtype or of "string"."""
         rule = f"cannot put {self.pad_value!r} into lists of {dtype}"
         if isinstance(self.pad_value, str) != (dtype == "string"):
             raise TypeError(self._wrong(name, rule))

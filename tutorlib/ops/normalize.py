@@ -73,8 +73,7 @@ class Normalize(_Scaler):
         dtype: of the result, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: in `finalize`, if a column has no value; if a value is infinite or 2**400 or
-            more.
+        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
         TypeError: for strings.
 
     Example:
@@ -115,8 +114,7 @@ class NormalizeMinMax(_Scaler):
         dtype: of the result, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: in `finalize`, if a column has no value; if a value is infinite or 2**400 or
-            more.
+        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
         TypeError: for strings.
 
     Example:

@@ -52,20 +52,12 @@ def op_class(name: str) -> type[Op]:
 
     Raises:
         ValueError: if it is neither one of ours nor defined in this process.
-
-    Example:
-        >>> op_class("tutorlib.ops.Clip").__name__
-        'Clip'
     """
     return _class_of(name, OPS, Op.registry)
 
 
 def row_op_class(name: str) -> type[RowOp]:
-    """Return the class of row ops whose `saved_name` is `name`.
-
-    Raises:
-        ValueError: if it is neither one of ours nor defined in this process.
-    """
+    """Return the class of row ops whose `saved_name` is `name`, or raise as `op_class`."""
     return _class_of(name, ROW_OPS, RowOp.registry)
 
 

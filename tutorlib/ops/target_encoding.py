@@ -54,8 +54,7 @@ class TargetEncoding(GroupOp):
     Raises:
         ValueError: for arguments out of range; in `finalize`, if a target has no value, or none
             outside a fold; if a row's fold column is null.
-        TypeError: for floating-point keys, for string keys where integers were learned or the other
-            way round, for targets of strings or lists, and for lists with `combo`.
+        TypeError: for keys as in Categorify, and for targets of strings or lists.
 
     Example:
         >>> group = ["user"] >> TargetEncoding("label", fold_column=None, smoothing=1)

@@ -19,14 +19,12 @@ AnyOp = TypeVar("AnyOp", bound=Op)
 
 @dataclasses.dataclass(frozen=True)
 class ServedColumn:
-    """A column in the graph: an array, strings, lists or values with nulls.
+    """A column in the graph: numbers, strings, lists or values with nulls.
 
     Args:
         values: one value a row, [n]; of a column of lists the values of all lists, [nnz].
-        valid: bool, False at a null, of the shape of `values`; None if there are no nulls. A
-            floating-point column has none: its nulls are NaN.
-        splits: int64 [rows + 1] of a column of lists: row i has values[splits[i]:splits[i + 1]].
-            None if a row holds one value.
+        valid: bool, as `values`, False at a null; None for no nulls and for floats (NaN is null).
+        splits: int64 [rows + 1]: row i of lists has values[splits[i]:splits[i + 1]]; else None.
     """
 
     values: tf.Tensor
@@ -57,8 +55,8 @@ def number(value: Any, dtype: tf.DType) -> tf.Tensor:
 def fixed(values: Any) -> tf.Variable:
     """Return learned numbers or strings as a variable that training does not change.
 
-    Not as a constant: a graph's constants may take 2 GB at most, and the graph optimizer computes
-    with them ahead of time, which turns a division into a multiplication by a rounded inverse.
+    Constants of a graph may take 2 GB at most, and the graph optimizer turns a division by one into
+    a multiplication by its rounded inverse.
     """
     with tf.device("CPU"):
         return tf.Variable(values, trainable=False)
@@ -79,8 +77,8 @@ def as_float64(column: ServedColumn) -> tf.Tensor:
 def round_to(values: tf.Tensor, dtype: str) -> tf.Tensor:
     """Return float64 values rounded once, to the nearest, ties to even.
 
-    TensorFlow casts to float16 by way of float32 and so rounds twice. Here the first step rounds to
-    odd, which makes the second one exact.
+    TensorFlow casts to float16 by way of float32. Here that first step rounds to odd, which makes
+    the second one exact.
 
     Source: S. Boldo, G. Melquiond, "When double rounding is odd", IMACS 2005.
     """

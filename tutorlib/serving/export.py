@@ -29,8 +29,8 @@ def export_serving(
 ) -> Path:
     """Write a SavedModel that takes raw rows and applies the workflow, then the model.
 
-    `tf.saved_model.load(path).signatures["serving_default"](**raw)["predictions"]` predicts in a
-    process that has TensorFlow and nothing of this library, as TensorFlow Serving does. The
+    `tf.saved_model.load(path).signatures["serving_default"](**raw)["predictions"]` predicts where
+    there is TensorFlow and nothing of this library, as in TensorFlow Serving. The
     signature takes one tensor for each raw column, [batch] or [batch, 1], in the column's dtype; a
     column `g` of lists is `g__values` [nnz] and `g__nnzs` [batch]. Raw columns that none of the
     model's features is made of, such as labels, are not part of it.
@@ -39,12 +39,9 @@ def export_serving(
         model: takes the workflow's output. If it returns a dict, the signature does too.
         workflow: a fitted `Workflow`.
         path: folder to write; it appears complete or not at all.
-        nullable: raw columns that may hold nulls. A signature has no optional tensors, so each of
-            these columns has a second one, `{name}__valid`: bool, False at a null. Floating-point
-            columns need none, their null is NaN. String columns do, unless an empty string stands
-            for a null.
-        functions: {name: function of tensors} for the Python functions of LambdaOps; None if there
-            are none.
+        nullable: raw columns that may hold nulls. Each has a second tensor, `{name}__valid`: bool,
+            False at a null. Floating-point columns need none, their null is NaN.
+        functions: {name: function of tensors} for the Python functions of LambdaOps.
         batch_layout: as the model was made: see `keras_inputs`.
         multi_hot: as the model was made: see `keras_inputs`.
         overwrite: whether an existing folder is replaced.
@@ -90,8 +87,7 @@ def export_serving(
 def _lookup_tables(model: keras.Model) -> list[Any]:
     """Return the lookup tables of a model, which Keras does not find in the graph by itself.
 
-    `archive.track(model)` would find them, but it calls a subclassed model with float32 for each
-    input, which fails for a model that takes strings (Keras 3.15, `_default_save_signature`).
+    `archive.track(model)` would find them, but fails for a model that takes strings (Keras 3.15).
     """
     parts = (tf.train.TrackableView(part).descendants() for part in model._flatten_layers())
     found = {id(part): part for descendants in parts for part in descendants}

@@ -17,14 +17,7 @@ from tutorlib.ops import (
     TargetEncoding,
 )
 from tutorlib.ops.shared.columns import id_dtype
-from tutorlib.serving.base import (
-    Functions,
-    ServedByColumn,
-    ServedColumn,
-    ServedOp,
-    fixed,
-    number,
-)
+from tutorlib.serving.base import Functions, ServedByColumn, ServedColumn, ServedOp, fixed, number
 from tutorlib.serving.hashing import hash_values, mix, to_buckets
 from tutorlib.serving.tables import CombinationTable, KeyTable, ValueTable
 

@@ -18,12 +18,10 @@ from tutorlib.serving.hashing import hash_strings
 class KeyTable(tf.Module):
     """Finds the position of keys in a list of keys, as `hashing.KeyIndex` does.
 
-    It searches the sorted keys, or the sorted hashes of strings, by bisection. Both are plain
-    arrays: a loaded graph has nothing to fill, and a lookup runs on any device.
+    It searches the sorted keys, or the sorted hashes of strings, by bisection on any device.
 
     Args:
-        keys: integers [n] or `Strings`, each once and no two of one hash, as a `KeyIndex` has
-            checked.
+        keys: integers [n] or `Strings`, each once, as a `KeyIndex` has checked.
 
     Example:
         >>> KeyTable(np.array([30, 10, 20])).find(tf.constant([10, 11, 30])).numpy().tolist()
@@ -46,7 +44,7 @@ class KeyTable(tf.Module):
 
         Args:
             wanted: integers or strings [n], of the kind of the keys.
-            hashes: uint64 [n], the hashes of strings if the caller has them; None to compute them.
+            hashes: uint64 [n], the hashes of strings; None to compute them.
 
         Returns:
             int32 [n], int64 for 2**31 - 1 keys or more.
@@ -66,11 +64,7 @@ class KeyTable(tf.Module):
 
 
 class CombinationTable(tf.Module):
-    """Finds the position of combinations of values, as `ops.shared.keys.CombinationIndex` does.
-
-    Args:
-        index: of the combinations; its parts are the columns that they consist of.
-    """
+    """Finds the position of combinations of values, as the `CombinationIndex` that it copies."""
 
     def __init__(self, index: CombinationIndex) -> None:
         super().__init__()
@@ -80,10 +74,8 @@ class CombinationTable(tf.Module):
     def find(self, columns: Sequence[ServedColumn], hashes: tf.Tensor | None = None) -> tf.Tensor:
         """Return the position of each row's combination, from 1; 0 if it is not in the table.
 
-        Args:
-            columns: the parts, one value a row. Among several parts a null is a value like others;
-                a single part that is null is not in the table.
-            hashes: uint64 [n], the hashes of a single part if the caller has them.
+        Among several parts a null is a value like others; a single part that is null is not in the
+        table. `hashes` are those of a single part, uint64 [n], or None to compute them.
         """
         if len(columns) == 1:
             return columns[0].without_nulls(self._parts[0].find(columns[0].values, hashes), 0)
@@ -102,11 +94,7 @@ class CombinationTable(tf.Module):
 
 
 class ValueTable(tf.Module):
-    """A column of a table, of any kind, whose rows are taken by position.
-
-    Args:
-        column: a column of a `Chunk`, at least one row.
-    """
+    """A column of a `Chunk`, of at least one row, whose rows are taken by position."""
 
     def __init__(self, column: Any) -> None:
         super().__init__()

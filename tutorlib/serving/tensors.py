@@ -17,10 +17,6 @@ Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whet
 def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]:
     """Return {name: TensorSpec} of the raw tensors of some columns, of any shape.
 
-    Args:
-        types: of the raw columns.
-        nullable: columns with nulls, which have a tensor `{name}__valid` too.
-
     Raises:
         ValueError: if a nullable column is not a raw column, or two tensors have the same name.
     """
@@ -41,12 +37,7 @@ def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]
 
 
 def lists_as_tensors(types: Types, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs with Python lists as tensors, lists of lists as RaggedTensors.
-
-    Raises:
-        TypeError: if `inputs` is not a dict.
-        ValueError: naming the column, if a list has no tensor of the column's type.
-    """
+    """Return the inputs with Python lists as tensors, lists of lists as RaggedTensors."""
     if not isinstance(inputs, Mapping):
         raise TypeError(f"a served workflow takes a dict of columns, got {type(inputs).__name__}")
     return {
@@ -71,9 +62,8 @@ def _as_tensor(types: Types, name: str, values: list[Any]) -> Any:
 def read_columns(types: Types, inputs: Mapping[str, Any]) -> dict[str, ServedColumn]:
     """Return the raw columns that the inputs hold.
 
-    Raises:
-        ValueError: naming the column, if it is missing or of another type.
-        tf.errors.InvalidArgumentError: when the graph runs, if shapes or list lengths do not fit.
+    ValueError if one is missing or of another type; when the graph runs, InvalidArgumentError if
+    shapes or list lengths do not fit.
     """
     columns = {name: _read_column(types, name, inputs) for name in types}
     _require_equal_rows(columns)
@@ -84,9 +74,8 @@ def _read_column(types: Types, name: str, inputs: Mapping[str, Any]) -> ServedCo
     dtype, lists = types[name]
     values, splits = _list_parts(name, inputs) if lists else (inputs.get(name), None)
     if values is None or (lists and splits is None):
-        need = name
-        if lists:
-            need = f"{name}__values with {name}__nnzs or {name}__offsets, or a RaggedTensor"
+        as_lists = f"{name}__values with {name}__nnzs or {name}__offsets, or a RaggedTensor"
+        need = as_lists if lists else name
         raise ValueError(
             f"raw column {name!r} is missing: give {need}. The workflow takes {[*types]}, got "
             f"{sorted(inputs)}"

@@ -25,18 +25,17 @@ from tutorlib.serving.tensors import (
 class ServedWorkflow(keras.layers.Layer):
     """A fitted Workflow as a layer: raw values of a batch in, inputs of the model out.
 
-    `Workflow.to_keras` makes it. It has no weights to train; what the ops have learned is in
-    variables, which a SavedModel keeps. A `.keras` file cannot hold it: save the workflow next to
-    the model, or use `export_serving`.
+    `Workflow.to_keras` makes it. A SavedModel keeps what the ops have learned; a `.keras` file
+    cannot hold it: save the workflow next to the model, or use `export_serving`.
 
     The result equals `Workflow.for_serving().transform` bit for bit, with three exceptions:
 
     * TensorFlow takes numbers nearer to zero than 2**-126 (1.2e-38) for zero;
     * a zero that `Clip` has limited at zero may have the other sign, which NumPy chooses by dtype
       and CPU;
-    * float32 results of `LogOp` may differ in the last bit. Of all 3.2 billion float32 numbers
-      above -1 one does (8.472636), on a CPU with AVX-512 and TensorFlow 2.21; of float64 numbers,
-      expect fewer than one in ten million.
+    * float32 results of `LogOp` may differ in the last bit: for one of all 3.2 billion float32
+      numbers above -1 (8.472636; AVX-512, TensorFlow 2.21), for fewer than one in ten million
+      float64 numbers.
 
     A call takes a dict of tensors, arrays or lists, one entry a raw column, [batch] or [batch, 1],
     in the dtype that the workflow was fitted on or a narrower one. A column `g` of lists is a
@@ -58,8 +57,8 @@ class ServedWorkflow(keras.layers.Layer):
     Raises:
         ValueError: if ops cannot be served, with the reason for each; in a call, if a column is
             missing or of another type.
-        tf.errors.InvalidArgumentError: in a call, if columns differ in their number of rows, if
-            a null that is not NaN is left in the result, or if an op refuses a value.
+        tf.errors.InvalidArgumentError: in a call, if columns differ in their number of rows, a null
+            that is not NaN is left in the result, or an op refuses a value.
 
     Example:
         >>> import numpy as np
@@ -123,11 +122,7 @@ class ServedWorkflow(keras.layers.Layer):
         return columns_batch({name: made[name] for name in self.schema.names}, self.multi_hot)
 
     def get_config(self) -> dict[str, Any]:
-        """Refuse: a config cannot hold what the ops have learned.
-
-        Raises:
-            NotImplementedError: always. `Model.save` passes the message on.
-        """
+        """Raise NotImplementedError: a config cannot hold what the ops have learned."""
         raise NotImplementedError(
             "a served workflow cannot be part of a .keras file. Save the Workflow with "
             "workflow.save(folder) next to the model, or both by export_serving(model, workflow, "
@@ -135,13 +130,10 @@ class ServedWorkflow(keras.layers.Layer):
         )
 
     def raw_inputs(self, nullable: Iterable[str] = ()) -> dict[str, tf.TensorSpec]:
-        """Return {name: TensorSpec} of the raw tensors that a call takes; any shape is allowed.
+        """Return {name: TensorSpec} of the raw tensors that a call takes, of any shape.
 
         Args:
-            nullable: columns with nulls, for which a tensor `{name}__valid` is added.
-
-        Raises:
-            ValueError: if such a column is not a raw column.
+            nullable: raw columns with nulls, for which a tensor `{name}__valid` is added.
         """
         return raw_specs(self.types, nullable)
 

@@ -40,9 +40,8 @@ class ColumnChecks:
         """Return (values, valid) of a column of numbers; TypeError for strings."""
         values, valid = parts_of(column)
         if isinstance(values, Strings):
-            raise TypeError(
-                self._wrong(name, "takes numbers, got strings. Use Categorify or HashBucket.")
-            )
+            rule = "takes numbers, got strings. Use Categorify or HashBucket."
+            raise TypeError(self._wrong(name, rule))
         return values, valid
 
     def _floats(self, name: str, column: Any) -> Array:
@@ -56,21 +55,18 @@ class ColumnChecks:
         sizes = array_namespace(values).abs(values)
         if len(values) and not float(sizes.max()) < 2.0**400:
             worst = float(values[int(sizes.argmax())])
-            raise ValueError(
-                self._wrong(name, f"takes values below 2**400, got {worst}. Put Clip before it.")
-            )
+            rule = f"takes values below 2**400, got {worst}. Put Clip before it."
+            raise ValueError(self._wrong(name, rule))
 
     def _keys(self, name: str, column: Any) -> tuple[Any, Array | None]:
         """Return (values, valid) of integers, booleans or strings; TypeError for floats."""
         values, valid = parts_of(column)
         if not isinstance(values, Strings) and values.dtype.kind not in "iub":
-            raise TypeError(
-                self._wrong(
-                    name,
-                    f"takes integers or strings, got {values.dtype}. In pandas, integers with "
-                    "missing values are of dtype 'Int64'.",
-                )
+            rule = (
+                f"takes integers or strings, got {values.dtype}. In pandas, integers with missing "
+                "values are of dtype 'Int64'."
             )
+            raise TypeError(self._wrong(name, rule))
         return values, valid
 
     def _keys_to_learn(self, name: str, column: Any) -> tuple[Any, Array | None]:

@@ -63,12 +63,7 @@ def take_or_null(column: Any, positions: Array) -> Any:
 
 
 def missing_in(column: Any) -> Array:
-    """Return bool [n], True where a column without lists has a null or a NaN.
-
-    Example:
-        >>> missing_in(np.array([1.0, np.nan])).tolist()
-        [False, True]
-    """
+    """Return bool [n], True where a column without lists has a null or a NaN."""
     values, valid = parts_of(column)
     if isinstance(values, Strings) or values.dtype.kind != "f":
         if valid is not None:
@@ -85,11 +80,7 @@ def per_column(setting: Any, name: str, default: Any = None) -> Any:
 
 
 def float_dtype(dtype: Any, op: str) -> str:
-    """Return the NumPy name of a floating-point dtype.
-
-    Raises:
-        ValueError: if it is none.
-    """
+    """Return the NumPy name of a floating-point dtype; ValueError for another one."""
     name = np.dtype(dtype).name
     if name not in ("float16", "float32", "float64"):
         raise ValueError(f"{op}: dtype must be float16, float32 or float64, got {name}")

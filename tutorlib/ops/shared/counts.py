@@ -91,13 +91,6 @@ def frequent(states: Iterable[GroupSums], lowest: int, most: int | None) -> Grou
         lowest: smallest count.
         most: number of keys to keep, of equally frequent ones the smaller; a few more may be
             returned. None for all.
-
-    Example:
-        >>> counted = GroupSums.counted
-        >>> states = [counted([np.array([1, 5])], np.array([2, 1])),
-        ...           counted([np.array([9])], np.array([2]))]
-        >>> frequent(states, 2, None).keys[0].to_pylist()
-        [1, 9]
     """
     kept: list[GroupSums] = []
     held = 0

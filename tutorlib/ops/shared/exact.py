@@ -21,8 +21,8 @@ def exact_sum(values: Array) -> Fraction:
     """Return the sum of finite float64 values, unrounded.
 
     It adds the leading bits of all values of a block as integers of one power of two, as many bits
-    as keep their sum below 2**63, then does the same with the remaining bits. So the sum does not
-    depend on chunks, workers or the device. A million values of similar size take about 4 ms.
+    as keep their sum below 2**63, then the remaining bits likewise. So the sum does not depend on
+    chunks, workers or the device. A million values of similar size take about 4 ms.
 
     Args:
         values: float64 [n], finite, below 2**900 in magnitude.
@@ -96,7 +96,7 @@ def limb_sums(values: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[i
     Args:
         values: float64 [n], finite.
         groups: int64 [n], the group of each value, in [0, num_groups).
-        num_groups: number of groups.
+        num_groups: length of the result.
 
     Returns:
         {limb: int64 [num_groups]}: a group's sum is the sum of limbs[limb] * 2**(26 * limb).

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def name_to_save(function: object, op: str) -> str:
-    """Return the name under which a user's function is saved.
-
-    Raises:
-        ValueError: if it has none, as a lambda.
-    """
+    """Return the name under which a user's function is saved; ValueError for a lambda."""
     name = getattr(function, "__name__", "<lambda>")
     if name == "<lambda>":
         raise ValueError(
@@ -24,11 +20,7 @@ def name_to_save(function: object, op: str) -> str:
 def function_named(
     name: str, functions: Mapping[str, Callable[..., Any]], op: str
 ) -> Callable[..., Any]:
-    """Return the function of a saved op from those that the caller of `Workflow.load` passes.
-
-    Raises:
-        ValueError: if it is not among them.
-    """
+    """Return the function of a saved op from those passed to `Workflow.load`, or ValueError."""
     if name not in functions:
         raise ValueError(
             f"{op}: the saved workflow needs the function {name!r}, which is never saved. Pass it: "

@@ -58,8 +58,8 @@ class GroupSums:
         Args:
             parts: columns [n] that make the key of each row's group.
             columns: {name: float64 [n], NaN at a missing value} to sum.
-            square: whether squares are summed too.
-            extremes: whether the smallest and largest value are kept.
+            square: whether to sum squares too.
+            extremes: whether to keep the smallest and the largest value.
         """
         groups, keys = group_rows(parts)
         size = len(keys[0])
@@ -80,11 +80,7 @@ class GroupSums:
 
     @classmethod
     def merged(cls, states: Sequence[GroupSums]) -> GroupSums:
-        """Return the numbers of the rows of all states.
-
-        Raises:
-            TypeError: if their keys differ in type.
-        """
+        """Return the numbers of the rows of all states; TypeError if their keys differ in type."""
         check_same_keys(states)
         groups, keys = group_rows(_concatenated_keys(states))
         numbers = np.split(groups, np.cumsum([len(sums) for sums in states])[:-1])
@@ -140,12 +136,7 @@ class GroupSums:
         return GroupSums(keys, {name: array[groups] for name, array in self.arrays.items()})
 
     def totals(self, kind: str, name: str) -> tuple[np.ndarray, int]:
-        """Return (Python integers [groups], e): sums of a column, each integer * 2**-e.
-
-        Args:
-            kind: "sum" or "square".
-            name: the column.
-        """
+        """Return (Python integers [groups], e): each "sum" or "square" of a column * 2**e."""
         limbs = {key[2]: array for key, array in self.arrays.items() if key[:2] == (kind, name)}
         return as_integers(limbs, len(self))
 

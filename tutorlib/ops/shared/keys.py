@@ -18,17 +18,14 @@ from tutorlib.encoded_strings import EncodedStrings
 from tutorlib.hashing import KeyIndex, hash_values, mix
 from tutorlib.ops.shared.columns import parts_of
 
-_KEYS_PER_STRING = (
-    8  # with more keys for each string, Arrow's table of them costs more than it saves
-)
+_KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
 
 
 class CombinationIndex:
     """Finds the position of keys, of one part or several, in a list of keys.
 
     A `KeyIndex` numbers the values of each part. The numbers of two parts make one integer, which
-    another `KeyIndex` numbers again, and so on with each further part. Lookups are exact, and k
-    parts cost 2 k - 1 of them.
+    another `KeyIndex` numbers again, and so on: k parts cost 2 k - 1 exact lookups.
 
     Args:
         parts: columns [n] in host memory; each combination occurs once. Among several parts a null
@@ -92,13 +89,9 @@ class CombinationIndex:
         return packed
 
     def find(self, parts: Sequence[Any]) -> Array:
-        """Return the position of each key, counted from 1; 0 if it is not in the list.
+        """Return the position of each key, from 1, int32 or int64 [n]; 0 if it is not in the list.
 
-        Args:
-            parts: columns [n], of the types that the keys have.
-
-        Returns:
-            int32 or int64 [n].
+        The parts, columns [n], have the types of the keys.
         """
         if len(parts) == 1:
             values, valid = parts_of(parts[0])
@@ -146,16 +139,10 @@ def combination_name(name: str | None, columns: Sequence[str]) -> str:
 
 
 def combined_hashes(parts: Sequence[Any]) -> Array:
-    """Return the 64-bit hash of each combination.
+    """Return the 64-bit hash of each combination of columns [n], uint64 [n].
 
     It is `mix(hash of the first part)`, then `mix(hash so far ^ hash of the part)` for each further
     part. A null has the hash 0.
-
-    Args:
-        parts: columns [n].
-
-    Returns:
-        uint64 [n].
     """
     crossed = None
     for part in parts:
@@ -170,9 +157,6 @@ def combined_hashes(parts: Sequence[Any]) -> Array:
 
 def group_rows(parts: Sequence[Any]) -> tuple[np.ndarray, list[pa.Array]]:
     """Return the number of each row's combination, in order of first occurrence, on the CPU.
-
-    Args:
-        parts: columns [n] or Arrow arrays [n].
 
     Returns:
         (int64 [n] numbers, [parts] Arrow arrays [groups] of the combinations: integers as int64,

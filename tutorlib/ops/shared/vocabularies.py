@@ -18,11 +18,7 @@ from tutorlib.ops.shared.keys import CombinationIndex
 
 
 def vocabulary_index(name: str, table: Chunk) -> CombinationIndex:
-    """Return the index that finds keys in a vocabulary.
-
-    Raises:
-        ValueError: if a key occurs twice.
-    """
+    """Return the index that finds keys in a vocabulary; ValueError if a key occurs twice."""
     try:
         return CombinationIndex(parts_of_vocabulary(table))
     except ValueError as error:
@@ -47,11 +43,7 @@ def _named(parts: Iterable[Any]) -> dict[str, Any]:
 
 
 def given_vocabulary(name: str, values: Any) -> Chunk:
-    """Return values given by the user as a vocabulary.
-
-    Raises:
-        TypeError: if they are neither integers nor strings, or one is null.
-    """
+    """Return the user's integers or strings as a vocabulary; TypeError for others and nulls."""
     if isinstance(values, Chunk):
         return values
     column = _column(name, values)
