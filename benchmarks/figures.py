@@ -37,18 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into")
-    add_format(parser)
-    parser.add_argument(
-        "--only", nargs="+", choices=tuple(DRAWN), default=list(DRAWN), metavar="FIGURE",
-        help=f"some of {', '.join(DRAWN)} (default: all)",
-    )  # fmt: skip
-
-
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add `--format` to a parser."""
     parser.add_argument(
         "--format", choices=("svg", "png"), default="svg",
         help="file format (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", choices=tuple(DRAWN), default=list(DRAWN), metavar="FIGURE",
+        help=f"some of {', '.join(DRAWN)} (default: all)",
     )  # fmt: skip
 
 
@@ -186,37 +181,6 @@ def caption(figure: Any, result: Mapping[str, Any], what: str, libraries: Sequen
     said = ", ".join(f"{TITLES[name]} {versions[name]}" for name in libraries if name in versions)
     text = f"{what}\n{describe_hardware(result['hardware'])}. {said}. {date}"
     figure.supxlabel(text, fontsize=9, x=0.01, ha="left", linespacing=1.5)
-
-
-def draw_traces(
-    path: Path,
-    result: Mapping[str, Any],
-    titles: Mapping[str, str],
-    what: str,
-    *,
-    same_scale: bool,
-) -> None:
-    """Draw the `timelines` of a report, one above the other, and a caption that says `what`."""
-    from benchmarks.timelines import as_trace  # imports TensorFlow
-    from tutorlib.profiling import draw_timeline
-
-    traces = {name: as_trace(timeline) for name, timeline in result["timelines"].items()}
-    heights = [  # rows that `draw_timeline` draws
-        len(trace.device.lanes) + bool(len(trace.waiting)) + bool(len(trace.reading))
-        for trace in traces.values()
-    ]
-    scales = 1 if same_scale else len(traces)
-    with page(path, 0.45 * sum(heights) + 0.5 * len(traces) + 0.8 + 0.4 * scales) as figure:
-        all_axes = figure.subplots(
-            len(traces), sharex=same_scale, height_ratios=heights, squeeze=False
-        )[:, 0]
-        for axes, (name, trace) in zip(all_axes, traces.items(), strict=True):
-            draw_timeline(trace, None, axes=axes)
-            axes.set_title(titles[name], loc="left", weight="bold")
-            if same_scale:
-                axes.label_outer()
-                axes.set_xlim(0, max(each.device.stop_ms for each in traces.values()))
-        caption(figure, result, what, ("tensorflow",))
 
 
 # ---- the figures --------------------------------------------------------------------------------
@@ -358,21 +322,32 @@ def draw_train(result: Mapping[str, Any], path: Path) -> None:
 
 def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
     """Draw an epoch of the native training above one of the accelerated, on one time scale."""
-    from benchmarks.timelines import as_trace
+    from benchmarks.timelines import as_trace  # imports TensorFlow
+    from tutorlib.profiling import draw_timeline
 
     elapsed_s = {entry["name"]: entry["elapsed_s"] for entry in result["candidates"]}
     untraced = [f"{1e3 * statistics.median(elapsed_s[n]):,.0f}" for n in result["timelines"]]
-    titles = {}
-    for name, timeline in result["timelines"].items():
-        share, length = as_trace(timeline).wait_share, timeline["length_ms"]
-        titles[name] = f"{name}: {length:,.0f} ms, {share:.0%} of it waiting for data"
-    what = (
-        f"An epoch each of {result['candidates'][0]['rows']:,} rows in batches of "
-        f"{result['batch_size']:,}, {result['widths']} widths, seen by TensorFlow's profiler; "
-        "it does not show the loader's threads.\nThe profiler takes time itself: without it these "
-        f"epochs took {' and '.join(untraced)} ms."
-    )
-    draw_traces(path, result, titles, what, same_scale=True)
+    traces = {name: as_trace(timeline) for name, timeline in result["timelines"].items()}
+    heights = [  # rows that `draw_timeline` draws
+        len(trace.device.lanes) + bool(len(trace.waiting)) + bool(len(trace.reading))
+        for trace in traces.values()
+    ]
+    with page(path, 0.45 * sum(heights) + 0.5 * len(traces) + 1.2) as figure:
+        all_axes = figure.subplots(len(traces), sharex=True, height_ratios=heights, squeeze=False)
+        for axes, (name, trace) in zip(all_axes[:, 0], traces.items(), strict=True):
+            draw_timeline(trace, None, axes=axes)
+            length, share = trace.device.length_ms, trace.wait_share
+            title = f"{name}: {length:,.0f} ms, {share:.0%} of it waiting for data"
+            axes.set_title(title, loc="left", weight="bold")
+            axes.label_outer()
+            axes.set_xlim(0, max(each.device.stop_ms for each in traces.values()))
+        what = (
+            f"An epoch each of {result['candidates'][0]['rows']:,} rows in batches of "
+            f"{result['batch_size']:,}, {result['widths']} widths, seen by TensorFlow's profiler; "
+            "it does not show the loader's threads.\nThe profiler takes time itself: without it "
+            f"these epochs took {' and '.join(untraced)} ms."
+        )
+        caption(figure, result, what, ("tensorflow",))
 
 
 DRAWN = {  # figure: (benchmark, part of its report, function)

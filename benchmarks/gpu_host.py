@@ -8,7 +8,7 @@ the next run tries it again, after all others. The steps that matter most come f
 
     python -m benchmarks gpu-host --minutes 9        # as many steps as fit into nine minutes
     python -m benchmarks gpu-host --list             # what is done, failed or left
-    python -m benchmarks gpu-report FOLDER           # tables and figures of the results so far
+    python -m benchmarks gpu-report FOLDER           # tables of the results so far
 
 The step `environment` finds out whether TensorFlow computes on the GPU; if not, all steps after it
 run with Keras on JAX. `--backend` overrides it. `--device cpu` rehearses all steps on a CPU, with

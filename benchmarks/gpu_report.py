@@ -1,4 +1,4 @@
-"""Summarise what `gpu-host` has measured so far: one JSON file, tables in Markdown, two figures.
+"""Summarise what `gpu-host` has measured so far: one JSON file, and tables in Markdown.
 
 Reads the files of the steps in a folder, all of one machine. The tables are the trainings, and the
 targets with the values reached. A rehearsal on a CPU is reported in that folder and called a
@@ -15,14 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures, machine, measure, train
+from benchmarks import machine, measure, train
 
-SUMMARY = "one JSON file, tables and figures of what gpu-host has measured"
+SUMMARY = "one JSON file and tables of what gpu-host has measured"
 WAYS = {"cpu-native": "native, trained on the CPU", **train.WAYS}
-COLOURS = {"raw": figures.LIMIT, "columns": figures.OURS, "stacked": figures.OURS}
 FULL, MIXED = train.PRECISIONS
 ERROR_CHARACTERS = 400
-BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}
 OF_REPORT = ("backend", "batch_size", "widths", "precision", "device_memory")
 OF_CANDIDATE = (
     "rows_per_s", "min_rows_per_s", "max_rows_per_s", "rows", "elapsed_s", "warmup_s", "losses",
@@ -38,49 +36,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON file (default: benchmarks/results/gpu-MACHINE.json; of a rehearsal, in "
         "FOLDER/report)",
     )  # fmt: skip
-    parser.add_argument(
-        "--images", type=Path,
-        help="folder to draw into (default: imgs; of a rehearsal, FOLDER/report)",
-    )  # fmt: skip
-    figures.add_format(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the JSON file and the figures, and print the tables."""
+    """Write the JSON file and print the tables."""
     result = merged(arguments.folder)
-    out, images = places(result, arguments.folder, arguments.out, arguments.images)
     print(f"{headline(result)}\n\n{trainings_table(result)}\n\n{targets_table(result)}\n")
     for name, error in result["failed"].items():
         print(f"failed: {name}: {error}")
-    measure.save(result, out)
-    for part, draw in (("trainings", draw_trainings), ("timelines", draw_timelines)):
-        if result[part]:
-            images.mkdir(parents=True, exist_ok=True)
-            path = images / f"{result['benchmark']}_{part}.{arguments.format}"
-            draw(result, path)
-            print(f"drawn: {path}")
+    measure.save(result, target(result, arguments.folder, arguments.out))
 
 
-def places(
-    result: Mapping[str, Any], folder: Path, out: Path | None, images: Path | None
-) -> tuple[Path | None, Path]:
-    """Return the JSON file, None for the default, and the folder of the figures."""
+def target(result: Mapping[str, Any], folder: Path, out: Path | None) -> Path | None:
+    """Return the JSON file, None for the default; a rehearsal is kept out of the results."""
     if result["device"] == "gpu":
-        return out, images or figures.IMAGES
-    report = folder / "report"
+        return out
     slug = machine.hardware_slug(result["hardware"])
-    out, images = out or report / f"{result['benchmark']}-{slug}.json", images or report
-    for path, kept in ((out, measure.RESULTS), (images, figures.IMAGES)):
-        if path.resolve().is_relative_to(kept):
-            raise SystemExit(
-                f"benchmarks: {folder} is a rehearsal on a CPU and must not be written to {kept}; "
-                f"got {path}, choose another path"
-            )
-    return out, images
+    out = out or folder / "report" / f"{result['benchmark']}-{slug}.json"
+    if out.resolve().is_relative_to(measure.RESULTS):
+        raise SystemExit(
+            f"benchmarks: {folder} is a rehearsal on a CPU and must not be written to "
+            f"{measure.RESULTS}; got {out}, choose another path"
+        )
+    return out
 
 
 def merged(folder: Path) -> dict[str, Any]:
-    """Return what the steps in a folder have measured, as far as a table or figure needs it."""
+    """Return what the steps in a folder have measured, as far as a table needs it."""
     records = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
     if not records:
         raise SystemExit(f"benchmarks: no step of gpu-host has left a file in {folder}")
@@ -89,23 +71,16 @@ def merged(folder: Path) -> dict[str, Any]:
         raise SystemExit(f"benchmarks: {folder} is of several machines: {sorted(machines)}")
     newest = max(records, key=lambda record: record["date"])
     done = {record["step"]: record["result"] for record in records if "result" in record}
-    trainings = list(_trainings(done))
     result = {
         "benchmark": "gpu" if newest["device"] == "gpu" else "rehearsal",
         **{key: newest[key] for key in ("date", "device", "hardware", "versions")},
         "commits": sorted({str(record["commit"]) for record in records}),
-        "trainings": trainings,
+        "trainings": list(_trainings(done)),
         "readers": {
             entry["name"]: {key: entry[key] for key in ("rows", "rows_per_s", "elapsed_s")}
             for name, report in done.items()
             if name.startswith("loader-")
             for entry in report["candidates"]
-        },
-        "timelines": {
-            f"{WAYS[entry['way']]}, {MIXED}": timeline
-            for entry in trainings
-            if (entry["model"], entry["precision"]) == ("dlrm", MIXED)
-            for timeline in done[entry["step"]]["timelines"].values()
         },
         "tests": {name: found["counts"] for name, found in done.items() if "counts" in found},
         "lessons": {
@@ -237,53 +212,3 @@ def _cell(value: float | None, form: str = "", unit: str = "") -> str:
 
 def _markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [names, ["---"] * len(names), *rows])
-
-
-# ---- figures -------------------------------------------------------------------------------------
-
-
-def draw_trainings(result: Mapping[str, Any], path: Path) -> None:
-    """Draw the samples per second of each training as bars, one panel per model."""
-    trainings, panels = result["trainings"], {}
-    for model, heading in train.TITLES.items():
-        bars = [
-            {
-                **entry,
-                "name": f"{WAYS[entry['way']]}, {entry['precision'].removeprefix('mixed_')}",
-                "ratio": entry["times_native"],
-                "colour": COLOURS.get(entry["way"], figures.THEIRS),
-            }
-            for entry in reversed(trainings)
-            if entry["model"] == model
-        ]
-        if bars:
-            panels[f"{heading} on {device_in_words(result)}: samples/s"] = bars
-    some = trainings[0]
-    backends = " and ".join(sorted({BACKENDS[entry["backend"]] for entry in trainings}))
-    tf32 = ", which the GPU multiplies as TF32" * any(e["tf32"] is True for e in trainings)
-    figures.draw_panels(
-        path,
-        result,
-        [[figures.Panel(heading, bars)] for heading, bars in panels.items()],
-        0.3 * len(trainings) + 0.4 * len(panels) + 1.1,
-        f"Epochs in batches of {some['batch_size']:,}, {some['widths']} widths, Adam, {backends}; "
-        "median and range.\nnative: TFRecord, one example per row. Factors are relative to native "
-        f"in float32{tf32}.",
-    )
-
-
-def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
-    """Draw some steps of each training that was traced, one above the other."""
-    from benchmarks.timelines import as_trace
-
-    titles = {
-        name: f"{name}: {kept['steps']} steps in {kept['length_ms']:,.0f} ms, "
-        f"{as_trace(kept).wait_share:.0%} waiting for data, {kept['idle_share']:.0%} idle"
-        for name, kept in result["timelines"].items()
-    }
-    what = (
-        f"{train.TITLES['dlrm']} on {device_in_words(result)}, {MIXED}, seen by TensorFlow's "
-        "profiler, which takes time itself.\nEach has its own time scale; the loader's threads "
-        "leave no marks."
-    )
-    figures.draw_traces(path, result, titles, what, same_scale=False)

@@ -1,4 +1,4 @@
-"""gpu-report: the files of gpu-host become one file, tables and figures that name the device."""
+"""gpu-report: the files of gpu-host become one file, and tables that name the device."""
 
 import json
 
@@ -6,15 +6,10 @@ import pytest
 
 from benchmarks import gpu_report
 from benchmarks.__main__ import main
-from benchmarks.figures import IMAGES
 from benchmarks.measure import RESULTS
 
 GPU = {"cpu": "A CPU", "cores": 16, "memory_bytes": 2**37, "gpus": ["NVIDIA H100, 81559 MiB"]}
 GIB = 2**30
-TIMELINE = {
-    "steps": 2, "device": "/device:GPU:0", "length_ms": 8.0, "idle_share": 0.7,
-    "waiting": "0.50-4.50", "reading": "", "lanes": {"kernels": "4.00-6.00", "copies": ""},
-}  # fmt: skip
 
 
 def trained(model, way, precision, rate, idle=None):
@@ -27,8 +22,6 @@ def trained(model, way, precision, rate, idle=None):
     entry |= {} if idle is None else {"idle_share": idle}
     report = {"candidates": [entry], "precision": precision, "backend": "tensorflow"}
     report |= {"batch_size": 65_536, "widths": "published", "timelines": {}, "untraced": {}}
-    if precision == "mixed_float16":
-        report["timelines"][name] = TIMELINE
     report["device_memory"] = {"tensorflow": {"peak": 3 * GIB}, "rmm": {"peak": GIB / 2}}
     return f"train-{model}-{way}-{precision}", report
 
@@ -83,9 +76,9 @@ def test_targets_are_reached_or_not_or_not_measured(measured):
     }
 
 
-def test_the_report_is_small_and_its_tables_and_figures_name_the_device(measured, tmp_path, capsys):
+def test_the_report_is_small_and_its_tables_name_the_device(measured, tmp_path, capsys):
     out = tmp_path / "gpu.json"
-    assert main(["gpu-report", str(measured), "--out", str(out), "--images", str(tmp_path)]) == 0
+    assert main(["gpu-report", str(measured), "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("Trained on NVIDIA H100: A CPU, 16 cores, 128 GiB, NVIDIA H100. 2026-11")
     row = "| DLRM | loader, stacked and fused | float32 (TF32) | 4,000,000 | 16.4 | 4 | 5% |"
@@ -99,34 +92,27 @@ def test_the_report_is_small_and_its_tables_and_figures_name_the_device(measured
     assert by_way["native", "mixed_float16"]["idle_share"] == 0.7
     assert by_way["native", "float32"]["idle_share"] is None
     assert result["tests"] == {"tests-ops": {"passed": 9}}
-    assert list(result["timelines"]) == [
-        "native, mixed_float16",
-        "loader, stacked and fused, mixed_float16",
-    ]
-    for name in ("trainings", "timelines"):
-        assert b"<svg" in (tmp_path / f"gpu_{name}.svg").read_bytes()
 
 
 def test_the_report_of_a_gpu_goes_to_the_results(measured):
     result = gpu_report.merged(measured)
-    assert gpu_report.places(result, measured, None, None) == (None, IMAGES)
+    assert gpu_report.target(result, measured, None) is None
 
 
-def test_a_rehearsal_is_named_so_and_kept_out_of_results_and_images(tmp_path, capsys):
+def test_a_rehearsal_is_named_so_and_kept_out_of_results(tmp_path, capsys):
     machine = {"device": "cpu", "hardware": GPU | {"gpus": []}}
     runs = [trained("dlrm", way, "float32", rate) for way, rate in (("native", 1), ("stacked", 9))]
     write(tmp_path, runs, **machine)
-    assert main(["gpu-report", str(tmp_path), "--format", "png"]) == 0
+    assert main(["gpu-report", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("Trained on a CPU (rehearsal): A CPU, 16 cores")
     assert "| 9 | not measured |" in said
     assert "| reached |" not in said
     made = sorted(path.name for path in (tmp_path / "report").iterdir())
-    assert made == ["rehearsal-a-cpu-16-cores.json", "rehearsal_trainings.png"]
-    for option, place in (("--images", IMAGES), ("--out", RESULTS / "gpu-here.json")):
-        with pytest.raises(SystemExit, match="is a rehearsal on a CPU and must not be written to"):
-            main(["gpu-report", str(tmp_path), option, str(place)])
-        assert not (place / "rehearsal_trainings.svg").exists()
+    assert made == ["rehearsal-a-cpu-16-cores.json"]
+    with pytest.raises(SystemExit, match="is a rehearsal on a CPU and must not be written to"):
+        main(["gpu-report", str(tmp_path), "--out", str(RESULTS / "gpu-here.json")])
+    assert not (RESULTS / "gpu-here.json").exists()
 
 
 def test_files_of_several_machines_are_refused(measured, tmp_path):
