@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import layers, train
 from benchmarks.machine import ROOT, describe_hardware
-from benchmarks.measure import RESULTS
+from benchmarks.measure import RESULTS, add_choices
 
 SUMMARY = "draw imgs/ from benchmarks/results/"
 IMAGES = ROOT / "imgs"
@@ -37,10 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into")
-    parser.add_argument(
-        "--format", choices=("svg", "png"), default="svg",
-        help="file format (default: %(default)s)",
-    )  # fmt: skip
+    add_choices(parser, format=(("svg", "png"), "file format"))
     parser.add_argument(
         "--only", nargs="+", choices=tuple(DRAWN), default=list(DRAWN), metavar="FIGURE",
         help=f"some of {', '.join(DRAWN)} (default: all)",

@@ -43,10 +43,8 @@ PR_SET_PDEATHSIG = 1  # Source: man 2 prctl
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command to a parser."""
-    parser.add_argument(
-        "--device", choices=("gpu", "cpu"), default="gpu",
-        help="gpu, or cpu for a rehearsal with few rows (default: %(default)s)",
-    )  # fmt: skip
+    device = "gpu, or cpu for a rehearsal with few rows"
+    measure.add_choices(parser, device=(("gpu", "cpu"), device))
     parser.add_argument(
         "--backend", choices=BACKENDS,
         help="Keras's backend (default: what the step 'environment' finds)",

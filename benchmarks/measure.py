@@ -38,6 +38,15 @@ def add_numbers(parser: argparse.ArgumentParser, **numbers: tuple[float, str]) -
         )  # fmt: skip
 
 
+def add_choices(parser: argparse.ArgumentParser, **choices: tuple[Sequence[str], str]) -> None:
+    """Add options with a choice of words: name=(words, the default first; help)."""
+    for name, (words, text) in choices.items():
+        parser.add_argument(
+            f"--{name}", choices=tuple(words), default=words[0],
+            help=f"{text} (default: %(default)s)",
+        )  # fmt: skip
+
+
 def add_options(
     parser: argparse.ArgumentParser,
     name: str,
@@ -66,10 +75,8 @@ def add_options(
             metavar="SECTION", help=f"measure only these: {', '.join(sections)} (default: all)",
         )  # fmt: skip
     if device:
-        parser.add_argument(
-            "--device", choices=("cpu", "gpu"), default="cpu",
-            help="cpu hides all GPUs; gpu makes batches and computes there (default: %(default)s)",
-        )  # fmt: skip
+        text = "cpu hides all GPUs; gpu makes batches and computes there"
+        add_choices(parser, device=(("cpu", "gpu"), text))
     if data:
         parser.add_argument(
             "--data", type=Path, default=DATA,

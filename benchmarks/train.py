@@ -93,20 +93,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--traced", nargs="*", choices=tuple(WAYS), default=["native", "stacked"], metavar="WAY",
         help="ways of the first section to trace, or none (default: native stacked)",
     )  # fmt: skip
-    parser.add_argument(
-        "--widths", choices=WIDTHS, default=WIDTHS[0],
-        help="of the networks: scaled down so that two CPU cores compute about as fast as they "
-        "read TFRecord, or those of the published models, for a GPU (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--optimizer", choices=OPTIMIZERS, default="sgd",
-        help="sgd, whose cost does not depend on the size of the tables, or adam "
-        "(default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="float32",
-        help="Keras's dtype policy (default: %(default)s)",
-    )  # fmt: skip
+    widths = "of the networks: scaled down so that two CPU cores compute about as fast as they "
+    widths += "read TFRecord, or those of the published models, for a GPU"
+    optimizer = "sgd, whose cost does not depend on the size of the tables, or adam"
+    measure.add_choices(
+        parser,
+        widths=(WIDTHS, widths),
+        optimizer=(OPTIMIZERS, optimizer),
+        precision=(PRECISIONS, "Keras's dtype policy"),
+    )
     measure.add_options(parser, "train", repeat=5, repeated="epochs of each way", sections=TITLES)
 
 
@@ -153,14 +148,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 class Training:
     """A network and its data, trained epoch by epoch.
-
-    Args:
-        model: network, not compiled.
-        batches: `KerasSequenceLoader`, or `tf.data.Dataset` of known length, with labels.
-        valid: batches whose loss compares the ways.
-        device: where the network is trained.
-        optimizer: "sgd" or "adam", with Keras's learning rate (0.01 and 0.001).
-        jit_compile: as for `compile`.
 
     Attributes:
         stalls: list of `Stall`, one for each epoch where waits are measured.
