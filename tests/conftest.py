@@ -45,13 +45,13 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="module")
-def folder(columns, tmp_path_factory):
-    """The rows that a test file's own `columns` gives, as Parquet, 90 rows a row group."""
+def folder(request, columns, tmp_path_factory):
+    """The rows of a test file's own `columns` as Parquet, in files as its `FILES` says."""
     from tutorlib.chunk import Chunk
     from tutorlib.parquet import ParquetSink
 
     path = tmp_path_factory.mktemp("data") / "train"
-    with ParquetSink(path, row_group_rows=90) as sink:
+    with ParquetSink(path, **getattr(request.module, "FILES", {"row_group_rows": 90})) as sink:
         sink.write(Chunk(columns))
     return path
 

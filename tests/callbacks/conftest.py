@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.support.resumable import write_rows
+from tests.support import resumable
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    return write_rows(tmp_path_factory.mktemp("data") / "train")
+def columns():
+    return resumable.columns()

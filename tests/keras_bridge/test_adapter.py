@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.leftovers import reader_threads
+from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
@@ -16,27 +17,19 @@ ROWS = 500
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def columns():
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 5, ROWS)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     x = rng.standard_normal(ROWS).astype("float32")
-    chunk = Chunk(
-        {
-            "a": Ragged(rng.integers(0, 9, offsets[-1]), offsets),
-            "x": x,
-            "label": (x > 0).astype("float32"),
-        }
-    )
-    folder = tmp_path_factory.mktemp("data") / "train"
-    with ParquetSink(folder, row_group_rows=90) as sink:
-        sink.write(chunk)
-    return folder
+    return {
+        "a": Ragged(rng.integers(0, 9, offsets[-1]), offsets),
+        "x": x,
+        "label": (x > 0).astype("float32"),
+    }
 
 
-def loader_of(folder, batch_size=64, **changes):
-    arguments = {"cat_names": [], "cont_names": ["x"], "label_names": ["label"]}
-    return KerasSequenceLoader(folder, batch_size, **{**arguments, **changes})
+loader_of = loader_with(cat_names=[], cont_names=["x"], label_names=["label"])
 
 
 def model_of(names=("x",)):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.leftovers import reader_threads
+from tests.support.loaders import loader_with
 from tutorlib.chunk import Ragged
 from tutorlib.loader import KerasSequenceLoader
 
@@ -36,9 +37,7 @@ def columns():
     }
 
 
-def loader_of(folder, **changes):
-    arguments = {"label_names": ["click"], "cat_names": ["row"], "cont_names": ["x"]}
-    return KerasSequenceLoader(folder, BATCH, **{**arguments, **changes})
+loader_of = loader_with(BATCH, label_names=["click"], cat_names=["row"], cont_names=["x"])
 
 
 class Network(keras.Model):

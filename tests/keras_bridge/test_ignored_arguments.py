@@ -8,10 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from tutorlib.chunk import Chunk
+from tests.support.loaders import loader_with
 from tutorlib.keras_bridge import TimedBatches
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
 
 ROWS = 300
 BATCH = 64
@@ -27,17 +25,7 @@ def columns():
     }
 
 
-@pytest.fixture(scope="module")
-def path(columns, tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "train.parquet"
-    with ParquetSink(path, row_group_rows=90) as sink:
-        sink.write(Chunk(columns))
-    return path
-
-
-def loader_of(path, **changes):
-    arguments = {"label_names": ["label"], "cat_names": [], "cont_names": ["x"], "shuffle": False}
-    return KerasSequenceLoader(path, BATCH, **{**arguments, **changes})
+loader_of = loader_with(BATCH, label_names=["label"], cat_names=[], cont_names=["x"], shuffle=False)
 
 
 def model_of():
@@ -58,56 +46,56 @@ REFUSED = [
 
 @pytest.mark.parametrize(("given", "message"), REFUSED)
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_an_argument_that_keras_would_ignore_is_refused(path, method, given, message):
+def test_an_argument_that_keras_would_ignore_is_refused(folder, method, given, message):
     if method == "predict" and "batch_size" not in given:
         return  # predict has no such argument
     if method == "evaluate" and "class_weight" in given:
         return  # nor has evaluate
     with pytest.raises(ValueError, match=message):
-        getattr(model_of(), method)(loader_of(path), verbose=0, **given)
+        getattr(model_of(), method)(loader_of(folder), verbose=0, **given)
 
 
 @pytest.mark.parametrize("order", [False, "batch"])
-def test_an_order_other_than_the_loaders_is_refused(path, order):
+def test_an_order_other_than_the_loaders_is_refused(folder, order):
     with pytest.raises(ValueError, match=f"shuffle={order!r} beside .*pass shuffle to"):
-        model_of().fit(loader_of(path, shuffle=True), shuffle=order, verbose=0)
+        model_of().fit(loader_of(folder, shuffle=True), shuffle=order, verbose=0)
 
 
-def test_an_argument_that_agrees_with_the_loader_is_accepted(path):
-    model_of().fit(loader_of(path), batch_size=BATCH, shuffle=False, verbose=0)
-    model_of().fit(loader_of(path), shuffle=True, verbose=0)  # the default of fit
+def test_an_argument_that_agrees_with_the_loader_is_accepted(folder):
+    model_of().fit(loader_of(folder), batch_size=BATCH, shuffle=False, verbose=0)
+    model_of().fit(loader_of(folder), shuffle=True, verbose=0)  # the default of fit
 
 
-def test_arguments_of_validation_data_are_refused_likewise(path, columns):
+def test_arguments_of_validation_data_are_refused_likewise(folder, columns):
     model, x, y = model_of(), {"x": columns["x"][:, None]}, columns["label"][:, None]
     with pytest.raises(ValueError, match=r"y \(a ndarray\)"):
-        model.fit(x, y, validation_data=(loader_of(path), y), verbose=0)
+        model.fit(x, y, validation_data=(loader_of(folder), y), verbose=0)
     with pytest.raises(ValueError, match="batch_size=10 "):
-        model.fit(x, y, validation_data=loader_of(path), validation_batch_size=10, verbose=0)
+        model.fit(x, y, validation_data=loader_of(folder), validation_batch_size=10, verbose=0)
 
 
-def test_batch_size_and_class_weight_of_arrays_leave_a_validation_loader_alone(path, columns):
+def test_batch_size_and_class_weight_of_arrays_leave_a_validation_loader_alone(folder, columns):
     model, x, y = model_of(), {"x": columns["x"][:, None]}, columns["label"][:, None]
     given = {"batch_size": 10, "class_weight": {0: 1.0, 1: 1.0, 2: 1.0}, "shuffle": False}
-    history = model.fit(x, y, validation_data=loader_of(path), verbose=0, **given).history
+    history = model.fit(x, y, validation_data=loader_of(folder), verbose=0, **given).history
     assert history["val_loss"] == pytest.approx([model.evaluate(x, y, verbose=0)[0]], rel=1e-5)
 
 
-def test_validation_split_is_refused(path):
+def test_validation_split_is_refused(folder):
     with pytest.raises(TypeError, match=r"validation_split.*another loader"):
-        model_of().fit(loader_of(path), validation_split=0.2, verbose=0)
+        model_of().fit(loader_of(folder), validation_split=0.2, verbose=0)
 
 
 @pytest.mark.parametrize("given", [{"class_weight": {0: 1.0}}, {"batch_size": 8}, {"y": Y}])
-def test_timed_batches_refuse_what_keras_would_ignore(path, given):
+def test_timed_batches_refuse_what_keras_would_ignore(folder, given):
     with pytest.raises(
         ValueError, match=f"{next(iter(given))}.* beside timed batches has no effect"
     ):
-        model_of().fit(TimedBatches(loader_of(path)), verbose=0, **given)
+        model_of().fit(TimedBatches(loader_of(folder)), verbose=0, **given)
 
 
-def test_a_refused_fit_leaves_the_loader_where_it_was(path):
-    loader = loader_of(path)
+def test_a_refused_fit_leaves_the_loader_where_it_was(folder):
+    loader = loader_of(folder)
     next(iter(loader))
     before = loader.state_dict()
     with pytest.raises(ValueError, match="batch_size=8"):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.device_batches import assert_same_batches
 from tests.support.leftovers import reader_threads
+from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.layers import DenseFeatures, EmbeddingBag, LinearFeatures, bucketed, keras_inputs
 from tutorlib.loader import KerasSequenceLoader
@@ -71,9 +72,7 @@ def device(request, monkeypatch):
 both_devices = pytest.mark.parametrize("device", ["cpu", "gpu"], indirect=True)
 
 
-def loader_of(folder, batch_size=64, **changes):
-    settings = {"schema": SCHEMA, "buffer_size": 150, "parts_per_chunk": 2, "bucket_lists": True}
-    return KerasSequenceLoader(folder, batch_size, **{**settings, **changes})
+loader_of = loader_with(schema=SCHEMA, buffer_size=150, parts_per_chunk=2, bucket_lists=True)
 
 
 def assert_padded(name, ours, theirs):

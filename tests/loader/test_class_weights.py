@@ -4,10 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from tutorlib.chunk import Chunk
-from tutorlib.loader import KerasSequenceLoader
+from tests.support.loaders import loader_with
 from tutorlib.memory import HostSpace
-from tutorlib.parquet import ParquetSink
 
 ROWS = 300
 BATCH = 64
@@ -24,17 +22,7 @@ def columns():
     }
 
 
-@pytest.fixture(scope="module")
-def path(columns, tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "train.parquet"
-    with ParquetSink(path, row_group_rows=90) as sink:
-        sink.write(Chunk(columns))
-    return path
-
-
-def loader_of(path, **changes):
-    arguments = {"label_names": ["label"], "cat_names": [], "cont_names": ["x"], "shuffle": False}
-    return KerasSequenceLoader(path, BATCH, **{**arguments, **changes})
+loader_of = loader_with(BATCH, label_names=["label"], cat_names=[], cont_names=["x"], shuffle=False)
 
 
 def trained(data, *labels, **arguments):
@@ -55,55 +43,55 @@ def assert_same(one, other):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_it_trains_as_keras_does_on_arrays(path, columns):
+def test_it_trains_as_keras_does_on_arrays(folder, columns):
     weights = {0: 0.5, 2: 7.0}  # class 1 is not named: it weighs 1
     x, y = {"x": columns["x"][:, None]}, columns["label"][:, None]
     assert_same(
-        trained(loader_of(path, class_weight=weights)),
+        trained(loader_of(folder, class_weight=weights)),
         trained(x, y, class_weight=weights, batch_size=BATCH),
     )
 
 
-def test_it_multiplies_the_weights_of_the_rows(path, columns):
+def test_it_multiplies_the_weights_of_the_rows(folder, columns):
     weights = {0: 0.5, 1: 3.0, 2: 7.0}
     x, y = {"x": columns["x"][:, None]}, columns["label"][:, None]
     both = columns["w"] * np.vectorize(weights.get)(columns["label"].astype(int))
     assert_same(
-        trained(loader_of(path, weight_name="w", class_weight=weights)),
+        trained(loader_of(folder, weight_name="w", class_weight=weights)),
         trained(x, y, sample_weight=both, batch_size=BATCH),
     )
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("layout", ["columns", "stacked"])
-def test_each_batch_holds_the_weight_of_each_label(path, columns, layout, device, monkeypatch):
+def test_each_batch_holds_the_weight_of_each_label(folder, columns, layout, device, monkeypatch):
     monkeypatch.setattr("tutorlib.loader.loader.memory_space", {"gpu": HostSpace()}.get)
     settings = {"label_names": ["clicked"], "weight_name": "w", "batch_layout": layout}
-    loader = loader_of(path, class_weight={1: 4.0, -3: 2.0}, device=device, **settings)
+    loader = loader_of(folder, class_weight={1: 4.0, -3: 2.0}, device=device, **settings)
     weights = np.concatenate([weights for _, _, weights in loader])
     assert weights.dtype == np.float32
     np.testing.assert_array_equal(weights, columns["w"] * np.where(columns["clicked"] == 1, 4, 1))
 
 
-def test_a_validation_loader_without_it_is_not_weighed(path, columns):
-    valid = loader_of(path)
-    plain = trained(loader_of(path), validation_data=valid)
-    weighted = trained(loader_of(path, class_weight={0: 9.0}), validation_data=valid)
+def test_a_validation_loader_without_it_is_not_weighed(folder, columns):
+    valid = loader_of(folder)
+    plain = trained(loader_of(folder), validation_data=valid)
+    weighted = trained(loader_of(folder, class_weight={0: 9.0}), validation_data=valid)
     assert weighted[0]["loss"] != pytest.approx(plain[0]["loss"], rel=0.01)
     bias, slope = weighted[1][1], weighted[1][0][0]
     want = np.mean((bias + slope * columns["x"] - columns["label"]) ** 2)
     assert weighted[0]["val_loss"][-1] == pytest.approx(want, rel=1e-5)
 
 
-def test_it_needs_exactly_one_label(path):
+def test_it_needs_exactly_one_label(folder):
     for names in (["label", "clicked"], []):
         with pytest.raises(ValueError, match=r"needs exactly one label, got .*weight_name"):
-            loader_of(path, label_names=names, class_weight={0: 2.0})
+            loader_of(folder, label_names=names, class_weight={0: 2.0})
 
 
 @pytest.mark.parametrize(
     "wrong", [{}, {"a": 1.0}, {0: "heavy"}, {0.5: 2.0}, {2**24 + 1: 2.0}, [1.0, 2.0]]
 )
-def test_it_must_be_a_dict_of_classes(path, wrong):
+def test_it_must_be_a_dict_of_classes(folder, wrong):
     with pytest.raises(ValueError, match="class_weight must be a dict of integer classes"):
-        loader_of(path, class_weight=wrong)
+        loader_of(folder, class_weight=wrong)

@@ -14,13 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.cupy_stand_in import StandIn, cupy
-from tests.support.device_batches import (
-    SCHEMA,
-    assert_same_batches,
-    chunk_of,
-    loader_of,
-    write_rows,
-)
+from tests.support.device_batches import SCHEMA, assert_same_batches, chunk_of, loader_of
 from tests.support.leftovers import reader_threads
 from tutorlib.chunk import Chunk
 from tutorlib.loader.device_batches import DeviceBuilder, DeviceGroup
@@ -30,6 +24,8 @@ from tutorlib.ops import Categorify, FillMissing, Normalize
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import Workflow
+
+FILES = {"row_group_rows": 100, "rows_per_file": 400}
 
 
 class NumpyDevice(HostSpace):
@@ -61,8 +57,8 @@ def small_blocks(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_rows(tmp_path_factory.mktemp("data") / "train")
+def columns():
+    return chunk_of(1000)
 
 
 FORMS = {

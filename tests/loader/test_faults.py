@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.leftovers import passes_in_memory, reader_threads
+from tests.support.loaders import loader_with
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
@@ -87,9 +88,7 @@ def folder_with(folder, fault=None):
     return folder
 
 
-def loader_of(folder, **changes):
-    settings = {"schema": SCHEMA, "buffer_size": 150, "parts_per_chunk": 2}
-    return KerasSequenceLoader(folder, 16, **{**settings, **changes})
+loader_of = loader_with(16, schema=SCHEMA, buffer_size=150, parts_per_chunk=2)
 
 
 def iterate(loader):

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.support.device_batches import assert_same_batches, chunk_of, loader_of, write_rows
+from tests.support.device_batches import assert_same_batches, chunk_of, loader_of
 from tests.support.gpu import ON_GPU, copied_bytes, run
 from tests.support.leftovers import reader_threads
 from tutorlib.chunk import Chunk
@@ -17,6 +17,7 @@ from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.workflow import Workflow
 
 pytestmark = ON_GPU
+FILES = {"row_group_rows": 100, "rows_per_file": 400}
 
 FORMS = {
     "nnzs": {},
@@ -34,8 +35,8 @@ FORMS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_rows(tmp_path_factory.mktemp("data") / "train")
+def columns():
+    return chunk_of(1000)
 
 
 @pytest.fixture(scope="module")

@@ -15,28 +15,25 @@ import numpy as np
 import pytest
 
 from tests.support.leftovers import open_files, passes_in_memory, reader_threads
-from tutorlib.chunk import Chunk, Ragged
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink, ParquetSource
+from tests.support.loaders import loader_with
+from tutorlib.chunk import Ragged
+from tutorlib.parquet import ParquetSource
 
 ROWS = 1000
+FILES = {"row_group_rows": 100, "rows_per_file": 400}
 PROMPT_S = 30  # far less than a hang, far more than a slow machine needs
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data") / "train"
+def columns():
     rows = np.arange(ROWS)
     lists = Ragged(np.repeat(rows, 2), 2 * np.arange(ROWS + 1))
-    columns = {"row": rows, "tags": lists, "y": (rows % 2).astype("float32")}
-    with ParquetSink(folder, row_group_rows=100, rows_per_file=400) as sink:
-        sink.write(Chunk(columns))
-    return folder
+    return {"row": rows, "tags": lists, "y": (rows % 2).astype("float32")}
 
 
-def loader_of(folder, **changes):
-    settings = {"cat_names": ["row", "tags"], "cont_names": [], "buffer_size": 60}
-    return KerasSequenceLoader(folder, 20, ["y"], **{**settings, **changes})
+loader_of = loader_with(
+    20, label_names=["y"], cat_names=["row", "tags"], cont_names=[], buffer_size=60
+)
 
 
 def row_numbers(batches):

@@ -11,12 +11,14 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from tests.support.leftovers import reader_threads
+from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Masked, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema
 
 ROWS = 1000
+FILES = {"row_group_rows": 100, "rows_per_file": 400}
 
 
 def lists_of(rows):
@@ -28,35 +30,27 @@ def lists_of(rows):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """1000 rows in 3 files and 10 row groups; every column can be worked out from `row`."""
-    folder = tmp_path_factory.mktemp("data") / "train"
+def columns():
+    """Every column can be worked out from `row`."""
     rows = np.arange(ROWS)
-    chunk = Chunk(
-        {
-            "row": rows,
-            "id": (rows % 97).astype(np.int32),
-            "x": (rows / 8).astype(np.float32),
-            "x64": rows / 16,
-            "tags": lists_of(rows),
-            "label": (rows % 2).astype(np.float32),
-            "weight": (rows % 5).astype(np.float32),
-        }
-    )
-    with ParquetSink(folder, row_group_rows=100, rows_per_file=400) as sink:
-        sink.write(chunk)
-    return folder
-
-
-def loader_of(folder, batch_size=64, **changes):
-    arguments = {
-        "cat_names": ["row", "id", "tags"],
-        "cont_names": ["x", "x64"],
-        "label_names": ["label"],
-        "buffer_size": 150,
-        "parts_per_chunk": 2,
+    return {
+        "row": rows,
+        "id": (rows % 97).astype(np.int32),
+        "x": (rows / 8).astype(np.float32),
+        "x64": rows / 16,
+        "tags": lists_of(rows),
+        "label": (rows % 2).astype(np.float32),
+        "weight": (rows % 5).astype(np.float32),
     }
-    return KerasSequenceLoader(folder, batch_size, **{**arguments, **changes})
+
+
+loader_of = loader_with(
+    cat_names=["row", "id", "tags"],
+    cont_names=["x", "x64"],
+    label_names=["label"],
+    buffer_size=150,
+    parts_per_chunk=2,
+)
 
 
 def check_batch(inputs, label):

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 
-from tutorlib.loader import EpochPlan, KerasSequenceLoader
+from tests.support.loaders import loader_with
+from tutorlib.loader import EpochPlan
 from tutorlib.ops import Categorify
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
@@ -46,15 +47,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def loader_of(source, batch_size=64, **changes):
-    arguments = {
-        "label_names": ["label"],
-        "cat_names": ["row"],
-        "cont_names": ["x"],
-        "buffer_size": 60,
-        "parts_per_chunk": 2,
-    }
-    return KerasSequenceLoader(source, batch_size, **{**arguments, **changes})
+loader_of = loader_with(
+    label_names=["label"], cat_names=["row"], cont_names=["x"], buffer_size=60, parts_per_chunk=2
+)
 
 
 def rows_of(batches):

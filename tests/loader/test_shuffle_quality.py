@@ -8,11 +8,10 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader, shuffle_quality
-from tutorlib.parquet import ParquetSink
 
 ROWS, BATCH = 65_536, 256
+FILES = {"row_group_rows": 512}
 MEASURES = ("batch_variance", "batch_distance", "neighbour_correlation", "displacement")
 
 
@@ -184,12 +183,8 @@ def test_a_longer_window_of_tf_data_is_a_better_shuffle():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Row numbers, in row groups of 512."""
-    folder = tmp_path_factory.mktemp("rows")
-    with ParquetSink(folder / "rows.parquet", row_group_rows=512) as sink:
-        sink.write(Chunk({"row": np.arange(ROWS), "label": np.zeros(ROWS, "float32")}))
-    return folder
+def columns():
+    return {"row": np.arange(ROWS), "label": np.zeros(ROWS, "float32")}
 
 
 def loader_quality(folder, batch_size=BATCH, count=4, **settings):

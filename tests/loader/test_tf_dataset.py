@@ -6,19 +6,18 @@ import pytest
 import tensorflow as tf
 
 from tests.support.leftovers import reader_threads
-from tutorlib.chunk import Chunk, Ragged
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
+from tests.support.loaders import loader_with
+from tutorlib.chunk import Ragged
 
 ROWS = 500
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def columns():
     rng = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 5, ROWS))])
     x = rng.standard_normal(ROWS).astype("float32")
-    columns = {
+    return {
         "a": Ragged(rng.integers(0, 9, offsets[-1]), offsets),
         "row": np.arange(ROWS),
         "x": x,
@@ -26,15 +25,9 @@ def folder(tmp_path_factory):
         "rating": rng.random(ROWS).astype("float32"),
         "w": rng.random(ROWS).astype("float32"),
     }
-    folder = tmp_path_factory.mktemp("data") / "train"
-    with ParquetSink(folder, row_group_rows=90) as sink:
-        sink.write(Chunk(columns))
-    return folder
 
 
-def loader_of(folder, batch_size=64, **changes):
-    arguments = {"cat_names": ["row"], "cont_names": ["x"], "label_names": ["click"]}
-    return KerasSequenceLoader(folder, batch_size, **{**arguments, **changes})
+loader_of = loader_with(cat_names=["row"], cont_names=["x"], label_names=["click"])
 
 
 def rows_of(batches):

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.device_batches import chunk_of, write_rows
+from tests.support.device_batches import chunk_of
 from tutorlib.memory import HostSpace
 from tutorlib.parquet import ParquetError, ParquetSource
 
 NAMES = list(chunk_of(1))
+FILES = {"row_group_rows": 200, "rows_per_file": 400}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_rows(
-        tmp_path_factory.mktemp("data") / "rows", 500, row_group_rows=200, rows_per_file=400
-    )
+def columns():
+    return chunk_of(500)
 
 
 def assert_equal(ours, theirs):

@@ -3,9 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Masked, Ragged
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
 
 SCHEMA = Schema(
@@ -47,15 +46,7 @@ def chunk_of(rows):
     )
 
 
-def write_rows(folder, rows=1000, row_group_rows=100, rows_per_file=400):
-    with ParquetSink(folder, row_group_rows=row_group_rows, rows_per_file=rows_per_file) as sink:
-        sink.write(chunk_of(rows))
-    return folder
-
-
-def loader_of(folder, batch_size=64, **changes):
-    settings = {"schema": SCHEMA, "buffer_size": 150, "parts_per_chunk": 2, "nulls": "fill"}
-    return KerasSequenceLoader(folder, batch_size, **{**settings, **changes})
+loader_of = loader_with(schema=SCHEMA, buffer_size=150, parts_per_chunk=2, nulls="fill")
 
 
 def arrays_of(batch):

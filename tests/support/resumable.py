@@ -7,10 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.loaders import loader_with
 from tutorlib.callbacks import LoaderCheckpoint
-from tutorlib.chunk import Chunk
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
 
 ROWS, BATCH_SIZE, EPOCHS = 2000, 50, 3
 BATCHES = ROWS // BATCH_SIZE
@@ -18,20 +16,16 @@ PROCESSES = multiprocessing.get_context("forkserver")  # imports once what is sl
 PROCESSES.set_forkserver_preload(["tutorlib.loader", "tutorlib.callbacks", "tensorflow"])
 
 
-def write_rows(folder):
-    """Write rows with an id, a number and a label; returns the folder."""
+def columns():
+    """Return rows with an id, a number and a label."""
     rng = np.random.default_rng(0)
     item, x = rng.integers(0, 50, ROWS), rng.standard_normal(ROWS).astype("float32")
-    with ParquetSink(folder, row_group_rows=90) as sink:
-        label = (x + item % 2 > 0.5).astype("float32")
-        sink.write(Chunk({"item": item, "x": x, "label": label}))
-    return folder
+    return {"item": item, "x": x, "label": (x + item % 2 > 0.5).astype("float32")}
 
 
-def loader_of(folder, batch_size=BATCH_SIZE, **changes):
-    """Return a loader of all columns."""
-    arguments = {"cat_names": ["item"], "cont_names": ["x"], "buffer_size": 200}
-    return KerasSequenceLoader(folder, batch_size, ["label"], **{**arguments, **changes})
+loader_of = loader_with(
+    BATCH_SIZE, label_names=["label"], cat_names=["item"], cont_names=["x"], buffer_size=200
+)
 
 
 def model_of(optimizer=None, embedding_rows=50, units=8, seed=1, **options):

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Ragged
-from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
 
 ROWS, BATCH_SIZE = 512, 64
@@ -24,10 +24,7 @@ def write_rows(folder):
     return folder
 
 
-def loader_of(folder, batch_size=BATCH_SIZE, **options):
-    """Return a loader of x and the label."""
-    arguments = {"cat_names": [], "cont_names": ["x"], "label_names": ["label"], **options}
-    return KerasSequenceLoader(folder / "train.parquet", batch_size, **arguments)
+loader_of = loader_with(BATCH_SIZE, cat_names=[], cont_names=["x"], label_names=["label"])
 
 
 def loader_by_row_group(folder, function):
