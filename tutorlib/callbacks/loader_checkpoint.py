@@ -25,17 +25,15 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     deterministic (`keras.utils.set_random_seed`, `tf.config.experimental.enable_op_determinism`).
     Put it last in the list of callbacks, after those that change the model or its learning rate.
 
-    Saved: all variables of the model, including the states of its layers' random number generators
-    (without which Dropout would continue differently; Keras's `save_weights` and `BackupAndRestore`
-    leave them out); all variables of `model.optimizer` (iterations, slots, learning rate); and
-    `loader.state_dict()`. Not saved: metric values of the current epoch, the state of other
-    callbacks (EarlyStopping's best value), random number generators outside of layers, and
-    optimizers other than `model.optimizer`. It adds nothing to the logs.
+    Saved: all variables of the model, including the random states of its layers (Keras's
+    `save_weights` and `BackupAndRestore` leave them out, so Dropout would continue differently);
+    all variables of `model.optimizer`; and `loader.state_dict()`. Not saved: metric values of the
+    current epoch, the state of other callbacks (EarlyStopping's best value), random number
+    generators outside of layers, and optimizers other than `model.optimizer`.
 
-    A checkpoint is a folder that is written under another name, flushed to disk and renamed, so
-    one with a checkpoint's name is complete, also after a power failure. Training waits meanwhile:
-    0.3 s for a DLRM of 50 MB with Adam (150 MB in all; 2 cores, local SSD). It needs memory for a
-    copy of the largest variable.
+    A checkpoint is a folder that is written under another name, flushed to disk and renamed, so it
+    is complete or absent, also after a power failure. Training waits meanwhile: 0.3 s for a DLRM of
+    50 MB with Adam (150 MB in all; 2 cores, local SSD).
 
     Args:
         path: folder for the checkpoints of one rank of one training; created if missing.
@@ -221,11 +219,7 @@ def _check_model(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None
 
 
 def _write_variables(path: Path, model: keras.Model) -> int:
-    """Write all variables to a file; return its size in bytes.
-
-    Keras's `save_weights` takes twice as long, and when the disk is full, its HDF5 ends the process
-    with a signal.
-    """
+    """Write all variables; return the file's bytes. HDF5 would end the process on a full disk."""
     with open(path, "wb") as file:
         for variable in _variables(model):
             np.save(file, keras.ops.convert_to_numpy(variable), allow_pickle=False)

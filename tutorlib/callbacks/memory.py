@@ -17,20 +17,14 @@ MIB = 2**20
 class MemoryLogger(keras.callbacks.Callback):
     """Logs the memory in use at the end of each epoch, in MiB.
 
-    - `host_mib`: resident set of this process. Pages that it shares with other processes, such as
-      those of a mapped file, count too.
+    - `host_mib`: resident set of this process, including pages shared with other processes.
     - `host_peak_mib`: maximum of `host_mib` since the process began.
     - `gpu_mib`, `gpu_peak_mib`: what TensorFlow's tensors hold, summed over all GPUs, and its
-      maximum since the program began or since `reset_memory_stats`. Logged only if TensorFlow has a
-      GPU.
+      maximum since the program began or since `reset_memory_stats`; only with a GPU.
 
     Not measured: memory that TensorFlow has reserved on a GPU but not given to a tensor (which
-    `nvidia-smi` shows), GPU memory of other libraries, and the host's peak within a single epoch.
-    If another callback validates at the end of an epoch, the order of the callbacks decides whether
-    `host_mib` is read before or after that.
-
-    Callbacks after this one in the list, such as TensorBoard or CSVLogger, see the figures. Reading
-    them takes less than 1 ms per epoch.
+    `nvidia-smi` shows), and GPU memory of other libraries. Callbacks after this one in the list,
+    such as TensorBoard or CSVLogger, see the figures.
 
     Example:
         >>> import numpy as np

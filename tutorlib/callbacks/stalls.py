@@ -72,17 +72,15 @@ class StallReport(keras.callbacks.Callback):
     `stall_convert`, which add up to `stall`. Callbacks after this one in the list, such as
     TensorBoard or CSVLogger, see all of them.
 
-    What counts as waiting: the time within the call that takes the next batch. A callback that
-    looks at each step, as this one does, makes Keras wait for the step's loss before it takes the
-    next batch, also on a GPU. So nothing is trained during these seconds, and the rest of the epoch
-    is the steps themselves. The wait for an epoch's first batch counts. Validation does not count,
-    nor does the first step of a `fit`, which compiles; the wait for its batch does.
+    Waiting is the time within the call that takes the next batch. Keras waits for the loss of each
+    step before that call, also on a GPU, so nothing is trained meanwhile. The wait for an epoch's
+    first batch counts. Validation does not, nor does the first step of a `fit`, which compiles; the
+    wait for its batch does.
 
-    Not measured: the stage that a wait was for. The loader's threads work on several batches at the
-    same time, so the wait is divided in proportion to the seconds that they worked on each stage
-    (`loader.stats()`); this is exact if there is only one stage. Nor what the threads take from the
-    training while it does not wait: on a CPU both use the same cores, and a reader that takes half
-    of them shows as slower steps, not as a stall (`profiling.diagnose` finds that).
+    The loader's threads work on several batches at the same time, so the wait is divided among the
+    stages in proportion to the seconds that they worked on each (`loader.stats()`). Not measured:
+    the cores that the threads take from the training while it does not wait, which show as slower
+    steps (`profiling.diagnose` finds that).
 
     Args:
         data: the `KerasSequenceLoader` that `fit` is given, or a `tf.data.Dataset`. In place of a
@@ -156,11 +154,7 @@ class StallReport(keras.callbacks.Callback):
             logs.update({"stall": stall.share, **shares})
 
     def _so_far(self) -> dict[str, float]:
-        """Return the seconds waited ("wait") and worked on each stage so far.
-
-        "taken" grows with each batch that was taken. A loader has no such count; it waits, however
-        briefly, for each batch.
-        """
+        """Return the seconds waited and worked on each stage; "taken" grows with each batch."""
         if isinstance(self.data, TimedBatches):
             return {"wait": self.data.wait_s, "taken": self.data.batches}
         stats = self.data.stats()

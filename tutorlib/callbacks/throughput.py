@@ -33,21 +33,16 @@ class Throughput(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """Where an epoch is: rows trained on so far, and the clock's seconds."""
-
-    rows: int
+    rows: int  # trained on so far in the epoch
     at_s: float
 
 
 class ThroughputLogger(keras.callbacks.Callback):
     """Logs `samples_per_s`, rows per second, at the end of each epoch; optionally to TensorBoard.
 
-    Rows are counted, not computed from the batch size. The model's own loss metric weights each
-    batch by its rows, and this callback reads that weight after each step, so a smaller last batch
-    counts as what it is, whatever data `fit` takes. Keras itself waits for the loss of each step if
-    a callback looks at steps, so reading it adds no wait for the device. The metric is a float32,
-    which counts exactly up to 16.7 million rows per epoch; each later step of the epoch counts as
-    many rows as the last one before.
+    Rows are counted by the model's own loss metric, which weights each batch by its rows, so a
+    smaller last batch counts as what it is. The metric is a float32, exact up to 16.7 million rows
+    per epoch; each later step counts as many rows as the last one before.
 
     The time includes waiting for data, also for the first batch of later epochs. It does not
     include the first step of a `fit`, which compiles, nor validation.
@@ -142,7 +137,6 @@ class ThroughputLogger(keras.callbacks.Callback):
         return next((metric for metric in self.model.metrics if metric.name == "loss"), None)
 
     def _mark(self) -> _Mark:
-        """Return where the epoch is after a step."""
         before = self._count
         self._count = int(keras.ops.convert_to_numpy(self._loss_metric().count))
         if self._count < COUNTS_TO or not self._step_rows:
@@ -151,7 +145,6 @@ class ThroughputLogger(keras.callbacks.Callback):
         return _Mark(self._rows, self.clock())
 
     def _throughput(self, begin: _Mark) -> Throughput:
-        """Return what happened from `begin` to the end of the last step."""
         rows, elapsed_s = self._last.rows - begin.rows, self._last.at_s - begin.at_s
         if rows < 0 or self._last.rows <= 0:
             raise RuntimeError(
@@ -162,7 +155,6 @@ class ThroughputLogger(keras.callbacks.Callback):
         return Throughput(int(self.model.optimizer.iterations), rows, elapsed_s)
 
     def _write(self, name: str, throughput: Throughput) -> None:
-        """Write one TensorBoard scalar."""
         if self._writer is None:
             return
         import tensorflow as tf

@@ -38,9 +38,8 @@ class Pass(Iterator[Any], abc.ABC):
     """An iterator over an epoch's batches that Keras may take in Python.
 
     On TensorFlow, Keras zips a range and this iterator for each call of its train function. If the
-    iterator ends inside `zip`, `zip` ends too, and Keras has no outputs to return. But `zip` calls
-    `iter()` first and lets a StopIteration of that call through, which Keras understands as the
-    end of the epoch. So `iter()` already takes the next batch.
+    iterator ended inside `zip`, Keras would have no outputs to return; if `iter()` raises
+    StopIteration, Keras ends the epoch. So `iter()` already takes the next batch.
     """
 
     def __init__(self) -> None:
@@ -114,11 +113,6 @@ class LoaderAdapter(TensorAdapter):
 
     @property
     @abc.abstractmethod
-    def partial_batch_size(self) -> int | None:
-        """Rows of the last batch if it is smaller than the others, else None."""
-
-    @property
-    @abc.abstractmethod
     def shuffle(self) -> bool:
         """Whether rows come in random order."""
 
@@ -151,12 +145,7 @@ class LoaderAdapter(TensorAdapter):
 
     @property
     def num_batches(self) -> int:
-        """Number of batches of an epoch; for Keras, which is when it takes the loader in.
-
-        Raises:
-            ValueError: if Keras was given an argument that it would ignore, or `check_for_fit`
-                refuses.
-        """
+        """Number of batches of an epoch; refuses what `fit` was given and would ignore."""
         accepted: dict[str, list[Any]] = {
             "batch_size": [self.batch_size],
             "shuffle": [True, self.shuffle],  # True is the default of fit

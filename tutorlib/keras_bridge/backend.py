@@ -111,8 +111,7 @@ def wait_for_gpu() -> None:
     """Wait until Keras's backend has done all work that was queued on the first GPU.
 
     On TensorFlow and JAX it waits for the backend's own stream, not for the whole GPU: CUDA forbids
-    that while a thread records a CUDA graph, as XLA does for steps that it compiles. The stream
-    does the work of all threads in order.
+    that while a thread records a CUDA graph, as XLA does for steps that it compiles.
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":

@@ -1,9 +1,8 @@
 """A loader refuses what `fit`, `evaluate` and `predict` would ignore beside it.
 
 Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
-`batch_size` and `shuffle`. It tells the adapter nothing of them, so this function looks at the
-arguments of its callers. It does nothing else: with a Keras in which it finds nothing, they are
-ignored again, and nothing else changes.
+`batch_size` and `shuffle`, so this function looks at the arguments of its callers. With a Keras in
+which it finds nothing, they are ignored, and nothing else changes.
 """
 
 from __future__ import annotations

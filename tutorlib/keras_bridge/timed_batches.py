@@ -86,11 +86,7 @@ class TimedBatches(TensorAdapter):
         return cls(dataset, batches if batches >= 0 else None, **options)
 
     def take(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch, and add the seconds that it took.
-
-        Raises:
-            StopIteration: after the last batch.
-        """
+        """Return the next batch, and add the seconds that it took."""
         started = self._clock()
         try:
             batch = next(batches)
@@ -105,11 +101,7 @@ class TimedBatches(TensorAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches of an epoch, or None; for Keras, which is when it takes the data in.
-
-        Raises:
-            ValueError: if Keras was given an argument that it would ignore.
-        """
+        """Number of batches of an epoch, or None; refuses what `fit` was given and would ignore."""
         refuse_ignored_arguments(self, "timed batches", REMEDIES, {})
         return self._num_batches
 

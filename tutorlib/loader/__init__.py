@@ -8,9 +8,4 @@ from tutorlib.loader.loader import KerasSequenceLoader
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.shuffling import ShuffleQuality, shuffle_quality
 
-__all__ = [
-    "EpochPlan",
-    "KerasSequenceLoader",
-    "ShuffleQuality",
-    "shuffle_quality",
-]
+__all__ = ["EpochPlan", "KerasSequenceLoader", "ShuffleQuality", "shuffle_quality"]

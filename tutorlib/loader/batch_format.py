@@ -1,4 +1,4 @@
-"""BatchFormat: what the batches of a loader look like, and who makes them."""
+"""BatchFormat: what the batches of a loader look like."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tutorlib.loader.host_batches import HostBuilder
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.list_lengths import list_lengths
 from tutorlib.loader.settings import LoaderSettings
-from tutorlib.loader.tensors import BatchMaker
 from tutorlib.memory import BufferPool, DevicePool
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
@@ -28,8 +27,11 @@ class BatchFormat:
         schema: schema of the batches.
 
     Attributes:
+        settings: settings of the loader.
         schema: schema of the batches.
         min_int_dtype: "int32" or "int64": integers of a batch have at least this width.
+        lengths: gives the lengths of the arrays of lists.
+        class_weights: gives the weights of rows by class; None for no such weights.
 
     Raises:
         ValueError: if there is no feature, or `class_weight` does not fit the labels.
@@ -40,17 +42,17 @@ class BatchFormat:
             raise ValueError(
                 f"there are no feature columns; the files have {list(source.column_types)}"
             )
-        self._settings, self.schema = settings, schema
+        self.settings, self.schema = settings, schema
         self.min_int_dtype = "int32" if source.memory is None else min_int_dtype_on_gpu()
-        self._lengths = list_lengths(settings.multi_hot, settings.bucket_lists, source)
-        self._class_weights: ClassWeights | None = None
+        self.lengths = list_lengths(settings.multi_hot, settings.bucket_lists, source)
+        self.class_weights: ClassWeights | None = None
         if settings.class_weight is not None:
-            self._class_weights = ClassWeights(settings.class_weight, schema.labels.names)
+            self.class_weights = ClassWeights(settings.class_weight, schema.labels.names)
 
     @functools.cached_property
     def layout(self) -> Layout:
         """How columns lie in a batch; raises ValueError for a column that no batch can hold."""
-        settings = self._settings
+        settings = self.settings
         return Layout(
             self.schema,
             stacked=settings.stacked,
@@ -63,30 +65,16 @@ class BatchFormat:
     def builder(self, pool: BufferPool | DevicePool) -> BatchBuilder[Any, Any]:
         """Return what makes batches as arrays, in the memory of a pool."""
         if isinstance(pool, BufferPool):
-            return HostBuilder(self.layout, pool, self._lengths)
-        return DeviceBuilder(self.layout, pool, self._lengths)
-
-    def maker(self, pool: BufferPool | DevicePool) -> BatchMaker:
-        """Return what turns these arrays into tensors."""
-        return BatchMaker(
-            self.schema,
-            self._settings.multi_hot,
-            self._settings.max_list_length,
-            self._lengths,
-            class_weights=self._class_weights,
-            min_int_dtype=self.min_int_dtype,
-            pool=None if isinstance(pool, BufferPool) else pool,
-        )
+            return HostBuilder(self.layout, pool, self.lengths)
+        return DeviceBuilder(self.layout, pool, self.lengths)
 
     def check_for_fit(self) -> None:
         """Raise ValueError if Keras would report a wrong loss for these batches."""
         features = self.schema.features
-        scalars = [
-            c.role if self._settings.stacked else c.name for c in features if not c.multi_hot
-        ]
+        scalars = [c.role if self.settings.stacked else c.name for c in features if not c.multi_hot]
         lists = [f"{c.name}__offsets" for c in features if c.multi_hot]
         first = min(scalars + lists)
-        if self._settings.multi_hot == "offsets" and first.endswith("__offsets"):
+        if self.settings.multi_hot == "offsets" and first.endswith("__offsets"):
             raise ValueError(
                 f"Keras weighs the loss of a batch by the length of its first input, {first!r}, "
                 "which has one entry more than the batch has rows. Use multi_hot='nnzs'."

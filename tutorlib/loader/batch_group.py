@@ -1,6 +1,6 @@
 """What batches in host memory and on a device have in common: groups, and the rows they are given.
 
-`host_batches.py` and `device_batches.py` implement both classes for their kind of memory.
+`host_batches.py` and `device_batches.py` implement `BatchGroup` and `BatchBuilder`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,11 @@ from tutorlib.memory import BufferPool, DevicePool, MemorySpace
 
 @dataclasses.dataclass
 class ArrayBatch:
-    """A batch as arrays, before it becomes tensors.
-
-    Args:
-        num_rows: rows of the batch.
-        scalars: {name: [num_rows, 1]}, or for stacked batches {"categorical": [num_rows, n], ...};
-            arrays of NumPy or CuPy.
-        lists: {name: `Ragged` of num_rows lists}; the values may be padded after the last list.
-    """
+    """A batch as arrays of NumPy or CuPy, before it becomes tensors."""
 
     num_rows: int
-    scalars: dict[str, Any]
-    lists: dict[str, Ragged]
+    scalars: dict[str, Any]  # {name: [num_rows, 1]}, or {role: [num_rows, n]} if stacked
+    lists: dict[str, Ragged]  # the values may be padded after the last list
 
 
 class BatchGroup(abc.ABC):
@@ -99,17 +92,11 @@ PoolT = TypeVar("PoolT", BufferPool, DevicePool)
 
 @dataclasses.dataclass(frozen=True)
 class ScatterPlan(Generic[GroupT]):
-    """Where the rows of one block go.
+    """Where the rows of one block go."""
 
-    Args:
-        start: first row of the block within the columns that are scattered.
-        order: int64 [rows], the order in which its rows are scattered; None for their own order.
-        row_slices: (group of batches, the rows of the block that go there).
-    """
-
-    start: int
-    order: np.ndarray | None
-    row_slices: Sequence[tuple[GroupT, RowSlice]]
+    start: int  # first row of the block within the columns that are scattered
+    order: np.ndarray | None  # int64 [rows], in which they are scattered; None for their own order
+    row_slices: Sequence[tuple[GroupT, RowSlice]]  # what goes to each group of batches
 
 
 class BatchBuilder(abc.ABC, Generic[GroupT, PoolT]):

@@ -9,18 +9,11 @@ from tutorlib.checks import check_integer
 
 
 class Position(NamedTuple):
-    """Where a loader stands.
-
-    Args:
-        epoch: number of the current epoch, from 0.
-        first_batch: number of the batch with which the next pass over the epoch begins: 0, unless
-            the loader was restored in the middle of the epoch.
-        next_batch: number of the batch after the one that was taken last.
-    """
+    """Where a loader stands; all numbers count from 0."""
 
     epoch: int = 0
-    first_batch: int = 0
-    next_batch: int = 0
+    first_batch: int = 0  # of the next pass over the epoch; above 0 after a resume
+    next_batch: int = 0  # the one after the batch that was taken last
 
 
 class EpochCursor:
@@ -68,14 +61,10 @@ class EpochCursor:
         self.position, self._drawn = Position(check_integer("epoch", epoch, 0)), None
 
     def advance(self, epoch: int, next_batch: int, num_batches: int) -> None:
-        """Record that a pass took the batch before `next_batch`; the last batch ends the epoch.
+        """Record that a pass over `epoch` took the batch before `next_batch`.
 
-        A pass over another epoch than the current one changes nothing.
-
-        Args:
-            epoch: number of the epoch that the pass is over.
-            next_batch: number of the batch that the pass takes next, 1 to `num_batches`.
-            num_batches: batches of an epoch.
+        The last batch ends the epoch. A pass over another epoch than the current one changes
+        nothing.
         """
         if epoch != self.position.epoch:
             return

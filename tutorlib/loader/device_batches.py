@@ -24,19 +24,12 @@ from tutorlib.memory import DevicePool, MemorySpace
 
 @dataclasses.dataclass(frozen=True)
 class Bank:
-    """The columns that form one matrix: successive columns of one dtype, or one stacked field.
+    """The columns that form one matrix: successive columns of one dtype, or one stacked field."""
 
-    Args:
-        fields: numbers of its fields.
-        dtype: dtype of every value.
-        width: columns of the bank.
-        stacked: whether the matrix is [rows, width], for one field, or [width, rows].
-    """
-
-    fields: range
+    fields: range  # numbers of its fields
     dtype: np.dtype
     width: int
-    stacked: bool
+    stacked: bool  # whether the matrix is [rows, width], for one field, or [width, rows]
 
     @property
     def row_axis(self) -> int:
@@ -67,14 +60,7 @@ def banks_of(layout: Layout) -> list[Bank]:
 
 
 class DeviceGroup(BatchGroup):
-    """The rows of some successive batches on a device.
-
-    Args:
-        layout: how the columns lie in a batch.
-        num_rows: rows of all its batches.
-        pool: gives the memory of batches.
-        lengths: gives the lengths of the arrays of lists.
-    """
+    """The rows of some successive batches on a device."""
 
     def __init__(
         self, layout: Layout, num_rows: int, pool: DevicePool, lengths: ListLengths
@@ -90,11 +76,7 @@ class DeviceGroup(BatchGroup):
         return self._banks[bank].rows(self._matrices[bank], start, stop)
 
     def close(self, sizes: Sequence[int], order: np.ndarray | None) -> None:
-        """Put the rows in their final order; call it once, when all of them have arrived.
-
-        Raises:
-            MemoryError: if the device has too little memory; the message says what to change.
-        """
+        """Put the rows in their final order; call it once, when all of them have arrived."""
         try:
             self._close(sizes, order)
         except MemoryError as error:

@@ -27,17 +27,7 @@ RECORD_ROWS = 16_384  # rows that become records at a time
 
 
 class HostGroup(BatchGroup):
-    """The rows of some successive batches in host memory.
-
-    Args:
-        layout: how the columns lie in a batch.
-        num_rows: rows of all its batches.
-        pool: gives the memory of batches.
-        lengths: gives the lengths of the arrays of lists.
-
-    Attributes:
-        fields: for each field of the layout an array [num_rows] with one cell a row.
-    """
+    """The rows of some successive batches in host memory; `fields` has one cell a row."""
 
     def __init__(
         self, layout: Layout, num_rows: int, pool: BufferPool, lengths: ListLengths
@@ -168,9 +158,8 @@ class _Run:
     """Columns that lie one after the other in a group, and are scattered together.
 
     A row slice has few rows, and copying them takes some microseconds: too short for a thread to
-    let others run meanwhile. So each column of a block is put in order as a whole, and the row
-    slices are copied for `RUN_FIELDS` columns at a time. With two threads this takes three
-    quarters of the time.
+    let others run meanwhile. Copying `RUN_FIELDS` columns at a time takes a quarter less time on
+    two threads.
     """
 
     def __init__(
@@ -222,9 +211,8 @@ class _Run:
 class _Records:
     """The columns of one field, until all of them have come and become records.
 
-    Columns are first copied side by side, `RECORD_ROWS` rows at a time, so that NumPy writes one
-    record after the other. Writing column by column into the records takes twice as long, and so
-    does copying all rows at a time.
+    Columns are copied side by side, `RECORD_ROWS` rows at a time, so that NumPy writes one record
+    after the other. Writing column by column takes twice as long, and so does copying all rows.
     """
 
     def __init__(self, field: Field, pool: BufferPool) -> None:

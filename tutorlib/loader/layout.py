@@ -50,13 +50,7 @@ def batch_dtype(column: Column) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What is copied as one: a column, or the columns of a stacked matrix as records.
-
-    Args:
-        name: name in the batch.
-        dtype: dtype of every value.
-        columns: the columns, in order.
-    """
+    """What is copied as one: a column, or the columns of a stacked matrix as records."""
 
     name: str
     dtype: np.dtype
@@ -206,14 +200,7 @@ class Layout:
     def list_cells(self, column: Column, lists: Any, *, first_row: int = 0) -> Ragged:
         """Return the checked lists of a multi-hot column, with values in the dtype of a batch.
 
-        Args:
-            column: column of the schema.
-            lists: its lists as they were read.
-            first_row: number of the row of the first list, for messages.
-
-        Raises:
-            ValueError: as `cells`; also for a column without lists and for a list longer than
-                `max_list_length`.
+        Arguments are those of `cells`; it also refuses lists longer than `max_list_length`.
         """
         if not isinstance(lists, Ragged):
             raise ValueError(
@@ -258,8 +245,6 @@ def _fills(
 ) -> dict[str, float]:
     """Return {name of a column: value that replaces its nulls}."""
     if isinstance(nulls, str):
-        if nulls not in ("error", "fill"):
-            raise ValueError(f"nulls must be 'error', 'fill' or {{column: value}}, got {nulls!r}")
         return dict.fromkeys(schema.features.names, 0) if nulls == "fill" else {}
     for name, value in nulls.items():
         if name not in schema.features:

@@ -21,13 +21,7 @@ class ListLengths:
     """The lengths of a batch's list arrays: here as long as they must be."""
 
     def values(self, name: str, rows: int, count: int) -> int:
-        """Return the length of the array that holds all values of a list column in a batch.
-
-        Args:
-            name: name of the list column.
-            rows: rows of the batch.
-            count: number of values in its lists.
-        """
+        """Return the length of the array for the `count` values of a list column in a batch."""
         return count
 
     def width(self, longest: int) -> int:
@@ -74,13 +68,7 @@ class BucketedWidths(ListLengths):
 
 
 def list_lengths(multi_hot: str, bucket_lists: bool, source: Any) -> ListLengths:
-    """Return the lengths of a loader's list arrays.
-
-    Args:
-        multi_hot: form of lists: "nnzs", "offsets", "ragged" or "padded".
-        bucket_lists: whether lists come in few shapes.
-        source: `ParquetSource`; its footers tell the mean length of lists.
-    """
+    """Return the lengths of the list arrays that a loader makes with these settings."""
     if not bucket_lists:
         return ListLengths()
     return BucketedWidths() if multi_hot == "padded" else BucketedValues(values_per_row(source))

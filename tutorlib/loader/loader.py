@@ -16,7 +16,7 @@ from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.planning import Planner
 from tutorlib.loader.scatter import Scatterer
 from tutorlib.loader.settings import LoaderSettings, check_names
-from tutorlib.loader.tensors import dataset_signature
+from tutorlib.loader.tensors import BatchMaker, dataset_signature
 from tutorlib.loader.transform import online
 from tutorlib.memory import BufferPool, DevicePool, memory_space
 from tutorlib.parquet import ParquetSource
@@ -268,14 +268,7 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._cursor.position.first_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter()` give an epoch from its first batch on.
-
-        Args:
-            epoch: number of the epoch, from 0.
-
-        Raises:
-            ValueError: if it is below 0.
-        """
+        """Make the next `iter()` give the epoch of this number, from 0, from its first batch on."""
         self._cursor.set_epoch(epoch)
 
     @property
@@ -351,7 +344,7 @@ class KerasSequenceLoader(LoaderAdapter):
             planner.plan(self.epoch, self._cursor.draw_seed()),
             builder,
             Scatterer(source, self._columns, builder, self._stopwatch, self._transform, names),
-            self._format.maker(pool),
+            BatchMaker(self._format, pool),
             threads=planner.threads,
             stopwatch=self._stopwatch,
             at_end=source.close,

@@ -2,27 +2,23 @@
 
 The plan of an epoch is a pure function of the row counts of the row groups and of the settings. So
 its length is known before anything is read, any batch can be found without those before it, and
-ranks need not talk to each other. It has three steps:
+ranks need no communication. It has three steps:
 
-1. Neighbouring row groups form *partitions*; a row group that is larger than a partition forms
-   several, its *slices*. If rows are shuffled, the groups that form partitions are put in random
-   order.
-2. That sequence of rows is cut into one run of rows per rank, all of the same length, give or take
-   one row. Each `parts_per_chunk` partitions of a run, from distant parts of the data, form a
-   *chunk*. The slices of a row group go to successive chunks, in order, so that it is read through
-   once.
+1. Neighbouring row groups form *partitions*; a larger row group forms several, its *slices*. If
+   rows are shuffled, the row groups are put in random order.
+2. That sequence is cut into one run per rank, of equal length give or take one row. Each
+   `parts_per_chunk` partitions of a run form a *chunk*. The slices of a row group go to successive
+   chunks, in order, so that it is read through once.
 3. The rows of a chunk are assigned at random to the batches that lie in it. Batch i holds positions
-   [i * batch_size, (i + 1) * batch_size) of all chunks laid end to end: what a chunk has left over
-   begins the next batch. So each row is shuffled within its own chunk, and the order of a chunk
-   depends on no other.
+   [i * batch_size, (i + 1) * batch_size) of all chunks laid end to end: the rows that a chunk has
+   left over begin the next batch.
 
 Rows are assigned by *blocks* of neighbouring rows and *groups* of successive batches, both small
-enough that one column of them stays in the second-level cache: first it is drawn how many rows each
-block gives to each group (multivariate hypergeometric), then which rows, then which batch of the
-group each goes to (both random splits, `_random_split`). Together this chooses the rows of each
-batch uniformly, at a tenth of the cost of permuting the chunk as a whole. A batch is a random set:
-which rows it has is random, but they keep the order of the chunk, so that all copies go through
-memory in one direction.
+enough that one column of them stays in the second-level cache: first the number of rows that each
+block gives to each group is drawn (multivariate hypergeometric), then which rows, then the batch of
+each (both by `_random_split`). This chooses the rows of each batch uniformly, at a tenth of the
+cost of permuting the chunk. Within a batch they keep the order of the chunk, so that all copies go
+through memory in one direction.
 
 Random numbers come from a counter-based generator (Philox) keyed by (seed, epoch) and the chunk.
 """
@@ -259,17 +255,12 @@ class EpochPlan:
 
 
 def _random_split(random: np.random.Generator, sizes: Sequence[int]) -> np.ndarray:
-    """Return a random split of rows into parts of the given sizes, int64 [sum(counts)].
+    """Return a random split of rows into at most 65,536 parts of these sizes, int64 [sum(sizes)].
 
     The rows of the first part come first, in rising order, then those of the second, and so on.
-    Every such split is equally likely. Each row draws its part independently; then random rows of
-    parts that have too many move to parts that have too few. No step looks at a row's number, so
-    all rows are treated alike. It takes 11 ns per row for 16 parts of 131,072 rows; sorting random
-    keys takes 77 ns.
-
-    Args:
-        random: gives the random numbers.
-        sizes: rows of each part, at most 65,536 parts.
+    Each row draws its part independently; then random rows of parts that have too many move to
+    parts that have too few, so every split is equally likely. This takes 11 ns per row for 16 parts
+    of 131,072 rows; sorting random keys takes 77 ns.
     """
     counts = np.asarray(sizes, dtype=np.int64)
     rows = int(counts.sum())
@@ -337,10 +328,7 @@ def _cut(partitions: Sequence[list[RowRange]], first: int, last: int) -> list[li
 def _slices(
     partitions: Sequence[list[RowRange]], partition_rows: int, lanes: int
 ) -> Iterator[list[RowRange]]:
-    """Yield partitions of at most `partition_rows` rows; larger row groups come in slices.
-
-    The slices of `lanes` partitions alternate; those of one partition come in order.
-    """
+    """Yield partitions of at most `partition_rows` rows; slices of `lanes` of them alternate."""
     waiting, open_lanes = iter(partitions), deque[deque[list[RowRange]]]()
     while True:
         for partition in itertools.islice(waiting, lanes - len(open_lanes)):
@@ -370,16 +358,12 @@ def _cut_evenly(row_range: RowRange, most_rows: int) -> list[RowRange]:
 def _chunks(
     partitions: Iterable[list[RowRange]], parts_per_chunk: int, in_turn: bool
 ) -> list[ChunkPlan]:
-    """Join partitions into chunks; `in_turn`, the first row ranges of all partitions come first.
-
-    Row ranges of a row group that is read in slices wait for each other and must stay in order:
-    several slices of one row group in a chunk count as one partition.
-    """
+    """Join partitions into chunks; `in_turn`, the first row ranges of all partitions come first."""
     chunks: list[ChunkPlan] = []
     position = 0
     partitions = iter(partitions)
     while group := list(itertools.islice(partitions, parts_per_chunk)):
-        lanes: dict[int, list[RowRange]] = {}
+        lanes: dict[int, list[RowRange]] = {}  # slices of one row group must stay in order
         for partition in group:
             lanes.setdefault(partition[0].row_group, []).extend(partition)
         turns = itertools.zip_longest(*lanes.values()) if in_turn else lanes.values()
@@ -391,7 +375,7 @@ def _chunks(
 
 
 def _batch_sizes(rows: int, least: int, most: int, batch_size: int, drop_last: bool) -> list[int]:
-    """Return the batch sizes of a rank with `rows` rows, if ranks have `least` to `most` rows."""
+    """Return a rank's batch sizes, if it has `rows` rows, and ranks have `least` to `most`."""
     if drop_last:
         return [batch_size] * (least // batch_size)
     steps = -(-most // batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from tutorlib.parquet import ParquetError, ParquetSource, RowRange
 Transform = Callable[[Chunk], Chunk]
 
 
+@dataclasses.dataclass(frozen=True)
 class Scatterer(Generic[GroupT]):
     """Reads a row range, transforms it, and copies its rows to the batches that they go to.
 
@@ -30,17 +32,12 @@ class Scatterer(Generic[GroupT]):
         names: columns that `transform` has to return.
     """
 
-    def __init__(
-        self,
-        source: ParquetSource,
-        columns: Sequence[str],
-        builder: BatchBuilder[GroupT, Any],
-        stopwatch: Stopwatch,
-        transform: Transform | None = None,
-        names: Sequence[str] = (),
-    ) -> None:
-        self._source, self._columns, self._builder = source, columns, builder
-        self._stopwatch, self._transform, self._names = stopwatch, transform, list(names)
+    source: ParquetSource
+    columns: Sequence[str]
+    builder: BatchBuilder[GroupT, Any]
+    stopwatch: Stopwatch
+    transform: Transform | None
+    names: Sequence[str]
 
     def __call__(self, row_range: RowRange, scatter_plans: list[ScatterPlan[GroupT]]) -> None:
         """Scatter the rows of a row range.
@@ -51,42 +48,42 @@ class Scatterer(Generic[GroupT]):
             Exception: what `transform` raised, with a note that says where.
         """
         try:
-            if self._builder.space is None:
+            if self.builder.space is None:
                 self._scatter(row_range, scatter_plans)
             else:
-                self._scatter_or_retry(self._builder.space, row_range, scatter_plans)
+                self._scatter_or_retry(self.builder.space, row_range, scatter_plans)
         except ParquetError:
             raise
         except ValueError as error:
             raise ParquetError(
-                f"{error} (in {self._source.location(row_range.row_group)})"
+                f"{error} (in {self.source.location(row_range.row_group)})"
             ) from error
         except Exception as error:
-            error.add_note(f"in {self._source.location(row_range.row_group)}")
+            error.add_note(f"in {self.source.location(row_range.row_group)}")
             raise
 
     def _scatter(self, row_range: RowRange, scatter_plans: list[ScatterPlan[GroupT]]) -> None:
         started, spent = time.perf_counter(), defaultdict[str, float](float)
-        slice_of_group = row_range.row_group, self._columns, row_range.start, row_range.stop
-        columns = _timed(self._source.columns(*slice_of_group), spent, "read")
-        if self._transform is not None:
+        slice_of_group = row_range.row_group, self.columns, row_range.start, row_range.stop
+        columns = _timed(self.source.columns(*slice_of_group), spent, "read")
+        if self.transform is not None:
             chunk = Chunk(dict(columns))
             began = time.perf_counter()
-            columns = iter(self._transformed(self._transform, chunk).items())
+            columns = iter(self._transformed(self.transform, chunk).items())
             spent["transform"] = time.perf_counter() - began
-        self._builder.scatter(columns, scatter_plans, first_row=row_range.start)
+        self.builder.scatter(columns, scatter_plans, first_row=row_range.start)
         scatter = time.perf_counter() - started - sum(spent.values())
-        self._stopwatch.add(**spent, scatter=scatter)
+        self.stopwatch.add(**spent, scatter=scatter)
 
     def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
         result = transform(chunk)
         if not isinstance(result, Chunk):
             raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
-        missing = [name for name in self._names if name not in result]
+        missing = [name for name in self.names if name not in result]
         if missing or result.num_rows != chunk.num_rows:
             raise ValueError(
                 f"map(): gave {result.num_rows} rows with columns {result.names}, but "
-                f"{chunk.num_rows} rows with {self._names} are needed"
+                f"{chunk.num_rows} rows with {self.names} are needed"
             )
         return result
 
@@ -99,12 +96,12 @@ class Scatterer(Generic[GroupT]):
             return
         except MemoryError:
             pass  # the error is gone from here on, and with it what its traceback holds
-        self._source.save_memory()
-        self._builder.pool.clear()
+        self.source.save_memory()
+        self.builder.pool.clear()
         try:
             self._scatter(row_range, scatter_plans)
         except MemoryError as error:
-            where = self._source.location(row_range.row_group)
+            where = self.source.location(row_range.row_group)
             raise MemoryError(
                 f"rows [{row_range.start}, {row_range.stop}) of {where}: they do not fit, not even "
                 f"in small steps. {space.advice()} ({error})"

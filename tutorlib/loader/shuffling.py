@@ -25,8 +25,7 @@ class ShuffleQuality:
     | `displacement`          | 1                | 0                          |
     | `effective_batch_size`  | batch_size       | about 1                    |
 
-    The first number is the most important; the last follows from it. If the rank explains a
-    fraction r of a column's variance linearly, the column's batch means vary
+    If the rank explains a fraction r of a column's variance linearly, the column's batch means vary
     1 + r (batch_variance - 1) times as much as in a uniform shuffle: with r = 0.01, a
     batch_variance of 400 makes it 5 times.
 
@@ -80,10 +79,8 @@ class ShuffleQuality:
 def shuffle_quality(batches: Iterable[Any]) -> ShuffleQuality:
     """Measure how far the batches of one epoch are from those of a uniform shuffle.
 
-    It looks at which rows a batch has and when it comes, not at the order of the rows within a
-    batch: training takes a batch as a set. So it measures any reader by the same rule: this
-    library's loader, which leaves the rows of a batch in the order of the files, as well as
-    tf.data's shuffle window. It does not notice rows that are missing or come twice.
+    It looks at which rows a batch has and when it comes, not at the order of rows within a batch:
+    training takes a batch as a set. It does not notice rows that are missing or come twice.
 
     10 million rows take about 5 seconds and 120 bytes per row.
 
@@ -172,8 +169,7 @@ def _collect(batches: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 def _batch_means(ranks: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
     """Return `batch_variance` and `neighbour_correlation`.
 
-    The first is the mean square between batches divided by that of all rows, as in an analysis of
-    variance; its mean over all permutations is exactly 1, for any batch sizes.
+    The first is the mean square between batches divided by that of all rows (analysis of variance).
     """
     deviations = ranks - ranks.mean()
     scores = np.add.reduceat(deviations, starts) / np.sqrt(sizes)  # of equal variance by chance

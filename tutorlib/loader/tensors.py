@@ -8,10 +8,9 @@ import numpy as np
 
 from tutorlib.chunk import Ragged, array_namespace
 from tutorlib.keras_bridge import gpu_tensor_maker, tensor_maker
+from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batch_group import ArrayBatch
-from tutorlib.loader.class_weights import ClassWeights
-from tutorlib.loader.list_lengths import ListLengths
-from tutorlib.memory import DevicePool, aligned
+from tutorlib.memory import BufferPool, DevicePool, aligned
 from tutorlib.schema import Schema
 
 
@@ -19,34 +18,20 @@ class BatchMaker:
     """Turns an `ArrayBatch` into (inputs, labels) or (inputs, labels, weights) of tensors.
 
     Args:
-        schema: schema of the batches.
-        multi_hot: the form of lists: "nnzs", "offsets", "ragged" or "padded".
-        max_list_length: width to which "padded" pads; None for the width that `lengths` gives.
-        lengths: gives the widths of padded lists; None for as wide as they must be.
-        class_weights: gives the weights of rows by class; None for no such weights.
-        min_int_dtype: "int32" or "int64": dtype of list lengths.
-        pool: gives the memory of a device's batches; None for batches in host memory.
+        batch_format: what the batches look like.
+        pool: gives the memory of the batches.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        multi_hot: str,
-        max_list_length: int | None = None,
-        lengths: ListLengths | None = None,
-        *,
-        class_weights: ClassWeights | None = None,
-        min_int_dtype: str = "int32",
-        pool: DevicePool | None = None,
-    ) -> None:
-        self._labels = schema.labels.names
-        self._weights = schema.with_role("weight").names
-        self._multi_hot, self._max_list_length = multi_hot, max_list_length
-        self._lengths = lengths or ListLengths()
-        self._class_weights, self._integer = class_weights, np.dtype(min_int_dtype)
-        self._tensor, self._pool = tensor_maker(), pool
-        if pool is not None and pool.space.on_gpu:
-            self._tensor = gpu_tensor_maker()
+    def __init__(self, batch_format: BatchFormat, pool: BufferPool | DevicePool) -> None:
+        self._labels = batch_format.schema.labels.names
+        self._weights = batch_format.schema.with_role("weight").names
+        self._multi_hot = batch_format.settings.multi_hot
+        self._max_list_length = batch_format.settings.max_list_length
+        self._lengths, self._class_weights = batch_format.lengths, batch_format.class_weights
+        self._integer = np.dtype(batch_format.min_int_dtype)
+        self._pool = None if isinstance(pool, BufferPool) else pool
+        on_gpu = self._pool is not None and self._pool.space.on_gpu
+        self._tensor = gpu_tensor_maker() if on_gpu else tensor_maker()
 
     def __call__(self, batch: ArrayBatch) -> Any:
         """Return the batch; only padded lists and list lengths are copied."""

@@ -13,17 +13,11 @@ from tutorlib.schema import Column, Schema
 
 @dataclasses.dataclass(frozen=True)
 class Online:
-    """What a loader needs of a workflow.
+    """What a loader needs of a workflow."""
 
-    Args:
-        schema: schema of the workflow's results, with the labels and weights of the files.
-        columns: names of the columns to read.
-        transform: function that is applied to each chunk of these columns.
-    """
-
-    schema: Schema
-    columns: list[str]
-    transform: Callable[[Chunk], Chunk]
+    schema: Schema  # of the workflow's results, with the labels and weights of the files
+    columns: list[str]  # to read
+    transform: Callable[[Chunk], Chunk]  # of each chunk of these columns
 
 
 def online(workflow: Any, source: ParquetSource, given: Schema) -> Online:
