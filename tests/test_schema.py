@@ -59,7 +59,7 @@ def test_a_column_that_contradicts_itself_is_refused(column, words):
 
 
 def test_a_name_stands_once():
-    with pytest.raises(ValueError, match=r"stand twice: \['a'\]"):
+    with pytest.raises(ValueError, match=r"appear twice: \['a'\]"):
         Schema([Column("a", "label"), Column("a", "weight")])
 
 

@@ -6,7 +6,9 @@ Belongs here: roles, dtypes, cardinalities, their JSON form. Does not belong her
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -110,10 +112,10 @@ class Schema:
 
     def __init__(self, columns: Iterable[Column]) -> None:
         object.__setattr__(self, "columns", tuple(columns))
-        names = self.names
-        twice = sorted({name for name in names if names.count(name) > 1})
+        counts = collections.Counter(self.names)
+        twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
-            raise ValueError(f"column names must be unique, these stand twice: {twice}")
+            raise ValueError(f"column names must be unique, these appear twice: {twice}")
 
     def __iter__(self) -> Iterator[Column]:
         return iter(self.columns)
@@ -122,13 +124,17 @@ class Schema:
         return len(self.columns)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names
+        return name in self._by_name
 
     def __getitem__(self, name: str) -> Column:
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise KeyError(f"no column {name!r}; the schema has {self.names}")
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; the schema has {self.names}") from None
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
 
     @property
     def names(self) -> list[str]:
