@@ -19,8 +19,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; each command has its `--help`."""
     top = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measures ratios in one run on the same rows, writes benchmarks/results/ and "
-        f"prints a table. Without a command: all that measure ({', '.join(MEASURING)}).",
+        description="Measure candidates in turn on the same rows, print a table and write "
+        f"benchmarks/results/. Without a command: {', '.join(MEASURING)}.",
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name in COMMANDS:

@@ -2,11 +2,11 @@
 
 All three learn from the same Parquet files of raw rows and write the same values, which is checked
 once (`Job` says which). They take turns, each time in a fresh process: the library is imported,
-then the memory in use is noted and the clock starts. What counts is anonymous memory. Files are in
-the page cache. Linux only.
+then the memory in use is noted and the clock starts. Only anonymous memory counts. Files are in the
+page cache. Linux only.
 
-The rows are those of `data_prep synthetic criteo`, as Parquet with the strings of the raw files, as
-PyArrow writes it by default: dictionary and snappy.
+The rows are those of `data_prep synthetic criteo`, as Parquet with the strings of the raw files and
+PyArrow's default settings: dictionary and Snappy.
 """
 
 from __future__ import annotations

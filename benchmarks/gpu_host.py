@@ -1,4 +1,4 @@
-"""Run benchmarks, tests and lessons on a GPU host that is lent for minutes, in steps that resume.
+"""Run benchmarks, tests and lessons on a GPU host, in steps that resume in a later run.
 
 A step is a command: a benchmark with `--device gpu`, a test file with `-m gpu`, or a lesson. It
 leaves a JSON file, and a step that has its file is not run again, so the run resumes where it

@@ -1,4 +1,4 @@
-"""Speed of the layers, forward and backward in float32, and of the step of an optimizer.
+"""Speed of layers, forward and backward in float32, and of optimizer steps.
 
 Every candidate is a compiled TensorFlow function over a batch in memory: it computes the layer's
 output and, from a given gradient of the output, the gradient of the tables, sparse as an optimizer
@@ -21,7 +21,7 @@ from benchmarks import measure
 from benchmarks.device import Device
 from benchmarks.measure import Claim
 
-SUMMARY = "forward and backward of layers, and Adam, against Keras and TensorFlow (2 minutes)"
+SUMMARY = "layers and optimizer steps compared with Keras and TensorFlow (2 minutes)"
 
 STACKED = "FusedEmbedding, stacked"
 COLUMNS = "FusedEmbedding, columns"

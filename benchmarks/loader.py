@@ -1,15 +1,15 @@
-"""Rows per second into the training step: the loader, and everything one could use instead.
+"""Rows per second into the training step: the loader compared with its alternatives.
 
 Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format; MovieLens-shaped
-rows for lists; all in the page cache. Candidates deliver whole batches of tensors, except bare
-Arrow, which only decodes: that is what the file format allows. Slow candidates process fewer rows;
-the table has their number. Readers of TFRecord that handle single records are measured with the
-cores kept awake, as they are during training (`tutorlib.profiling.cores_awake`): with CPU idle
-states they may be half as fast.
+rows for lists; all in the page cache. Candidates produce whole batches of tensors, except bare
+Arrow, which only decodes: an upper bound for any reader of these files. Slow candidates read fewer
+rows; the table says how many. TFRecord readers that handle single records are measured with CPU
+idle states suppressed, as during training (`tutorlib.profiling.cores_awake`); with idle states they
+may be half as fast.
 
 Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
-python, PyDataset and generator; plain, Parquet as most people have it; movielens; fit, in training;
-first, the wait for the first batch; peers, other libraries where they are installed.
+python, PyDataset and generator; plain, Parquet with int64, dictionary and Snappy; movielens; fit,
+in training; first, the wait for the first batch; peers, other libraries if they are installed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.data import Dataset, criteo_shape, movielens_shape
 from benchmarks.device import Device
 from benchmarks.measure import Claim
 
-SUMMARY = "rows/s of the loader against tf.data, other libraries and bare Arrow (3 minutes)"
+SUMMARY = "rows/s of the loader, tf.data, other libraries and bare Arrow (3 minutes)"
 
 COLUMNS = "loader, columns, shuffled"
 STACKED = "loader, stacked, shuffled"

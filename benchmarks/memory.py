@@ -1,13 +1,13 @@
 """Peak memory and speed of the loader, for data of 1 to 20 times its memory budget.
 
 Each case runs in a fresh process, in turns: everything is imported and a few rows are read, then
-the memory in use is noted, then epochs run while a thread samples it. What counts is anonymous
-memory (heap and tensors), including the batch that the consumer holds; pages of memory-mapped files
-are the system's cache and are reported apart. With --device gpu the budget is of GPU memory, and
+the memory in use is noted, then epochs run while a thread samples it. Only anonymous memory counts
+(heap and tensors), including the batch that the consumer holds; pages of memory-mapped files are
+the system's cache and are reported separately. With --device gpu, the budget is of GPU memory, and
 the GPU memory of the loader counts. Linux only.
 
-The rows are Criteo-shaped; larger data is more names (hard links) of the same files, so that the
-disk need not hold twenty times the budget. One case has all rows in one row group larger than the
+The rows are Criteo-shaped. Larger data consists of hard links to the same files, so it takes no
+more disk space. One case has all rows in one row group larger than the
 budget, one has a multi-hot column.
 """
 

@@ -1,4 +1,4 @@
-"""Samples per second of whole training runs, and the share of their time that waits for data.
+"""Samples per second of whole training runs, and the share of time spent waiting for data.
 
 Each network trains on the same rows in several ways (--ways):
 
@@ -11,9 +11,9 @@ Each network trains on the same rows in several ways (--ways):
 - raw: the network of stacked on raw binary cells, not shuffled; DLRM only.
 
 All ways take turns, one epoch each. Files are in the page cache. On a CPU, `StallReport` measures
-the wait: seconds inside the call that takes the next batch. Reader and model share the cores there,
-so a slow reader also shows as slower steps. On a GPU nothing looks at single steps; the report has
-the GPU's memory instead, and its idle share from a trace.
+the wait: seconds inside the call that takes the next batch. There, reader and model use the same
+cores, so a slow reader also makes the steps slower. On a GPU, single steps are not timed; the
+report has the GPU's memory instead, and its idle share from a trace.
 
 Before its turns, each way trains 16 steps, after which all ways are compared by their loss on the
 same validation rows. After the turns, the ways of --traced train under TensorFlow's profiler, and
@@ -40,7 +40,7 @@ from benchmarks.measure import Claim
 if TYPE_CHECKING:
     from tutorlib.profiling import Trace
 
-SUMMARY = "samples/s of training and its wait for data, native against accelerated (6 minutes)"
+SUMMARY = "samples/s of training and its wait for data, native and with the loader (6 minutes)"
 TITLES = {"dlrm": "DLRM", "movielens": "MovieLens", "wide_and_deep": "Wide & Deep"}
 DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "dlrm": criteo_shape,

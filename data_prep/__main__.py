@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     synthetic = commands.add_parser(
-        "synthetic", help="draw data from a seed, without network or licence"
+        "synthetic", help="Draw data from a seed; needs no network and no licence"
     ).add_subparsers(dest="kind", required=True, metavar="KIND")
     _synthetic_criteo(synthetic)
     _synthetic_movielens(synthetic)
@@ -64,7 +64,7 @@ def _command(
 
 def _seed_and_scale(command: argparse.ArgumentParser, largest: str | None = None) -> None:
     """Add --seed, and --scale if `largest`, the ids of the largest column at scale 1, is given."""
-    command.add_argument("--seed", type=int, default=0, help="0 to 2**63 - 1")
+    command.add_argument("--seed", type=int, default=0, help="seed of the data, 0 to 2**63 - 1")
     if largest is not None:
         command.add_argument(
             "--scale", type=float, default=0.01,
@@ -178,7 +178,7 @@ def _criteo(commands: argparse._SubParsersAction) -> None:
     where = command.add_mutually_exclusive_group()
     where.add_argument(
         "--workers", type=int, default=None, metavar="N",
-        help="threads, each with a day file or some row groups in memory; one per core by default",
+        help="threads, each with a day file or some row groups in memory; None: one per core",
     )  # fmt: skip
     where.add_argument(
         "--dask", default=None, metavar="ADDRESS",
@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno in _NO_ROOM:
             return _fail(
-                f"no room left while writing to {output} ({error.strerror}); no incomplete output "
+                f"no space left while writing to {output} ({error.strerror}); no incomplete output "
                 "was left. Free some space or choose another --output."
             )
         return _fail(str(error))

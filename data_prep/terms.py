@@ -59,22 +59,22 @@ TERMS = {
     "ml-latest-small": Terms(
         "MovieLens ml-latest-small (GroupLens, University of Minnesota)",
         "https://grouplens.org/datasets/movielens/latest/",
-        "research use; commercial use only with permission; no endorsement implied; may be passed "
-        "on under the same conditions. The set may change over time, so report no results on it",
+        "research use; commercial use only with permission; no endorsement implied; may be "
+        "redistributed under the same conditions. It changes over time: do not report results on it",
         _HARPER,
     ),
     "ml-25m": Terms(
         "MovieLens ml-25m (GroupLens, University of Minnesota)",
         "https://grouplens.org/datasets/movielens/25m/",
         "research use; commercial use only with permission; no endorsement implied; not to be "
-        "passed on without permission",
+        "redistributed without permission",
         _HARPER,
     ),
     "movielens": Terms(
         "MovieLens, or data in its schema, as given by --from",
         "https://grouplens.org/datasets/movielens/",
-        "MovieLens: research use; commercial use only with permission; whether it may be passed on "
-        "says README.txt of the archive. Synthetic data: none",
+        "MovieLens: research use; commercial use only with permission; README.txt of the "
+        "archive says whether it may be redistributed. Synthetic data: none",
         _HARPER,
     ),
     "criteo": Terms(

@@ -140,7 +140,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
         text=True,
     )
     assert done.returncode == 1
-    assert "no room left" in done.stderr
+    assert "no space left" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
