@@ -60,7 +60,7 @@ TERMS = {
         "MovieLens ml-latest-small (GroupLens, University of Minnesota)",
         "https://grouplens.org/datasets/movielens/latest/",
         "research use; commercial use only with permission; no endorsement implied; may be "
-        "redistributed under the same conditions. It changes over time: do not report results on it",
+        "redistributed under the same conditions. It changes over time: report no results on it",
         _HARPER,
     ),
     "ml-25m": Terms(
