@@ -11,9 +11,9 @@ import functools
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,13 @@ from tutorlib.checks import check_choice
 from tutorlib.memory import map_on_threads, thread_count
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
+_TEXT_SCHEMA = pa.schema([(name, pa.binary()) for name in COLUMN_NAMES])
 RAW_ROW_GROUP_ROWS = 131_072
-READ_BLOCK_BYTES = 1 << 23
+READ_BLOCK_BYTES = 1 << 23  # also the longest line
 _DAY_FILE = re.compile(r"(?P<stem>day_(?P<day>\d+)[^.]*)(\.tsv|\.txt)?(\.gz)?$")
-_INTEGER = r"^-?[0-9]{1,18}$"
-_HEX = r"^[0-9a-fA-F]{8}$"
+
+_COUNT_DIGITS = 18
+_OF_COUNTS = np.isin(np.arange(256), list(b"-0123456789"))  # bool [256]
 
 
 @dataclasses.dataclass
@@ -115,9 +117,11 @@ def raw_to_parquet(
     """Write each raw day file as `output/day_*.parquet`: the same values, typed and checked.
 
     A line is malformed if it does not have 40 fields, its label is not 0 or 1, a count is not an
-    integer, or a categorical value is not 8 hex digits. An empty field is a missing value, except
-    for the label. Memory: about 300 MB per file that is being read (some blocks of 8 MB of text and
-    a row group of 131,072 rows), whatever the size of the files.
+    integer of at most 18 digits, a categorical value is not 8 hex digits, or the line is longer
+    than 8 MB. An empty field is a missing value, except for the label.
+
+    Memory: about 300 MB per file that is being read (some blocks of 8 MB of text and a row group of
+    131,072 rows), whatever the size of the files.
 
     Args:
         source: folder of day files, plain or gzip.
@@ -194,21 +198,11 @@ def read_day(path: Path, bad: BadLines) -> Iterator[pa.Table]:
     Raises:
         DataPrepError: if a gzip file is truncated or damaged.
     """
-    skipped: list[int] = []  # lines with a wrong number of fields, which the parser skips
-
-    def skip(row: pa_csv.InvalidRow) -> str:
-        bad.add(row.number, f"{row.actual_columns} fields instead of {row.expected_columns}")
-        skipped.append(row.number)
-        return "skip"
-
     bar = tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=path.name, disable=None)
     try:
         with bar, _open(path) as (raw, text):
-            before = 0
-            for batch in _csv_batches(text, skip):
-                table = pa.Table.from_batches([batch])
-                yield _typed(table, before, skipped, bad)
-                before += table.num_rows
+            for first, lines, block in _blocks(text, bad):
+                yield _typed(*_fields(first, lines, block, bad), bad)
                 bar.update(raw.tell() - bar.n)
     except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -218,53 +212,88 @@ def read_day(path: Path, bad: BadLines) -> Iterator[pa.Table]:
         ) from error
 
 
-def _csv_batches(text: Any, skip: Callable[[pa_csv.InvalidRow], str]) -> Iterator[pa.RecordBatch]:
-    try:
-        yield from pa_csv.open_csv(
-            text,
-            read_options=pa_csv.ReadOptions(
-                column_names=list(COLUMN_NAMES), block_size=READ_BLOCK_BYTES, use_threads=False
-            ),
-            parse_options=pa_csv.ParseOptions(
-                delimiter="\t",
-                quote_char=False,
-                ignore_empty_lines=False,
-                invalid_row_handler=skip,
-            ),
-            convert_options=pa_csv.ConvertOptions(
-                column_types={name: pa.binary() for name in COLUMN_NAMES},
-                null_values=[""],
-                strings_can_be_null=True,
-            ),
-        )
-    except pa.ArrowInvalid as error:
-        if "Empty CSV file" not in str(error):
-            raise
+def _blocks(text: BinaryIO, bad: BadLines) -> Iterator[tuple[int, int, memoryview]]:
+    """Yield (number of the first line, lines, their text); lines longer than that are malformed."""
+    number, rest = 1, b""
+    while data := text.read(READ_BLOCK_BYTES):
+        data = rest + data
+        if end := data.rfind(b"\n") + 1:
+            lines = int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n")))
+            yield number, lines, memoryview(data)[:end]
+            number += lines
+        rest = data[end:]
+        if len(rest) > READ_BLOCK_BYTES:
+            bad.add(number, f"longer than {READ_BLOCK_BYTES:,} bytes")
+            number, rest = number + 1, _after_this_line(text)
+    if rest:
+        yield number, rest.count(b"\n") + (not rest.endswith(b"\n")), memoryview(rest)
+
+
+def _after_this_line(text: BinaryIO) -> bytes:
+    """Read up to the end of the line; return what was read of the next ones."""
+    while data := text.read(READ_BLOCK_BYTES):
+        if end := data.find(b"\n") + 1:
+            return data[end:]
+    return b""
+
+
+def _fields(
+    first: int, lines: int, block: memoryview, bad: BadLines
+) -> tuple[pa.Table, np.ndarray]:
+    """Return (40 columns of bytes, line numbers) of the lines of a block that have 40 fields."""
+    with contextlib.suppress(pa.ArrowInvalid):  # a line has another number of fields
+        table = _parse_csv(block)
+        if table.num_rows == lines:
+            return table, first + np.arange(lines)
+    good: list[bytes] = []
+    numbers: list[int] = []
+    for number, line in enumerate(bytes(block).split(b"\n")[:lines], first):
+        line = line.removesuffix(b"\r")
+        fields = line.count(b"\t") + 1
+        if fields != len(COLUMN_NAMES):
+            bad.add(number, f"{fields} fields instead of {len(COLUMN_NAMES)}")
+        elif b"\r" in line:
+            bad.add(number, "a carriage return within the line")
+        else:
+            good.append(line)
+            numbers.append(number)
+    table = _parse_csv(b"\n".join(good)) if good else _TEXT_SCHEMA.empty_table()
+    return table, np.array(numbers, np.int64)
+
+
+def _parse_csv(block: bytes | memoryview) -> pa.Table:
+    """Return the fields of some lines as bytes; ArrowInvalid if a line does not have 40."""
+    return pa_csv.read_csv(
+        pa.BufferReader(block),
+        read_options=pa_csv.ReadOptions(
+            column_names=list(COLUMN_NAMES), block_size=len(block) + 1, use_threads=False
+        ),
+        parse_options=pa_csv.ParseOptions(
+            delimiter="\t", quote_char=False, ignore_empty_lines=False
+        ),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=_TEXT_SCHEMA, null_values=[""], strings_can_be_null=True
+        ),
+    )
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[tuple[Any, Any]]:
+def _open(path: Path) -> Iterator[tuple[BinaryIO, Any]]:
     """Yield (raw file, whose position is the progress; file of plain text)."""
     with open(path, "rb") as raw:
         yield raw, gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
 
 
-def _line_numbers(rows: np.ndarray, before: int, skipped: list[int]) -> np.ndarray:
-    """Return the line numbers, from 1, of rows parsed after `before` rows and `skipped` lines."""
-    good_before = np.array(skipped, np.int64) - 1 - np.arange(len(skipped))
-    return rows + before + 1 + np.searchsorted(good_before, rows + before, side="right")
-
-
-def _typed(table: pa.Table, before: int, skipped: list[int], bad: BadLines) -> pa.Table:
+def _typed(table: pa.Table, lines: np.ndarray, bad: BadLines) -> pa.Table:
     """Return rows of bytes as RAW_SCHEMA, without those that have a bad value."""
     columns, wrong = _parse(table)
     if wrong:
         first_wrong = {row: name for name in reversed(wrong) for row in wrong[name].tolist()}
         rows = np.array(sorted(first_wrong))
-        lines = _line_numbers(rows, before, skipped)
-        for row, number in zip(rows.tolist(), lines.tolist(), strict=True):
+        for row in rows.tolist():
             name = first_wrong[row]
-            bad.add(number, _reason(name, table[name][row].as_py()))
+            value = (table[name][row].as_py() or b"")[:40].decode(errors="replace")
+            bad.add(int(lines[row]), f"{name} is {value!r}, must be {_RULES[name][1]}")
         keep = np.ones(table.num_rows, bool)
         keep[rows] = False
         columns, _ = _parse(table.filter(pa.array(keep)))
@@ -276,16 +305,17 @@ def _parse(table: pa.Table) -> tuple[list[pa.Array], dict[str, np.ndarray]]:
     columns, wrong = [], {}
     for name in COLUMN_NAMES:
         column = pa.concat_arrays([*table[name].chunks, pa.array([], pa.binary())])
-        parse = _hex_to_int if name in CATEGORICAL_NAMES else _text_to_int
-        parsed = parse(column)
+        parsed = _PARSERS[name](column)
         if parsed is None:
             wrong[name] = _bad_rows(name, column)
-        elif name == "label":
-            good = pc.fill_null(pc.is_in(parsed, pa.array([0, 1])), False)
-            if not pc.all(good).as_py() and len(parsed):
-                wrong[name] = np.flatnonzero(~good.to_numpy(zero_copy_only=False))
         columns.append(parsed)
-    return columns, {name: rows for name, rows in wrong.items() if len(rows)}
+    return columns, wrong
+
+
+def _bad_rows(name: str, column: pa.Array) -> np.ndarray:
+    """Return the rows that break the column's rule; only a label must not be missing."""
+    fits = pc.match_substring_regex(column, _RULES[name][0])
+    return np.flatnonzero(~pc.fill_null(fits, name != "label").to_numpy(zero_copy_only=False))
 
 
 def _text(values: pa.Array) -> np.ndarray:
@@ -296,18 +326,26 @@ def _text(values: pa.Array) -> np.ndarray:
     return np.frombuffer(values.buffers()[2], np.uint8)[ends[0] : ends[-1]]
 
 
-def _text_to_int(column: pa.Array) -> pa.Array | None:
-    """Return int64 with the same nulls, or None unless every value fits `_INTEGER`."""
+def _label_to_int(column: pa.Array) -> pa.Array | None:
+    """Return int8, or None unless every value is 0 or 1."""
+    digits = _text(column)
+    if column.null_count or len(digits) != len(column) or (digits & 0xFE != ord("0")).any():
+        return None
+    return pa.array(digits & 1, pa.int8())
+
+
+def _count_to_int(column: pa.Array) -> pa.Array | None:
+    """Return int64 with the same nulls, or None unless every value fits the rule."""
+    values = column.drop_null()
+    if not _OF_COUNTS[_text(values)].all():
+        return None  # Arrow parses 0x1F as a number
+    longest = pc.max(pc.binary_length(values)).as_py() or 0
+    if longest > _COUNT_DIGITS and len(_bad_rows("I1", column)):
+        return None
     try:
-        parsed = column.cast(pa.string()).cast(pa.int64())
+        return column.cast(pa.string()).cast(pa.int64())
     except pa.ArrowInvalid:
         return None
-    if (_text(column.drop_null()) | 32 == ord("x")).any():
-        return None  # Arrow parses 0x1F as a number
-    limits = pc.min_max(parsed).as_py()
-    if limits["min"] is not None and max(-limits["min"], limits["max"]) >= 10**18:
-        return None
-    return parsed
 
 
 def _hex_pairs() -> np.ndarray:
@@ -338,15 +376,15 @@ def _hex_to_int(column: pa.Array) -> pa.Array | None:
     return pa.array(numbers, mask=~valid)
 
 
-def _bad_rows(name: str, column: pa.Array) -> np.ndarray:
-    pattern = _HEX if name in CATEGORICAL_NAMES else _INTEGER
-    fits = pc.match_substring_regex(column, pattern)
-    return np.flatnonzero(~pc.fill_null(fits, True).to_numpy(zero_copy_only=False))
-
-
-def _reason(name: str, value: bytes | None) -> str:
-    if name == "label":
-        want = "0 or 1"
-    else:
-        want = "an integer" if name in INTEGER_NAMES else "8 hex digits"
-    return f"{name} is {(value or b'')[:40].decode(errors='replace')!r}, must be {want}"
+_COUNT_RULE = (rf"^-?[0-9]{{1,{_COUNT_DIGITS}}}$", f"an integer of at most {_COUNT_DIGITS} digits")
+_RULES = {
+    "label": (r"^[01]$", "0 or 1"),
+    **dict.fromkeys(INTEGER_NAMES, _COUNT_RULE),
+    **dict.fromkeys(CATEGORICAL_NAMES, (r"^[0-9a-fA-F]{8}$", "8 hex digits")),
+}
+"""{column: (regular expression, words) of its values}; the parsers take exactly these values."""
+_PARSERS = {
+    "label": _label_to_int,
+    **dict.fromkeys(INTEGER_NAMES, _count_to_int),
+    **dict.fromkeys(CATEGORICAL_NAMES, _hex_to_int),
+}

@@ -1,7 +1,6 @@
 """Raw files become training-ready Parquet: checked line by line, split and fitted as promised."""
 
 import gzip
-import json
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import criteo, criteo_raw, movielens
+from data_prep import criteo, movielens
 from data_prep.__main__ import main
 from data_prep.output import DataPrepError
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES, write_criteo
@@ -261,64 +260,6 @@ def test_criteo_needs_a_day_to_train_on(raw, prepared, tmp_path):
     with pytest.raises(DataPrepError, match="leaves none to train on"):
         criteo.etl(prepared[0] / "parquet", tmp_path / "data", valid_days=3)
     assert not (tmp_path / "data/train").exists()
-
-
-BAD = {
-    3: (lambda f: f[:39], "39 fields instead of 40"),
-    40: (lambda f: [*f, "more"], "41 fields instead of 40"),
-    77: (lambda f: [f[0], "12x", *f[2:]], "I1 is '12x', must be an integer"),
-    78: (lambda f: [f[0], "0x1F", *f[2:]], "I1 is '0x1F', must be an integer"),
-    100: (lambda f: ["2", *f[1:]], "label is '2', must be 0 or 1"),
-    101: (lambda f: ["", *f[1:]], "label is '', must be 0 or 1"),
-    500: (lambda f: [*f[:-1], "xyzw1234"], "C26 is 'xyzw1234', must be 8 hex digits"),
-    501: (lambda f: [*f[:-1], "123"], "C26 is '123', must be 8 hex digits"),
-    900: (lambda f: [*f[:14], "\xff\xfe", *f[15:]], "C1 is"),
-    1999: (lambda f: [], "fields instead of 40|label is ''"),
-}
-
-
-@pytest.fixture
-def spoilt(raw, tmp_path, monkeypatch):
-    """A folder in which the lines of BAD (numbered from 1) of day 0 are malformed."""
-    monkeypatch.setattr(criteo_raw, "READ_BLOCK_BYTES", 1 << 14)  # bad lines in many blocks
-    lines = (raw / "day_0.tsv").read_text().splitlines()
-    for number, (spoil, _) in BAD.items():
-        lines[number - 1] = "\t".join(spoil(lines[number - 1].split("\t")))
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/day_0.tsv").write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
-    return tmp_path
-
-
-def test_criteo_malformed_lines_are_refused_with_their_numbers(spoilt):
-    with pytest.raises(DataPrepError) as raised:
-        criteo.raw_to_parquet(spoilt / "raw", spoilt / "parquet")
-    message = str(raised.value)
-    assert message.startswith(f"{len(BAD)} malformed lines in day_0.tsv")
-    assert "--on-bad-lines skip" in message
-    assert [p.name for p in spoilt.iterdir()] == ["raw"]
-
-
-def test_criteo_malformed_lines_are_kept_out_and_reported(spoilt, raw, capsys):
-    metadata = criteo.raw_to_parquet(spoilt / "raw", spoilt / "parquet", on_bad_lines="skip")
-    report = metadata["bad_lines"]["day_0"]
-    assert report["total"] == len(BAD)
-    for (number, (_, reason)), line in zip(BAD.items(), report["first"], strict=True):
-        assert line.startswith(f"day_0.tsv:{number}: "), line
-        assert any(part in line for part in reason.split("|")), line
-    assert "skipped: 10 malformed lines" in capsys.readouterr().out
-    have = pq.read_table(spoilt / "parquet/day_0.parquet", columns=["I8", "C2"]).to_pandas()
-    want = read_raw(raw / "day_0.tsv").drop(index=[number - 1 for number in BAD])
-    np.testing.assert_array_equal(have["I8"], want["I8"])
-    np.testing.assert_array_equal(have["C2"], want["C2"].map(lambda text: int(text, 16)))
-    stored = json.loads((spoilt / "parquet/_settings.json").read_text())
-    assert stored["metadata"]["bad_lines"] == metadata["bad_lines"]
-
-
-def test_criteo_only_the_first_ten_bad_lines_are_told(tmp_path):
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw/day_0.tsv").write_text("".join(f"{i}\t\n" for i in range(25)))
-    with pytest.raises(DataPrepError, match=r"25 malformed lines.*day_0\.tsv:10: .*15 more"):
-        criteo.raw_to_parquet(tmp_path / "raw", tmp_path / "parquet")
 
 
 def test_criteo_an_empty_file_or_folder_is_refused(tmp_path):
