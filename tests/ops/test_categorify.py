@@ -120,7 +120,7 @@ def test_categorify_settings_by_column():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_oov_buckets": 0}, "num_oov_buckets must be at least 1, got 0"),
+        ({"num_oov_buckets": 0}, r"num_oov_buckets must be in \[1, 2\*\*31\), got 0"),
         ({"max_size": 2}, "max_size must be at least 3"),
         ({"vocabularies": {"x": [1, 2, 1]}}, "'x': Categorify: vocabulary: .*1 stands twice"),
         ({"joint": True, "vocabularies": {"x": [1]}}, "joint=True takes no settings by column"),

@@ -287,8 +287,8 @@ def test_target_encoding_of_pure_noise_tells_nothing_of_a_rows_own_target():
     ("arguments", "message"),
     [
         ({"targets": []}, "name each target once"),
-        ({"folds": 1}, "folds must be at least 2, got 1"),
-        ({"smoothing": -1}, "smoothing must be 0 or more, got -1"),
+        ({"folds": 1}, r"folds must be in \[2, 2\*\*12\), got 1"),
+        ({"smoothing": -1}, "smoothing must be a finite number of at least 0, got -1"),
         ({"prior": {"z": 1}}, r"prior must name each of \['y'\], got \['z'\]"),
         ({"fold_column": "y"}, "folds must not depend on the target 'y'"),
     ],

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tutorlib.chunk import Chunk, Ragged
-from tutorlib.ops.shared.checks import ColumnChecks
+from tutorlib.ops.shared.checks import ColumnChecks, check_real
 from tutorlib.ops.shared.columns import flat
 from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.ops.shared.keys import CombinationIndex
@@ -213,6 +213,9 @@ class StatisticsOp(ColumnOp, LearningOp):
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
         """Set the statistics."""
+        for statistic in self.statistics:
+            for name, number in learned[statistic].items():
+                check_real(f"column {name!r}: {type(self).__name__}: {statistic}", number)
         self._learned = {statistic: dict(learned[statistic]) for statistic in self.statistics}
 
 

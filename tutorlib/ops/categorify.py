@@ -101,7 +101,8 @@ class Categorify(ColumnOp, SpillingOp):
     ) -> None:
         self.freq_threshold, self.max_size = freq_threshold, max_size
         self.joint, self.combo, self.name = joint, combo, name
-        self.num_oov_buckets = check_integer("Categorify: num_oov_buckets", num_oov_buckets, 1)
+        buckets = check_integer("Categorify: num_oov_buckets", num_oov_buckets, 1, bits=31)
+        self.num_oov_buckets = buckets
         self._check_arguments(vocabularies)
         read = given_combinations if combo else given_vocabulary
         self.vocabularies = {n: read(n, v) for n, v in (vocabularies or {}).items()}
@@ -113,9 +114,10 @@ class Categorify(ColumnOp, SpillingOp):
         if self.name is not None and not self.combo:
             raise ValueError(f"Categorify: name={self.name!r} names a combination; pass combo=True")
         smallest = FIRST_OOV_ID + self.num_oov_buckets
-        sizes = self.max_size.values() if isinstance(self.max_size, Mapping) else [self.max_size]
-        for size in sizes:
-            if size is not None and size < smallest:
+        for threshold in _settings(self.freq_threshold):
+            check_integer("Categorify: freq_threshold", threshold, 0, bits=63)
+        for size in _settings(self.max_size):
+            if size is not None and check_integer("Categorify: max_size", size, 0) < smallest:
                 raise ValueError(
                     f"Categorify: max_size must be at least {smallest} (padding, null and "
                     f"{self.num_oov_buckets} out of vocabulary), got {size}"
@@ -285,3 +287,8 @@ class Categorify(ColumnOp, SpillingOp):
 
     def _index(self, key: str, table: Chunk) -> CombinationIndex:
         return vocabulary_index(key, table)
+
+
+def _settings(setting: Any) -> list[Any]:
+    """Return the values of {name: setting}, or one setting."""
+    return list(setting.values()) if isinstance(setting, Mapping) else [setting]

@@ -19,6 +19,7 @@ from tutorlib.chunk import (
     to_namespace,
 )
 from tutorlib.ops.base import ColumnOp, Op
+from tutorlib.ops.shared.checks import check_real
 from tutorlib.ops.shared.columns import (
     NULL_ID,
     as_ids,
@@ -60,8 +61,8 @@ class Clip(ColumnOp):
         if min_value is None and max_value is None:
             raise ValueError("Clip: give min_value, max_value or both")
         for name, limit in (("min_value", min_value), ("max_value", max_value)):
-            if limit is not None and math.isnan(limit):
-                raise ValueError(f"Clip: {name} must be a number, got {limit!r}")
+            if limit not in (None, math.inf, -math.inf):
+                check_real(f"Clip: {name}", limit)
         if min_value is not None and max_value is not None and min_value > max_value:
             raise ValueError(f"Clip: min_value {min_value} is above max_value {max_value}")
         self.min_value, self.max_value = min_value, max_value
@@ -216,6 +217,8 @@ class LambdaOp(ColumnOp):
             raise TypeError(f"LambdaOp: function must be callable, got {function!r}")
         self.function = function
         self.dtype = dtype if dtype == "string" else np.dtype(dtype).name
+        if self.dtype != "string" and np.dtype(self.dtype).kind not in "biuf":
+            raise ValueError(f"LambdaOp: dtype must be of numbers or 'string', got {self.dtype!r}")
 
     def transform_column(self, name: str, column: Any) -> Any:
         """Return the function's result for the values that are not null."""

@@ -20,6 +20,7 @@ from tutorlib.chunk import (
     to_namespace,
 )
 from tutorlib.ops.base import ColumnOp, StatisticsOp
+from tutorlib.ops.shared.checks import check_fill
 from tutorlib.ops.shared.columns import column_type, flat, missing_in, parts_of
 from tutorlib.ops.shared.counts import add_integer_counts, coarsened, count_integers
 from tutorlib.schema import Column
@@ -107,6 +108,7 @@ class FillMissing(_Filler):
     """
 
     def __init__(self, fill_value: float | str = 0, add_binary_cols: bool = False) -> None:
+        check_fill("FillMissing: fill_value", fill_value)
         self.fill_value = fill_value
         self.add_binary_cols = add_binary_cols
 

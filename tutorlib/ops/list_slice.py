@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tutorlib.checks import check_integer
 from tutorlib.chunk import (
     Array,
     Chunk,
@@ -19,6 +20,7 @@ from tutorlib.chunk import (
     to_namespace,
 )
 from tutorlib.ops.base import Op
+from tutorlib.ops.shared.checks import check_fill
 from tutorlib.ops.shared.columns import column_type
 
 
@@ -51,6 +53,9 @@ class ListSlice(Op):
     def __init__(
         self, start: int = 0, end: int | None = None, pad: bool = False, pad_value: float | str = 0
     ) -> None:
+        for name, position in (("start", start), ("end", end or 0)):
+            check_integer(f"ListSlice: {name}", position, at_least=-(2**31), bits=31)
+        check_fill("ListSlice: pad_value", pad_value)
         self.start, self.end, self.pad, self.pad_value = start, end, pad, pad_value
         if pad and self.length < 1:
             raise ValueError(

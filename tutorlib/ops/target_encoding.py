@@ -14,6 +14,7 @@ from tutorlib.chunk import Array, Chunk
 from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
 from tutorlib.ops.base import Op
 from tutorlib.ops.group_op import GroupOp
+from tutorlib.ops.shared.checks import check_real
 from tutorlib.ops.shared.columns import per_column
 from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.ops.shared.keys import group_rows
@@ -43,7 +44,7 @@ class TargetEncoding(GroupOp):
         targets: column of numbers, or several.
         fold_column: column of integers or strings without nulls, such as a row's id. None if rows
             to transform are never rows learned from.
-        folds: number of folds, at least 2.
+        folds: number of folds, 2 to 4095.
         smoothing: number of rows that the prior counts for, 0 or more.
         prior: mean to smooth towards, or {target: mean}; None for the mean of all rows.
         seed: another seed gives other folds.
@@ -80,18 +81,19 @@ class TargetEncoding(GroupOp):
         dtype: str = "float32",
     ) -> None:
         self.targets = [targets] if isinstance(targets, str) else list(targets)
-        self.fold_column, self.seed = fold_column, seed
-        self.folds = check_integer("TargetEncoding: folds", folds, at_least=2)
-        self.smoothing = smoothing
+        self.fold_column = fold_column
+        self.seed = check_integer("TargetEncoding: seed", seed, at_least=-(2**63), bits=63)
+        self.folds = check_integer("TargetEncoding: folds", folds, at_least=2, bits=12)
+        self.smoothing = check_real("TargetEncoding: smoothing", smoothing, at_least=0)
         self.prior = dict(prior) if isinstance(prior, Mapping) else prior
         if not self.targets or len(set(self.targets)) < len(self.targets):
             raise ValueError(f"TargetEncoding: name each target once, got {self.targets}")
-        if not 0 <= smoothing < float("inf"):
-            raise ValueError(f"TargetEncoding: smoothing must be 0 or more, got {smoothing!r}")
         if isinstance(prior, Mapping) and set(prior) != set(self.targets):
             raise ValueError(
                 f"TargetEncoding: prior must name each of {self.targets}, got {sorted(prior)}"
             )
+        for number in prior.values() if isinstance(prior, Mapping) else [prior or 0]:
+            check_real("TargetEncoding: prior", number)
         if fold_column in self.targets:
             raise ValueError(f"TargetEncoding: folds must not depend on the target {fold_column!r}")
         super().__init__(combo, name, dtype)
@@ -226,6 +228,10 @@ class TargetEncoding(GroupOp):
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
         """Set priors and means."""
         self._priors = learned.get("priors", {})
+        for key, by_target in self._priors.items():
+            for target, known in by_target.items():
+                for number in known:
+                    check_real(f"column {key!r}: TargetEncoding: priors of {target!r}", number)
         super().restore(learned, tables)
 
     def numbers_of(self, key: str, suffix: str) -> np.ndarray:

@@ -40,6 +40,7 @@ from tutorlib.workflow.graph import OpGraph
 
 FORMAT_VERSION = 3
 FILE = "workflow.json"
+_SAVE_AGAIN = "Save the workflow again."
 SUBFOLDER = "_workflow"  # of a folder of transformed rows
 
 Functions = Mapping[str, Callable[..., Any]]  # {name: function of the user}
@@ -157,22 +158,38 @@ def read_files(kind: type[Graph], folder: Path, functions: Functions) -> Graph:
             )
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
+        _check_numbers("", saved)
         _check(saved)
         graph = _rebuilt(kind, saved, folder, functions)
         unchanged = fingerprint(graph) == saved["fingerprint"]
+    except RecursionError:
+        raise ValueError(f"{path}: fields are nested too deeply. {_SAVE_AGAIN}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, IndexError, pa.ArrowException, OSError) as error:
         raise ValueError(
-            f"{path}: not what Workflow.save writes ({type(error).__name__}: {error}). Save the "
-            "workflow again."
+            f"{path}: not what Workflow.save writes ({type(error).__name__}: {error}). "
+            f"{_SAVE_AGAIN}"
         ) from error
     if not unchanged:
         raise ValueError(
             f"{path}: the files were changed after they were saved: the fingerprint does not "
-            "match. Save the workflow again."
+            f"match. {_SAVE_AGAIN}"
         )
     return graph
+
+
+def _check_numbers(where: str, value: Any) -> None:
+    """Raise ValueError for an integer of more than 64 bits, anywhere in the JSON."""
+    if isinstance(value, dict):
+        for name, field in value.items():
+            _check_numbers(f"{where}.{name}", field)
+    elif isinstance(value, list):
+        for k, field in enumerate(value):
+            _check_numbers(f"{where}[{k}]", field)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        got = reprlib.repr(value)
+        raise ValueError(f"{where.lstrip('.')}: integers have at most 64 bits, got {got}")
 
 
 def _check(saved: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +12,30 @@ import numpy as np
 
 from tutorlib.chunk import Array, Ragged, Strings, array_namespace
 from tutorlib.ops.shared.columns import column_type, parts_of, per_column, with_nulls
+
+LARGEST = sys.float_info.max
+
+
+def check_real(name: str, value: Any, at_least: float = -math.inf) -> Any:
+    """Return a finite number; ValueError, which calls it `name`, for anything else.
+
+    Example:
+        >>> check_real("smoothing", float("nan"), at_least=0)
+        Traceback (most recent call last):
+        ValueError: smoothing must be a finite number of at least 0, got nan
+    """
+    real = isinstance(value, int | float | np.integer | np.floating)
+    fits = real and (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value))
+    if not fits or value < at_least:
+        limit = "" if at_least == -math.inf else f" of at least {at_least}"
+        raise ValueError(f"{name} must be a finite number{limit}, got {reprlib.repr(value)}")
+    return value
+
+
+def check_fill(name: str, value: Any) -> None:
+    """Raise ValueError unless a value is a string, a finite number or NaN."""
+    if not isinstance(value, str) and value == value:
+        check_real(name, value)
 
 
 class ColumnChecks:
