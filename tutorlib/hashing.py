@@ -174,7 +174,10 @@ class KeyIndex:
     """
 
     def __init__(self, keys: Any) -> None:
-        self.keys = keys if isinstance(keys, Strings) else np.ascontiguousarray(keys, np.int64)
+        if not isinstance(keys, Strings):
+            wide = np.uint64 if np.asarray(keys).dtype == np.uint64 else np.int64
+            keys = np.ascontiguousarray(keys, wide)
+        self.keys = keys
         hashes = hash_values(self.keys)
         size = 1 << max(4, (2 * len(self.keys) - 1).bit_length())
         self._mask = np.uint64(size - 1)
@@ -223,6 +226,8 @@ class KeyIndex:
         if hashes is not None:
             rows = xp.flatnonzero(found)
             found[rows[~equal_strings(wanted, rows, keys, found[rows] - 1)]] = 0
+        elif (wanted.dtype == np.uint64) != (keys.dtype == np.uint64):
+            found[wanted.astype(np.int64) < 0] = 0  # the same bits stand for two numbers
         return found
 
     def _probe(self, ranks: Array, stored: Array, hashes: Array, words: Array) -> Array:

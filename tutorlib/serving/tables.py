@@ -31,7 +31,8 @@ class KeyTable(tf.Module):
     def __init__(self, keys: Any) -> None:
         super().__init__()
         strings = isinstance(keys, Strings)
-        words = hash_on_host(keys).view(np.int64) if strings else np.asarray(keys, np.int64)
+        words = hash_on_host(keys).view(np.int64) if strings else np.asarray(keys).astype(np.int64)
+        self._unsigned = not strings and np.asarray(keys).dtype == np.uint64
         order = np.argsort(words)
         wide = len(words) >= 2**31 - 1
         self._words = fixed(words[order])
@@ -51,8 +52,8 @@ class KeyTable(tf.Module):
         """
         if self.size == 0:
             return tf.zeros_like(wanted, dtype=self._positions.dtype)
+        unsigned = wanted.dtype == tf.uint64
         if self._strings is None:
-            unsigned = wanted.dtype == tf.uint64
             words = tf.bitcast(wanted, tf.int64) if unsigned else tf.cast(wanted, tf.int64)
         else:
             words = tf.bitcast(hash_strings(wanted) if hashes is None else hashes, tf.int64)
@@ -60,6 +61,8 @@ class KeyTable(tf.Module):
         right = tf.gather(self._words, at) == words
         if self._strings is not None:
             right &= tf.gather(self._strings, at) == wanted
+        elif unsigned != self._unsigned:
+            right &= words >= 0  # the same bits stand for two numbers
         return tf.where(right, tf.gather(self._positions, at), 0)
 
 
