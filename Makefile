@@ -23,6 +23,9 @@ MOVIELENS ?=
 PROFILE ?= small
 LESSONS ?=
 ARGS ?=
+# make attack: time for all cases, and a seed that makes other cases.
+MINUTES ?= 10
+SEED ?= 0
 # make check tests the files that differ from this revision.
 BASE ?= main
 
@@ -40,11 +43,11 @@ TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks/run.py tools/c
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help setup data tutorial lab check test pages bench figures lint constraints clean
+.PHONY: help setup data tutorial lab check test attack pages bench figures lint constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS PROFILE LESSONS ARGS BASE (see the Makefile)"
+	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS PROFILE LESSONS ARGS MINUTES SEED BASE (see the Makefile)"
 
 setup: $(INSTALLED) ## create .venv with everything that the lessons and tests need
 
@@ -96,6 +99,9 @@ check: setup ## lint, types and the tests of files changed since main (BASE=anot
 test: setup ## run all tests: units, doctests, then every lesson
 	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook" -n 2 --dist loadfile)
 	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook)
+
+attack: setup ## read damaged files for MINUTES=10 (SEED=), report what is not refused well
+	@$(PY) -m tests.attack --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 pages: setup data ## run LESSONS= in place and save the outputs of cells tagged keep_output
 	@cd notebooks && export PATH="$(abspath $(VENV))/bin:$$PATH" && \

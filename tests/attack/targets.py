@@ -1,0 +1,284 @@
+"""What is attacked: how each target is made, damaged and read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep import criteo_raw, movielens, synthetic_criteo, synthetic_movielens
+from data_prep.output import DataPrepError
+from tests.attack.edits import edit_bytes, edit_json, edit_lines
+from tutorlib.chunk import Chunk
+from tutorlib.ops import (
+    Bucketize,
+    Categorify,
+    Clip,
+    FillMedian,
+    FillMissing,
+    Filter,
+    HashBucket,
+    JoinGroupby,
+    ListSlice,
+    LogOp,
+    Normalize,
+    NormalizeMinMax,
+    TargetEncoding,
+)
+from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.schema import Schema
+from tutorlib.workflow import Workflow, saved_form
+
+ALLOWED = (ValueError, TypeError, OSError, DataPrepError)
+ROWS = 300
+WORKFLOWS = ("workflow", "grouped")
+
+
+class Target(NamedTuple):
+    """Files that are read from outside."""
+
+    make: Callable[[Path], None]  # writes them into a folder
+    damage: Callable[[Path, Random], str]  # changes one of them; returns what it did
+    read: Callable[[Path], None]  # reads them, as a user does
+
+
+def _rows() -> pa.Table:
+    """Return rows of many types, with nulls, lists and strings."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 50, ROWS)
+    some = rng.random(ROWS) < 0.1
+    lists = [list(map(int, rng.integers(0, 9, count))) for count in rng.integers(0, 5, ROWS)]
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "small": pa.array(ids, pa.int8()),
+            "x": pa.array(rng.normal(size=ROWS), pa.float32(), mask=some),
+            "count": pa.array(rng.integers(0, 99, ROWS), pa.int32(), mask=some),
+            "text": pa.array([None if id % 7 == 0 else f"t{id}" for id in ids.tolist()]),
+            "tags": pa.array(lists, pa.list_(pa.int32())),
+            "label": pa.array(rng.integers(0, 2, ROWS), pa.float32()),
+        }
+    )
+
+
+# ---- Parquet files ------------------------------------------------------------------------------
+
+
+def _make_parquet(folder: Path) -> None:
+    with ParquetSink(folder / "sink", row_group_rows=100) as sink:
+        sink.write(_rows())
+    (folder / "plain").mkdir()
+    for codec in ("snappy", "zstd"):
+        path = folder / "plain" / f"{codec}.parquet"
+        pq.write_table(_rows(), path, row_group_size=128, compression=codec)
+
+
+def _damage_bytes(folder: Path, rng: Random) -> str:
+    path = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    data, what = edit_bytes(path.read_bytes(), rng)
+    path.write_bytes(data)
+    return f"{path.relative_to(folder)}: {what}"
+
+
+def _read_parquet(folder: Path) -> None:
+    for part in ("sink", "plain"):
+        source = ParquetSource(folder / part)
+        for chunk in source.chunks(rows=70):
+            chunk.to_arrow()
+        source.read(0, ["id", "text"], 1, 3)
+        source.close()
+
+
+# ---- a saved workflow ---------------------------------------------------------------------------
+
+
+def _workflow() -> Workflow:
+    return Workflow(
+        ["id"] >> Categorify(),
+        ["text"] >> Categorify(freq_threshold=2),
+        ["small"] >> HashBucket(10),
+        ["x"] >> FillMissing(0.0) >> Clip(-2.0, 2.0) >> Normalize(),
+        ["count"] >> FillMedian() >> LogOp() >> NormalizeMinMax(),
+        ["tags"] >> ListSlice(3),
+        ["label"],
+        label_names=["label"],
+    )
+
+
+def _make_workflow(folder: Path) -> None:
+    _workflow().fit(_rows(), progress=False).save(folder / "workflow")
+    grouped = Workflow(
+        ["id"] >> JoinGroupby(["x"], ["count", "mean"]),
+        ["small"] >> TargetEncoding("label", "id", folds=3),
+        ["x"] >> FillMissing(0.0) >> Bucketize([-1.0, 0.0, 1.0]),
+        ["label"],
+        label_names=["label"],
+        row_ops=[Filter([("count", ">", 3)])],
+    )
+    grouped.fit(_rows(), progress=False).save(folder / "grouped")
+
+
+def _damage_workflow(folder: Path, rng: Random) -> str:
+    path = folder / rng.choice(WORKFLOWS) / saved_form.FILE
+    text, what = edit_json(path.read_text(encoding="utf-8"), rng)
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    return f"{path.relative_to(folder)}: {what}"
+
+
+def _damage_tables(folder: Path, rng: Random) -> str:
+    """Change a table's bytes, or its columns: their number, names, types, values or lengths."""
+    path = rng.choice(sorted(folder.rglob("*.parquet")))
+    if rng.random() < 0.3:
+        data, what = edit_bytes(path.read_bytes(), rng)
+        path.write_bytes(data)
+        return f"{path.relative_to(folder)}: {what}"
+    table = pq.read_table(path, use_threads=False, pre_buffer=False)
+    place = rng.randrange(max(1, table.num_columns))
+    kind = rng.choice(("type", "drop", "rename", "rows", "no rows", "null", "values"))
+    rows = table.num_rows
+    if kind == "drop" and table.num_columns:
+        table = table.remove_column(place)
+    elif kind == "rows":
+        table = pa.concat_tables([table, table])
+    elif kind == "no rows":
+        table = table.slice(0, 0)
+    elif table.num_columns:
+        name = table.column_names[place]
+        column: pa.Array | pa.ChunkedArray = table[place]
+        if kind == "type":
+            column = pa.array(rng.choice(([1], [1.5], [True], ["a"], [[1]], [None])) * rows)
+        elif kind == "null":
+            column = pa.nulls(rows, column.type)
+        elif kind == "values":
+            values = [rng.choice((0, -1, 2**31, 2**63 - 1, -(2**63))) for _ in range(rows)]
+            column = pa.array(values, pa.int64())
+        table = table.set_column(place, "other" if kind == "rename" else name, column)
+    pq.write_table(table, path)
+    return f"{path.relative_to(folder)}: {kind} of column {place}"
+
+
+def _read_workflow(folder: Path) -> None:
+    for name in WORKFLOWS:
+        Workflow.load(folder / name).transform(Chunk.from_arrow(_rows()))
+
+
+def _damage_forged(folder: Path, rng: Random) -> str:
+    return rng.choice((_damage_workflow, _damage_tables))(folder, rng)
+
+
+def _read_forged(folder: Path) -> None:
+    """Read a workflow whose fingerprint fits the damage, as that of an attacker would."""
+    for name in WORKFLOWS:
+        path = folder / name / saved_form.FILE
+        with contextlib.suppress(Exception):  # then it is read as it is
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            graph = saved_form._rebuilt(Workflow, saved, folder / name, {})
+            saved["fingerprint"] = saved_form.fingerprint(graph)
+            path.write_text(json.dumps(saved), encoding="utf-8")
+        workflow = Workflow.load(folder / name)
+        try:
+            workflow.transform(Chunk.from_arrow(_rows()))
+        except ALLOWED as error:  # rows that do not fit what was learned: no file is to blame
+            raise ValueError(f"{folder}: {error}") from error
+
+
+# ---- a schema -----------------------------------------------------------------------------------
+
+
+def _make_schema(folder: Path) -> None:
+    schema = _workflow().fit(_rows(), progress=False).output_schema
+    (folder / "_schema.json").write_text(schema.to_json(), encoding="utf-8")
+
+
+def _damage_schema(folder: Path, rng: Random) -> str:
+    path = folder / "_schema.json"
+    if rng.random() < 0.2:
+        return _damage_bytes(folder, rng)
+    text, what = edit_json(path.read_text(encoding="utf-8"), rng)
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    return what
+
+
+def _read_schema(folder: Path) -> None:
+    schema = Schema.load(folder / "_schema.json")
+    if not schema.to_json() or schema.features.names == schema.labels.names:
+        raise ValueError(f"{folder}: no features")
+
+
+# ---- click logs and ratings ---------------------------------------------------------------------
+
+
+def _make_criteo(folder: Path) -> None:
+    synthetic_criteo.write_criteo(folder / "raw", rows=200, days=2, scale=0.001)
+
+
+def _damage_criteo(folder: Path, rng: Random) -> str:
+    path = rng.choice(sorted((folder / "raw").glob("day_*")))
+    data, what = edit_lines(path.read_bytes(), b"\t", rng)
+    path.write_bytes(data)
+    return f"{path.name}: {what}"
+
+
+def _read_criteo(folder: Path) -> None:
+    try:
+        criteo_raw.raw_to_parquet(folder / "raw", folder / "strict", workers=1)
+    except ALLOWED as error:
+        criteo_raw.raw_to_parquet(folder / "raw", folder / "lax", on_bad_lines="skip", workers=1)
+        raise error
+
+
+def _make_movielens(folder: Path) -> None:
+    sizes = {"ratings": 400, "users": 20, "movies": 60}
+    synthetic_movielens.write_movielens(folder / "raw", **sizes)
+    with zipfile.ZipFile(folder / "ml.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in movielens.FILES:
+            archive.write(folder / "raw" / name, f"ml/{name}")
+
+
+def _damage_csv(folder: Path, rng: Random) -> str:
+    path = folder / "raw" / rng.choice(movielens.FILES)
+    data, what = edit_lines(path.read_bytes(), b",", rng)
+    path.write_bytes(data)
+    return f"{path.name}: {what}"
+
+
+def _read_csv(folder: Path) -> None:
+    movielens.etl(movielens.fetch(folder / "out", source=folder / "raw"), folder / "out")
+
+
+def _damage_zip(folder: Path, rng: Random) -> str:
+    path = folder / "ml.zip"
+    data, what = edit_bytes(path.read_bytes(), rng)
+    path.write_bytes(data)
+    return what
+
+
+def _read_zip(folder: Path) -> None:
+    movielens.etl(movielens.fetch(folder / "out", source=folder / "ml.zip"), folder / "out")
+
+
+TARGETS = {
+    "parquet": Target(_make_parquet, _damage_bytes, _read_parquet),
+    "workflow": Target(_make_workflow, _damage_workflow, _read_workflow),
+    "tables": Target(_make_workflow, _damage_tables, _read_workflow),
+    "forged": Target(_make_workflow, _damage_forged, _read_forged),
+    "schema": Target(_make_schema, _damage_schema, _read_schema),
+    "criteo": Target(_make_criteo, _damage_criteo, _read_criteo),
+    "movielens": Target(_make_movielens, _damage_csv, _read_csv),
+    "zip": Target(_make_movielens, _damage_zip, _read_zip),
+}
+
+
+def damaged_copy(name: str, pristine: Path, folder: Path, rng: Random) -> str:
+    """Copy a target's files into a new folder and damage one; return what was done."""
+    shutil.copytree(pristine, folder)
+    return TARGETS[name].damage(folder, rng)
