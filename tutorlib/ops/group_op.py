@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -130,7 +131,7 @@ class GroupOp(SpillingOp):
         return Chunk({**keys, **numbers})
 
     def _index(self, key: str, table: Chunk) -> CombinationIndex:
-        return CombinationIndex([c for n, c in table.items() if n.startswith("key_")])
+        return CombinationIndex([c for n, c in table.items() if re.fullmatch(r"key_\d+", n)])
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
         """Set the tables, and copy their numbers to each device that asks for them."""
