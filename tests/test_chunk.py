@@ -101,9 +101,9 @@ def test_columns_of_unequal_length_are_refused():
 
 
 def test_chunks_with_different_columns_do_not_concatenate():
-    with pytest.raises(ValueError, match="differ in their columns"):
+    with pytest.raises(ValueError, match="chunks have different columns"):
         Chunk.concat([Chunk({"a": np.arange(2)}), Chunk({"b": np.arange(2)})])
-    with pytest.raises(TypeError, match="do not concatenate"):
+    with pytest.raises(TypeError, match="only columns of one kind can be concatenated"):
         Chunk.concat(
             [
                 Chunk({"a": np.arange(2)}),

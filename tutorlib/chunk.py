@@ -1,15 +1,14 @@
 """Chunk: some rows of a data set as a dict of arrays, on the CPU (NumPy) or on a GPU (CuPy).
 
-Four kinds of column, all laid out as Arrow and cuDF lay them out, so that neither reading nor
-handing over copies anything:
+There are four kinds of column, laid out in memory as in Arrow and cuDF, so that conversion copies
+nothing:
 
 * an array `values[n]`: one number a row, no nulls (in floating point, a null is NaN);
-* `Ragged`: a list a row, as `values[nnz]` and `offsets[n + 1]`;
-* `Strings`: a text a row, as its UTF-8 bytes and `offsets[n + 1]`;
-* `Masked`: values of which some are null, with `valid[n]`.
+* `Ragged`: one list a row, as `values[nnz]` and `offsets[n + 1]`;
+* `Strings`: one string a row, as UTF-8 bytes and `offsets[n + 1]`;
+* `Masked`: values of which some are null, and `valid[n]`.
 
-They nest (a `Ragged` of `Masked` `Strings`). Each has `len()`, `nbytes`, `take`, `slice` and
-`concat`, written once for both array libraries. Does not belong here: files, Keras, statistics.
+They nest: `Ragged` may hold `Masked` `Strings`. All functions work with both array libraries.
 """
 
 from __future__ import annotations
@@ -40,24 +39,22 @@ def is_array(value: Any) -> bool:
 
 
 def row_ids(offsets: Array) -> Array:
-    """Return the row of each value: offsets [0, 2, 2, 3] -> [0, 0, 2].
+    """Return the row of each value, int64 [nnz], from offsets int64 [n + 1].
 
-    Args:
-        offsets: int64 [n + 1], rising from 0.
-
-    Returns:
-        int64 [nnz].
+    Example:
+        >>> row_ids(np.array([0, 2, 2, 3])).tolist()
+        [0, 0, 2]
     """
     xp = array_namespace(offsets)
     return xp.repeat(xp.arange(len(offsets) - 1), xp.diff(offsets))
 
 
 def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
-    """Return where the values of some ragged rows stand, without a loop over rows.
+    """Return the positions of the values of some ragged rows, without a loop over rows.
 
     Args:
         offsets: int64 [n + 1], rising from 0.
-        rows: int64 [m], which rows, in any order.
+        rows: int64 [m] in [0, n), in any order.
 
     Returns:
         (positions int64 [sum of the rows' lengths], offsets int64 [m + 1] of the result).
@@ -75,7 +72,7 @@ def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
     filled = lengths > 0
     if not filled.all():
         starts, lengths = starts[filled], lengths[filled]
-    # From one position to the next it is one step, but from the end of a row to the next row.
+    # Positions rise by one, except from the end of a row to the start of the next.
     steps = xp.ones(int(result[-1]), dtype=np.int64)
     if len(starts):
         jumps = starts.copy()
@@ -85,7 +82,7 @@ def gather_rows(offsets: Array, rows: Array) -> tuple[Array, Array]:
 
 
 class _Offsets(abc.ABC):
-    """What `Ragged` and `Strings` share: n + 1 offsets into a flat column."""
+    """Base of `Ragged` and `Strings`: n + 1 offsets into a flat column."""
 
     offsets: Array
 
@@ -98,11 +95,11 @@ class _Offsets(abc.ABC):
     @property
     @abc.abstractmethod
     def _flat(self) -> Any:
-        """The flat column: values, or bytes of strings."""
+        """Values of lists, or bytes of strings."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of memory."""
         return self._flat.nbytes + self.offsets.nbytes
 
     def take(self, rows: Array) -> Any:
@@ -111,7 +108,7 @@ class _Offsets(abc.ABC):
         return type(self)(take(self._flat, positions), offsets)
 
     def slice(self, start: int, stop: int) -> Any:
-        """Return rows [start, stop); the flat values are shared, not copied."""
+        """Return rows [start, stop); values are shared, offsets copied."""
         offsets = self.offsets[start : stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
         return type(self)(slice_rows(self._flat, first, last), offsets - first)
@@ -119,7 +116,7 @@ class _Offsets(abc.ABC):
 
 @dataclasses.dataclass(eq=False)
 class Ragged(_Offsets):
-    """A list of values a row.
+    """One list a row.
 
     Args:
         values: column of length nnz: an array, `Strings` or `Masked`.
@@ -141,7 +138,7 @@ class Ragged(_Offsets):
 
 @dataclasses.dataclass(eq=False)
 class Strings(_Offsets):
-    """A text a row.
+    """One string a row.
 
     Args:
         data: uint8 [nbytes], UTF-8.
@@ -156,7 +153,7 @@ class Strings(_Offsets):
         return self.data
 
     def tolist(self) -> list[str]:
-        """Return the texts."""
+        """Return the strings."""
         return self.to_arrow().to_pylist()
 
     def to_arrow(self) -> Any:
@@ -170,7 +167,7 @@ class Strings(_Offsets):
 
     @classmethod
     def from_arrow(cls, array: Any) -> Strings:
-        """Return the texts of a `pyarrow` string array without nulls."""
+        """Return the strings of a `pyarrow` array without nulls."""
         import pyarrow as pa
 
         array = array.cast(pa.large_string())
@@ -185,7 +182,7 @@ class Masked:
     """Values of which some are null.
 
     Args:
-        values: array [n] or `Strings`; what stands at a null is not defined.
+        values: array [n] or `Strings`; the value at a null is undefined.
         valid: bool [n], False at a null.
     """
 
@@ -197,7 +194,7 @@ class Masked:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Bytes of memory."""
         return self.values.nbytes + self.valid.nbytes
 
     def take(self, rows: Array) -> Masked:
@@ -225,7 +222,7 @@ def slice_rows(column: Any, start: int, stop: int) -> Any:
 
 
 def copied(column: Any) -> Any:
-    """Return a column of any kind in memory of its own."""
+    """Return a copy of a column of any kind that shares no memory with it."""
     if isinstance(column, Masked):
         return Masked(copied(column.values), column.valid.copy())
     if isinstance(column, _Offsets):
@@ -234,9 +231,10 @@ def copied(column: Any) -> Any:
 
 
 def concat_columns(parts: Sequence[Any]) -> Any:
-    """Return the rows of several columns of one kind, one after the other.
+    """Return several columns of one kind, concatenated; some may be `Masked`, others not.
 
-    A part without nulls may stand beside a `Masked` one. Raises TypeError where kinds differ.
+    Raises:
+        TypeError: if the kinds differ.
     """
     if len(parts) == 1:
         return parts[0]
@@ -245,7 +243,8 @@ def concat_columns(parts: Sequence[Any]) -> Any:
         parts = [part if isinstance(part, Masked) else _all_valid(part) for part in parts]
         kinds = {Masked}
     if len(kinds) > 1:
-        raise TypeError(f"columns of kinds {sorted(k.__name__ for k in kinds)} do not concatenate")
+        names = sorted(kind.__name__ for kind in kinds)
+        raise TypeError(f"only columns of one kind can be concatenated, got {names}")
     first = parts[0]
     if isinstance(first, Masked):
         valid = concat_columns([part.valid for part in parts])
@@ -268,7 +267,7 @@ class Chunk(Mapping[str, Any]):
     """Some rows of a data set: columns of equal length by name.
 
     Args:
-        columns: {name: column}; see the module for the four kinds.
+        columns: {name: column} of the four kinds above, all of one length.
 
     Raises:
         ValueError: if the columns differ in length.
@@ -309,7 +308,7 @@ class Chunk(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all columns."""
+        """Bytes of memory of all columns."""
         return sum(column.nbytes for column in self.columns.values())
 
     def select(self, names: Sequence[str]) -> Chunk:
@@ -321,11 +320,11 @@ class Chunk(Mapping[str, Any]):
         return Chunk({name: column for name, column in self.items() if name not in names})
 
     def with_columns(self, columns: Mapping[str, Any]) -> Chunk:
-        """Return a chunk in which the given columns are added or replaced."""
+        """Return a chunk with the given columns added or replaced."""
         return Chunk({**self.columns, **columns})
 
     def slice(self, start: int, stop: int) -> Chunk:
-        """Return rows [start, stop), sharing memory where the kind allows."""
+        """Return rows [start, stop); values are shared, not copied."""
         return Chunk({name: slice_rows(column, start, stop) for name, column in self.items()})
 
     def take(self, rows: Array) -> Chunk:
@@ -334,20 +333,20 @@ class Chunk(Mapping[str, Any]):
 
     @staticmethod
     def concat(chunks: Sequence[Chunk]) -> Chunk:
-        """Return the rows of several chunks, one after the other.
+        """Return the rows of several chunks, concatenated.
 
         Raises:
-            ValueError: if the chunks differ in their columns.
+            ValueError: if the chunks have different columns.
         """
         names = chunks[0].names
         for chunk in chunks:
             if set(chunk.names) != set(names):
-                raise ValueError(f"chunks differ in their columns: {names} and {chunk.names}")
+                raise ValueError(f"chunks have different columns: {names} and {chunk.names}")
         return Chunk({name: concat_columns([chunk[name] for chunk in chunks]) for name in names})
 
     @classmethod
     def from_arrow(cls, table: Any) -> Chunk:
-        """Return the rows of a `pyarrow.Table` (or RecordBatch); numbers are not copied."""
+        """Return the rows of a `pyarrow.Table` or `RecordBatch`; numbers are not copied."""
         return cls({name: column_from_arrow(table[name]) for name in table.schema.names})
 
     def to_arrow(self) -> Any:
@@ -357,15 +356,15 @@ class Chunk(Mapping[str, Any]):
         return pa.table({name: column_to_arrow(column) for name, column in self.items()})
 
     def to_pandas(self) -> Any:
-        """Return the rows as a `pandas.DataFrame`, lists as arrays, nulls as pandas has them."""
+        """Return the rows as a `pandas.DataFrame`; lists become arrays."""
         return self.to_arrow().to_pandas()
 
 
 def column_from_arrow(array: Any) -> Any:
-    """Return an Arrow array as a column of this module.
+    """Return an Arrow array as a column of a chunk.
 
     Raises:
-        TypeError: for a type that has no place in a chunk (a map, a struct, nested lists, ...).
+        TypeError: for a type that a chunk cannot hold, such as a map, a struct or nested lists.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -391,7 +390,10 @@ def column_from_arrow(array: Any) -> Any:
         return array.to_numpy(zero_copy_only=False)
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (text or pa.types.is_integer(array.type) or pa.types.is_boolean(kind)):
-        raise TypeError(f"Arrow type {kind} has no place in a chunk; cast it to a number or text")
+        raise TypeError(
+            f"Arrow type {kind} is not supported; cast it to a number or a string, or leave the "
+            "column out"
+        )
     valid = None
     if array.null_count:
         valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
@@ -404,18 +406,18 @@ def _ragged_from_arrow(array: Any) -> Ragged:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if array.null_count:  # a null list may span values that nobody sees
+    if array.null_count:  # a null list may span values
         array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     column = column_from_arrow(values)
     if isinstance(column, Ragged):
-        raise TypeError(f"Arrow type {array.type} has no place in a chunk: lists of lists")
+        raise TypeError(f"Arrow type {array.type} is not supported: lists of lists")
     return Ragged(column, offsets - offsets[0])
 
 
 def column_to_arrow(column: Any) -> Any:
-    """Return a column as a `pyarrow.Array`; NaN stays NaN, a `Masked` null becomes null."""
+    """Return a column as a `pyarrow.Array`; NaN remains NaN, a `Masked` null becomes null."""
     import pyarrow as pa
 
     if isinstance(column, Ragged):
@@ -438,7 +440,7 @@ def to_host(array: Array) -> np.ndarray:
 
 
 def to_namespace(column: Any, xp: Any) -> Any:
-    """Return a column of any kind in the memory that the array library `xp` works on."""
+    """Return a column of any kind in the memory of the array library `xp`, numpy or cupy."""
     moved = to_host if xp is np else xp.asarray
     if isinstance(column, Ragged):
         return Ragged(to_namespace(column.values, xp), moved(column.offsets))

@@ -1,7 +1,7 @@
-"""EncodedStrings: texts of which many are equal, as numbers of the entries of a dictionary.
+"""EncodedStrings: strings as a dictionary of distinct values and a code for each row.
 
-So they stand in most Parquet files. What works on texts one by one works on the dictionary instead,
-which has each text once. On the CPU. Does not belong here: reading them (`encoded_source.py`).
+Most Parquet files store strings this way. An op that maps each string works on the dictionary,
+which holds it once. Only on the CPU.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from tutorlib.chunk import Masked, Strings
 
 
 class EncodedStrings(Strings):
-    """Texts, one a row, that are made when somebody asks for them.
+    """One string a row, decoded on first use; `encoded_column` makes them.
 
-    Made by `encoded_column`. Joined with others they become plain `Strings`.
+    Concatenated, they become plain `Strings`.
 
     Attributes:
-        codes: int32 [n], the entry of each row.
-        dictionary: `pyarrow.LargeStringArray`, no null, each text once; some may be in no row.
+        codes: int32 [n], index into the dictionary.
+        dictionary: `pyarrow.LargeStringArray` of distinct strings, no null; some may be unused.
     """
 
     codes: np.ndarray
     dictionary: Any
 
     def __new__(cls, data: Any, offsets: Any) -> Any:
-        """Return plain texts: what rows of several of them, joined, are."""
+        """Return plain `Strings`, which concatenation makes."""
         return Strings(data, offsets)
 
     @classmethod
     def of(cls, codes: np.ndarray, dictionary: Any) -> EncodedStrings:
-        """Return the texts dictionary[codes]."""
-        texts = object.__new__(cls)
-        texts.codes, texts.dictionary = codes, dictionary
-        return texts
+        """Return the strings dictionary[codes]."""
+        strings = object.__new__(cls)
+        strings.codes, strings.dictionary = codes, dictionary
+        return strings
 
     def __reduce__(self) -> Any:
         return EncodedStrings.of, (self.codes, self.dictionary)
@@ -51,17 +51,17 @@ class EncodedStrings(Strings):
 
     @property
     def data(self) -> np.ndarray:
-        """The UTF-8 bytes of all rows."""
+        """UTF-8 bytes of all rows, uint8 [nbytes]."""
         return self._decoded.data
 
     @property
     def offsets(self) -> np.ndarray:
-        """Where each row begins in `data`, int64 [n + 1]."""
+        """Offsets of the rows in `data`, int64 [n + 1]."""
         return self._decoded.offsets
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, as long as nobody has asked for the texts."""
+        """Bytes of memory before decoding."""
         return self.codes.nbytes + self.dictionary.nbytes
 
     def take(self, rows: np.ndarray) -> EncodedStrings:
@@ -72,20 +72,16 @@ class EncodedStrings(Strings):
         """Return rows [start, stop), without copying."""
         return EncodedStrings.of(self.codes[start:stop], self.dictionary)
 
-    def tolist(self) -> list[str]:
-        """Return the texts."""
-        return self.to_arrow().to_pylist()
-
     def to_arrow(self) -> Any:
-        """Return the texts as a `pyarrow.LargeStringArray`."""
+        """Return the strings as a `pyarrow.LargeStringArray`."""
         return self.dictionary.take(pa.array(self.codes))
 
 
 def encoded_column(array: Any) -> EncodedStrings | Masked:
-    """Return an Arrow array of texts, dictionary-encoded or not, as a column of a chunk.
+    """Return an Arrow array of strings, dictionary-encoded or not, as a column of a chunk.
 
     Args:
-        array: `pyarrow.Array` or `ChunkedArray`; nulls are those of the rows.
+        array: `pyarrow.Array` or `ChunkedArray`, without nulls in the dictionary.
 
     Example:
         >>> column = encoded_column(pa.array(["b", None, "b"]).dictionary_encode())
@@ -103,14 +99,14 @@ def encoded_column(array: Any) -> EncodedStrings | Masked:
         valid = indices.is_valid().to_numpy(zero_copy_only=False)
         indices = indices.fill_null(0)
     codes = indices.to_numpy().astype(np.int32, copy=False)
-    if not len(dictionary):  # all are null; a null has some entry, too
+    if not len(dictionary):  # all rows are null, and code 0 must exist
         dictionary = pa.array([""], pa.large_string())
-    texts = EncodedStrings.of(codes, dictionary)
-    return texts if valid is None else Masked(texts, valid)
+    strings = EncodedStrings.of(codes, dictionary)
+    return strings if valid is None else Masked(strings, valid)
 
 
 def plain_strings(column: Any) -> Any:
-    """Return a column whose texts, if it holds any, are not encoded."""
+    """Return a column with its `EncodedStrings`, if it holds any, decoded."""
     if isinstance(column, Masked):
         return Masked(plain_strings(column.values), column.valid)
     return column._decoded if isinstance(column, EncodedStrings) else column

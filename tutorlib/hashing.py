@@ -1,9 +1,8 @@
-"""Hashing: one 64-bit hash for integers and texts on every device, and a table of keys built on it.
+"""One 64-bit hash of integers and strings on every device, and a hash table of keys.
 
-All of it is array operations, so that NumPy, CuPy and a TensorFlow graph give the same numbers;
+Everything is array operations, so that NumPy, CuPy and a TensorFlow graph compute the same numbers.
 `tests/support/hash_vectors.json` lists values with their hashes and buckets, for other
 implementations.
-Does not belong here: what a hash is used for (`ops.py`).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from tutorlib.memory import DeviceCache
 _GAMMA, _FACTOR_1, _FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
-_BLOCK = 16_384  # values worked on at a time on a CPU: 128 KiB, which stays in its second cache
+_BLOCK = 16_384  # values in a step on a CPU: 128 KiB, which fits the second-level cache
 
 
 def blocks_of(length: int, xp: Any) -> Iterable[slice]:
-    """Return the slices in which `length` values are worked on: small on a CPU, one on a GPU."""
+    """Return slices that cover `length` values: cache-sized on a CPU, one on a GPU."""
     step = _BLOCK if xp is np else max(1, length)
     return (slice(start, start + step) for start in range(0, length, step))
 
@@ -43,12 +42,12 @@ def mix(h: Array) -> None:
 def hash_integers(values: Array) -> Array:
     """Return the 64-bit hash of integers, the same on every device and for every integer width.
 
-    The hash is the output function of the generator splitmix64: bijective, so that two integers
-    never share a hash, and made of additions, multiplications and shifts modulo 2**64 alone, which
-    NumPy, CuPy and TensorFlow compute alike.
+    The hash is the output function of the generator splitmix64. It is bijective, so that two
+    integers never share a hash, and needs only additions, multiplications and shifts modulo 2**64,
+    which NumPy, CuPy and TensorFlow compute alike.
 
     Args:
-        values: integers or booleans [n] (signed ones are extended to int64).
+        values: integers or booleans [n]; signed integers are extended to int64.
 
     Returns:
         uint64 [n].
@@ -76,7 +75,7 @@ def _largest(lengths: Array) -> int:
 
 
 def _as_words(data: Array) -> Array:
-    """Return bytes as little-endian uint64, with at least one word of zeros behind them."""
+    """Return bytes as little-endian uint64, followed by at least one word of zeros."""
     xp = array_namespace(data)
     padded = xp.zeros((len(data) // 8 + 2) * 8, dtype=np.uint8)
     padded[: len(data)] = data
@@ -84,11 +83,11 @@ def _as_words(data: Array) -> Array:
 
 
 def _read_words(words: Array, starts: Array, remaining: Array) -> Array:
-    """Return the 8 bytes from each byte position as uint64, zero beyond `remaining` >= 1 bytes."""
+    """Return the 8 bytes at each byte position as uint64, zero after `remaining` >= 1 bytes."""
     xp = array_namespace(words)
-    place, shift = starts >> 3, ((starts & 7) << 3).astype(np.uint64)
-    result = words[place] >> shift
-    result |= (words[place + 1] << np.uint64(1)) << (np.uint64(63) - shift)
+    index, shift = starts >> 3, ((starts & 7) << 3).astype(np.uint64)
+    result = words[index] >> shift
+    result |= (words[index + 1] << np.uint64(1)) << (np.uint64(63) - shift)
     unused = (64 - 8 * xp.minimum(remaining, 8)).astype(np.uint64)
     result <<= unused
     result >>= unused
@@ -96,19 +95,18 @@ def _read_words(words: Array, starts: Array, remaining: Array) -> Array:
 
 
 def hash_strings(strings: Strings) -> Array:
-    """Return the 64-bit hash of texts, from their UTF-8 bytes.
+    """Return the 64-bit hash of strings, from their UTF-8 bytes.
 
-    The hash begins as `mix(number of bytes)`; then each 8 bytes, read as a little-endian number and
-    padded with zeros at the end, enter by `h = mix(h ^ word)`, where `mix` is that of
-    `hash_integers`.
+    The hash starts as `mix(number of bytes)`. Then `h = mix(h ^ word)` for each 8 bytes, read as a
+    little-endian integer, the last padded with zeros.
 
     Returns:
         uint64 [n].
 
     Example:
         >>> import pyarrow as pa
-        >>> texts = Strings.from_arrow(pa.array(["", "a", "Toy Story (1995)"]))
-        >>> [f"{int(h):016x}" for h in hash_strings(texts)]
+        >>> titles = Strings.from_arrow(pa.array(["", "a", "Toy Story (1995)"]))
+        >>> [f"{int(h):016x}" for h in hash_strings(titles)]
         ['e220a8397b1dcdaf', '5e025f9ade9eaf3e', '7e6aca372b4d7912']
     """
     xp = array_namespace(strings.offsets)
@@ -131,13 +129,13 @@ def hash_values(values: Any) -> Array:
 
 
 def to_buckets(hashes: Array, num_buckets: int) -> Array:
-    """Return bucket numbers: the upper 32 bits of each hash, scaled down to [0, num_buckets).
+    """Return bucket numbers: the upper 32 bits of each hash, scaled to [0, num_buckets).
 
-    `((hash >> 32) * num_buckets) >> 32` needs no division, which is slow, and can be written in
-    TensorFlow's int64. No bucket gets more than 1 + num_buckets / 2**32 times its fair share.
+    `((hash >> 32) * num_buckets) >> 32` avoids the slow division and also works in TensorFlow's
+    int64. No bucket is more than 1 + num_buckets / 2**32 times as likely as with equal buckets.
 
     Args:
-        hashes: uint64 [n]; used as working memory and changed.
+        hashes: uint64 [n]; overwritten.
         num_buckets: 1 to 2**31 - 1.
 
     Returns:
@@ -157,16 +155,16 @@ def to_buckets(hashes: Array, num_buckets: int) -> Array:
 
 
 class KeyIndex:
-    """Finds the place of keys in a list of keys, by an open-addressing hash table in two arrays.
+    """The position of each key in a list of keys: an open-addressing hash table in two arrays.
 
-    Built and asked by array operations alone, so that it works in the memory of a GPU too. A lookup
-    costs 10 ns (few keys) to 90 ns (a million) on a CPU; memory is 32 to 56 bytes a key.
+    It is built and searched with array operations only, so that it also works on a GPU. A lookup
+    takes 10 ns (few keys) to 90 ns (a million) on a CPU; memory is 32 to 56 bytes a key.
 
     Args:
         keys: integers [n] or `Strings`, each once, in the CPU's memory.
 
     Raises:
-        ValueError: if a key stands twice.
+        ValueError: if a key appears twice.
 
     Example:
         >>> KeyIndex(np.array([30, 10, 20])).find(np.array([10, 11, 30])).tolist()
@@ -186,7 +184,7 @@ class KeyIndex:
         waiting = np.arange(len(self.keys))
         while len(waiting):
             free = waiting[ranks[slots[waiting]] == 0]
-            free = free[::-1]  # of several that want one slot the first key, the frequent one, wins
+            free = free[::-1]  # the first key, the most frequent one, wins a slot
             ranks[slots[free]] = free + 1
             waiting = waiting[ranks[slots[waiting]] != waiting + 1]
             slots[waiting] = (slots[waiting] + 1) & (size - 1)
@@ -197,7 +195,7 @@ class KeyIndex:
         if not np.array_equal(found, np.arange(1, len(found) + 1)):
             twice = int(np.argmax(found != np.arange(1, len(found) + 1)))
             key = take(self.keys, np.array([twice])).tolist()[0]
-            raise ValueError(f"keys must be unique, {key!r} stands twice")
+            raise ValueError(f"keys must be unique, but {key!r} appears twice")
 
     @staticmethod
     def _words(keys: Any, hashes: Array) -> Array:
@@ -206,10 +204,10 @@ class KeyIndex:
         return keys.astype(np.int64, copy=False)
 
     def find(self, wanted: Any) -> Array:
-        """Return for each wanted key its place, counted from 1, and 0 where it is not there.
+        """Return the position of each wanted key, counted from 1, and 0 for unknown ones.
 
         Args:
-            wanted: integers [n] or `Strings`, as the keys are.
+            wanted: integers [n] or `Strings`, of the kind of the keys.
 
         Returns:
             int32 or int64 [n].
@@ -225,9 +223,9 @@ class KeyIndex:
             found[block] = self._probe(ranks, stored, part, words)
         if hashes is not None:
             rows = xp.flatnonzero(found)
-            found[rows[~equal_strings(wanted, rows, keys, found[rows] - 1)]] = 0
+            found[rows[~_equal_strings(wanted, rows, keys, found[rows] - 1)]] = 0
         elif (wanted.dtype == np.uint64) != (keys.dtype == np.uint64):
-            found[wanted.astype(np.int64) < 0] = 0  # the same bits stand for two numbers
+            found[wanted.astype(np.int64) < 0] = 0  # the same bits are two numbers
         return found
 
     def _probe(self, ranks: Array, stored: Array, hashes: Array, words: Array) -> Array:
@@ -246,8 +244,8 @@ class KeyIndex:
         return found
 
 
-def equal_strings(a: Strings, rows_a: Array, b: Strings, rows_b: Array) -> Array:
-    """Return bool [m]: whether text rows_a[i] of `a` and text rows_b[i] of `b` are equal."""
+def _equal_strings(a: Strings, rows_a: Array, b: Strings, rows_b: Array) -> Array:
+    """Return bool [m]: whether a[rows_a[i]] == b[rows_b[i]]."""
     xp = array_namespace(a.offsets)
     starts = [a.offsets[rows_a], b.offsets[rows_b]]
     lengths = a.offsets[rows_a + 1] - starts[0]

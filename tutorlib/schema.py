@@ -1,8 +1,4 @@
-"""Schema: what each column of a data set is, and how wide its embedding should be.
-
-Belongs here: roles, dtypes, cardinalities, their JSON form. Does not belong here: reading data
-(`parquet.py`) or learning cardinalities from it (`workflow.py`).
-"""
+"""Schema: name, role, type, cardinality and embedding width of each column of a data set."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tutorlib.checks import check_positive
+from tutorlib.checks import check_choice, check_positive
 
 ROLES = ("categorical", "continuous", "label", "weight")
 BATCH_LAYOUTS = ("columns", "stacked")
@@ -22,16 +18,12 @@ MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 
 
 def embedding_dim_for(cardinality: int) -> int:
-    """Return an embedding width for a column of `cardinality` ids: 21 -> 16, 56586 -> 512.
+    """Return an embedding width, 16 to 512, for a column of `cardinality` ids.
 
-    The rule `min(max(16, round(1.6 * n ** 0.56)), 512)` grows with the square root of the table, so
-    that rare ids share strength and no table gets wider than 512.
+    The rule is `min(max(16, round(1.6 * cardinality**0.56)), 512)`, about the square root.
 
     Args:
         cardinality: number of different ids, at least 1.
-
-    Returns:
-        Columns of the embedding table, 16 to 512.
 
     Raises:
         ValueError: if `cardinality` is below 1.
@@ -51,13 +43,13 @@ class Column:
     """One column of a data set.
 
     Args:
-        name: the column's name in the Parquet files.
+        name: name of the column in the Parquet files.
         role: "categorical", "continuous", "label" or "weight".
         dtype: NumPy name of one value, or "string".
-        multi_hot: True if a row holds a list of values.
-        cardinality: ids lie in [0, cardinality); None if not known or not categorical.
-        embedding_dim: width of the embedding; None means `embedding_dim_for(cardinality)`. Of a
-            continuous column that holds lists: their length, where all have the same.
+        multi_hot: whether a row holds a list of values.
+        cardinality: ids are in [0, cardinality); None if unknown or not categorical.
+        embedding_dim: width of the embedding; None means `embedding_dim_for(cardinality)`. For a
+            continuous column of lists: their length, if it is the same in all rows.
 
     Example:
         >>> Column("genres", "categorical", multi_hot=True, cardinality=21).width
@@ -72,8 +64,7 @@ class Column:
     embedding_dim: int | None = None
 
     def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise ValueError(f"column {self.name!r}: role {self.role!r} is none of {ROLES}")
+        check_choice(f"column {self.name!r}: role", self.role, ROLES)
         for field in ("cardinality", "embedding_dim"):
             value = getattr(self, field)
             if value is not None and value < 1:
@@ -83,7 +74,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Columns that this column becomes in the model: embedding width, or 1 for a number."""
+        """Number of model inputs: width of the embedding, or 1 for a column without one."""
         if self.role != "categorical":
             return 1
         if self.embedding_dim is not None:
@@ -91,7 +82,7 @@ class Column:
         if self.cardinality is None:
             raise ValueError(
                 f"column {self.name!r}: neither cardinality nor embedding_dim is known. "
-                "Fit a Workflow with Categorify or HashBucket, or give the cardinality."
+                "Fit a Workflow with Categorify or HashBucket, or pass the cardinality."
             )
         return embedding_dim_for(self.cardinality)
 
@@ -162,7 +153,7 @@ class Schema:
 
     @property
     def features(self) -> Schema:
-        """Categorical and continuous columns: what the model sees, in order."""
+        """The inputs of the model, which are categorical and continuous columns, in order."""
         return Schema(c for c in self if c.role in ("categorical", "continuous"))
 
     def select(self, names: Iterable[str]) -> Schema:
@@ -170,7 +161,7 @@ class Schema:
         return Schema(self[name] for name in names)
 
     def replace(self, name: str, **changes: Any) -> Schema:
-        """Return a schema in which column `name` has the given fields changed."""
+        """Return a schema in which the given fields of column `name` are changed."""
         self[name]
         return Schema(
             dataclasses.replace(column, **changes) if column.name == name else column
@@ -182,7 +173,7 @@ class Schema:
         sizes = {}
         for column in self.categorical:
             if column.cardinality is None:
-                raise ValueError(f"column {column.name!r}: cardinality is not known")
+                raise ValueError(f"column {column.name!r}: its cardinality is not known")
             sizes[column.name] = (column.cardinality, column.width)
         return sizes
 
@@ -192,12 +183,12 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
-        """Return the schema that `to_json` wrote."""
+        """Return the schema from the text of `to_json`."""
         return cls(Column(**fields) for fields in json.loads(text))
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
-        """Return the schema kept in the JSON file `path`."""
+        """Return the schema from a JSON file."""
         return cls.from_json(Path(path).read_text(encoding="utf-8"))
 
     @classmethod
@@ -211,17 +202,14 @@ class Schema:
         weight_name: str | None = None,
         cardinalities: Mapping[str, int] | None = None,
     ) -> Schema:
-        """Return a schema from what the footers of Parquet files say; no data page is read.
-
-        Without `cat_names` and `cont_names`, integers, strings and lists of them are categorical,
-        floating point is continuous.
+        """Return a schema from the footers of Parquet files, without reading data.
 
         Args:
-            source: a `ParquetSource`, or anything with its `column_types`.
+            source: a `ParquetSource`, or any object with its `column_types`.
             label_names: label columns.
-            cat_names: categorical columns; None to infer them.
-            cont_names: continuous columns; None to infer them.
-            weight_name: column of sample weights.
+            cat_names: categorical columns; None means integers, strings and lists of these.
+            cont_names: continuous columns; None means floating-point numbers.
+            weight_name: column of sample weights; None for no weights.
             cardinalities: {name: cardinality} where known.
 
         Raises:
@@ -231,37 +219,27 @@ class Schema:
             >>> Schema.from_parquet(ParquetSource("data/train"))  # doctest: +SKIP
         """
         types = source.column_types
-        labels = list(label_names)
-        cont_names = None if cont_names is None else list(cont_names)
-        taken = {*labels, weight_name}
-        if cat_names is None:
-            cat_names = [
-                n
-                for n, (dtype, _) in types.items()
-                if n not in taken
-                and n not in (cont_names or ())
-                and not dtype.startswith("float")
-                and dtype != "bool"
+        named = {
+            "categorical": None if cat_names is None else list(cat_names),
+            "continuous": None if cont_names is None else list(cont_names),
+            "label": list(label_names),
+            "weight": [weight_name] if weight_name else [],
+        }
+        taken = {name for names in named.values() for name in names or ()}
+        free = [(name, *kind) for name, kind in types.items() if name not in taken]
+        if named["categorical"] is None:
+            named["categorical"] = [n for n, dtype, _ in free if dtype[:5] not in ("float", "bool")]
+        if named["continuous"] is None:
+            named["continuous"] = [
+                n for n, dtype, is_list in free if dtype.startswith("float") and not is_list
             ]
-        cat_names = list(cat_names)
-        if cont_names is None:
-            cont_names = [
-                n
-                for n, (dtype, multi_hot) in types.items()
-                if n not in taken
-                and n not in cat_names
-                and dtype.startswith("float")
-                and not multi_hot
-            ]
-        roles = [*((n, "categorical") for n in cat_names), *((n, "continuous") for n in cont_names)]
-        roles += [(n, "label") for n in labels]
-        roles += [(weight_name, "weight")] if weight_name else []
+        roles = [(name, role) for role, names in named.items() for name in names or ()]
         missing = [name for name, _ in roles if name not in types]
         if missing:
             raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")
-        known = dict(cardinalities or {})
+        known = cardinalities or {}
         return cls(
-            Column(name, role, dtype, multi_hot, cardinality=known.get(name))
+            Column(name, role, dtype, multi_hot, known.get(name))
             for name, role in roles
             for dtype, multi_hot in [types[name]]
         )
@@ -270,14 +248,13 @@ class Schema:
     def from_feature_columns(cls, feature_columns: Iterable[Any]) -> Schema:
         """Return a schema from `tf.feature_column` objects, without importing TensorFlow.
 
-        Understood: `numeric_column` of shape (n,), and `categorical_column_with_identity` or
-        `_with_hash_bucket`, bare or in an `embedding_column` or a `weighted_categorical_column`,
-        whose weights are then a column too. `num_buckets` is the cardinality; ids must already be
-        hashed when they reach the model. What else such objects hold, a `normalizer_fn` or an
-        initializer, is the business of the layers that are given them.
+        Supported are `numeric_column` of shape (n,), and `categorical_column_with_identity` or
+        `_with_hash_bucket`, alone or in an `embedding_column` or a `weighted_categorical_column`,
+        whose weights become a column too. `num_buckets` is the cardinality; ids must be hashed
+        before they reach the model. A `normalizer_fn` or initializer is left to the layers.
 
         Raises:
-            ValueError: naming every column that is not understood, in one message.
+            ValueError: if columns are not supported; it names all of them.
         """
         columns, refused = [], []
         for item in feature_columns:
@@ -302,9 +279,9 @@ class Schema:
             columns += [column, *weights]
         if refused:
             raise ValueError(
-                f"these feature columns are not understood: {refused}. Use numeric_column of shape "
-                "(n,), or embedding_column over an identity or hash-bucket column, bare or "
-                "weighted; move other transformations into a Workflow."
+                f"these feature columns are not supported: {refused}. Use numeric_column of shape "
+                "(n,), or embedding_column over an identity or hash-bucket column, weighted or "
+                "not; move other transformations into a Workflow."
             )
         return cls(columns)
 
@@ -328,28 +305,27 @@ def resolve_schema(
     label_names: Iterable[str] | None,
     weight_name: str | None,
 ) -> Schema:
-    """Return the schema that the arguments of a loader mean, checked against the files.
+    """Return the schema from the arguments of a loader, checked against the files.
+
+    Features are named by `schema`, by `feature_columns`, or by `cat_names` and `cont_names`;
+    otherwise they follow from the types of the columns.
 
     Args:
-        source: a `ParquetSource`, or anything with its `column_types`.
-        schema: names everything, or
-        feature_columns: `tf.feature_column` objects that name the features, or
-        cat_names: categorical columns, and
-        cont_names: continuous columns, or none of these, to infer the features from the types.
-        label_names: label columns; None for those of `schema`.
-        weight_name: column of sample weights.
+        source: a `ParquetSource`, or any object with its `column_types`.
+        schema: all columns of a batch.
+        feature_columns: `tf.feature_column` objects of the features.
+        cat_names: categorical columns.
+        cont_names: continuous columns.
+        label_names: label columns; None means those of `schema`.
+        weight_name: column of sample weights; None means that of `schema`.
 
     Raises:
-        ValueError: if features are named in two ways, a column is not in the files, or one has two
-            roles.
+        ValueError: if features are named in two ways, a column is not in the files, or a column has
+            two roles.
     """
     label_names = None if label_names is None else list(label_names)
-    given = [
-        schema is not None,
-        feature_columns is not None,
-        cat_names is not None or cont_names is not None,
-    ]
-    if sum(given) > 1:
+    by_name = cat_names is not None or cont_names is not None
+    if (schema is not None) + (feature_columns is not None) + by_name > 1:
         raise ValueError(
             "name the features in one way: schema, or feature_columns, or cat_names and cont_names"
         )
@@ -373,10 +349,11 @@ def resolve_schema(
     for name, role in asked:
         if name in schema and schema[name].role != role:
             raise ValueError(
-                f"column {name!r} is {schema[name].role} in the schema, but named as {role}"
+                f"column {name!r} is {schema[name].role} in the schema, but passed as {role}"
             )
-    if len(schema.with_role("weight")) > 1:
-        raise ValueError(f"there is one weight at most, got {schema.with_role('weight').names}")
+    weights = schema.with_role("weight").names
+    if len(weights) > 1:
+        raise ValueError(f"at most one column may hold weights, got {weights}")
     more = [name for name in label_names or () if name not in schema]
     more += [weight_name] if weight_name and weight_name not in schema else []
     extra = Schema.from_parquet(
@@ -390,14 +367,7 @@ def resolve_schema(
     kept = [c for c in schema if c.role != "label" or c.name in wanted]
     types = source.column_types
     return Schema(
-        Column(
-            c.name,
-            c.role,
-            dtype,
-            multi_hot,
-            cardinality=c.cardinality,
-            embedding_dim=c.embedding_dim,
-        )
-        for c in [*kept, *extra]
-        for dtype, multi_hot in [types[c.name]]
+        dataclasses.replace(column, dtype=dtype, multi_hot=multi_hot)
+        for column in [*kept, *extra]
+        for dtype, multi_hot in [types[column.name]]
     )

@@ -472,7 +472,7 @@ def test_a_restart_keeps_the_seed_that_seed_fn_gave(folder):
 
 def test_a_label_that_the_schema_has_as_a_feature_is_refused(folder):
     schema = Schema([Column("row", "categorical"), Column("x", "continuous", "float32")])
-    with pytest.raises(ValueError, match="column 'x' is continuous in the schema, but named as"):
+    with pytest.raises(ValueError, match="column 'x' is continuous in the schema, but passed"):
         KerasSequenceLoader(folder, 8, schema=schema, label_names=["x"])
 
 

@@ -122,7 +122,7 @@ def test_categorify_settings_by_column():
     [
         ({"num_oov_buckets": 0}, r"num_oov_buckets must be in \[1, 2\*\*31\), got 0"),
         ({"max_size": 2}, "max_size must be at least 3"),
-        ({"vocabularies": {"x": [1, 2, 1]}}, "'x': Categorify: vocabulary: .*1 stands twice"),
+        ({"vocabularies": {"x": [1, 2, 1]}}, "'x': Categorify: vocabulary: .*1 appears twice"),
         ({"joint": True, "vocabularies": {"x": [1]}}, "joint=True takes no settings by column"),
     ],
 )

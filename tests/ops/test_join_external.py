@@ -60,7 +60,7 @@ def test_join_external_by_text_from_a_data_frame_and_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"k": [1, 2, 1], "v": [1, 2, 3]}, "'k': JoinExternal .* unique keys: .*1 stands twice"),
+        ({"k": [1, 2, 1], "v": [1, 2, 3]}, "'k': JoinExternal .* unique keys: .*1 appears twice"),
         ({"k": [1, None], "v": [1, 2]}, "'k': JoinExternal found a null key"),
         ({"k": np.zeros(0, int), "v": np.zeros(0)}, "'k': JoinExternal needs a table with rows"),
         ({"v": [1, 2]}, r"columns \['k'\] cannot be joined; the table has \['v'\]"),

@@ -90,7 +90,7 @@ def test_a_file_written_again_elsewhere_is_noticed(memory):
     with pytest.raises(ParquetError, match=r"part_0\.parquet: the file has changed since it was"):
         source.read(0)
     memory.rm("/bucket/data/day=1/part_0.parquet")
-    with pytest.raises(ParquetError, match=r"has changed since it was opened: it is gone"):
+    with pytest.raises(ParquetError, match=r"has changed since it was opened: it was removed"):
         source.read(0)
 
 

@@ -1,7 +1,4 @@
-"""DeviceCache: what an op has learned, in the memory of every device where it is wanted.
-
-Does not belong here: columns of the data, which are where they were read.
-"""
+"""DeviceCache: what an op has learned, copied to the memory of each device that uses it."""
 
 from __future__ import annotations
 
@@ -14,13 +11,12 @@ from tutorlib.chunk import to_namespace
 
 
 class DeviceCache:
-    """A column that is copied once to each device that asks for it, and stays there.
+    """A column that is copied once to each device that uses it, and kept there.
 
-    Safe with several threads, each with a stream of its own: who copies waits until it is done, for
-    the others may use the copy at once.
+    Thread-safe: a copy is complete before any thread gets it, whatever stream the thread works on.
 
     Args:
-        column: of any kind, in the CPU's memory.
+        column: column of any kind, in the CPU's memory.
 
     Example:
         >>> DeviceCache(np.array([1, 2])).on(np).tolist()
@@ -36,11 +32,7 @@ class DeviceCache:
         return DeviceCache, (self._column,)
 
     def on(self, xp: Any) -> Any:
-        """Return the column in the memory that the array library `xp` works on.
-
-        Args:
-            xp: numpy or cupy.
-        """
+        """Return the column in the memory of the array library `xp`, numpy or cupy."""
         if xp is np:
             return self._column
         with self._lock:

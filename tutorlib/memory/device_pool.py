@@ -1,10 +1,9 @@
-"""DevicePool: memory for batches on a device, used again only when no consumer works on it.
+"""DevicePool: memory for batches on a device, reused only when no consumer works on it.
 
-A framework lets go of a batch as soon as it has *asked* the device for the step that reads it, and
-tells nobody when the step is done. So what comes back stays aside until the pool has waited for all
-that the device was asked for. It waits rarely: when nothing else is free, and then for everything
-that came back meanwhile. The reader thread waits, not training.
-Does not belong here: what is in a batch, host memory of the CPU path (`buffers.py`).
+A framework drops a batch as soon as it has *launched* the step that reads it, and does not report
+when the step is done. So returned memory is set aside until the pool has waited for all launched
+work. It waits rarely: when no memory is free, and then for everything returned since. The reader
+thread waits, training does not.
 """
 
 from __future__ import annotations
@@ -23,16 +22,15 @@ from tutorlib.memory.spaces import MemorySpace
 
 
 class DevicePool:
-    """Memory that comes back by itself when the last array that shows some of it is gone.
+    """Memory that returns to the pool when the last array over it is deleted.
 
-    Safe with several threads. What comes back is taken without a lock, for the garbage collector
-    may bring it at any time.
+    Thread-safe. Returning takes no lock, since the garbage collector may return memory at any time.
 
     Args:
         space: where the memory is.
-        limit_bytes: of memory that is shown by arrays or kept for the next request. Requests go
-            beyond it where they must; what then comes back is freed.
-        relieve: makes room elsewhere; called where there is no more memory.
+        limit_bytes: limit of the bytes in use and kept for later requests. Requests may exceed it;
+            memory beyond it is freed when it returns.
+        relieve: frees memory elsewhere; called when the device has no more.
 
     Example:
         >>> from tutorlib.memory.spaces import HostSpace
@@ -50,20 +48,20 @@ class DevicePool:
         self.space, self.limit_bytes, self._relieve = space, limit_bytes, relieve
         self._free: dict[int, list[Any]] = {}
         self._shown: dict[int, int] = {}  # bytes by lease
-        self._returned: deque[Any] = deque()  # a consumer may still be working on these
+        self._returned: deque[Any] = deque()  # a consumer may still work on these
         self._lock = threading.Lock()
 
     @property
     def free_bytes(self) -> int:
-        """Memory that is kept for the next request, or has come back."""
+        """Bytes that are kept for later requests, or were returned."""
         kept = sum(size * len(memories) for size, memories in list(self._free.items()))
         return kept + sum(memory.nbytes for memory in list(self._returned))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return an uninitialised array that starts at a multiple of the place's alignment.
+        """Return an uninitialised array that starts at a multiple of the space's alignment.
 
         Raises:
-            MemoryError: if there is not so much; the message says what to change.
+            MemoryError: if the space has not enough memory; the message says what to change.
         """
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
@@ -72,7 +70,7 @@ class DevicePool:
         return array[:nbytes].view(dtype).reshape(shape)
 
     def copy(self, array: Any) -> Any:
-        """Return a copy of an array, in memory of its own."""
+        """Return a copy of an array."""
         made = self.empty(array.shape, array.dtype)
         made[...] = array
         return made
@@ -96,7 +94,7 @@ class DevicePool:
                 ) from error
 
     def _reclaim(self) -> None:
-        """Take what has come back, once nobody works on it any more; under the lock."""
+        """Wait for consumers, then keep or free what was returned; the caller holds the lock."""
         returned = []
         while self._returned:
             returned.append(self._returned.popleft())
@@ -122,7 +120,7 @@ class DevicePool:
 
 
 class _DeviceLease:
-    """What the arrays over one piece of memory hold on to; gives it back when they are gone."""
+    """Owner of the arrays over some memory; returns it to the pool when they are deleted."""
 
     def __init__(self, pool: DevicePool, memory: Any) -> None:
         self._pool, self._memory = pool, memory

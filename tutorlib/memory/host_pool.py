@@ -1,8 +1,8 @@
-"""Buffers: aligned memory for batches, which is used again once nobody holds any of it.
+"""BufferPool: aligned memory for batches, reused when no array over it is left.
 
-Fresh memory costs a page fault for every 4 KiB, and what a thread frees stays with that thread's
-part of the C library's heap, where other threads cannot have it: a loader that allocates each batch
-anew holds half as much again as it needs. Does not belong here: what is in a batch.
+New memory costs a page fault for every 4 KiB, and memory that a thread frees stays in its arena of
+the C library's heap, where other threads cannot use it: a loader that allocates each batch holds
+half as much again as it needs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-ALIGNMENT = 64  # bytes; DLPack consumers want it, and it is one cache line
-SMALL_BYTES = 65_536  # below, the C library's heap serves well
+ALIGNMENT = 64  # bytes: a cache line, and what DLPack consumers require
+SMALL_BYTES = 65_536  # smaller arrays come from the C library's heap
 HUGE_PAGE_BYTES = 2**21
 
 
@@ -29,31 +29,31 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """Return a copy of an array that starts at a multiple of 64 bytes and has its memory alone."""
+    """Return a copy of an array whose memory starts at a multiple of 64 bytes."""
     copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
 class BufferPool:
-    """Memory that comes back by itself when the last array that shows some of it is gone.
+    """Memory that returns to the pool when the last array over it is deleted.
 
-    Safe with several threads. It never takes a lock, for memory comes back whenever the garbage
-    collector finds an array, also while this very pool is being asked.
+    Thread-safe without a lock, since the garbage collector may return memory at any time, also
+    within a call of the pool.
 
     Args:
-        limit_bytes: of memory that is shown by arrays or kept for the next request. Requests go
-            beyond it where they must; what then comes back is freed.
+        limit_bytes: limit of the bytes in use and kept for later requests. Requests may exceed it;
+            memory beyond it is freed when it returns.
 
     Example:
         >>> pool = BufferPool(limit_bytes=2**24)
         >>> first = pool.empty((1000, 100), np.float32)
-        >>> place, part = first.ctypes.data, first[10:20]
+        >>> address, part = first.ctypes.data, first[10:20]
         >>> del first
-        >>> pool.empty((1000, 100), np.float32).ctypes.data == place  # `part` is still there
+        >>> pool.empty((1000, 100), np.float32).ctypes.data == address  # `part` still exists
         False
         >>> del part
-        >>> pool.empty((1000, 100), np.float32).ctypes.data == place
+        >>> pool.empty((1000, 100), np.float32).ctypes.data == address
         True
     """
 
@@ -64,7 +64,7 @@ class BufferPool:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that is kept for the next request."""
+        """Bytes that are kept for later requests."""
         return sum(size * len(buffers) for size, buffers in list(self._free.items()))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -84,7 +84,7 @@ class BufferPool:
         return buffer[:nbytes].view(dtype).reshape(shape)
 
     def _make_room(self, nbytes: int) -> None:
-        """Free memory of other sizes that is kept, as far as it and `nbytes` are too much."""
+        """Free kept memory until `nbytes` more fit the limit."""
         while self._too_much(nbytes):
             kept = [buffers for buffers in list(self._free.values()) if buffers]
             if not kept:
@@ -96,7 +96,7 @@ class BufferPool:
         return sum(list(self._shown.values())) + self.free_bytes + nbytes > self.limit_bytes
 
     def give_back(self, memory: np.ndarray) -> None:
-        """Take memory that nobody shows any more."""
+        """Keep or free memory over which no array is left."""
         del self._shown[memory.ctypes.data]
         if not self._too_much(memory.nbytes):
             self._free.setdefault(memory.nbytes, deque()).append(memory)
@@ -107,7 +107,7 @@ class BufferPool:
 
 
 class _Lease:
-    """What the arrays over one piece of memory hold on to; gives it back when they are all gone."""
+    """Owner of the arrays over some memory; returns it to the pool when they are deleted."""
 
     def __init__(self, pool: BufferPool, memory: np.ndarray) -> None:
         self._pool, self._memory = pool, memory
@@ -118,13 +118,13 @@ class _Lease:
 
 
 def size_class(nbytes: int) -> int:
-    """Return `nbytes` rounded up by an eighth at most, so that few sizes occur, whole pages."""
+    """Return `nbytes` rounded up to whole pages, by at most an eighth, so that few sizes occur."""
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
     return -(-nbytes // step) * step
 
 
 def _mapped(nbytes: int) -> np.ndarray:
-    """Return memory that goes back to the system the moment it is freed, uint8 [nbytes]."""
+    """Return memory that the system gets back as soon as it is freed, uint8 [nbytes]."""
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

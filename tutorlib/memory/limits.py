@@ -1,7 +1,7 @@
-"""Where batches are made, and how much memory may be used there.
+"""Devices, cores and memory: what this process may use of them.
 
-Nothing here happens on import: `limit_tensorflow_memory()` is called by the user, before TensorFlow
-first touches a GPU, so that TensorFlow and the loader can share one.
+Importing limits nothing: the user calls `limit_tensorflow_memory()` before TensorFlow first uses a
+GPU, so that TensorFlow and the loader can share it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def parse_allocation(text: str | float, total_bytes: int) -> int:
     """Return the bytes that a memory allocation means.
 
     Args:
-        text: below 1, a share of `total_bytes`; at or above 1, mebibytes.
+        text: below 1 a fraction of `total_bytes`; from 1 on mebibytes.
         total_bytes: memory of the device.
 
     Raises:
-        ValueError: if it is not a number above 0, or more than there is.
+        ValueError: if it is not a number above 0, or exceeds `total_bytes`.
 
     Example:
         >>> parse_allocation("0.5", 8 * 2**30) == parse_allocation(4096, 8 * 2**30) == 4 * 2**30
@@ -36,8 +36,8 @@ def parse_allocation(text: str | float, total_bytes: int) -> int:
         value = float("nan")
     if not value > 0:
         raise ValueError(
-            f"{ENVIRONMENT_VARIABLE}={text!r} must be a number: below 1 a share of the memory, "
-            "from 1 on mebibytes"
+            f"{ENVIRONMENT_VARIABLE}={text!r} must be a number above 0: below 1 a fraction of the "
+            "memory, from 1 on mebibytes"
         )
     wanted = int(value * total_bytes) if value < 1 else int(value * 2**20)
     if wanted > total_bytes:
@@ -51,17 +51,17 @@ def parse_allocation(text: str | float, total_bytes: int) -> int:
 def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None:
     """Give TensorFlow a fixed part of the first GPU's memory and leave the rest to the loader.
 
-    Call it before anything runs on the GPU: TensorFlow otherwise takes nearly all of it.
+    Call it before anything runs on the GPU; TensorFlow otherwise allocates nearly all its memory.
 
     Args:
-        allocation: below 1 a share of the GPU's memory, from 1 on mebibytes; None reads the
-            environment variable TF_MEMORY_ALLOCATION, and 0.5 if that is not set.
+        allocation: below 1 a fraction of the GPU's memory, from 1 on mebibytes; None reads the
+            environment variable TF_MEMORY_ALLOCATION, and means 0.5 if that is not set.
 
     Returns:
-        Bytes given to TensorFlow, or None if TensorFlow sees no GPU (then nothing is changed).
+        Bytes given to TensorFlow; None, without any effect, if TensorFlow sees no GPU.
 
     Raises:
-        ValueError: if `allocation` is not a number or more than there is.
+        ValueError: if `allocation` is not a number or exceeds the GPU's memory.
         RuntimeError: if TensorFlow has already initialised the GPU.
 
     Example:
@@ -84,7 +84,7 @@ def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None
     except RuntimeError as error:
         raise RuntimeError(
             "TensorFlow has already initialised the GPU, so its memory can no longer be limited. "
-            "Call limit_tensorflow_memory() first thing after importing tensorflow."
+            "Call limit_tensorflow_memory() right after importing tensorflow."
         ) from error
     _GIVEN["tensorflow"] = limit
     return limit
@@ -94,10 +94,10 @@ _GIVEN: dict[str, int] = {}  # bytes of the GPU's memory
 
 
 def loader_gpu_bytes() -> int:
-    """Return the GPU memory that loaders may use: what TensorFlow's part leaves.
+    """Return the bytes of GPU memory that loaders may use.
 
-    That part is what `limit_tensorflow_memory` gave, else what TF_MEMORY_ALLOCATION says; if
-    neither says anything, loaders may use what they can get.
+    It is the total without what `limit_tensorflow_memory` gave TensorFlow, or else without what
+    TF_MEMORY_ALLOCATION says; the total if neither is set.
     """
     total = _gpu_memory_bytes()
     if "tensorflow" in _GIVEN:
@@ -107,7 +107,7 @@ def loader_gpu_bytes() -> int:
 
 
 def _gpu_memory_bytes() -> int:
-    """Return the memory of the first GPU that CUDA shows; asks the driver, and so takes none."""
+    """Return the bytes of the first visible GPU, from the driver, without using its memory."""
     cuda = ctypes.CDLL("libcuda.so.1")
     device, total = ctypes.c_int(), ctypes.c_size_t()
     for name, error in (
@@ -121,10 +121,10 @@ def _gpu_memory_bytes() -> int:
 
 
 def resolve_device(device: str | None) -> str:
-    """Return the device on which batches are made: "cpu" or "gpu"; None is "cpu".
+    """Return the device on which batches are made, "cpu" or "gpu"; None means "cpu".
 
     Raises:
-        ValueError: for another device, or "gpu" where there is none or its packages are missing.
+        ValueError: for another device, or for "gpu" without a GPU or the packages that it needs.
     """
     if device is None:
         return "cpu"
@@ -140,7 +140,7 @@ def resolve_device(device: str | None) -> str:
 
 
 def missing_for_gpu() -> str | None:
-    """Return in words what is missing for `device="gpu"` on this machine; None if nothing is."""
+    """Return in words what `device="gpu"` lacks on this machine; None if it lacks nothing."""
     try:
         import cupy
     except ImportError as error:
@@ -159,7 +159,7 @@ def missing_for_gpu() -> str | None:
 
 
 def usable_cores() -> int:
-    """Return how many processors this process may use; where that cannot be asked, how many are.
+    """Return how many CPU cores this process may use; on macOS, how many the machine has.
 
     Example:
         >>> usable_cores() >= 1
@@ -170,10 +170,10 @@ def usable_cores() -> int:
 
 
 def thread_count(threads: int | None, name: str = "threads") -> int:
-    """Return how many threads to use: those asked for, or `usable_cores()` for None.
+    """Return `threads`, or `usable_cores()` for None.
 
     Raises:
-        ValueError: if `threads`, which the error calls `name`, is not an integer of at least 1.
+        ValueError: if `threads`, called `name` in the message, is not an integer of at least 1.
 
     Example:
         >>> thread_count(3)
@@ -183,7 +183,7 @@ def thread_count(threads: int | None, name: str = "threads") -> int:
 
 
 def host_memory_bytes() -> int:
-    """Return the memory that this process may use: of the machine, or of its container if less."""
+    """Return the bytes that this process may use: the machine's memory or its container's limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         limit = Path("/sys/fs/cgroup") / name

@@ -1,15 +1,14 @@
-"""Places: memory in which batches are made on a device, with the array library that works there.
+"""Memory spaces: where arrays live, with the array library that works there.
 
-`GpuSpace` is a GPU with CuPy, `HostSpace` this machine's memory with NumPy: the same code makes
-batches in both, so all of it but CUDA itself is tested without a GPU. (`device="cpu"` does not use
-it: `batching.py` is faster there.)
+`GpuSpace` is a GPU with CuPy, `HostSpace` this machine's memory with NumPy. The same code makes
+batches in both, so that all of it but CUDA is tested without a GPU. (`device="cpu"` does not use
+it: `loader/host_batches.py` is faster.)
 
-What runs on a GPU is not done when a call returns. Each reader thread has a stream of its own, on
-which its work is done in order, side by side with that of the others and with training. Two rules
-keep memory whole: what one thread has made, another uses only after `finish()`, and lets go of only
-after a `finish()` of its own; and what a consumer has had, which works on a stream of its own, is
-used again or freed only after `finish_consumers()` (`device_pool.py` sees to that).
-Does not belong here: what is in a batch, files.
+Work on a GPU may still run when a call returns. Each reader thread has a CUDA stream, which runs
+its work in order, in parallel with other threads and with training. Two rules protect memory. A
+thread uses what another thread has made only after that thread's `finish()`, and frees it only
+after its own `finish()`. And memory that a consumer has used, on its own stream, is reused or freed
+only after `finish_consumers()`; `DevicePool` takes care of that.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tutorlib.memory.limits import host_memory_bytes, loader_gpu_bytes, resolve_
 
 
 class MemorySpace(abc.ABC):
-    """Where batches are made.
+    """Where arrays live.
 
     Attributes:
         xp: the array library, numpy or cupy.
@@ -41,39 +40,39 @@ class MemorySpace(abc.ABC):
 
     @abc.abstractmethod
     def work(self) -> contextlib.AbstractContextManager[None]:
-        """Make what this thread does within happen here, on a stream of its own."""
+        """Return a context in which this thread works in this space, on its own stream."""
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """Wait until everything that this thread has begun is done."""
+        """Wait until all work that this thread has launched is done."""
 
     @abc.abstractmethod
     def finish_consumers(self) -> None:
-        """Wait until consumers are done with all that they have begun."""
+        """Wait until all work that consumers have launched is done."""
 
     @abc.abstractmethod
     def allocate(self, nbytes: int) -> Any:
         """Return uninitialised memory, uint8 [nbytes], aligned.
 
         Raises:
-            MemoryError: if there is not so much.
+            MemoryError: if the space has not enough memory.
         """
 
     @abc.abstractmethod
     def lease(self, memory: Any, owner: Any) -> Any:
-        """Return an array over `memory` that keeps `owner` as long as any view of it is held."""
+        """Return an array over `memory` that keeps `owner` alive as long as any view of it."""
 
     @property
     @abc.abstractmethod
     def limit_bytes(self) -> int:
-        """The memory that may be used here, in bytes."""
+        """Bytes that may be used in this space."""
 
     @abc.abstractmethod
     def advice(self) -> str:
-        """What to change where this memory is not enough."""
+        """Return what error messages advise if the memory is not enough."""
 
     def array(self, values: Any) -> Any:
-        """Return the values as an array of this place; copied if they are elsewhere."""
+        """Return the values as an array of this space, copied if they are in another."""
         return self.xp.asarray(values)
 
 
@@ -81,7 +80,7 @@ class HostSpace(MemorySpace):
     """This machine's memory, with NumPy.
 
     Args:
-        limit_bytes: that `allocate` gives at a time at most; None for any.
+        limit_bytes: limit of a single allocation; None sets no limit.
 
     Example:
         >>> space = HostSpace()
@@ -96,32 +95,32 @@ class HostSpace(MemorySpace):
         self._limit = limit_bytes
 
     def work(self) -> contextlib.AbstractContextManager[None]:
-        """Change nothing: NumPy is done when a call returns."""
+        """Return a context without effect: NumPy is done when a call returns."""
         return contextlib.nullcontext()
 
     def finish(self) -> None:
-        """Return at once."""
+        """Do nothing."""
 
     def finish_consumers(self) -> None:
-        """Return at once."""
+        """Do nothing."""
 
     def allocate(self, nbytes: int) -> np.ndarray:
         """Return uninitialised memory, uint8 [nbytes], aligned."""
         if self._limit is not None and nbytes > self._limit:
-            raise MemoryError(f"{nbytes:,} bytes, of {self._limit:,}")
+            raise MemoryError(f"{nbytes:,} bytes exceed the limit of {self._limit:,}")
         return aligned_empty((nbytes,), np.uint8)
 
     def lease(self, memory: np.ndarray, owner: Any) -> np.ndarray:
-        """Return an array over `memory` that keeps `owner`."""
+        """Return an array over `memory` that keeps `owner` alive."""
         return np.asarray(_HostLease(memory, owner))
 
     @property
     def limit_bytes(self) -> int:
-        """The memory that this process may use."""
+        """Bytes that this process may use."""
         return host_memory_bytes() if self._limit is None else self._limit
 
     def advice(self) -> str:
-        """What to change where this memory is not enough."""
+        """Return what error messages advise if the memory is not enough."""
         return "Give a smaller memory_budget, buffer_size or batch_size."
 
 
@@ -134,13 +133,12 @@ class _HostLease:
 class GpuSpace(MemorySpace):
     """The first NVIDIA GPU, with CuPy; all memory comes from RMM, which cuDF uses too.
 
-    If the program has given RMM a memory resource of its own, that is used. Otherwise memory is
-    taken as it is needed, by cudaMallocAsync, and never more than TensorFlow's part leaves
-    (`device.loader_gpu_bytes`).
+    A memory resource that the program has given RMM stays in use. Otherwise memory is allocated as
+    needed, with cudaMallocAsync, up to `loader_gpu_bytes()`.
     """
 
     on_gpu = True
-    alignment = 256  # of every allocation of RMM; TensorFlow wants 64, XLA 128 at most
+    alignment = 256  # of every RMM allocation; TensorFlow needs 64, XLA up to 128
 
     def __init__(self) -> None:
         import cupy
@@ -153,14 +151,14 @@ class GpuSpace(MemorySpace):
         return gpu_space, ()
 
     def stream(self) -> Any:
-        """Return this thread's stream; it waits for no other, and no other waits for it."""
+        """Return this thread's stream; streams do not wait for each other."""
         if not hasattr(self._of_thread, "stream"):
             self._of_thread.stream = self.xp.cuda.Stream(non_blocking=True)
         return self._of_thread.stream
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Make what this thread does within happen on the GPU, on a stream of its own."""
+        """Run what this thread does within on the GPU, on its own stream."""
         from rmm.allocators.cupy import rmm_cupy_allocator
 
         with (
@@ -171,18 +169,18 @@ class GpuSpace(MemorySpace):
             try:
                 yield
             except BaseException:
-                self.finish()  # before the memory goes that is still being worked on
+                self.finish()  # before memory is freed on which work still runs
                 raise
 
     def finish(self) -> None:
-        """Wait until everything that this thread has begun is done."""
+        """Wait until all work that this thread has launched is done."""
         self.stream().synchronize()
 
     def finish_consumers(self) -> None:
-        """Wait until all that Keras's backend was asked for on the GPU is done.
+        """Wait until all work that Keras's backend has launched on the GPU is done.
 
-        Not until the GPU itself is idle: CUDA forbids asking for that while a thread records a
-        graph, which XLA does in the middle of a training.
+        Waiting for the whole device is forbidden while a thread records a CUDA graph, which XLA
+        does during training.
         """
         from tutorlib.keras_bridge import wait_for_gpu
 
@@ -193,31 +191,31 @@ class GpuSpace(MemorySpace):
         """Return uninitialised memory, uint8 [nbytes], aligned."""
         with self.work():
             memory = self.xp.empty(nbytes, dtype=np.uint8)
-            self.finish()  # from now on any stream may write there
+            self.finish()  # then any stream may write to it
         return memory
 
     def lease(self, memory: Any, owner: Any) -> Any:
-        """Return an array over `memory` that keeps `owner`."""
+        """Return an array over `memory` that keeps `owner` alive."""
         cuda = self.xp.cuda
         unowned = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, (memory, owner), 0)
         return self.xp.ndarray(memory.shape, memory.dtype, cuda.MemoryPointer(unowned, 0))
 
     @property
     def limit_bytes(self) -> int:
-        """The memory that is left to loaders beside TensorFlow."""
+        """Bytes of the GPU that loaders may use."""
         return loader_gpu_bytes()
 
     def advice(self) -> str:
-        """What to change where this memory is not enough."""
+        """Return what error messages advise if the memory is not enough."""
         import rmm.mr
 
         free, total = rmm.mr.available_device_memory()
         return (
             f"Of the GPU's {total / 2**20:,.0f} MiB, {free / 2**20:,.0f} are free, and loaders may "
-            f"use {self.limit_bytes / 2**20:,.0f}. Leave them more: call limit_tensorflow_memory() "
-            "before TensorFlow takes the GPU, with a smaller TF_MEMORY_ALLOCATION. Or need less: a "
-            "smaller memory_budget, buffer_size, parts_per_chunk or batch_size, or row groups of "
-            "fewer rows in the files."
+            f"use {self.limit_bytes / 2**20:,.0f}. Call limit_tensorflow_memory() with a smaller "
+            "TF_MEMORY_ALLOCATION before TensorFlow uses the GPU. Or pass a smaller memory_budget, "
+            "buffer_size, parts_per_chunk or batch_size, or write files with fewer rows in a row "
+            "group."
         )
 
 
@@ -226,7 +224,7 @@ _GPU: list[GpuSpace] = []
 
 
 def gpu_space() -> GpuSpace:
-    """Return the GPU as a place, one in a process: its memory is shared by all loaders."""
+    """Return the GPU's memory space, which all loaders of a process share."""
     with _LOCK:
         if not _GPU:
             _GPU.append(GpuSpace())
@@ -234,22 +232,25 @@ def gpu_space() -> GpuSpace:
 
 
 def memory_space(device: str | None) -> MemorySpace | None:
-    """Return the place of a device; None for the CPU, whose own path needs none.
+    """Return the memory space of a device; None for the CPU, which works without one.
+
+    Args:
+        device: "cpu", "gpu" or None, which means "cpu".
 
     Raises:
-        ValueError: for a device that is not known, or not there.
+        ValueError: for another device, or for "gpu" without a GPU or the packages that it needs.
     """
     return gpu_space() if resolve_device(device) == "gpu" else None
 
 
 def working_in(source: Any) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which a thread works on what a source reads.
+    """Return the context in which a thread works on the columns that a source has read.
 
-    Without it, CuPy works on one stream for all threads, which waits for none of those that read,
-    and takes memory beside RMM's.
+    Outside of it, CuPy uses one stream for all threads, which does not wait for the threads that
+    read, and memory that is not RMM's.
 
     Args:
-        source: what `as_source` or `split_rows` gives.
+        source: what `as_source` or `split_rows` returns.
 
     Example:
         >>> with working_in({"no": "source of a device"}):
@@ -263,11 +264,11 @@ def working_in(source: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def _memory_resource() -> Any:
-    """Return the RMM resource that everybody uses from now on."""
+    """Return the RMM resource of this process, after setting it if the program has not."""
     import rmm.mr
 
     current = rmm.mr.get_current_device_resource()
-    if type(current) is not rmm.mr.CudaMemoryResource:  # what RMM begins with
+    if type(current) is not rmm.mr.CudaMemoryResource:  # RMM's default
         return current
     limit = rmm.mr.LimitingResourceAdaptor(rmm.mr.CudaAsyncMemoryResource(), loader_gpu_bytes())
     rmm.mr.set_current_device_resource(limit)

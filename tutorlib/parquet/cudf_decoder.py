@@ -1,9 +1,8 @@
-"""CudfDecoder: columns of Parquet files decoded by a GPU, as CuPy arrays over cuDF's own memory.
+"""CudfDecoder: columns of Parquet files decoded by a GPU, as CuPy arrays over cuDF's memory.
 
-Written for pylibcudf 26.10, which is what cuDF itself stands on. libcudf reads the file (by KvikIO,
-straight into GPU memory where the system has GPUDirect Storage), decompresses and decodes on the
-stream of the calling thread. Nothing is copied here: a column's buffers are shown as arrays, and
-live as long as one of these does. Does not belong here: slices, errors, what Arrow decodes.
+Written for pylibcudf 26.10, the library below cuDF. libcudf reads the file (with KvikIO, directly
+into GPU memory where the system has GPUDirect Storage), decompresses and decodes it on the stream
+of the calling thread. Nothing is copied: the arrays are views of the columns' buffers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from tutorlib.chunk import Masked, Ragged, Strings, concat_columns
 from tutorlib.memory import GpuSpace
 
-STEP_BYTES = 64 * 2**20  # decoded at a time, and again so much for decompressing, to save memory
+STEP_BYTES = 64 * 2**20  # decoded in a step to save memory; decompressing takes as much again
 
 
 class CudfDecoder:
@@ -25,7 +24,7 @@ class CudfDecoder:
         space: the GPU's memory.
 
     Attributes:
-        errors: what libcudf raises for a file that it cannot read.
+        errors: exception types that libcudf raises for a file that it cannot read.
     """
 
     errors = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, OSError)
@@ -36,10 +35,10 @@ class CudfDecoder:
         self._space, self._xp, self._plc = space, space.xp, pylibcudf
 
     def takes(self, field: Any) -> bool:
-        """Return whether cuDF decodes a column to what Arrow makes of it.
+        """Return whether cuDF decodes a column to the same values as Arrow.
 
-        So it is with integers, float32, float64, booleans, texts, and lists of these. Times, for
-        one, have other widths there.
+        It does for integers, float32, float64, booleans, strings, and lists of these; times, for
+        example, have other widths.
 
         Args:
             field: `pyarrow.Field`.
@@ -49,7 +48,7 @@ class CudfDecoder:
         kind = field.type
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             kind = kind.value_type
-        return "." not in field.name and (  # which names a part of a column there
+        return "." not in field.name and (  # for cuDF, a dot separates a column and its field
             pa.types.is_integer(kind)
             or pa.types.is_float32(kind)
             or pa.types.is_float64(kind)
@@ -70,19 +69,19 @@ class CudfDecoder:
         """Return columns of one row group, or of some rows of the file.
 
         Args:
-            path: of a file on this machine.
+            path: path of a local file.
             names: columns.
-            row_group: number of the row group in the file, or
-            rows: (first, one behind the last) over the whole file.
-            in_steps: decode `STEP_BYTES` at a time and join them: slower, with less memory.
+            row_group: number of the row group in the file; None takes `rows`.
+            rows: (first, end) over the whole file.
+            in_steps: decode `STEP_BYTES` at a time and concatenate: slower, with less memory.
 
         Raises:
-            MemoryError: if there is not enough of it on the GPU.
+            MemoryError: if the GPU has not enough memory.
             Exception: one of `errors`, if the file cannot be read.
         """
         try:
             return self._decoded(path, names, row_group, rows, in_steps)
-        except RuntimeError as error:  # so CUDA says it where RMM is not asked, as for a kernel
+        except RuntimeError as error:  # from CUDA itself, where RMM does not allocate
             if "out of memory" in str(error) or "MemoryAllocation" in str(error):
                 raise MemoryError(str(error)) from error
             raise
@@ -101,7 +100,7 @@ class CudfDecoder:
         options = options.column_names(names).build()
         if rows is None:
             options.set_row_groups([[row_group]])
-        else:  # libcudf takes no rows of a row group, but of the file
+        else:  # libcudf numbers rows over the file
             options.set_skip_rows(rows[0])
             options.set_num_rows(rows[1] - rows[0])
         stream = self._stream()
@@ -116,7 +115,7 @@ class CudfDecoder:
         return {name: concat_columns([step[name] for step in steps]) for name in names}
 
     def _stream(self) -> Any:
-        """Return the stream of this thread as RMM knows it."""
+        """Return the stream of this thread as an RMM stream."""
         from rmm.pylibrmm.stream import Stream
 
         return Stream(self._space.stream())
@@ -126,10 +125,10 @@ class CudfDecoder:
         return dict(zip(names, map(self._column, table.tbl.columns()), strict=True))
 
     def _column(self, column: Any) -> Any:
-        """Return a column of pylibcudf as one of a chunk, over the same memory."""
+        """Return a column of pylibcudf as a column of a chunk, over the same memory."""
         kind, size = column.type().id(), column.size()
         if kind == self._plc.TypeId.LIST:
-            # A null list has no values in Parquet, so it is an empty one already.
+            # A null list has no values in Parquet, so it is read as an empty list.
             lists = column.list_view()
             return Ragged(self._column(lists.child()), self._offsets(lists.offsets(), size))
         if kind == self._plc.TypeId.STRING:
@@ -152,14 +151,14 @@ class CudfDecoder:
         return self._xp.where(valid, values, values.dtype.type("nan"))
 
     def _offsets(self, column: Any, size: int) -> Any:
-        """Return the offsets of lists or texts, int64 [size + 1]; libcudf's may be int32."""
+        """Return the offsets of lists or strings, int64 [size + 1]; libcudf's may be int32."""
         if not size:
             return self._xp.zeros(1, dtype=np.int64)
         dtype = np.dtype(column.type().id().name.lower())
         return self._array(column.data(), dtype, size + 1).astype(np.int64, copy=False)
 
     def _array(self, memory: Any, dtype: Any, size: int) -> Any:
-        """Return an array over memory of libcudf, which it keeps."""
+        """Return an array over memory of libcudf, which it keeps alive."""
         dtype = np.dtype(dtype)
         if not size:
             return self._xp.empty(0, dtype=dtype)

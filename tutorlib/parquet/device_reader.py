@@ -1,8 +1,7 @@
 """DeviceReader: row groups of Parquet files as columns in the memory of a device.
 
-The counterpart of `ParquetFiles.columns`, with the same columns and errors. On a GPU, cuDF decodes
-what it can (`parquet_gpu.py`); the rest, and files that are not on this machine, Arrow decodes on
-the CPU, and the columns are copied over. Does not belong here: where files are, filters and keys.
+It yields the same columns and errors as `ParquetFiles.columns`. On a GPU, cuDF decodes what it can
+(`cudf_decoder.py`); Arrow decodes the rest and remote files on the CPU, and they are copied over.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from tutorlib.parquet.files import ParquetError, ParquetFiles, RowGroup
 
 
 class DeviceReader:
-    """Reads columns of row groups into a space.
+    """Reads columns of row groups into a memory space.
 
-    A row group that is read in slices is decoded once and stays there until its last slice has been
-    taken. Where memory runs out (`save_memory`), every slice is decoded by itself instead, and in
-    small steps.
+    A row group that is read in slices is decoded once and kept until its last slice has been read.
+    After `save_memory`, each slice is decoded by itself, in small steps.
 
     Args:
         stored: the files.
-        space: where the columns shall be.
+        space: memory space of the columns.
 
     Example:
         >>> import tempfile
@@ -53,33 +51,29 @@ class DeviceReader:
     def __reduce__(self) -> Any:
         return DeviceReader, (self.stored, self.space)
 
-    def over(self, stored: ParquetFiles) -> DeviceReader:
-        """Return a reader of the same place over a copy of the files."""
-        return DeviceReader(stored, self.space)
-
     def save_memory(self) -> None:
-        """Let go of what is kept for later slices, and need less memory from now on."""
+        """Free the row groups that are kept for later slices, and need less memory from now on."""
         self._saves_memory = True
         self.stored.streams.close()
 
     def column(self, array: Any) -> Any:
-        """Return a column of the place: that of an Arrow array, or one that is there already."""
+        """Return a column of the memory space, from an Arrow array or from a column of it."""
         if not hasattr(array, "type"):
             return array
         return to_namespace(column_from_arrow(array), self.space.xp)
 
     def take(self, column: Any, rows: np.ndarray) -> Any:
-        """Return the given rows of a column of the place."""
+        """Return the given rows of a column."""
         return take(column, self.space.array(rows))
 
     def columns(
         self, group: RowGroup, names: Sequence[str], first: int, last: int
     ) -> Iterator[tuple[str, Any]]:
-        """Yield (name, rows [first, last) as stored), columns of the place.
+        """Yield (name, stored rows [first, last)) as columns of the memory space.
 
         Raises:
             ParquetError: if a column cannot be decoded, or the file has changed.
-            MemoryError: if the device has not enough of it.
+            MemoryError: if the device has not enough memory.
         """
         with self.space.work():
             columns = self._rows(group, list(names), first, last)
@@ -102,7 +96,7 @@ class DeviceReader:
         local = self.stored.files[group.file].is_local
         takes = self._decoder.takes if self._decoder and local else lambda field: False
         fast = [name for name in names if takes(self.stored.schema.field(name))]
-        columns = self._decoded_there(group, fast, first, last) if fast else {}
+        columns = self._decoded_on_device(group, fast, first, last) if fast else {}
         slow = [name for name in names if name not in columns]
         for name, array in self.stored.columns(group, slow, first, last):
             try:
@@ -110,13 +104,12 @@ class DeviceReader:
             except TypeError as error:
                 location = self.stored.location(group)
                 raise ParquetError(f"{location}, column {name!r}: {error}") from error
-        self.space.finish()  # the caller, or who takes the next slice, may work on another stream
+        self.space.finish()  # the next slice may be read on another stream
         return columns
 
-    def _decoded_there(
+    def _decoded_on_device(
         self, group: RowGroup, names: list[str], first: int, last: int
     ) -> dict[str, Any]:
-        """Return what the device's own decoder makes of the columns."""
         self.stored.refuse_change(group)
         footer = self.stored.footers[group.file]
         before = sum(footer.row_group(index).num_rows for index in range(group.index))
@@ -129,24 +122,24 @@ class DeviceReader:
             columns = self._decoder.decode(path, some, in_steps=in_steps, **where)
             rows = {len(column) for column in columns.values()}
             if rows != {last - first} or list(columns) != some:
-                raise EOFError(f"{rows} rows of {list(columns)}, where {last - first} are expected")
+                raise EOFError(f"{rows} rows of {list(columns)}, but {last - first} are expected")
             return columns
 
         try:
             return decode(names)
         except (*self._decoder.errors, EOFError) as error:
             self.stored.refuse_change(group)
-            lost = "Fatal CUDA error" in str(error)  # from then on nothing can be decoded
+            lost = "Fatal CUDA error" in str(error)  # after it, nothing can be decoded
             at_fault = names if len(names) == 1 or lost else self._undecodable(decode, names)
             column = f", column {at_fault[0]!r}" if len(at_fault) == 1 else ""
             raise ParquetError(
                 f"{self.stored.location(group)}{column}: cuDF cannot read it "
-                f"({type(error).__name__}: {error}). If device='cpu' can, write the file anew, by "
+                f"({type(error).__name__}: {error}). If device='cpu' can, rewrite the file with "
                 "ParquetSink."
             ) from error
 
     def _undecodable(self, decode: Any, names: list[str]) -> list[str]:
-        """Return the first column that cannot be decoded by itself, if one cannot."""
+        """Return the first column that fails when it is decoded alone, if there is one."""
         for name in names:
             try:
                 decode([name])
@@ -156,10 +149,9 @@ class DeviceReader:
 
 
 class _DecodedRowGroup:
-    """The decoded rows of a row group, from which slices are copied: a `Stream` for `Streams`.
+    """The decoded rows of a row group, as a `RowStream`.
 
-    A slice is a copy, for what it is copied from goes when the last slice has been taken, and the
-    device may be behind then.
+    A slice is a copy: the row group is freed after its last slice, when the device may still work.
     """
 
     def __init__(self, columns: dict[str, Any], space: MemorySpace) -> None:
@@ -174,5 +166,5 @@ class _DecodedRowGroup:
         return slices
 
     def close(self) -> None:
-        """Let go of the rows."""
+        """Free the rows."""
         self._columns = {}

@@ -1,7 +1,7 @@
-"""Where the files of a data set are: folders, patterns, URLs, and the keys in names of folders.
+"""Finds the files of a data set: folders, patterns, URLs, and the keys in names of folders.
 
-Files of this machine are looked for with the standard library, all others through `pyarrow.fs`, to
-which the filesystems of fsspec are fitted. Does not belong here: what is in the files.
+Local files are found with the standard library, all others through `pyarrow.fs`, which wraps the
+filesystems of fsspec.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pyarrow import fs
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
-ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # pyarrow reads these by itself
+ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # read by pyarrow, without fsspec
 
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """A file as it was when it was found.
+    """A file, and what its filesystem said of it when it was found.
 
     Args:
-        path: path or URL, for people.
-        filesystem: where it is.
-        inner: path in the filesystem.
+        path: path or URL, for messages.
+        filesystem: filesystem of the file.
+        inner: path within the filesystem.
         keys: {name: text} of the folders `name=text` above it; None for Hive's name of a null.
         size: bytes.
-        version: what changes when the file is written again: the time of the last change in ns,
-            or what else the filesystem has; None if it has nothing.
+        version: changes when the file is written again: time of the last change in ns, or what
+            else the filesystem offers; None if it offers nothing.
     """
 
     path: str
@@ -51,7 +51,7 @@ class DataFile:
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
     def change(self) -> str:
-        """Return what has happened to the file since it was found, "" if nothing.
+        """Return in words how the file has changed since it was found; "" if it has not.
 
         Raises:
             OSError: if the filesystem cannot say.
@@ -59,9 +59,9 @@ class DataFile:
         try:
             size, version = _stamp(self.filesystem, self.inner)
         except FileNotFoundError:
-            return "it is gone"
+            return "it was removed"
         if size != self.size:
-            return f"it has {size} bytes, and had {self.size}"
+            return f"it had {self.size} bytes and now has {size}"
         return "it was written again" if version != self.version else ""
 
 
@@ -69,16 +69,16 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     """Return the Parquet files that `paths` means, in a stable order.
 
     Args:
-        paths: a file, a folder (searched through all its levels), a glob pattern, or a list of
-            these. A list keeps its order; a folder or a pattern is sorted by name, without names
-            that begin with "." or "_". Each may be a URL: `s3://bucket/folder`,
-            `memory://x/*.parquet`, `file:///data`.
-        filesystem: a `pyarrow.fs` or fsspec filesystem in which the paths are, in place of URLs.
+        paths: a file, a folder (searched recursively), a glob pattern, or a list of these. A list
+            keeps its order; a folder or a pattern is sorted by name, without names that begin with
+            "." or "_". Each may be a URL: `s3://bucket/folder`, `memory://x/*.parquet`,
+            `file:///data`.
+        filesystem: `pyarrow.fs` or fsspec filesystem that holds `paths`; None takes it from URLs.
 
     Raises:
-        FileNotFoundError: if nothing is there, saying what was looked for.
+        FileNotFoundError: if a path has no file; it says what was searched.
         PermissionError: if a folder may not be searched.
-        ImportError: if a URL needs fsspec or one of its drivers, and it is not installed.
+        ImportError: if a URL needs fsspec or one of its drivers that is not installed.
 
     Example:
         >>> import tempfile
@@ -103,8 +103,8 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         ]
         if not found:
             raise FileNotFoundError(
-                f"no Parquet file at {text!r} (looked for a file, a folder of "
-                f"{'/'.join(PARQUET_ENDINGS)} files, and a glob pattern)"
+                f"no Parquet file at {text!r} (tried as a file, as a folder of "
+                f"{'/'.join(PARQUET_ENDINGS)} files, and as a glob pattern)"
             )
         files += found
     if not files:
@@ -116,7 +116,7 @@ def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
     """Return a filesystem of pyarrow or fsspec as one of pyarrow.
 
     Raises:
-        TypeError: if it is neither.
+        TypeError: for anything else.
     """
     if isinstance(filesystem, fs.FileSystem):
         return filesystem
@@ -136,7 +136,7 @@ def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
 
 
 def _resolve(text: str) -> tuple[fs.FileSystem, str, str]:
-    """Return (filesystem, path in it, what a URL has before the path) of a path or URL."""
+    """Return (filesystem, path within it, the URL's text before that path) of a path or URL."""
     scheme, is_url, rest = text.partition("://")
     if not is_url or "/" in scheme:
         return fs.LocalFileSystem(), text, ""
@@ -161,7 +161,7 @@ def _resolve(text: str) -> tuple[fs.FileSystem, str, str]:
 
 
 def _stamp(filesystem: fs.FileSystem, path: str) -> tuple[int | None, int | str | None]:
-    """Return (bytes, version) of a file; raise FileNotFoundError if it is not there."""
+    """Return (bytes, version) of a file; raise FileNotFoundError if it does not exist."""
     if isinstance(filesystem, fs.LocalFileSystem):
         metadata = os.stat(path)
         return metadata.st_size, metadata.st_mtime_ns
@@ -169,7 +169,7 @@ def _stamp(filesystem: fs.FileSystem, path: str) -> tuple[int | None, int | str 
     if info.type == fs.FileType.NotFound:
         raise FileNotFoundError(path)
     handler = getattr(filesystem, "handler", None)
-    if isinstance(handler, fs.FSSpecHandler):  # fsspec's own mark of a version, for its caches
+    if isinstance(handler, fs.FSSpecHandler):  # its caches recognize a version by `ukey`
         return info.size, handler.fs.ukey(path)
     return info.size, info.mtime_ns
 
@@ -197,16 +197,16 @@ def _find_local(_: fs.FileSystem, text: str) -> Found:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """Yield the Parquet files below a folder; one that may not be searched is an error."""
+    """Yield the Parquet files below a folder; a folder that may not be searched is an error."""
 
     def fail(error: OSError) -> None:
         raise error
 
-    for place, folders, names in os.walk(folder, onerror=fail):
+    for parent, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not _hidden(name)]
         for name in names:
             if name.endswith(PARQUET_ENDINGS) and not _hidden(name):
-                yield str(PurePath(place, name))
+                yield str(PurePath(parent, name))
 
 
 def _find_remote(filesystem: fs.FileSystem, text: str) -> Found:
@@ -231,13 +231,13 @@ def _find_remote(filesystem: fs.FileSystem, text: str) -> Found:
 
 
 def _before_pattern(path: str) -> str:
-    """Return the folder in front of the first part of a path that is a pattern; else the path."""
+    """Return the folder before the first pattern in a path; the path if it has no pattern."""
     head = re.split(r"[*?\[]", path, maxsplit=1)[0]
     return path if head == path else head.rpartition("/")[0]
 
 
 def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path fits a pattern, both split at "/"; "**" stands for any number of folders."""
+    """Whether a path matches a pattern, both split at "/"; "**" matches any number of folders."""
     if not pattern:
         return not parts
     if pattern[0] == "**" and _fits(parts, pattern[1:]):
@@ -252,7 +252,7 @@ def _hidden(name: str) -> bool:
 
 
 def _keys(folders: Sequence[str]) -> dict[str, str | None]:
-    """Return the keys in names of folders; Hive writes special letters as in a URL."""
+    """Return the keys in names of folders, in which Hive escapes characters as in a URL."""
     pairs = [folder.partition("=") for folder in folders]
     texts = {unquote(name): unquote(text) for name, mark, text in pairs if name and mark}
     return {name: None if text == NULL_KEY else text for name, text in texts.items()}

@@ -1,7 +1,4 @@
-"""ParquetSink: writes chunks as Parquet files that a loader reads fast, whole or not at all.
-
-Does not belong here: reading (`parquet.py`), writing beside and renaming (`files.py`).
-"""
+"""ParquetSink: writes chunks as Parquet files that a loader reads fast, whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,29 +19,29 @@ from tutorlib.storage import new_file, new_folder, refuse_existing
 class ParquetSink:
     """Writes chunks to a Parquet file, or to a folder of part files, whole or not at all.
 
-    Everything goes to a name with the ending `.partial` beside the target, which is renamed when
-    the `with` block ends well and removed when it ends by an error.
+    Everything is written next to the target, under its name with the ending `.partial`. That is
+    renamed at the end of the `with` block, or removed if the block ends with an error.
 
     Args:
         path: target. A name that ends in `.parquet` is one file; anything else is a folder of
             `part_00000.parquet` and so on.
-        row_group_rows: rows of a row group; the unit in which a loader reads.
-        rows_per_file: rows of a part file, for a folder; rounded down to whole row groups.
-        encoding: "fast" stores numbers without a dictionary, byte-stream split, LZ4: about 1.5
-            times as fast to read as "default" (dictionary, snappy); smaller for columns with many
-            different values, larger (up to 1.7 times) for those with few.
-        overwrite: whether a target that is there may be replaced.
-        schema: `pyarrow.Schema` to cast to; by default that of the first chunk, where each file
-            allows nulls only in the columns in which it has some. Without the levels that say
-            where nulls are, a file is read a fifth faster.
+        row_group_rows: rows of a row group, the unit in which a loader reads; at least 1.
+        rows_per_file: rows of a part file of a folder, rounded down to whole row groups.
+        encoding: "fast" stores numbers without a dictionary, byte-stream split, LZ4: it reads about
+            1.5 times as fast as "default" (dictionary, snappy), and is smaller for columns with
+            many different values, up to 1.7 times larger for those with few.
+        overwrite: whether an existing target is replaced.
+        schema: `pyarrow.Schema` to cast to. None takes that of the first chunk, with columns
+            nullable only in files in which they have nulls: a file without definition levels reads
+            a fifth faster.
 
     Raises:
-        FileExistsError: if the target is there and `overwrite` is False.
+        FileExistsError: if the target exists and `overwrite` is False.
 
     Example:
         >>> import tempfile
         >>> import numpy as np
-        >>> from tutorlib.parquet.source import ParquetSource
+        >>> from tutorlib.parquet import ParquetSource
         >>> path = tempfile.mkdtemp() + "/train"
         >>> with ParquetSink(path, row_group_rows=2, rows_per_file=4) as sink:
         ...     sink.write(Chunk({"x": np.arange(6)}))
@@ -77,7 +74,7 @@ class ParquetSink:
         self.encoding = encoding
         self.num_rows = 0
         self._schema, self._may_be_null = schema, schema is not None
-        self._place = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
         self._held: list[pa.Table] = []
         self._held_rows = 0
         self._writer: pq.ParquetWriter | None = None
@@ -86,18 +83,22 @@ class ParquetSink:
 
     def __enter__(self) -> ParquetSink:
         new = new_file if self.single_file else new_folder
-        self._partial = self._place.enter_context(new(self.path))
-        self._place.push(self._end)
+        self._partial = self._stack.enter_context(new(self.path))
+        self._stack.push(self._end)
         return self
 
     def write(self, chunk: Chunk | pa.Table) -> None:
-        """Add rows; memory: at most one row group more than what is given."""
+        """Write rows; at most one row group of them is held in memory.
+
+        Raises:
+            ValueError: if the rows have other columns than earlier ones.
+        """
         table = chunk.to_arrow() if isinstance(chunk, Chunk) else chunk
         if self._schema is None:
             self._schema = table.schema
         if set(table.schema.names) != set(self._schema.names):
             raise ValueError(
-                f"{self.path}: rows with columns {table.schema.names} do not fit the file's "
+                f"{self.path}: rows have the columns {table.schema.names}, but earlier ones have "
                 f"{self._schema.names}"
             )
         self._held.append(table.select(self._schema.names).cast(self._schema))
@@ -143,7 +144,7 @@ class ParquetSink:
             self._writer.close()
 
     def _write_again(self, schema: pa.Schema) -> pq.ParquetWriter:
-        """Write the current file again, with nulls allowed in more columns."""
+        """Rewrite the current file with more nullable columns."""
         self._close_writer()
         earlier = self._file.with_name(self._file.name + ".earlier")
         self._file.rename(earlier)
@@ -158,13 +159,13 @@ class ParquetSink:
             earlier.unlink()
 
     def __exit__(self, *error: Any) -> None:
-        self._place.__exit__(*error)
+        self._stack.__exit__(*error)
 
     def _end(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Write what is held and close the file; called before it is renamed or removed."""
+        """Write the remaining rows and close the file, before it is renamed or removed."""
         try:
             if kind is None and self._schema is None:
-                raise ValueError(f"nothing was written to {self.path}; give at least one chunk")
+                raise ValueError(f"nothing was written to {self.path}: write at least one chunk")
             if kind is None and (self._held_rows or self._writer is None):
                 self._write_row_group(self._held_rows)
         finally:
@@ -172,24 +173,25 @@ class ParquetSink:
 
 
 def _as_nulls_are(table: pa.Table) -> pa.Schema:
-    """Return the schema of a table with nulls allowed only where it has some."""
+    """Return the schema of a table in which only fields with nulls are nullable."""
     fields = zip(table.schema, table.columns, strict=True)
-    return pa.schema([_as_in(field, column) for field, column in fields], table.schema.metadata)
+    return pa.schema([_field_as_in(f, column) for f, column in fields], table.schema.metadata)
 
 
-def _as_in(field: pa.Field, values: pa.ChunkedArray) -> pa.Field:
+def _field_as_in(field: pa.Field, values: pa.ChunkedArray) -> pa.Field:
     kind = field.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        kind = make(_as_in(kind.value_field, pc.list_flatten(values)))
+        kind = make(_field_as_in(kind.value_field, pc.list_flatten(values)))
     return pa.field(field.name, kind, field.nullable and values.null_count > 0, field.metadata)
 
 
 def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options of `pyarrow.parquet.ParquetWriter` that make files fast to read.
+    """Return options of `pyarrow.parquet.ParquetWriter` that make files fast to read.
 
-    Numbers of 4 or 8 bytes: no dictionary, byte-stream split (the first bytes of all values, then
-    the second bytes, ..., which LZ4 compresses well). Other columns keep the dictionary.
+    Numbers of 4 or 8 bytes are stored without a dictionary, byte-stream split: the first bytes of
+    all values, then the second bytes, and so on, which LZ4 compresses well. Other columns keep the
+    dictionary.
     """
     split: list[str] = []
     dictionary: list[str] = []
