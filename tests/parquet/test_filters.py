@@ -132,7 +132,7 @@ def test_counting_reads_the_columns_of_the_filter_only(table, tmp_path):
     only_pages_of(table, tmp_path / "x.parquet", "C1", row_group_size=100)
     source = ParquetSource(tmp_path, filters=[("C1", "==", 3)])
     assert source.num_rows == int((table["C1"].to_numpy() == 3).sum())
-    with pytest.raises(ParquetError, match=r"row group 0 of .*x\.parquet: cannot be read"):
+    with pytest.raises(ParquetError, match=r"row group 0 of .*parquet, column .n.: cannot be read"):
         ParquetSource(tmp_path, filters=[("n", "==", 3)])
 
 

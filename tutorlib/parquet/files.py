@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from tutorlib.chunk import column_from_arrow
 from tutorlib.memory import map_on_threads
 from tutorlib.parquet.paths import DataFile
+from tutorlib.parquet.sizes import decoded_bytes, number_width
 from tutorlib.parquet.slices import Stream, Streams
 
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
@@ -253,8 +254,36 @@ class ParquetFiles:
                     return _check_length(table, rows)
             self.refuse_change(group)
             key = (group.file, group.index, *names)
-            opener = functools.partial(self._open_stream, group, names, last - first)
+            decoded_rows = max(last - first, STREAM_ROWS)
+            opener = functools.partial(self._open_stream, group, names, decoded_rows)
             return self.streams.read(key, first, last, rows, opener)
+
+    def tables(
+        self, group: RowGroup, names: Sequence[str], first: int, last: int, step_rows: int
+    ) -> Generator[pa.Table]:
+        """Yield stored rows [first, last), `step_rows` at a time, decoded on this thread.
+
+        The stream of the row group belongs to this thread until the last table has been taken.
+
+        Raises:
+            ParquetError: if a column cannot be decoded, or the file has changed.
+        """
+        names, rows = list(names), self.num_rows(group)
+        self.refuse_change(group)
+        with contextlib.ExitStack() as stack:
+            with self.errors_at(group, names):
+                if last - first == rows:
+                    stream: Any = self._open_stream(group, names, step_rows)
+                    stack.callback(stream.close)
+                else:
+                    key = (group.file, group.index, *names)
+                    opener = functools.partial(self._open_stream, group, names, step_rows)
+                    held = self.streams.hold(key, first, last, rows, opener)
+                    stream = stack.enter_context(held)
+            for start in range(first, last, step_rows):
+                with self.errors_at(group, names):
+                    table = stream.read(start, min(start + step_rows, last))
+                yield table
 
     def refuse_change(self, group: RowGroup) -> None:
         """Raise ParquetError if the file of a row group has changed since its footer was read."""
@@ -300,12 +329,32 @@ class ParquetFiles:
             **options,
         )
 
-    def _open_stream(self, group: RowGroup, names: list[str], rows: int) -> Stream:
+    def _open_stream(self, group: RowGroup, names: list[str], decoded_rows: int) -> Stream:
         file = self._open(group, buffer_size=STREAM_BUFFER)
         batches = file.iter_batches(
-            max(rows, STREAM_ROWS), row_groups=[group.index], columns=names, use_threads=False
+            decoded_rows, row_groups=[group.index], columns=names, use_threads=False
         )
         return Stream(batches, file.close)
+
+    def step_rows(self, group: RowGroup, names: Sequence[str], step_bytes: int) -> int:
+        """Return how many rows of these columns have about `step_bytes` when decoded, at least 1.
+
+        A step of wide rows has few; there are never more than `STREAM_ROWS`.
+        """
+        width = self.row_nbytes(group, names)
+        return max(1, min(STREAM_ROWS, int(step_bytes / max(1, width))))
+
+    def row_nbytes(self, group: RowGroup, names: Sequence[str]) -> float:
+        """Return the mean bytes of a decoded row of a row group, with offsets."""
+        kinds = {name: column_type(self.schema.field(name).type) for name in names}
+        fixed = [number_width(k) for k, is_list in kinds.values() if not is_list]
+        rest = {
+            n: number_width(k)
+            for n, (k, is_list) in kinds.items()
+            if is_list or not number_width(k)
+        }
+        stored = decoded_bytes(self.leaves(group, rest), rest)
+        return sum(fixed) + 8 * len(rest) + stored / self.num_rows(group)
 
     def stream_nbytes(self, group: RowGroup, names: Iterable[str]) -> int:
         """Return about how many bytes a row group holds while it is open between two slices."""

@@ -7,7 +7,7 @@ only where a filter is asked for, for `pyarrow.dataset` takes a quarter of a sec
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from tutorlib.parquet.paths import DataFile
+
+STEP_ROWS = 65_536  # evaluated at a time
 
 
 class RowFilter:
@@ -29,6 +31,9 @@ class RowFilter:
         filters: `pyarrow.compute.Expression`, or a list of (column, operator, value), all of which
             must hold, or a list of such lists, one of which must.
         schema: columns that there are.
+
+    Attributes:
+        names: the columns that the condition uses.
 
     Raises:
         ValueError: if the condition cannot be understood, names another column, or compares a
@@ -57,7 +62,11 @@ class RowFilter:
         except pa.ArrowException as error:
             said = str(error).splitlines()[0].partition(" in ")[0]
             raise ValueError(f"filters {self}: {said}. There are {schema.names}") from error
-        self._by_statistics = self._needs_no_floating()
+        self._by_statistics = self._works_without(
+            [field.name for field in schema if pa.types.is_floating(field.type)]
+        )
+        self.names = self._needed(schema.names) or schema.names[:1]
+        self._used = pa.schema([schema.field(name) for name in self.names])
 
     def __str__(self) -> str:
         return str(self.expression)
@@ -65,20 +74,30 @@ class RowFilter:
     def __reduce__(self) -> Any:
         return RowFilter, (self.expression, self.schema)
 
-    def _needs_no_floating(self) -> bool:
-        others = pa.schema([f for f in self.schema if not pa.types.is_floating(f.type)])
+    def _works_without(self, names: Sequence[str]) -> bool:
+        left_out = set(names)
+        others = pa.schema([field for field in self.schema if field.name not in left_out])
         try:
             others.empty_table().filter(self.expression)
         except pa.ArrowException:
             return False
         return True
 
-    def row_groups(self, file: DataFile, keys: Mapping[str, pa.Scalar]) -> dict[int, ds.Fragment]:
-        """Return {index: row group} of those of a file in which a row may pass.
+    def _needed(self, names: Sequence[str]) -> list[str]:
+        """Return which of the columns the condition uses, in few trials if these are few."""
+        if not names or self._works_without(names):
+            return []
+        if len(names) == 1:
+            return list(names)
+        half = len(names) // 2
+        return [*self._needed(names[:half]), *self._needed(names[half:])]
+
+    def row_groups(self, file: DataFile, keys: Mapping[str, pa.Scalar]) -> dict[int, bool]:
+        """Return {index: whether rows without nulls all pass} of row groups where a row may pass.
 
         Args:
-            file: the file.
-            keys: {name: value} of the columns that are the same in all its rows.
+            file: the file; only its statistics are used.
+            keys: {name: value} of the columns that are constant in the file.
         """
         known = [pc.field(k) == v if v.is_valid else pc.field(k).is_null() for k, v in keys.items()]
         whole = ds.ParquetFileFormat().make_fragment(
@@ -89,33 +108,57 @@ class RowFilter:
         possible = ds.FileSystemDataset([whole], self.schema, whole.format, file.filesystem)
         if not list(possible.get_fragments(self.expression)):
             return {}  # by its keys, without a look into the file
-        condition = self.expression if self._by_statistics else None
-        parts = whole.split_by_row_group(filter=condition, schema=self.schema)
-        return {part.row_groups[0].id: part for part in parts}
 
-    def count(self, row_group: ds.Fragment) -> int:
-        """Return how many rows pass; nothing is read if the statistics show that all do."""
+        def indices(condition: pc.Expression | None) -> list[int]:
+            parts = whole.split_by_row_group(filter=condition, schema=self.schema)
+            return [part.row_groups[0].id for part in parts]
+
         if not self._by_statistics:
-            return len(self.passing(row_group))
-        rows = row_group.row_groups[0].num_rows
-        scanner = row_group.scanner(schema=self.schema, filter=self.expression, use_threads=False)
-        # Where keys alone settle it, pyarrow counts the whole file in place of the row group.
-        return min(rows, scanner.count_rows())
+            return dict.fromkeys(indices(None), False)
+        failing = set(indices(~self.expression))
+        return {index: index not in failing for index in indices(self.expression)}
 
-    def passing(self, row_group: ds.Fragment) -> np.ndarray:
-        """Return int64 [rows that pass], rising: their numbers in the row group.
+    def passing(self, tables: Iterable[pa.Table]) -> PassingRows:
+        """Return which rows pass of a row group that comes in tables of `STEP_ROWS` rows.
 
-        Only the columns asked about are read. The answers for a few row groups are remembered, in
-        1 bit a row.
+        Args:
+            tables: the rows in order, with the columns `names`; the last table may be shorter.
         """
-        bits, rows = _passing_bits(self, row_group)
-        return np.flatnonzero(np.unpackbits(bits, count=rows))
+        bits, counts = [], [0]
+        for table in tables:
+            scanner = ds.dataset(table.cast(self._used)).scanner(
+                columns={"passes": self.expression}, use_threads=False
+            )
+            passes = pc.fill_null(scanner.to_table()["passes"], False).to_numpy()
+            bits.append(np.packbits(passes))
+            counts.append(counts[-1] + int(np.count_nonzero(passes)))
+        return PassingRows(np.concatenate(bits), np.array(counts))
 
 
-@functools.lru_cache(maxsize=16)
-def _passing_bits(row_filter: RowFilter, row_group: ds.Fragment) -> tuple[np.ndarray, int]:
-    table = row_group.to_table(
-        columns={"passes": row_filter.expression}, schema=row_filter.schema, use_threads=False
-    )
-    passes = pc.fill_null(table["passes"], False).to_numpy()
-    return np.packbits(passes), len(passes)
+class PassingRows:
+    """The rows of a row group that pass a filter, in 1 bit a row.
+
+    Args:
+        bits: uint8, whether each row passes, as `np.packbits` packs them.
+        counts: int64, how many of the rows before each multiple of `STEP_ROWS` pass.
+    """
+
+    def __init__(self, bits: np.ndarray, counts: np.ndarray) -> None:
+        self._bits, self._counts = bits, counts
+
+    def __len__(self) -> int:
+        return int(self._counts[-1])
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Return where passing rows number start to stop - 1 are stored, int64, rising."""
+        first = int(np.searchsorted(self._counts, start, "right")) - 1
+        last = int(np.searchsorted(self._counts, stop))
+        rows = self.between(first * STEP_ROWS, last * STEP_ROWS)
+        before = int(self._counts[first])
+        return rows[start - before : stop - before]
+
+    def between(self, first: int, last: int) -> np.ndarray:
+        """Return which of the stored rows [first, last) pass, int64, rising."""
+        skipped = first % 8
+        bits = np.unpackbits(self._bits[first // 8 : -(-last // 8)])
+        return np.flatnonzero(bits[skipped : skipped + last - first]) + first

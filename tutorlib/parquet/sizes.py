@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-
-from tutorlib.parquet.files import ParquetFiles, RowGroup
 
 
 def number_width(kind: str) -> int:
@@ -18,22 +16,14 @@ def number_width(kind: str) -> int:
         return 0
 
 
-def decoded_row_bytes(
-    stored: ParquetFiles, row_groups: Sequence[RowGroup], columns: Mapping[str, int]
-) -> float:
-    """Return the mean bytes of a stored row of columns that have no fixed width.
+def decoded_bytes(leaves: Iterable[tuple[str, Any]], columns: Mapping[str, int]) -> float:
+    """Return the bytes of decoded columns that have no fixed width, without offsets.
 
     Args:
-        stored: the files.
-        row_groups: row groups to average over.
+        leaves: (name, `pyarrow.parquet.ColumnChunkMetaData`) of the columns.
         columns: {name: bytes of one value, 0 for strings}.
     """
-    rows, nbytes = 0, 0.0
-    for group in row_groups:
-        rows += stored.num_rows(group)
-        for name, leaf in stored.leaves(group, columns):
-            nbytes += leaf.num_values * columns[name] or _string_bytes(leaf)
-    return nbytes / max(1, rows)
+    return sum(leaf.num_values * columns[name] or _string_bytes(leaf) for name, leaf in leaves)
 
 
 def _string_bytes(leaf: Any) -> float:

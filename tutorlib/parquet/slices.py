@@ -6,6 +6,7 @@ record batch at a time, and keeps its position between slices.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -119,14 +120,29 @@ class Streams:
             pyarrow.ArrowException: if it cannot be decoded.
             OSError: if the file cannot be read.
         """
+        with self.hold(key, start, stop, num_rows, open_stream) as stream:
+            return stream.read(start, stop)
+
+    @contextlib.contextmanager
+    def hold(
+        self,
+        key: Hashable,
+        start: int,
+        stop: int,
+        num_rows: int,
+        open_stream: Callable[[], RowStream],
+    ) -> Iterator[RowStream]:
+        """Give a stream to this thread alone, which must read [start, stop) from it in order.
+
+        The arguments are those of `read`.
+        """
         kept = self._take(key, start, stop)
         ends_well = False
         try:
             if kept.stream is None:
                 kept.stream = open_stream()
-            table = kept.stream.read(start, stop)
+            yield kept.stream
             ends_well = stop < num_rows
-            return table
         finally:
             self._give_back(kept, keep=ends_well)
 

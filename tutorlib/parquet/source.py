@@ -16,21 +16,20 @@ import pyarrow as pa
 
 from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk
-from tutorlib.memory import MemorySpace, map_on_threads, memory_space
+from tutorlib.memory import MemorySpace, memory_space
 from tutorlib.parquet.files import (
-    OPENING_THREADS,
     ParquetError,
     ParquetFiles,
-    RowGroup,
     column_type,
 )
 from tutorlib.parquet.fingerprint import fingerprint_of
 from tutorlib.parquet.path_keys import typed_keys
 from tutorlib.parquet.paths import find_files
-from tutorlib.parquet.sizes import decoded_row_bytes, number_width
+from tutorlib.parquet.sizes import decoded_bytes, number_width
 
 if TYPE_CHECKING:
-    from tutorlib.parquet.filters import RowFilter
+    from tutorlib.parquet.filtered import FilteredRowGroups
+    from tutorlib.parquet.filters import PassingRows
     from tutorlib.parquet.slices import Streams
 
 
@@ -97,13 +96,15 @@ class ParquetSource:
         self.arrow_schema = pa.schema([*self.stored.schema, *keys])
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
         self.row_groups = self.stored.row_groups()
-        self._filter: RowFilter | None = None
-        self._filtered: dict[int, Any] = {}  # position: row group of which only some rows pass
+        self._filtered: FilteredRowGroups | None = None
+        self._partial = set[int]()  # positions of row groups of which only some rows pass
         if filters is not None:
+            from tutorlib.parquet.filtered import FilteredRowGroups
             from tutorlib.parquet.filters import RowFilter
 
-            self._filter = RowFilter(filters, self.arrow_schema)
-            self._apply(self._filter)
+            row_filter = RowFilter(filters, self.arrow_schema)
+            self._filtered = FilteredRowGroups(self.stored, self._keys, row_filter)
+            self._apply(self._filtered)
         self.num_rows = sum(group.num_rows for group in self.row_groups)
         self._device_reader = self._reader_at(self.memory)
 
@@ -156,28 +157,20 @@ class ParquetSource:
         """Row groups that are being read in slices; `limit` is how many may stay open."""
         return self.stored.streams
 
-    def _apply(self, row_filter: RowFilter) -> None:
+    def _apply(self, filtered: FilteredRowGroups) -> None:
         """Remove row groups and rows that do not pass the filter."""
-
-        def possible(group: RowGroup) -> dict[int, Any]:
-            with self.stored.errors_at(group):
-                return row_filter.row_groups(self.stored.files[group.file], self._keys[group.file])
-
-        def count(group: RowGroup) -> int:
-            with self.stored.errors_at(group):
-                return row_filter.count(parts[group.file][group.index])
-
-        first_of_file = {group.file: group for group in reversed(self.row_groups)}
-        by_file = map_on_threads(possible, first_of_file.values(), OPENING_THREADS)
-        parts = dict(zip(first_of_file, by_file, strict=True))
-        groups = [group for group in self.row_groups if group.index in parts[group.file]]
-        self.row_groups = []
-        counts = map_on_threads(count, groups, OPENING_THREADS)
-        for group, passing in zip(groups, counts, strict=True):
+        groups, self.row_groups = self.row_groups, []
+        for group, passing in filtered.counts(groups):
             if 0 < passing < group.num_rows:
-                self._filtered[len(self.row_groups)] = parts[group.file][group.index]
+                self._partial.add(len(self.row_groups))
             if passing:
                 self.row_groups.append(dataclasses.replace(group, num_rows=passing))
+
+    def _passing(self, position: int) -> PassingRows | None:
+        """Return which stored rows of a row group pass the filter; None if all do."""
+        if position not in self._partial or self._filtered is None:
+            return None
+        return self._filtered.passing(self.row_groups[position])
 
     # ---- metadata ---------------------------------------------------------------------------
 
@@ -200,7 +193,11 @@ class ParquetSource:
                 nbytes += max(len(str(keys[name])) for keys in self._keys)
             else:
                 rest[name] = number_width(kind)
-        return nbytes + (decoded_row_bytes(self.stored, self.row_groups, rest) if rest else 0.0)
+        if not rest:
+            return nbytes
+        rows = sum(map(self.stored.num_rows, self.row_groups))
+        leaves = (leaf for group in self.row_groups for leaf in self.stored.leaves(group, rest))
+        return nbytes + decoded_bytes(leaves, rest) / max(1, rows)
 
     def stream_nbytes(self, columns: Sequence[str] | None = None) -> int:
         """Return about how many bytes a row group holds while it is open between two slices.
@@ -236,7 +233,7 @@ class ParquetSource:
             >>> metadata["files"], metadata["rows"], metadata["filters"]
             (1, 5, None)
         """
-        filters = None if self._filter is None else str(self._filter)
+        filters = None if self._filtered is None else str(self._filtered.row_filter)
         return fingerprint_of(self.stored, self.row_groups, self.column_types, filters)
 
     # ---- reading ----------------------------------------------------------------------------
@@ -293,6 +290,62 @@ class ParquetSource:
                     _, array = next(arrays)
                     array = array if taken is None else self._reader.take(array, taken)
                 yield name, self._column(position, name, array)
+
+    def steps(
+        self, position: int, names: Sequence[str], start: int, stop: int, step_bytes: int
+    ) -> Iterator[tuple[int, int, Iterator[tuple[str, Any]]]]:
+        """Yield rows [start, stop) in steps of about `step_bytes` decoded bytes.
+
+        No more than a step is decoded at a time, also where few rows pass a filter. The row group
+        belongs to this thread until the last step has been taken.
+
+        Args:
+            position: number of the row group over all files, 0 to len(self) - 1.
+            names: columns, in the order in which they are yielded.
+            start: first row.
+            stop: end of the rows, above `start`.
+            step_bytes: bytes of a step; a step has at least one row.
+
+        Yields:
+            (first row, end, (name, column) of each column, as `columns` yields them).
+
+        Raises:
+            ParquetError: as `columns` does.
+            IndexError: as `columns` does.
+        """
+        names = self._known(position, names)
+        start, stop = self._bounds(position, start, stop)
+        group = self.row_groups[position]
+        keys = self._keys[group.file]
+        stored = [name for name in names if name not in keys]
+        if not stored:
+            yield start, stop, self.columns(position, names, start, stop)
+            return
+        step_rows = self.stored.step_rows(group, stored, step_bytes)
+        passing = self._passing(position)
+        if passing is not None:
+            from tutorlib.parquet.filtered import passing_tables
+
+            first = int(passing.rows(start, start + 1)[0])
+            last = int(passing.rows(stop - 1, stop)[0]) + 1
+            tables = self.stored.tables(group, stored, first, last, step_rows)
+            tables = passing_tables(tables, passing, first, step_rows)
+        else:
+            tables = self.stored.tables(group, stored, start, stop, step_rows)
+        with contextlib.closing(tables):
+            for table in tables:
+                end = start + table.num_rows
+                yield start, end, self._columns_of(position, names, table)
+                start = end
+                del table
+
+    def _columns_of(
+        self, position: int, names: Sequence[str], table: pa.Table
+    ) -> Iterator[tuple[str, Any]]:
+        keys = self._keys[self.row_groups[position].file]
+        for name in names:
+            array = pa.repeat(keys[name], table.num_rows) if name in keys else table[name]
+            yield name, self._column(position, name, array)
 
     def read(
         self, position: int, columns: Sequence[str] | None = None, start: int = 0,
@@ -378,16 +431,16 @@ class ParquetSource:
         All passing rows of a row group are taken from the whole row group: that is faster than to
         skip its first rows.
         """
-        if position not in self._filtered or self._filter is None:
-            return start, stop, None
         group = self.row_groups[position]
+        passing = self._passing(position)
+        if passing is None:
+            return start, stop, None
         self.stored.refuse_change(group)
-        with self.stored.errors_at(group):
-            rows = self._filter.passing(self._filtered[position])
+        rows = passing.rows(start, stop)
         if stop - start == group.num_rows:
             return 0, self.stored.num_rows(group), rows
-        first, last = int(rows[start]), int(rows[stop - 1]) + 1
-        return first, last, rows[start:stop] - first
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        return first, last, rows - first
 
     def _column(self, position: int, name: str, array: Any) -> Any:
         try:
