@@ -33,6 +33,27 @@ def test_json_brings_back_the_same_schema(tmp_path):
     assert Schema.load(tmp_path / "schema.json") == schema_of()
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "Expecting property name"),
+        ("3", "a schema is a JSON list of columns, got 3"),
+        ('{"name": "a", "role": "label"}', "a schema is a JSON list"),
+        ('[{"name": "a"}]', "a column is a JSON object with name and role"),
+        ('[{"name": "a", "role": "label", "path": "/etc"}]', "a column is a JSON object"),
+        ('[{"name": "a", "role": "label", "dtype": null}]', "dtype must be a string"),
+        ('[{"name": "a", "role": "categorical", "cardinality": 1e400}]', "must be an integer"),
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("\udcff", "codec can't decode"),
+    ],
+)
+def test_a_file_that_holds_no_schema_is_refused_by_name(text, words, tmp_path):
+    path = tmp_path / "_schema.json"
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ValueError, match=rf"(?s)_schema\.json: .*{words}"):
+        Schema.load(path)
+
+
 def test_columns_are_found_by_role_and_name():
     schema = schema_of()
     assert schema.categorical.names == ["C1", "genres"]
@@ -49,7 +70,13 @@ def test_columns_are_found_by_role_and_name():
     ("column", "words"),
     [
         (("a", "feature"), "role must be one of .* got 'feature'"),
-        (("a", "categorical", "int64", False, 0), "cardinality must be at least 1, got 0"),
+        (("a", "categorical", "int64", False, 0), r"cardinality must be in \[1, 2\*\*63\), got 0"),
+        (("a", "categorical", "int64", False, 2**63), r"cardinality must be in \[1, 2\*\*63\)"),
+        (("a", "categorical", "int64", False, 2.5), "cardinality must be an integer"),
+        (("a", "categorical", "int64", False, 9, 2**31), "embedding_dim must be in"),
+        (("a", "categorical", "int64", "no"), "multi_hot must be one of"),
+        (("a", "categorical", 8), "dtype must be a string, got 8"),
+        ((7, "categorical"), "column 7: name must be a string, got 7"),
         (("a", "label", "int64", False, 3), "only a categorical column has a cardinality"),
     ],
 )

@@ -6,11 +6,12 @@ import collections
 import dataclasses
 import functools
 import json
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tutorlib.checks import check_choice, check_positive
+from tutorlib.checks import check_choice, check_integer, check_positive
 
 ROLES = ("categorical", "continuous", "label", "weight")
 BATCH_LAYOUTS = ("columns", "stacked")
@@ -64,11 +65,17 @@ class Column:
     embedding_dim: int | None = None
 
     def __post_init__(self) -> None:
+        for field in ("name", "dtype"):
+            if not isinstance(getattr(self, field), str):
+                got = reprlib.repr(getattr(self, field))
+                raise ValueError(f"column {self.name!r:.60}: {field} must be a string, got {got}")
         check_choice(f"column {self.name!r}: role", self.role, ROLES)
-        for field in ("cardinality", "embedding_dim"):
+        check_choice(f"column {self.name!r}: multi_hot", self.multi_hot, (True, False))
+        for field, bits in (("cardinality", 63), ("embedding_dim", 31)):
             value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ValueError(f"column {self.name!r}: {field} must be at least 1, got {value}")
+            if value is not None:
+                number = check_integer(f"column {self.name!r}: {field}", value, 1, bits)
+                object.__setattr__(self, field, number)
         if self.cardinality is not None and self.role != "categorical":
             raise ValueError(f"column {self.name!r}: only a categorical column has a cardinality")
 
@@ -183,13 +190,29 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
-        """Return the schema from the text of `to_json`."""
-        return cls(Column(**fields) for fields in json.loads(text))
+        """Return the schema from the text of `to_json`; ValueError for any other text."""
+        try:
+            columns = json.loads(text)
+        except RecursionError:
+            raise ValueError("the JSON is nested too deeply for a schema") from None
+        if not isinstance(columns, list):
+            raise ValueError(f"a schema is a JSON list of columns, got {reprlib.repr(columns)}")
+        known = [field.name for field in dataclasses.fields(Column)]
+        for fields in columns:
+            if not isinstance(fields, dict) or not {"name", "role"} <= fields.keys() <= {*known}:
+                raise ValueError(
+                    "a column is a JSON object with name and role, and at most "
+                    f"{', '.join(known[2:])}, got {reprlib.repr(fields)}"
+                )
+        return cls(Column(**fields) for fields in columns)
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
-        """Return the schema from a JSON file."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        """Return the schema from a JSON file; ValueError if the file holds no schema."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}. Write the schema again.") from error
 
     @classmethod
     def from_parquet(

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--cases", type=int, help="cases of each target instead of a time")
     top.add_argument("--seed", type=int, default=0, help="another seed makes other cases")
     top.add_argument("--only", nargs="+", choices=tuple(TARGETS), default=list(TARGETS))
-    top.add_argument("--memory", type=int, default=512, help="MiB that a case may take")
+    top.add_argument("--memory", type=int, default=512, help="MiB that a case may touch")
     top.add_argument("--seconds", type=float, default=20, help="processor time of a case")
     top.add_argument("--out", type=Path, default=ROOT / "build" / "attack", help="for failures")
     top.add_argument("--again", type=Path, metavar="FOLDER", help="read a kept failure again")

@@ -45,7 +45,7 @@ def loops():
 
 def hides_memory():
     try:
-        bytearray(1 << 31)
+        bytearray(1 << 33)
     except MemoryError as error:
         raise ValueError("data.parquet is damaged") from error
 
@@ -55,7 +55,8 @@ WORKS = {
     "names nothing": raises(ValueError("it is damaged")),
     "raw": raises(zlib.error("incorrect header")),
     "deep": deep,
-    "memory": lambda: bytearray(1 << 31),
+    "memory": lambda: bytearray(1 << 33),
+    "touched memory": lambda: bytearray(b"1") * (3 << 28),
     "hidden memory": hides_memory,
     "loops": loops,
     "aborts": os.abort,
@@ -77,6 +78,7 @@ def test_every_kind_of_fault_is_noticed(root):
         "raw": "raw error",
         "deep": "raw RecursionError",
         "memory": "memory beyond the limit",
+        "touched memory": "memory beyond the limit",
         "hidden memory": "memory beyond the limit",
         "loops": "hangs: more than 1 s",
         "aborts": "crashes: signal 6",

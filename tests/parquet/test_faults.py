@@ -37,6 +37,23 @@ def test_an_empty_file(tmp_path):
         ParquetSource(tmp_path)
 
 
+def test_a_file_with_any_bit_of_its_footer_flipped_opens_or_is_refused_by_name(tmp_path):
+    table = pa.table({"i": pa.array([1, 2], pa.int8()), "x": [0.5, 1.5]})
+    path = write(tmp_path, "a.parquet", table, store_schema=False)
+    data = path.read_bytes()
+    start, refused = len(data) - 8 - int.from_bytes(data[-8:-4], "little"), {}
+    for bit in range(8 * start, 8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            ParquetSource(path)
+        except ParquetError as error:
+            refused[str(error)] = type(error.__cause__)
+    assert all("a.parquet" in message for message in refused)
+    assert UnicodeDecodeError in refused.values()  # of a name
+
+
 @pytest.mark.parametrize("place", ["header", "values"])
 def test_a_corrupt_page(tmp_path, place):
     path = tmp_path / "a.parquet"

@@ -383,7 +383,7 @@ def _footer(file: DataFile) -> pq.FileMetaData:
         return pq.read_metadata(file.inner, filesystem=file.filesystem)
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ParquetError(
             f"{file.path}: not a whole Parquet file ({error}). Write it again, or remove it."
         ) from error
