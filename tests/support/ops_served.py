@@ -2,9 +2,11 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import tensorflow as tf
 
 from tutorlib.chunk import Masked, Ragged, Strings
+from tutorlib.loader.layout import batch_dtype
 from tutorlib.ops import (
     Categorify,
     FillMissing,
@@ -13,6 +15,7 @@ from tutorlib.ops import (
     Normalize,
 )
 from tutorlib.serving.base import as_string_tensor
+from tutorlib.serving.tensors import columns_batch
 from tutorlib.workflow import Workflow
 
 
@@ -50,6 +53,15 @@ def as_batch(chunk):
     return batch
 
 
+def in_batch_dtypes(batch, schema):
+    """Return a batch of numbers in the dtypes of a loader; strings and list lengths stay."""
+    dtypes = {c.name: batch_dtype(c) for c in schema if c.dtype != "string"}
+    return {
+        name: values.astype(dtypes.get(name.removesuffix("__values"), values.dtype))
+        for name, values in batch.items()
+    }
+
+
 def assert_same_bits(got, want, *, signs_of_zero=True):
     assert got.keys() == want.keys()
     for name, expected in want.items():
@@ -64,6 +76,12 @@ def assert_same_bits(got, want, *, signs_of_zero=True):
         np.testing.assert_array_equal(found, expected, name)
 
 
+def is_too_large(cast, values):
+    if values.dtype.kind == "f":
+        return bool((np.isinf(cast) & np.isfinite(values)).any())
+    return values.dtype.kind == "u" and bool((cast < 0).any())
+
+
 class Served:
     """A workflow fitted on `chunk`, and its layer as a graph traced once."""
 
@@ -72,13 +90,31 @@ class Served:
         self.layer = workflow.to_keras(**options)
         signature = [self.layer.raw_inputs(self.nullable)]
         self.graph = tf.function(self.layer, input_signature=signature, autograph=False)
+        self.transform = tf.function(
+            lambda raw: columns_batch(
+                {n: c for n, c in self.layer.transform(raw).items() if n in self.layer.schema},
+                "nnzs",
+            ),
+            input_signature=signature,
+            autograph=False,
+        )
 
     def __call__(self, chunk):
         return self.graph(raw_tensors(self.layer, chunk, self.nullable))
 
     def check(self, chunk, **options):
-        out = self.workflow.transform(chunk).select(self.layer.schema.names)
-        assert_same_bits(self(chunk), as_batch(out), **options)
+        """Every column has the bits of the workflow, and in a batch those of the loader."""
+        schema = self.layer.schema
+        out = self.workflow.transform(chunk).select(schema.names)
+        raw = raw_tensors(self.layer, chunk, self.nullable)
+        assert_same_bits(self.transform(raw), as_batch(out), **options)
+        with np.errstate(over="ignore"):
+            want = in_batch_dtypes(as_batch(out), schema)
+        if any(is_too_large(want[name], values) for name, values in as_batch(out).items()):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="is too large for"):
+                self.graph(raw)
+        else:
+            assert_same_bits(self.graph(raw), want, **options)
 
 
 def rows_of_all_kinds(count=500, seed=0):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tutorlib.schema import Schema
+from tutorlib.loader.layout import batch_dtype
+from tutorlib.schema import Column, Schema
 from tutorlib.serving.base import ServedColumn, require
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
@@ -133,6 +134,25 @@ def _require_equal_rows(columns: Mapping[str, ServedColumn]) -> None:
             require(tf.reduce_all(splits[1:] >= splits[:-1]), rule)
 
 
+def in_batch_dtype(column: Column, made: ServedColumn) -> ServedColumn:
+    """Return a column in the dtype that it has in a loader's batch; strings stay.
+
+    When the graph runs, InvalidArgumentError for a value that this dtype cannot hold.
+    """
+    values = made.values
+    if values.dtype == tf.string:
+        return made
+    cast = tf.cast(values, tf.as_dtype(batch_dtype(column)))
+    if not np.can_cast(values.dtype.as_numpy_dtype, cast.dtype.as_numpy_dtype):
+        if cast.dtype.is_floating:
+            fits = tf.math.is_finite(cast) | ~tf.math.is_finite(tf.cast(values, tf.float64))
+        else:
+            fits = (tf.cast(cast, values.dtype) == values) & ((cast < 0) == (values < 0))
+        rule = f"column {column.name!r}: a value is too large for {cast.dtype.name}, its dtype in a"
+        require(tf.reduce_all(fits), f"{rule} batch. Scale it (LogOp, Normalize) or Clip it.")
+    return ServedColumn(cast, None, made.splits)
+
+
 def columns_batch(columns: Mapping[str, ServedColumn], multi_hot: str) -> dict[str, Any]:
     """Return a batch with `batch_layout="columns"`: [batch, 1], lists in the form `multi_hot`."""
     batch: dict[str, Any] = {}
@@ -156,8 +176,7 @@ def stacked_batch(columns: Mapping[str, ServedColumn], schema: Schema) -> dict[s
     batch = {}
     for role in ("categorical", "continuous"):
         parts: Sequence[tf.Tensor] = [columns[n].values for n in schema.with_role(role).names]
-        wide = any(part.dtype.size > 4 for part in parts)
-        dtype = tf.float32 if role == "continuous" else tf.int64 if wide else tf.int32
         if parts:
+            dtype = max((part.dtype for part in parts), key=lambda dtype: dtype.size)
             batch[role] = tf.stack([tf.cast(part, dtype) for part in parts], axis=1)
     return batch

@@ -15,6 +15,7 @@ from tutorlib.serving.base import Functions, ServedColumn, ServedOp, require
 from tutorlib.serving.registry import SERVED, refusal_of
 from tutorlib.serving.tensors import (
     columns_batch,
+    in_batch_dtype,
     lists_as_tensors,
     raw_specs,
     read_columns,
@@ -28,7 +29,7 @@ class ServedWorkflow(keras.layers.Layer):
     `Workflow.to_keras` makes it. A SavedModel keeps what the ops have learned; a `.keras` file
     cannot hold it: save the workflow next to the model, or use `export_serving`.
 
-    The result equals `Workflow.for_serving().transform` bit for bit, with three exceptions:
+    It computes what `Workflow.for_serving().transform` does, bit for bit, with three exceptions:
 
     * TensorFlow takes numbers nearer to zero than 2**-126 (1.2e-38) for zero;
     * a zero that `Clip` has limited at zero may have the other sign, which NumPy chooses by dtype
@@ -42,7 +43,8 @@ class ServedWorkflow(keras.layers.Layer):
     `tf.RaggedTensor`, or `g__values` [nnz] with `g__nnzs` [batch] or `g__offsets` [batch + 1]. A
     null is NaN in floating point; in any column `c` it may be marked by False in a bool tensor
     `c__valid`, of the shape of the column's values. It returns the batch of a
-    `KerasSequenceLoader` with this workflow, in the dtypes of `Workflow.transform`.
+    `KerasSequenceLoader` with this workflow, in the same dtypes: float32 numbers, int32 or int64
+    ids.
 
     Args:
         groups: column groups of the workflow, their ops fitted.
@@ -109,6 +111,14 @@ class ServedWorkflow(keras.layers.Layer):
 
     def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model's inputs for a dict of raw tensors."""
+        made = self.transform(inputs)
+        columns = {c.name: in_batch_dtype(c, made[c.name]) for c in self.schema}
+        if self.batch_layout == "stacked":
+            return stacked_batch(columns, self.schema)
+        return columns_batch(columns, self.multi_hot)
+
+    def transform(self, inputs: Mapping[str, Any]) -> dict[str, ServedColumn]:
+        """Return the columns as `Workflow.transform` gives them, for a dict of raw tensors."""
         raw = read_columns(self.types, inputs)
         made: dict[str, ServedColumn] = {}
         for chain in self._chains.all:
@@ -117,9 +127,7 @@ class ServedWorkflow(keras.layers.Layer):
             if column.valid is not None:
                 rule = f"column {name!r} comes out with a null. Put FillMissing into its group."
                 require(tf.reduce_all(column.valid), rule)
-        if self.batch_layout == "stacked":
-            return stacked_batch(made, self.schema)
-        return columns_batch({name: made[name] for name in self.schema.names}, self.multi_hot)
+        return made
 
     def get_config(self) -> dict[str, Any]:
         """Raise NotImplementedError: a config cannot hold what the ops have learned."""
