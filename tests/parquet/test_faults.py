@@ -244,7 +244,7 @@ def test_a_fingerprint_tells_what_is_different(tmp_path):
     write(two, "a.parquet", TABLE.select(["x"]))
     assert changed(one, two) == {"file_names"}
     some = ParquetSource(one, filters=[("x", ">=", 0.0)]).fingerprint()
-    assert some == {**ParquetSource(one).fingerprint(), "filters": "(x >= 0)"}
+    assert some == {**ParquetSource(one).fingerprint(), "filters": "[[('x', '>=', 0.0)]]"}
 
 
 def test_the_value_of_a_key_is_in_the_fingerprint(tmp_path):

@@ -6,8 +6,6 @@ A row is dropped from all columns alike, so these are not ops of a group:
 
 from __future__ import annotations
 
-import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,15 +17,8 @@ import pyarrow.compute as pc
 from tutorlib.chunk import Array, Chunk, Ragged, Strings, array_namespace, column_to_arrow
 from tutorlib.ops.shared.columns import column_type, missing_in, parts_of
 from tutorlib.ops.shared.functions import function_named, name_to_save
+from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP, number_comparison
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 _COMPARE_STRINGS: dict[str, Callable[..., Any]] = {
     "==": pc.equal,
     "!=": pc.not_equal,
@@ -36,7 +27,7 @@ _COMPARE_STRINGS: dict[str, Callable[..., Any]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-_MEMBER = ("in", "not in")
+_OPERATORS = [*COMPARE, *MEMBERSHIP]
 
 
 class RowOp(ABC):
@@ -125,10 +116,11 @@ class Dropna(RowOp):
 
 
 class Filter(RowOp):
-    """Keeps rows that meet a condition.
+    """Keeps rows that meet a condition, by the same rule as the loader's `filters=`.
 
-    A null or NaN meets no comparison, not even `!=` and `not in`. (The loader's `filters=` differ:
-    there Arrow lets a null meet `not in`, and a NaN `!=`.)
+    Integers are compared exactly. A value for a floating-point column is first rounded to the
+    column's type: 0.1 in a float32 column equals 0.1. A null or NaN meets no comparison, not even
+    `!=` and `not in`.
 
     Args:
         condition: list of (column, operator, value), all of which must hold, or list of such lists,
@@ -219,7 +211,7 @@ def _any_of_all(condition: Any) -> list[list[tuple[str, str, Any]]]:
     """Return the condition as a list of lists of (column, operator, value)."""
     wrong = ValueError(
         "Filter: the condition must be a list of (column, operator, value), or a list of such "
-        f"lists, with the operators {[*_COMPARE, *_MEMBER]}, got {condition!r}"
+        f"lists, with the operators {_OPERATORS}, got {condition!r}"
     )
     if not isinstance(condition, list | tuple) or not condition:
         raise wrong
@@ -237,13 +229,11 @@ def _any_of_all(condition: Any) -> list[list[tuple[str, str, Any]]]:
 
 
 def _comparison(name: str, comparison: str, value: Any) -> tuple[str, str, Any]:
-    if comparison not in [*_COMPARE, *_MEMBER]:
-        raise ValueError(
-            f"column {name!r}: Filter: operators are {[*_COMPARE, *_MEMBER]}, got {comparison!r}"
-        )
+    if comparison not in _OPERATORS:
+        raise ValueError(f"column {name!r}: Filter: operators are {_OPERATORS}, got {comparison!r}")
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    many = comparison in _MEMBER
+    many = comparison in MEMBERSHIP
     if many != isinstance(value, list | tuple | set | frozenset):
         rule = "a list of values" if many else "one value"
         raise ValueError(f"column {name!r}: Filter: {comparison!r} takes {rule}, got {value!r}")
@@ -263,7 +253,7 @@ def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
         raise TypeError(f"column {name!r}: Filter takes one value per row, got lists")
     values, _ = parts_of(column)
     strings = isinstance(values, Strings)
-    for one in value if comparison in _MEMBER else [value]:
+    for one in value if comparison in MEMBERSHIP else [value]:
         if isinstance(one, str) != strings:
             raise TypeError(
                 f"column {name!r}: Filter cannot compare {column_type(column)[0]} with {one!r}"
@@ -272,40 +262,15 @@ def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
     xp = array_namespace(there)
     if strings:
         return there & xp.asarray(_compared_strings(values, comparison, value))
-    if comparison in _MEMBER:
-        met = _is_in(values, value, xp)
-        return there & (met if comparison == "in" else ~met)
-    return there & _compared_numbers(values, comparison, value)
-
-
-def _is_in(values: Array, wanted: Sequence[float], xp: Any) -> Array:
-    """Return bool [n], True for numbers that equal a wanted one; compared in their own dtype."""
     if values.dtype.kind == "b":
         values = values.astype(np.uint8)
-    dtype = np.dtype(np.float64)
-    if values.dtype.kind != "f":
-        dtype = values.dtype
-        whole = [int(one) for one in wanted if math.isfinite(one) and one == math.floor(one)]
-        wanted = [one for one in whole if _holds(dtype, one)]
-    if not wanted:
-        return xp.zeros(len(values), dtype=bool)
-    return xp.isin(values, xp.asarray(wanted, dtype=dtype))
-
-
-def _compared_numbers(values: Array, comparison: str, value: int | float) -> Array:
-    """Return bool [n], by the same rules for NumPy and CuPy, which treat Python numbers apart."""
-    if values.dtype.kind in "iu":
-        if isinstance(value, float):
-            values = values.astype(np.float64)  # CuPy would take float16 for int8
-        elif not _holds(values.dtype, value):
-            values, value = values * 0, 1 if value > 0 else -1
-            values = values.astype(np.int8)
-    return _COMPARE[comparison](values, value)
-
-
-def _holds(dtype: np.dtype, number: int) -> bool:
-    limits = np.iinfo(dtype)
-    return limits.min <= number <= limits.max
+    comparison, value = number_comparison(values.dtype, comparison, value)
+    if comparison in COMPARE:
+        return there & COMPARE[comparison](values, value)
+    met = xp.zeros(len(values), dtype=bool)
+    if value:
+        met = xp.isin(values, xp.asarray(value, dtype=values.dtype))
+    return there & (met if comparison == "in" else ~met)
 
 
 def _compared_strings(values: Strings, comparison: str, value: Any) -> np.ndarray:

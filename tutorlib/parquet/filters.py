@@ -1,12 +1,14 @@
 """RowFilter: which rows of a row group pass a condition, from statistics where they suffice.
 
-The work is done by `pyarrow.dataset`; this module sees to it that the counts are exact. Imported
-only where a filter is asked for, for `pyarrow.dataset` takes a quarter of a second to import.
+`pyarrow.dataset` evaluates the condition; this module makes the counts exact. It is imported only
+when a filter is used, since importing `pyarrow.dataset` takes a quarter of a second.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,27 +18,35 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP, number_comparison
 from tutorlib.parquet.paths import DataFile
 
+LONGEST_TEXT = 1000  # characters; longer conditions are identified by a hash
 STEP_ROWS = 65_536  # evaluated at a time
 
 
 class RowFilter:
-    """A condition on the columns of a row; a row for which it is null does not pass.
+    """A condition on the columns of a row.
 
-    The statistics of a Parquet file say nothing of NaN. So a condition on a floating column is
-    always settled by reading that column, and only one on other columns by the statistics.
+    Conditions in a list compare numbers by the rule of `conditions.py`, as the op `Filter` does: a
+    null or NaN passes none of them. A `pyarrow.compute.Expression` is evaluated as Arrow does:
+    both sides are converted to a type that Arrow chooses, and NaN passes `!=`.
+
+    Statistics of a Parquet file ignore NaN. So a condition on a floating-point column is always
+    decided by reading that column; on other columns statistics suffice.
 
     Args:
         filters: `pyarrow.compute.Expression`, or a list of (column, operator, value), all of which
-            must hold, or a list of such lists, one of which must.
-        schema: columns that there are.
+            must hold, or a list of such lists, one of which must. Operators: == != < <= > >= in,
+            not in.
+        schema: the columns.
 
     Attributes:
         names: the columns that the condition uses.
+        identity: text that two filters share only if they are equal to the last digit.
 
     Raises:
-        ValueError: if the condition cannot be understood, names another column, or compares a
+        ValueError: if the condition cannot be parsed, names an unknown column, or compares a
             column with a value of another type.
 
     Example:
@@ -49,14 +59,14 @@ class RowFilter:
     """
 
     def __init__(self, filters: Any, schema: pa.Schema) -> None:
+        self.filters, self.schema = filters, schema
         try:
-            self.expression = pq.filters_to_expression(filters)
-        except (TypeError, ValueError) as error:
+            self.expression, self.identity = self._parsed()
+        except (TypeError, ValueError, LookupError, OverflowError) as error:
             raise ValueError(
                 f"filters must be a pyarrow.compute.Expression or a list of (column, operator, "
                 f"value), got {filters!r} ({error})"
             ) from error
-        self.schema = schema
         try:
             schema.empty_table().filter(self.expression)
         except pa.ArrowException as error:
@@ -72,7 +82,49 @@ class RowFilter:
         return str(self.expression)
 
     def __reduce__(self) -> Any:
-        return RowFilter, (self.expression, self.schema)
+        return RowFilter, (self.filters, self.schema)
+
+    def _parsed(self) -> tuple[pc.Expression, str]:
+        """Return the expression, and the text that identifies it."""
+        if isinstance(self.filters, pc.Expression):
+            _, (serialized,) = self.filters.__reduce__()
+            digest = hashlib.sha256(serialized).hexdigest()[:16]
+            return self.filters, f"{str(self.filters)[:LONGEST_TEXT]} {digest}"
+        if not isinstance(self.filters, list | tuple) or not self.filters:
+            raise TypeError(f"neither, or an empty list: {type(self.filters).__name__}")
+        nested = [self.filters] if isinstance(self.filters[0][0], str) else self.filters
+        plain = [[_plain(*one) for one in conditions] for conditions in nested]
+        alternatives = [
+            functools.reduce(operator.and_, [self._comparison(*one) for one in conditions])
+            for conditions in plain
+        ]
+        text = repr(plain)
+        if len(text) > LONGEST_TEXT:
+            text = f"{text[:LONGEST_TEXT]} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return functools.reduce(operator.or_, alternatives), text
+
+    def _comparison(self, name: str, comparison: str, value: Any) -> pc.Expression:
+        field, kind = pc.field(name), pa.null()
+        if name in self.schema.names:
+            kind = self.schema.field(name).type
+        values = value if comparison in MEMBERSHIP else [value]
+        numbers = all(isinstance(one, int | float) for one in values)
+        if not numbers or not (_is_number(kind) or pa.types.is_boolean(kind)):
+            expression = pq.filters_to_expression([(name, comparison, value)])
+            return expression & field.is_valid() if comparison == "not in" else expression
+        if pa.types.is_boolean(kind):
+            field, kind = field.cast(pa.uint8()), pa.uint8()
+        dtype = np.dtype(kind.to_pandas_dtype())
+        comparison, value = number_comparison(dtype, comparison, value)
+        if pa.types.is_float16(kind):  # which Arrow converts, but does not compare
+            field, kind = field.cast(pa.float32()), pa.float32()
+        if comparison in MEMBERSHIP:
+            zeros = [-one for one in value if one == 0]  # Arrow tells -0.0 from 0.0
+            found = field.isin(pa.array([*value, *zeros], kind))
+            return found if comparison == "in" else ~found & _has_value(field, kind)
+        expression = COMPARE[comparison](field, pa.scalar(value, kind))
+        no_nan = comparison == "!=" and pa.types.is_floating(kind)
+        return expression & ~field.is_nan() if no_nan else expression
 
     def _works_without(self, names: Sequence[str]) -> bool:
         left_out = set(names)
@@ -133,6 +185,27 @@ class RowFilter:
             bits.append(np.packbits(passes))
             counts.append(counts[-1] + int(np.count_nonzero(passes)))
         return PassingRows(np.concatenate(bits), np.array(counts))
+
+
+def _plain(name: str, comparison: str, value: Any) -> tuple[str, str, Any]:
+    """Return a condition with Python's numbers, whose text is exact and the same everywhere."""
+    comparison = "==" if comparison == "=" else comparison
+    if comparison not in (*COMPARE, *MEMBERSHIP):
+        raise ValueError(f"operators are {[*COMPARE, *MEMBERSHIP]}, got {comparison!r}")
+    if comparison not in MEMBERSHIP:
+        return name, comparison, value.item() if isinstance(value, np.generic) else value
+    values = [one.item() if isinstance(one, np.generic) else one for one in value]
+    ordered = sorted(values, key=repr) if isinstance(value, set | frozenset) else values
+    return name, comparison, ordered
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _has_value(field: pc.Expression, kind: pa.DataType) -> pc.Expression:
+    valid = field.is_valid()
+    return valid & ~field.is_nan() if pa.types.is_floating(kind) else valid
 
 
 class PassingRows:

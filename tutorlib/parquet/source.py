@@ -233,7 +233,7 @@ class ParquetSource:
             >>> metadata["files"], metadata["rows"], metadata["filters"]
             (1, 5, None)
         """
-        filters = None if self._filtered is None else str(self._filtered.row_filter)
+        filters = None if self._filtered is None else self._filtered.row_filter.identity
         return fingerprint_of(self.stored, self.row_groups, self.column_types, filters)
 
     # ---- reading ----------------------------------------------------------------------------
