@@ -150,6 +150,39 @@ def test_normalize_and_min_max_equal_pandas(values, lengths):
     check(Normalize(dtype="float64"), values, pa.float64(), lengths, scaled.tolist())
 
 
+BORDERS = st.one_of(
+    st.integers(-3, 300), st.floats(-3, 300), st.integers(2**53 - 2, 2**53 + 2).map(float),
+    st.integers(2**53 - 2, 2**53 + 2), st.integers(2**63 - 2, 2**63 + 2),
+    st.sampled_from([-math.inf, math.inf, 2**64, -(2**63) - 1, 2**70, 1e300, 0.1, 1 / 3]),
+)  # fmt: skip
+
+
+@FEW
+@given(
+    st.sampled_from(["int8", "uint8", "int32", "int64", "uint64", "float32", "float64"]),
+    st.lists(BORDERS, min_size=1, max_size=8),
+    st.lists(BORDERS, min_size=1, max_size=8),
+)
+def test_bucketize_compares_numbers_of_every_dtype_exactly(dtype, values, borders):
+    if "int" in dtype:
+        limits = np.iinfo(dtype)
+        values = [limits.min, limits.max] + [
+            int(v) for v in values if math.isfinite(v) and limits.min <= v <= limits.max
+        ]
+    rows = np.array(values).astype(dtype) if "float" in dtype else np.array(values, dtype)
+    borders = sorted(set(borders))
+    out = (["x"] >> Bucketize(borders)).transform(Chunk({"x": rows}))["x"]
+    assert out.tolist() == [2 + sum(b <= v for b in borders) for v in rows.tolist()]
+    assert out.dtype == np.int32
+
+
+@pytest.mark.parametrize("borders", [[math.nan], [0, math.nan], [math.nan, 1], ["a"], [10**400]])
+def test_bucketize_refuses_boundaries_that_are_no_numbers(borders):
+    for boundaries in (borders, {"x": borders}):
+        with pytest.raises(ValueError, match="each boundary must be a finite number, got"):
+            Bucketize(boundaries)
+
+
 def test_bucketize_by_hand():
     chunk = Chunk(
         {"x": column([None, -1, 0, 9, 10]), "l": column([[0.0, None], [], [11.0], [], []])}

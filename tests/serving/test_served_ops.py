@@ -160,6 +160,8 @@ WORKFLOWS = {
     "ListSlice, filled": [["ns", "xs"] >> ListSlice(0, 2, True, 7) >> FillMissing(1)],
     "ListSlice, filled, texts": [["ts"] >> ListSlice(-3, -1, True, "é") >> HashBucket(99)],
     "Bucketize": [[*NUMBERS, "u"] >> Bucketize([-2.0, 0.0, 1.5, 1e30])],
+    "Bucketize, large": [[*NUMBERS, "u"] >> Bucketize([-(2**63), 2**53 + 1, 2**63 + 1])],
+    "Bucketize, beyond": [[*NUMBERS, "u"] >> Bucketize([2**70])],
     "Normalize": [NUMBERS >> Normalize()],
     "Normalize, constant": [["p"] >> Clip(2.0, 2.0) >> FillMissing(2.0) >> Normalize()],
     "Normalize, float64": [NUMBERS >> Normalize("float64")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from tutorlib.ops.shared.columns import (
     NULL_ID,
     as_ids,
     float_dtype,
+    missing_in,
     of_dtype,
     parts_of,
     per_column,
@@ -145,10 +147,10 @@ class Bucketize(ColumnOp):
 
     Args:
         boundaries: rising numbers, or {name: numbers}. A value that equals a boundary belongs to
-            the interval above it.
+            the interval above it. Numbers are compared exactly, integers beyond 2**53 too.
 
     Raises:
-        ValueError: if boundaries do not rise, or a column has none.
+        ValueError: if boundaries do not rise, one is NaN, or a column has none.
         TypeError: for strings.
 
     Example:
@@ -160,23 +162,34 @@ class Bucketize(ColumnOp):
 
     def __init__(self, boundaries: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
         for numbers in boundaries.values() if isinstance(boundaries, Mapping) else [boundaries]:
-            if len(numbers) < 1 or not np.all(np.diff(np.asarray(numbers, np.float64)) > 0):
+            for number in numbers:
+                if not isinstance(number, float) or not math.isinf(number):
+                    check_real("Bucketize: each boundary", number)
+            exact = np.asarray(numbers, object).tolist()
+            if not exact or any(low >= high for low, high in itertools.pairwise(exact)):
                 raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
         self.boundaries = boundaries
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the id of each value's interval."""
-        values = self._floats(name, column)
+        values, _ = self._numbers(name, column)
+        if values.dtype.kind not in "iu":
+            values = self._floats(name, column)
         xp = array_namespace(values)
-        edges = xp.asarray(self.boundaries_of(name))
+        edges = xp.asarray(self.edges_for(name, values.dtype))
         ids = xp.searchsorted(edges, values, side="right").astype(np.int32)
         ids += 2
-        ids[xp.isnan(values)] = NULL_ID
+        ids[missing_in(column)] = NULL_ID
         return ids
 
-    def boundaries_of(self, name: str) -> np.ndarray:
-        """Return the boundaries of a column, float64 [k]."""
-        return np.asarray(per_column(self.boundaries, name), dtype=np.float64)
+    def edges_for(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Return numbers of a dtype, int or float64: as many are <= a value as boundaries are."""
+        boundaries = np.asarray(per_column(self.boundaries, name), object).tolist()
+        if dtype.kind == "f":
+            return np.array([_at_least(boundary) for boundary in boundaries])
+        limits = np.iinfo(dtype)
+        reached = [max(b, limits.min) for b in boundaries if b <= limits.max]
+        return np.array([math.ceil(b) for b in reached if b <= limits.max], dtype)
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without boundaries."""
@@ -184,7 +197,13 @@ class Bucketize(ColumnOp):
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return categorical columns of k + 3 ids."""
-        return as_ids(columns, lambda name: len(self.boundaries_of(name)) + 3)
+        return as_ids(columns, lambda name: len(per_column(self.boundaries, name)) + 3)
+
+
+def _at_least(number: float) -> float:
+    """Return the smallest float64 that is not below a number, which may be a large integer."""
+    nearest = float(number)
+    return math.nextafter(nearest, math.inf) if nearest < number else nearest
 
 
 class LambdaOp(ColumnOp):

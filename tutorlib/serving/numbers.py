@@ -129,15 +129,13 @@ class ServedScaler(ServedByColumn[Normalize | NormalizeMinMax]):
 class ServedBucketize(ServedByColumn[Bucketize]):
     """`Bucketize`."""
 
-    def build(self, functions: Functions) -> None:
-        """Keep the boundaries of each column, float64 [k]."""
-        self.edges = {name: fixed(self.op.boundaries_of(name)) for name in self.wanted}
-
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return int32 ids of the intervals."""
-        values = as_float64(column)
-        ids = tf.searchsorted(self.edges[name], values, side="right") + 2
-        return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
+        values, missing = column.values, _missing_in(column)
+        values = values if values.dtype.is_integer else tf.cast(values, tf.float64)
+        edges = tf.constant(self.op.edges_for(name, np.dtype(values.dtype.as_numpy_dtype)))
+        ids = tf.searchsorted(edges, values, side="right") + 2
+        return column.with_values(ids if missing is None else tf.where(missing, NULL_ID, ids))
 
 
 class ServedLambdaOp(ServedByColumn[LambdaOp]):
