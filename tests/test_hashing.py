@@ -1,6 +1,7 @@
 """Hashing: the published hash, the same for every width and device, and a table that finds keys."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,37 @@ def test_hash_of_more_values_than_one_block():
 @given(st.lists(st.text(max_size=40), min_size=1))
 def test_string_hash_equals_its_definition(words):
     assert hash_strings(Strings.from_arrow(pa.array(words))).tolist() == list(map(hash_text, words))
+
+
+LONG = [b"", b"a" * 7, b"b" * 8, b"c" * 20_001, bytes(range(128)) * 300, b"d" * 131_081]
+
+
+@pytest.mark.parametrize("copies", [1, 9])  # few strings, and many
+def test_long_strings_are_hashed_and_found_by_their_definition(copies):
+    words = [word.decode() + str(k) for k in range(copies) for word in LONG]
+    strings = Strings.from_arrow(pa.array(words))
+    assert hash_strings(strings).tolist() == list(map(hash_text, words))
+    assert KeyIndex(strings).find(strings).tolist() == list(range(1, len(words) + 1))
+    other = Strings.from_arrow(pa.array([word[:-1] + "x" for word in words]))
+    assert not KeyIndex(strings).find(other).any()
+
+
+def calls_of(function, *arguments):
+    """The number of functions that a call calls, a measure of its work."""
+    calls = []
+    sys.setprofile(lambda frame, event, what: calls.append(event) if "call" in event else None)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_a_long_string_costs_few_calls_of_numpy():
+    strings = Strings.from_arrow(pa.array(["x" * 1_000_000]))
+    index = KeyIndex(strings)
+    assert calls_of(hash_strings, strings) < 200
+    assert calls_of(index.find, strings) < 1_000
 
 
 def test_buckets_are_in_range_and_even():

@@ -18,6 +18,8 @@ from tutorlib.memory import DeviceCache
 _GAMMA, _FACTOR_1, _FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
+_MASK = 2**64 - 1
+_FEW_STRINGS = 16  # so few long strings are faster one after the other than word by word
 _BLOCK = 16_384  # values in a step on a CPU: 128 KiB, which fits the second-level cache
 
 
@@ -116,11 +118,31 @@ def hash_strings(strings: Strings) -> Array:
     words, rows = _as_words(strings.data), xp.arange(len(lengths))
     for position in range(0, _largest(lengths), 8):
         rows = rows[lengths[rows] > position]
+        if xp is np and len(rows) <= _FEW_STRINGS:
+            for row in rows:
+                rest = strings.data[starts[row] + position : starts[row] + lengths[row]]
+                hashes[row] = _hash_bytes(rest, int(hashes[row]))
+            break
         part = _read_words(words, starts[rows] + position, lengths[rows] - position)
         part ^= hashes[rows]
         mix(part)
         hashes[rows] = part
     return hashes
+
+
+def _hash_bytes(data: np.ndarray, h: int) -> int:
+    """Return the hash of one long string whose hash so far is `h`: a word takes 1 us, not 20 us."""
+    gamma, factor_1, factor_2 = int(_GAMMA), int(_FACTOR_1), int(_FACTOR_2)
+    for start in range(0, len(data), 8 * _BLOCK):
+        block = data[start : start + 8 * _BLOCK]
+        padded = np.zeros(-(-len(block) // 8) * 8, dtype=np.uint8)
+        padded[: len(block)] = block
+        for word in padded.view("<u8").tolist():  # mix, with Python's integers
+            h = (h ^ word) + gamma & _MASK
+            h = (h ^ h >> 30) * factor_1 & _MASK
+            h = (h ^ h >> 27) * factor_2 & _MASK
+            h ^= h >> 31
+    return h
 
 
 def hash_values(values: Any) -> Array:
@@ -254,6 +276,14 @@ def _equal_strings(a: Strings, rows_a: Array, b: Strings, rows_b: Array) -> Arra
     rows = xp.flatnonzero(equal)
     for position in range(0, _largest(lengths[rows]), 8):
         rows = rows[equal[rows] & (lengths[rows] > position)]
+        if xp is np and len(rows) <= _FEW_STRINGS:
+            for row in rows:
+                left, right = (
+                    data[s[row] + position : s[row] + lengths[row]]
+                    for data, s in zip((a.data, b.data), starts, strict=True)
+                )
+                equal[row] = np.array_equal(left, right)
+            break
         left, right = (
             _read_words(w, s[rows] + position, lengths[rows] - position)
             for w, s in zip(words, starts, strict=True)
