@@ -14,10 +14,13 @@ from tests.support.ops_strategies import FEW
 from tutorlib.chunk import Chunk
 from tutorlib.ops import (
     FillMedian,
+    JoinGroupby,
     Normalize,
     NormalizeMinMax,
     exact_sum,
 )
+from tutorlib.ops.shared.exact import exact_square_sum
+from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.workflow import Workflow
 
 
@@ -59,6 +62,30 @@ def test_normalize_does_not_depend_on_chunks_or_order_to_the_last_bit(parts, ran
 def test_normalize_does_not_lose_a_small_spread_beside_a_large_mean():
     op = fit(Normalize(), Chunk({"x": np.array([1e9 + 0.25, 1e9 + 0.75])}))
     assert op.learned() == {"mean": {"x": 1e9 + 0.5}, "std": {"x": 0.25}}
+
+
+@FEW
+@given(st.lists(st.floats(-1e100, 1e100) | st.floats(-1e-150, 1e-150), min_size=1, max_size=20))
+def test_sums_of_squares_are_exact_whatever_the_size_of_the_values(values):
+    want = sum(Fraction(v) ** 2 for v in values)
+    assert exact_square_sum(np.array(values)) == want
+    sums = GroupSums.of([np.zeros(len(values), int)], {"x": np.array(values)}, square=True)
+    (total,), e = sums.totals("square", "x")
+    assert Fraction(total, 1 << e) == want
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-100, 1.1e-158, 3.7e-158, 1e-170, 1e-300, 5e-324, 1e100])
+def test_values_of_every_size_are_normalized_alike(size):
+    chunk = Chunk({"x": np.array([size, 3 * size]), "same": np.array([size, size])})
+    op = fit(Normalize("float64"), chunk)
+    assert op.learned()["mean"]["x"] == 2 * size
+    assert op.learned()["std"] == {"x": pytest.approx(size, rel=1e-15), "same": 0.0}
+    out = op.transform(chunk)
+    assert out["x"].tolist() == pytest.approx([-1, 1])
+    assert out["same"].tolist() == [0, 0]
+    keyed = Chunk({"k": np.array([7, 7]), "x": chunk["x"]})
+    group = learned(["k"] >> JoinGroupby(["x"], ["std"], dtype="float64"), keyed)
+    assert group.transform(keyed)["k_x_std"][0] == op.learned()["std"]["x"]
 
 
 def test_normalize_by_hand():

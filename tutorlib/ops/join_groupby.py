@@ -10,6 +10,7 @@ import numpy as np
 
 from tutorlib.chunk import Chunk
 from tutorlib.ops.group_op import GroupOp
+from tutorlib.ops.shared.exact import sqrt_of_ratio
 from tutorlib.ops.shared.group_sums import GroupSums
 
 STATISTICS = ("count", "sum", "mean", "std", "min", "max")
@@ -129,4 +130,4 @@ def _std(total: int, e: int, square: int, f: int, count: int) -> float:
         return math.nan
     shift = max(2 * e, f)
     spread = (count * square << shift - f) - (total * total << shift - 2 * e)
-    return math.sqrt(max(0, spread) / (count * count << shift))
+    return sqrt_of_ratio(spread, count * count << shift)

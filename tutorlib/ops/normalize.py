@@ -12,7 +12,7 @@ from tutorlib.chunk import Array, Chunk, array_namespace
 from tutorlib.hashing import blocks_of
 from tutorlib.ops.base import StatisticsOp
 from tutorlib.ops.shared.columns import flat, float_dtype, of_dtype
-from tutorlib.ops.shared.exact import exact_square_sum, exact_sum
+from tutorlib.ops.shared.exact import exact_square_sum, exact_sum, sqrt_of_ratio
 from tutorlib.schema import Column
 
 
@@ -101,7 +101,8 @@ class Normalize(_Scaler):
         if count == 0:
             return None
         mean = total / count
-        return float(mean), math.sqrt(squares / count - mean * mean)
+        variance = squares / count - mean * mean
+        return float(mean), sqrt_of_ratio(variance.numerator, variance.denominator)
 
 
 class NormalizeMinMax(_Scaler):

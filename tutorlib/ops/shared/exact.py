@@ -13,6 +13,8 @@ from tutorlib.hashing import blocks_of
 
 LIMB_BITS = 26
 _TINY = 2.0**-900
+_TINY_TO_SQUARE = 2.0**-480  # below, the error of a square is no float64
+_SCALE_LIMBS = 23  # a tiny value times 2**(26 * 23) is large enough to square
 
 _Sums = collections.Counter[int]  # {e: integer}: the sum of integer * 2**-e
 
@@ -45,17 +47,19 @@ def exact_square_sum(values: Array) -> Fraction:
     xp, sums = array_namespace(values), _Sums()
     for block in blocks_of(len(values), xp):
         part = values[block]
-        if bool((part.astype(np.float32) == part).all()):  # 24 bits: squares are exact
+        with np.errstate(over="ignore"):
+            short = bool((part.astype(np.float32) == part).all())  # 24 bits
+        if short:  # squares are exact
             _add(sums, part * part)
             continue
-        for addend in squares(part):
-            _add(sums, addend)
+        for addend, limbs in squares(part):
+            _add(sums, addend, moved=LIMB_BITS * limbs)
     return _total(sums)
 
 
-def _add(sums: _Sums, part: Array) -> None:
-    """Add the values of a block, below 2**900 in magnitude, to `sums`."""
-    bits, moved = 62 - len(part).bit_length(), 0
+def _add(sums: _Sums, part: Array, moved: int = 0) -> None:
+    """Add values * 2**-moved, at most a block and below 2**900 in magnitude, to `sums`."""
+    bits = 62 - len(part).bit_length()
     while (largest := max(float(part.max()), -float(part.min()))) != 0:
         if largest < _TINY:  # too small to multiply by one power of two
             part, moved = part * 2.0**600, moved + 600
@@ -71,11 +75,28 @@ def _total(sums: _Sums) -> Fraction:
     return Fraction(sum(whole << lowest - e for e, whole in sums.items()), 1 << lowest)
 
 
-def squares(values: Array) -> tuple[Array, Array]:
-    """Return (square, error), float64 [n] each: x * x is exactly square + error.
+def squares(values: Array) -> list[tuple[Array, int]]:
+    """Return the addends (float64 [n], limbs) of x * x: exactly the sum of addend * 2**(-26 limbs).
 
     Args:
-        values: float64 [n], each 0 or of a magnitude above 2**-480 and below 2**500.
+        values: float64 [n], below 2**400 in magnitude.
+    """
+    xp = array_namespace(values)
+    tiny = xp.abs(values) < _TINY_TO_SQUARE
+    if not bool(tiny.any()) or not bool(values[tiny].any()):
+        return [(addend, 0) for addend in _square_and_error(values)]
+    large = xp.where(tiny, 0.0, values)
+    scaled = xp.where(tiny, values, 0.0) * 2.0 ** (LIMB_BITS * _SCALE_LIMBS)
+    return [
+        *((addend, 0) for addend in _square_and_error(large)),
+        *((addend, 2 * _SCALE_LIMBS) for addend in _square_and_error(scaled)),
+    ]
+
+
+def _square_and_error(values: Array) -> tuple[Array, Array]:
+    """Return (square, error), float64 [n] each: x * x is exactly square + error.
+
+    The values are 0 or of a magnitude above 2**-480 and below 2**500.
 
     Source: T. J. Dekker, "A floating-point technique for extending the available precision",
     Numerische Mathematik 18 (1971).
@@ -85,6 +106,18 @@ def squares(values: Array) -> tuple[Array, Array]:
     high = big - (big - values)
     low = values - high
     return square, ((high * high - square) + 2 * high * low) + low * low
+
+
+def sqrt_of_ratio(numerator: int, denominator: int) -> float:
+    """Return the square root of numerator / denominator, rounded, however small the ratio is.
+
+    Example:
+        >>> sqrt_of_ratio(1, 10**400)
+        1e-200
+    """
+    k = (denominator.bit_length() - numerator.bit_length()) // 2
+    ratio = (numerator << 2 * max(k, 0)) / (denominator << 2 * max(-k, 0))  # about 1
+    return math.ldexp(math.sqrt(ratio), -k)
 
 
 def limb_sums(values: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[int, np.ndarray]:

@@ -70,9 +70,10 @@ class GroupSums:
             arrays["count", name] = np.bincount(where, minlength=size)
             for limb, sums in limb_sums(values, where, size).items():
                 arrays["sum", name, limb] = sums
-            for part in squares(values) if square else ():
-                for limb, sums in limb_sums(part, where, size).items():
-                    arrays["square", name, limb] = arrays.get(("square", name, limb), 0) + sums
+            for addend, shift in squares(values) if square else ():
+                for limb, sums in limb_sums(addend, where, size).items():
+                    key = "square", name, limb - shift
+                    arrays[key] = arrays.get(key, 0) + sums
             for kind in ("min", "max") if extremes else ():
                 arrays[kind, name] = _neutral((kind,), size)
                 _MERGE[kind].at(arrays[kind, name], where, values)
