@@ -59,10 +59,10 @@ def folder(request, columns, tmp_path_factory):
 @pytest.fixture
 def no_thread_is_left():
     """A pass ends with its loader, also one that was interrupted."""
-    from tests.support.leftovers import reader_threads
+    from tests.support.leftovers import come_to_an_end, reader_threads
 
     yield
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.leftovers import reader_threads
+from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
@@ -121,7 +121,7 @@ def test_early_stopping_leaves_no_thread(folder):
             self.model.stop_training = True
 
     model_of().fit(loader_of(folder), callbacks=[StopAtOnce()], epochs=3, verbose=0)
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 def test_weights_change_the_loss_as_keras_says(folder, tmp_path):

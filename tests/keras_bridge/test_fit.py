@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.leftovers import reader_threads
+from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
 from tutorlib.chunk import Ragged
 from tutorlib.loader import KerasSequenceLoader
@@ -317,7 +317,7 @@ class Fail(keras.callbacks.Callback):
 def test_early_stopping_ends_the_threads_and_the_next_fit_begins_the_epoch_anew(folder):
     loader, model = loader_of(folder, buffer_size=50), network(run_eagerly=True)
     model.fit(loader, callbacks=[Stop()], verbose=0)
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
     assert loader.epoch == 0
     model.rows.clear()
     model.fit(loader, verbose=0)
@@ -330,7 +330,7 @@ def test_an_error_in_a_callback_comes_through_and_leaves_no_thread(folder, error
         network().fit(loader_of(folder, buffer_size=50), callbacks=[Fail(error)], verbose=0)
     del raised
     error.__traceback__ = None  # it holds the frames of fit, and these the batches
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 def test_an_error_in_a_reader_comes_through_fit_and_leaves_no_thread(folder):
@@ -342,4 +342,4 @@ def test_an_error_in_a_reader_comes_through_fit_and_leaves_no_thread(folder):
     loader = loader_of(folder, shuffle=False).map(fails)
     with pytest.raises(RuntimeError, match="row 400 is bad"):
         network().fit(loader, verbose=0)
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.device_batches import assert_same_batches
-from tests.support.leftovers import reader_threads
+from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.layers import DenseFeatures, EmbeddingBag, LinearFeatures, bucketed, keras_inputs
@@ -115,7 +115,7 @@ def test_batches_are_the_same_but_for_what_stands_behind_the_last_list(
             np.testing.assert_array_equal(one[2], other[2])
     assert ours.describe() == theirs.describe()
     assert ours.stats()["rows"] == theirs.stats()["rows"] == 2 * ROWS
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 @pytest.mark.parametrize("form", FORMS)

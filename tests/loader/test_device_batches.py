@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.support.cupy_stand_in import StandIn, cupy
 from tests.support.device_batches import SCHEMA, assert_same_batches, chunk_of, loader_of
-from tests.support.leftovers import reader_threads
+from tests.support.leftovers import come_to_an_end, reader_threads
 from tutorlib.chunk import Chunk
-from tutorlib.loader.device_batches import DeviceBuilder, DeviceGroup
+from tutorlib.loader.device_batches import DeviceBuilder
 from tutorlib.loader.layout import Layout
 from tutorlib.memory import DevicePool, HostSpace
 from tutorlib.ops import Categorify, FillMissing, Normalize
@@ -209,7 +209,7 @@ def test_a_fault_is_named_as_on_the_cpu(tmp_path, space, fault):
         said.append(str(error.value))
     assert said[0] == said[1]
     assert re.search(rf"column '{name}'.* at row 37.*row group 7 of ", said[0])
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 def test_a_function_that_leaves_the_device_is_told():
@@ -243,7 +243,7 @@ def test_where_memory_ends_it_says_what_to_change(folder, monkeypatch):
     loader = loader_of(folder, device="gpu")
     with pytest.raises(MemoryError, match=r"no 0\.\d MiB for batches .*smaller memory_budget"):
         list(loader)
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 class FullAtFirst(NumpyDevice):
@@ -275,7 +275,7 @@ def test_a_piece_that_never_fits_is_named(folder, monkeypatch):
     named = r"rows \[0, 100\) of row group . of .*: they do not fit, .*smaller .*no room for a row"
     with pytest.raises(MemoryError, match=named):
         list(loader)
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 def test_what_to_change_is_said_where_batches_cannot_be_put_in_order():
@@ -290,18 +290,12 @@ def test_what_to_change_is_said_where_batches_cannot_be_put_in_order():
     assert full.failed == 1
 
 
-def test_who_waits_for_a_batch_does_not_wait_for_memory_of_others(folder, space, monkeypatch):
-    held = []
-
-    def new_group(*arguments, **named):
-        pipeline = sys._getframe(2).f_locals["self"]
-        held.append(pipeline._changed._is_owned())
-        return DeviceGroup(*arguments, **named)
-
-    monkeypatch.setattr("tutorlib.loader.device_batches.DeviceGroup", new_group)
-    assert sum(len(weights) for *_, weights in loader_of(folder, device="gpu")) == 1000
-    assert held
-    assert not any(held)  # the lock that the consumer needs, while memory is waited for
+def test_a_finished_batch_is_given_while_threads_wait_for_memory(folder, space):
+    pipeline = loader_of(folder, device="gpu")._new_pipeline()
+    assert pipeline.next_batch() is not None
+    with pipeline._lock, pipeline._filling:  # as a thread holds them that makes a group
+        assert pipeline.next_batch() is not None  # of the same group as the first
+    pipeline.close()
 
 
 def test_a_budget_bounds_what_is_planned_on_the_device(folder, space):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.leftovers import passes_in_memory, reader_threads
+from tests.support.leftovers import come_to_an_end, passes_in_memory, reader_threads
 from tests.support.loaders import loader_with
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetError, ParquetSource
@@ -47,9 +47,9 @@ def _quick_collections():
 @pytest.fixture(autouse=True)
 def _leaves_nothing():
     yield
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
     gc.collect()
-    assert not passes_in_memory()
+    assert come_to_an_end(passes_in_memory)
     assert not [held for held in gc.get_objects() if type(held) is KerasSequenceLoader]
 
 
@@ -550,6 +550,6 @@ def test_memory_is_let_go_as_soon_as_the_error_is_not_by_the_garbage_collector(t
         for _ in range(2):
             with contextlib.suppress(ParquetError):
                 iterate(loader)
-        assert not passes_in_memory()
+        assert come_to_an_end(passes_in_memory)
     finally:
         gc.enable()

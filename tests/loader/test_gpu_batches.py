@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.device_batches import assert_same_batches, chunk_of, loader_of
 from tests.support.gpu import ON_GPU, copied_bytes, run
-from tests.support.leftovers import reader_threads
+from tests.support.leftovers import come_to_an_end, reader_threads
 from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, FillMissing, HashBucket, Normalize
@@ -63,7 +63,7 @@ def test_batches_are_those_of_the_cpu(folder, form, batch_size):
         with loader_of(folder, batch_size, **FORMS[form]) as theirs:
             assert_same_batches(ours, theirs)
             assert_same_batches(ours, theirs)  # the next epoch, in another order
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 @pytest.mark.parametrize("batch_size", [1000, 65_536])
@@ -120,7 +120,7 @@ def test_a_fault_is_named_as_on_the_cpu(tmp_path):
         said.append(str(error.value))
     assert said[0] == said[1]
     assert re.search(r"column 'id': id 97 .* at row 37.*row group 7 of ", said[0])
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 def test_a_number_too_large_is_named_as_on_the_cpu(tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.leftovers import reader_threads
+from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
 from tutorlib.chunk import Ragged
 
@@ -57,7 +57,7 @@ def test_every_pass_is_the_next_epoch_of_the_loader(folder, kind):
             for one, other in zip(*parts, strict=True):
                 np.testing.assert_array_equal(one, other)
         assert loader.epoch == epoch
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 def test_a_pass_left_early_leaves_no_thread_and_begins_anew(folder):
@@ -65,12 +65,12 @@ def test_a_pass_left_early_leaves_no_thread_and_begins_anew(folder):
     dataset = loader.to_tf_dataset()
     for _ in dataset.take(2):
         pass
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
     batches = iter(dataset.prefetch(3))
     next(batches)
     assert reader_threads()
     del batches
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
     assert loader.epoch == 0
     assert rows_of(dataset) == rows_of(loader_of(folder, 16, buffer_size=50))
 
@@ -115,4 +115,4 @@ def test_the_error_of_a_reader_comes_through(folder):
     with pytest.raises(tf.errors.UnknownError, match="row 400 is bad"):
         for _ in dataset:
             pass
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)

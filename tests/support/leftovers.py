@@ -3,11 +3,14 @@
 import gc
 import os
 import threading
+import time
 
 from tutorlib.loader.batches import Batches
 from tutorlib.loader.device_batches import DeviceGroup
 from tutorlib.loader.host_batches import HostGroup
 from tutorlib.loader.pipeline import Pipeline
+
+PROMPT_S = 30  # far less than a hang, far more than a slow machine needs
 
 
 def reader_threads():
@@ -15,6 +18,14 @@ def reader_threads():
     gc.collect()
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("tutorlib-reader")]
+
+
+def come_to_an_end(left):
+    """Whether `left()` becomes empty: what is dropped stops by itself, and nobody waits for it."""
+    deadline = time.monotonic() + PROMPT_S
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not left()
 
 
 def passes_in_memory():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,25 +37,34 @@ class Batches(Iterator[Any]):
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
-        if self._pipeline is None:
-            self._pipeline = self._new_pipeline()
-            self._epoch, self._next, _ = self._cursor.position
-            self._end = weakref.finalize(self, self._pipeline.close)
+        self._closed = True  # and so it stays if an interrupt or an error ends this call
         try:
-            batch = self._pipeline.next_batch()
+            batch = self._take()
         except BaseException:
             self.close()
             raise
-        self._next += 1
-        if self._moves:
-            self._cursor.advance(self._epoch, self._next, self._num_batches)
-        if self._next == self._num_batches:
+        self._closed = batch is None or self._next == self._num_batches
+        if self._closed:
             self.close()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def _take(self) -> Any:
+        if self._pipeline is None:
+            pipeline = self._new_pipeline()
+            self._epoch, self._next, _ = self._cursor.position
+            pipeline.stop_without(self)
+            self._pipeline = pipeline
+        batch = self._pipeline.next_batch()
+        if batch is not None:
+            self._next += 1
+            if self._moves:
+                self._cursor.advance(self._epoch, self._next, self._num_batches)
         return batch
 
     def close(self) -> None:
         """Stop the threads of this pass; it then has no more batches."""
         self._closed = True
         if self._pipeline is not None:
-            self._end.detach()
             self._pipeline.close()

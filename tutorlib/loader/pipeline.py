@@ -6,16 +6,24 @@ one row range, transforms it and copies its rows to the groups of batches they b
 it can run to its end without waiting, so any number of threads makes progress, even one. Held in
 memory at any time are the groups of the chunk that the consumer is in, those of the next chunk,
 which is being filled, and up to `CONVERT_BATCHES` finished batches.
+
+Ctrl-C may interrupt the consumer between any two bytecodes, and the garbage collector may drop a
+pass while a thread holds any lock. So the consumer takes no lock: it uses `SimpleQueue`, whose
+calls are atomic, and attributes that are written once. Locks are for reader threads alone.
 """
 
 from __future__ import annotations
 
+import _thread
+import atexit
 import functools
 import os
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, Generic
 
 from tutorlib.loader.batch_group import ArrayBatch, BatchBuilder, GroupT, ScatterPlan
@@ -26,28 +34,24 @@ CONVERT_BATCHES = 64  # at most, of one task: the first of them has to wait for 
 
 
 class Stopwatch:
-    """Seconds and counts by name, added up from any thread."""
+    """Seconds and counts by name, from any thread; without a lock, each has sums of its own."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = defaultdict(float)
-        self._new_lock()
-
-    def _new_lock(self) -> None:
-        self._lock, self._process = threading.Lock(), os.getpid()
+        self._sums_of_threads: dict[int, dict[str, float]] = {}
 
     def add(self, **amounts: float) -> None:
         """Add to the named sums."""
-        if self._process != os.getpid():
-            self._new_lock()  # a thread that this fork does not have may have held the old one
-        with self._lock:
-            for name, amount in amounts.items():
-                self._sums[name] += amount
+        sums = self._sums_of_threads.setdefault(threading.get_ident(), {})
+        for name, amount in amounts.items():
+            sums[name] = sums.get(name, 0.0) + amount
 
     def sums(self) -> dict[str, float]:
         """Return the sums so far."""
-        self.add()
-        with self._lock:
-            return dict(self._sums)
+        total: dict[str, float] = defaultdict(float)
+        for sums in list(self._sums_of_threads.values()):
+            for name, amount in list(sums.items()):
+                total[name] += amount
+        return dict(total)
 
 
 class Pipeline(Generic[GroupT]):
@@ -78,8 +82,21 @@ class Pipeline(Generic[GroupT]):
     ) -> None:
         self._plan, self._builder, self._scatter, self._finish = plan, builder, scatter, finish
         self._stopwatch, self._at_end = stopwatch, at_end
-        self._changed = threading.Condition()  # guards all that follows, but for the two below
-        self._filling = threading.Lock()  # guards _row_slices, and the making of groups
+        self._process = os.getpid()
+        # The consumer's own:
+        self._next_out = first_batch
+        self._received: deque[Any] | None = None  # batches that it has not given out yet
+        self._asked = False  # for the threads to start
+        # Between the consumer and the threads:
+        self._wanted = first_batch  # batch that the consumer waits for, or waited for last
+        self._tickets: SimpleQueue[Any] = SimpleQueue()  # each has one thread look for a task
+        self._owner: weakref.ref[Any] | None = None
+        self._results: SimpleQueue[deque[Any] | None] = SimpleQueue()  # in order; None: stopped
+        self._errors: list[BaseException] = []
+        self._stopping = self._began = self._ended = False
+        self._closers: list[SimpleQueue[None]] = []  # what waits for the threads to end
+        # The threads' own, under _lock, but for _row_slices and the making of groups:
+        self._lock, self._filling = threading.Lock(), threading.Lock()
         self._row_slices: dict[int, list[list[RowSlice]]] = {}  # of chunks that are being read
         self._scatter_tasks: deque[Callable[[], None]] = deque()
         self._convert_tasks: deque[Callable[[], None]] = deque()  # these go first
@@ -87,23 +104,21 @@ class Pipeline(Generic[GroupT]):
         self._groups: dict[int, GroupT] = {}  # that are being filled
         self._rows_left: dict[int, int] = {}  # rows that a group still waits for
         self._ordered_groups: dict[int, GroupT] = {}  # in final order, not all converted yet
-        self._done: dict[int, Any] = {}  # finished batches
-        self._next_out = self._next_convert = first_batch
+        self._done: dict[int, deque[Any]] = {}  # finished batches that wait for earlier ones
+        self._next_done = self._next_convert = first_batch
         self._first_group = first_batch // plan.group_batches
         self._next_chunk = plan.chunks_of(self._first_group)[0] if first_batch < len(plan) else 0
-        self._error: BaseException | None = None
-        self._closed = False
-        self._process = os.getpid()
         self._threads = [
             threading.Thread(target=self._work, name=f"tutorlib-reader-{i}", daemon=True)
             for i in range(threads)
         ]
 
     def next_batch(self) -> Any:
-        """Return the next batch; waits for it.
+        """Return the next batch, and wait for it; None after the last batch, or once closed.
+
+        After an interrupt within this call, the pipeline must be closed: a batch may be lost.
 
         Raises:
-            StopIteration: after the last batch, or once closed.
             Exception: what a task raised, on the caller's thread, as soon as the tasks that were
                 running then have ended.
             RuntimeError: in a fork of the process, which has none of the threads.
@@ -113,66 +128,110 @@ class Pipeline(Generic[GroupT]):
                 "this pass began before the process was forked, and its threads are not in the "
                 "fork; iterate over the loader again"
             )
+        if self._next_out >= len(self._plan):
+            return None
         started = time.perf_counter()
-        with self._changed:
-            if self._closed or self._next_out >= len(self._plan):
-                raise StopIteration
-            self._read_ahead()
-            if self._threads[0].ident is None:
-                for thread in self._threads:
-                    thread.start()
-            while self._error is None and self._next_out not in self._done and not self._closed:
-                self._changed.wait()
-            if self._error is None and not self._closed:
-                batch = self._done.pop(self._next_out)
-                self._next_out += 1
-                self._queue_convert_tasks()
-                self._stopwatch.add(wait=time.perf_counter() - started)
-                return batch
-            error = self._error
-        self.close()
-        self._error = None
-        if error is None:
-            raise StopIteration
-        try:
-            raise error
-        finally:  # breaks the cycle with its traceback, so that all is freed with the error
-            del error
+        if not self._asked:
+            self._asked = True
+            # Thread.start() waits under a lock, which an interrupt would leave held.
+            _thread.start_new_thread(self._start, ())
+        received = self._received
+        if not received:
+            self._wanted = self._next_out
+            self._tickets.put(None)
+            received = self._received = self._results.get()
+        if self._stopping or received is None:
+            self.close()
+            if self._errors:
+                raise self._errors.pop()  # and nothing here holds it or its traceback
+            return None
+        batch = received.popleft()
+        self._next_out += 1
+        self._stopwatch.add(wait=time.perf_counter() - started)
+        return batch
+
+    def stop_without(self, owner: Any) -> None:
+        """Stop the threads when `owner` is dropped, without waiting for them.
+
+        The callback of the weak reference waits for nothing and has no bytecode: it can neither
+        hang nor be interrupted. Its ticket is the reference.
+        """
+        self._owner = weakref.ref(owner, self._tickets.put)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._tickets.put(None)
+        self._results.put(None)
 
     def close(self) -> None:
         """Stop the threads, wait for them and release all memory. May be called again."""
         if self._process != os.getpid():
-            return  # a fork has none of the threads, and one of them may have held the lock
-        with self._changed:
-            self._closed = True
-            self._scatter_tasks.clear()
-            self._convert_tasks.clear()
-            self._changed.notify_all()
-        if threading.current_thread() in self._threads:
-            return  # called by the garbage collector, maybe under the lock: waiting would hang
+            return  # a fork has none of the threads
+        self._stop()
+        self._received = None
+        if not self._began:
+            return  # a thread that begins from now on finds that it has to stop
+        if threading.get_ident() in [thread.ident for thread in self._threads]:
+            return  # called from a mapped function: waiting for itself would hang
+        ended: SimpleQueue[None] = SimpleQueue()
+        self._closers.append(ended)
+        if not self._ended:
+            ended.get()
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._supervise, name="tutorlib-pass", daemon=True).start()
+        except BaseException as error:
+            self._fail(error)
+
+    def _supervise(self) -> None:
+        """Start the threads, wait for their end and release what they held."""
+        self._began = True
+        atexit.register(self.close)  # a thread must not work while the interpreter goes away
+        try:
+            for thread in self._threads:
+                if not self._stopping:
+                    thread.start()
+        except BaseException as error:
+            self._fail(error)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
-        with self._changed:
-            self._groups.clear()
-            self._ordered_groups.clear()
-            self._done.clear()
-        self._at_end()
+        for held in (self._groups, self._ordered_groups, self._done):
+            held.clear()
+        self._scatter_tasks.clear()
+        self._convert_tasks.clear()
+        while not self._results.empty():
+            self._results.get()
+        self._results.put(None)
+        try:
+            self._at_end()
+        finally:
+            atexit.unregister(self.close)
+            self._ended = True
+            for closer in list(self._closers):
+                closer.put(None)
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop, and have the consumer raise an error."""
+        if not self._errors:
+            self._errors.append(error)
+        self._stop()
 
     def _read_ahead(self) -> None:
         """Queue chunks up to the one after those that the next batch needs; under the lock."""
-        _, needed = self._plan.chunks_of(self._next_out // self._plan.group_batches)
+        _, needed = self._plan.chunks_of(self._wanted // self._plan.group_batches)
         _, last = self._plan.chunks_of(self._plan.num_groups - 1)
         while self._next_chunk <= min(needed + 1, last):
             self._queue_chunk(self._next_chunk)
             self._next_chunk += 1
-        self._changed.notify_all()
 
     def _queue_chunk(self, index: int) -> None:
         block = 0
         for row_range in self._plan.chunks[index].row_ranges:
             task = functools.partial(self._scatter_range, index, row_range, block)
             self._scatter_tasks.append(task)
+            self._tickets.put(None)
             self._ranges_left[index] += 1
             block += len(blocks_of(row_range))
 
@@ -185,11 +244,11 @@ class Pipeline(Generic[GroupT]):
 
     def _group(self, number: int) -> GroupT:
         """Return a group that is being filled; made for the first row range with rows for it."""
-        with self._filling:  # not the consumer's lock: memory of a device may take its time
+        with self._filling:  # not _lock: memory of a device may take its time
             if number not in self._groups:
                 rows = self._plan.group_rows(number)
                 group = self._builder.new_group(rows)
-                with self._changed:
+                with self._lock:
                     self._rows_left[number], self._groups[number] = rows, group
             return self._groups[number]
 
@@ -210,7 +269,7 @@ class Pipeline(Generic[GroupT]):
         if scatter_plans:
             self._scatter(row_range, scatter_plans)
         del scatter_plans
-        with self._changed:
+        with self._lock:
             full = {}
             for number, rows in arrived.items():
                 self._rows_left[number] -= rows
@@ -227,13 +286,13 @@ class Pipeline(Generic[GroupT]):
         started = time.perf_counter()
         group.close(self._plan.group_sizes(number), self._plan.group_order(number))
         self._stopwatch.add(scatter=time.perf_counter() - started)
-        with self._changed:
+        with self._lock:
             self._ordered_groups[number] = group
             self._queue_convert_tasks()
 
     def _queue_convert_tasks(self) -> None:
         """Queue the next batches that can be made, not too far ahead; called under the lock."""
-        while self._next_convert <= self._next_out + CONVERT_BATCHES:
+        while self._next_convert <= self._wanted + CONVERT_BATCHES:
             number, first = divmod(self._next_convert, self._plan.group_batches)
             if number not in self._ordered_groups:
                 break
@@ -244,40 +303,43 @@ class Pipeline(Generic[GroupT]):
                 del self._ordered_groups[number]
             task = functools.partial(self._convert, group, range(first, stop), self._next_convert)
             self._convert_tasks.append(task)
+            self._tickets.put(None)
             self._next_convert += stop - first
-        self._changed.notify_all()
 
     def _convert(self, group: GroupT, which: range, first: int) -> None:
         started = time.perf_counter()
-        rows, results = 0, {}
-        for number, index in enumerate(which, start=first):
+        rows, batches = 0, deque[Any]()
+        for index in which:
             batch = group.batch(index)
-            results[number] = self._finish(batch)
+            batches.append(self._finish(batch))
             rows += batch.num_rows
         self._stopwatch.add(convert=time.perf_counter() - started, rows=rows, batches=len(which))
-        with self._changed:
-            if not self._closed:
-                self._done.update(results)
-            self._changed.notify_all()
+        with self._lock:
+            self._done[first] = batches
+            while self._next_done in self._done:
+                batches = self._done.pop(self._next_done)
+                self._next_done += len(batches)
+                self._results.put(batches)
 
     def _work(self) -> None:
         try:
             with self._builder.work():
                 self._run_tasks()
         except BaseException as error:  # whatever it is: the consumer's thread raises it
-            with self._changed:
-                self._error = self._error or error
-                self._changed.notify_all()
+            self._fail(error)
 
     def _run_tasks(self) -> None:
         while True:
-            with self._changed:
-                while not (
-                    self._convert_tasks or self._scatter_tasks or self._closed or self._error
-                ):
-                    self._changed.wait()
-                if self._closed or self._error is not None:
-                    return
-                task = (self._convert_tasks or self._scatter_tasks).popleft()
-            task()
+            if self._tickets.get() is not None:  # the owner was dropped
+                self._stop()
+            if self._stopping:
+                self._tickets.put(None)  # for the next thread
+                return
+            with self._lock:
+                self._read_ahead()
+                self._queue_convert_tasks()
+                tasks = self._convert_tasks or self._scatter_tasks
+                task = tasks.popleft() if tasks else None
+            if task is not None:
+                task()
             del task  # it may hold a group
