@@ -310,6 +310,16 @@ def test_a_continuous_column_of_integers_is_filled_with_any_number(tmp_path):
         np.testing.assert_array_equal(inputs["n"][:, 0], np.array([1, fill, 3], "float32"))
 
 
+@pytest.mark.parametrize("missing", [None, float("nan"), 0.0], ids=["null", "NaN", "neither"])
+def test_a_number_too_large_for_float32_is_refused_also_beside_one_that_is_filled(
+    tmp_path, missing
+):
+    write(tmp_path / "a.parquet", {"x": [1.0, missing, -1e39], "y": [0.0, 1, 0]})
+    loader = KerasSequenceLoader(tmp_path, 3, ["y"], cont_names=["x"], nulls="fill")
+    message = error_of(iterate, loader)
+    assert "column 'x': -1e+39 at row 2 is too large for float32" in message
+
+
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int16(), pa.bool_()])
 def test_a_narrow_column_of_ids_is_filled_with_an_id_that_the_file_could_not_hold(tmp_path, kind):
     write(tmp_path / "a.parquet", {"n": pa.array([1, None, 0]).cast(kind), "y": [0.0, 1, 0]})
@@ -358,6 +368,9 @@ def test_a_label_is_never_filled(tmp_path):
         ({"C": 1.5}, "nulls: 1.5 is not an id of column 'C'"),
         ({"C": float("nan")}, "nulls: nan is not an id of column 'C'"),
         ({"C": float("inf")}, "nulls: inf is not an id of column 'C'"),
+        ({"x": 1e300}, "nulls: 1e.300 for column 'x' is not a finite float32; give a number from"),
+        ({"x": float("inf")}, "nulls: inf for column 'x'"),
+        ({"x": float("nan")}, "nulls: nan for column 'x'"),
     ],
 )
 def test_a_fill_that_does_not_fit_is_refused(tmp_path, nulls, words):

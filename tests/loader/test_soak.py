@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.leftovers import open_files, passes_in_memory
+from tests.support.leftovers import come_to_an_end, open_files, passes_in_memory
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
@@ -36,7 +36,8 @@ def write_data(folder):
 
 
 def in_use():
-    """What this process holds at this moment."""
+    """What this process holds once the threads of passes that were dropped have ended."""
+    assert come_to_an_end(lambda: [t for t in threading.enumerate() if "tutorlib" in t.name])
     gc.collect()
     status = Path("/proc/self/status").read_text()
     return {

@@ -45,10 +45,20 @@ class EpochCursor:
         self._drawn: tuple[int, int] | None = None  # (epoch, its seed)
 
     def draw_seed(self) -> int:
-        """Return the seed of the current epoch; `seed_fn` is called the first time only."""
+        """Return the seed of the current epoch; `seed_fn` is called the first time only.
+
+        Raises:
+            RuntimeError: if `seed_fn` raises StopIteration, which would end a loop silently.
+        """
         epoch = self.position.epoch
         if self._drawn is None or self._drawn[0] != epoch:
-            seed = self._seed if self._seed_fn is None else int(self._seed_fn())
+            try:
+                seed = self._seed if self._seed_fn is None else int(self._seed_fn())
+            except StopIteration as error:
+                raise RuntimeError(
+                    f"seed_fn must return a seed for every epoch, but raised StopIteration for "
+                    f"epoch {epoch}; return seeds from a function that does not end"
+                ) from error
             self._drawn = epoch, seed
         return self._drawn[1]
 

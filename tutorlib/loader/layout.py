@@ -12,6 +12,7 @@ import numpy as np
 from tutorlib.chunk import Masked, Ragged, Strings, array_namespace, is_array, to_host
 from tutorlib.schema import ROLES, Column, Schema
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 STACKED_ROLES = ("categorical", "continuous")
 
 
@@ -175,9 +176,10 @@ class Layout:
             return values.values
         fill = self._fills.get(column.name)
         if fill is not None and is_array(values.values):
-            # The fill may be a number that only the batch's dtype can hold: 0.5 for integers.
+            # The fill may be a number that only the batch's dtype can hold: 0.5 for integers. A
+            # wider floating-point dtype stays: `_narrowed` finds what is too large.
             made, dtype = values.values, self.dtypes[column.name]
-            if dtype.kind == "f" or np.can_cast(made.dtype, dtype):
+            if np.can_cast(made.dtype, dtype) or (dtype.kind == "f" and made.dtype.kind != "f"):
                 made = made.astype(dtype)
             xp = array_namespace(made)
             return xp.where(values.valid, made, made.dtype.type(fill))
@@ -252,6 +254,11 @@ def _fills(
                 f"nulls: {name!r} is not a feature; the features are {schema.features.names}"
             )
         if schema[name].role != "categorical":
+            if not abs(float(value)) <= FLOAT32_MAX:
+                raise ValueError(
+                    f"nulls: {value!r} for column {name!r} is not a finite float32; give a number "
+                    f"from {-FLOAT32_MAX:.3g} to {FLOAT32_MAX:.3g}"
+                )
             continue
         end = schema[name].cardinality or np.iinfo(dtypes[name]).max + 1
         if not 0 <= value < end or value != int(value):

@@ -168,6 +168,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._stopwatch = Stopwatch()
         self._pool = self._new_pool(limit_bytes=0)
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Pipeline[Any]] = weakref.WeakSet()  # also of dropped passes
         self._planner.any_plan()  # refuses settings for which there is no plan
 
     def _new_pool(self, limit_bytes: int) -> BufferPool | DevicePool:
@@ -340,7 +341,7 @@ class KerasSequenceLoader(LoaderAdapter):
         pool.limit_bytes = planner.chunk_size.peak_bytes
         builder = self._format.builder(pool)
         names = self.schema.names
-        return Pipeline(
+        pipeline = Pipeline(
             planner.plan(self.epoch, self._cursor.draw_seed()),
             builder,
             Scatterer(source, self._columns, builder, self._stopwatch, self._transform, names),
@@ -350,6 +351,8 @@ class KerasSequenceLoader(LoaderAdapter):
             at_end=source.close,
             first_batch=self.first_batch,
         )
+        self._running.add(pipeline)
+        return pipeline
 
     def close(self) -> None:
         """Stop all threads of this loader and release their memory; it can be used again.
@@ -358,6 +361,8 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         for batches in list(self._open):
             batches.close()
+        for pipeline in list(self._running):
+            pipeline.close()
         old, self._pool = self._pool, self._new_pool(self._pool.limit_bytes)
         old.limit_bytes = 0  # memory that is still in use is freed when it comes back
         old.clear()

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic
 
-from tutorlib.chunk import Chunk
+from tutorlib.chunk import Chunk, Masked, Ragged, to_host
 from tutorlib.loader.batch_group import BatchBuilder, GroupT, ScatterPlan
 from tutorlib.loader.pipeline import Stopwatch
 from tutorlib.memory import MemorySpace
@@ -45,6 +45,7 @@ class Scatterer(Generic[GroupT]):
         Raises:
             ParquetError: if the rows cannot be read or a value does not fit; says where.
             MemoryError: if a device has too little memory; says where and what to change.
+            RuntimeError: if `transform` raises StopIteration, which would end a loop silently.
             Exception: what `transform` raised, with a note that says where.
         """
         try:
@@ -57,6 +58,11 @@ class Scatterer(Generic[GroupT]):
         except ValueError as error:
             raise ParquetError(
                 f"{error} (in {self.source.location(row_range.row_group)})"
+            ) from error
+        except StopIteration as error:  # it would end the consumer's loop silently
+            raise RuntimeError(
+                f"map(): the function raised StopIteration; it must return a Chunk for every chunk "
+                f"(in {self.source.location(row_range.row_group)})"
             ) from error
         except Exception as error:
             error.add_note(f"in {self.source.location(row_range.row_group)}")
@@ -85,6 +91,8 @@ class Scatterer(Generic[GroupT]):
                 f"map(): gave {result.num_rows} rows with columns {result.names}, but "
                 f"{chunk.num_rows} rows with {self.names} are needed"
             )
+        for name in self.names:
+            _check_lengths(name, result[name])
         return result
 
     def _scatter_or_retry(
@@ -106,6 +114,26 @@ class Scatterer(Generic[GroupT]):
                 f"rows [{row_range.start}, {row_range.stop}) of {where}: they do not fit, not even "
                 f"in small steps. {space.advice()} ({error})"
             ) from error
+
+
+def _check_lengths(name: str, column: Any) -> None:
+    """Raise ValueError if a column that a user's code made contradicts itself."""
+    if isinstance(column, Ragged):
+        offsets, count = column.offsets, len(column.values)
+        first, last = to_host(offsets[[0, -1]]).tolist()
+        falls = offsets[1:] < offsets[:-1]
+        if first != 0 or last != count or falls.any():
+            falling = f", falling at row {int(falls.argmax())}" if falls.any() else ""
+            raise ValueError(
+                f"map(): column {name!r}: the offsets of a Ragged must rise from 0 to the number "
+                f"of its values, {count}, got offsets from {first} to {last}{falling}"
+            )
+        column = column.values
+    if isinstance(column, Masked) and len(column.values) != len(column.valid):
+        raise ValueError(
+            f"map(): column {name!r}: a Masked needs one `valid` for each value, got "
+            f"{len(column.valid)} for {len(column.values)} values"
+        )
 
 
 def _timed(
