@@ -6,13 +6,13 @@ both stages. Both stream, so their memory does not grow with the files.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from data_prep.criteo_raw import raw_to_parquet
 from data_prep.output import DataPrepError, fingerprint, finished_metadata, new_parts, read_settings
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, INTEGER_NAMES
+from tutorlib.storage import refuse_foreign, refuse_overlap, remove
 
 
 def make_workflow(freq_threshold: int = 15) -> Any:
@@ -83,7 +83,12 @@ def etl(
     finished = finished_metadata(output, settings, overwrite=overwrite)
     if finished is not None:
         return finished
-    with new_parts(output, ("train", "valid", "workflow"), settings) as staging:
+    parts = ("train", "valid", "workflow")
+    for name in (*parts, "tables"):
+        refuse_overlap(output / name, [parquet])
+    with new_parts(output, parts, settings) as staging:
+        refuse_foreign(output / "tables")
+        refuse_foreign(output / "tables.partial")
         sources = split_by_time(days, valid_days, valid_share)
         workflow = make_workflow(freq_threshold).fit(sources["train"], client, threads=workers)
         tables = workflow.transform_to_parquet(
@@ -97,7 +102,7 @@ def etl(
         )
         for name, made in (("train", "train"), ("valid", "valid"), ("workflow", "_workflow")):
             (tables / made).rename(staging.path / name)
-        shutil.rmtree(tables)
+        remove(tables)
         sizes = workflow.embedding_sizes()
         staging.metadata.update(
             {

@@ -26,6 +26,7 @@ from data_prep.output import DataPrepError, fingerprint, finished_metadata, new_
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.checks import check_choice
 from tutorlib.memory import map_on_threads, thread_count
+from tutorlib.storage import refuse_overlap
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 _TEXT_SCHEMA = pa.schema([(name, pa.binary()) for name in COLUMN_NAMES])
@@ -145,6 +146,7 @@ def raw_to_parquet(
     settings = {"command": "criteo raw_to_parquet", "version": 1, "on_bad_lines": on_bad_lines,
                 "files": fingerprint(list(files.values()))}  # fmt: skip
     output = Path(output)
+    refuse_overlap(output, [source])
     finished = finished_metadata(output, settings, overwrite=overwrite)
     if finished is not None:
         return finished

@@ -15,8 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorlib.storage import new_folder, remove, scratch_folder
+from tutorlib.storage import (
+    MARK,
+    is_ours,
+    locked_folder,
+    mark,
+    new_folder,
+    refuse_foreign,
+    remove,
+    scratch_folder,
+)
 
+PARTS_FOLDER = "parts.partial"
 SETTINGS_FILE = "_settings.json"  # readers of data folders skip names that start with "_"
 
 
@@ -81,6 +91,7 @@ def finished_metadata(
         /.../squares: already made with these settings; left alone.
         {'bytes': 5}
     """
+    _finish_publishing(Path(folder))
     have = read_settings(folder)
     if have is None or overwrite:
         return None
@@ -106,16 +117,14 @@ def new_output(folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> I
     A finished folder is replaced, so call `finished_metadata` first.
 
     Raises:
-        DataPrepError: if `folder` holds something that data_prep did not make, or another process
-            is writing it.
+        DataPrepError: if `folder` holds files and was not made by data_prep, or another process is
+            writing it.
     """
-    target = Path(folder)
-    if target.exists() and read_settings(target) is None and not _is_empty_folder(target):
-        raise _foreign(target)
-    with _one_line_errors(), new_folder(target) as path:
+    with _one_line_errors(), new_folder(folder) as path:
         staging = Staging(path)
         yield staging
-        _write_settings(staging, settings, sorted(entry.name for entry in path.iterdir()))
+        made = sorted(entry.name for entry in path.iterdir() if entry.name != MARK)
+        _write_settings(staging, settings, made)
 
 
 @contextlib.contextmanager
@@ -125,36 +134,60 @@ def new_parts(
     """Give a staging folder whose entries `names` become `folder/name` when the block ends.
 
     `_settings.json` is removed before the first entry is replaced and written after the last, so
-    entries without it are not finished. Other entries of `folder` stay as they are.
+    entries without it are not finished: after a kill the next run finishes them. Other entries of
+    `folder` stay as they are.
 
     Raises:
         DataPrepError: if one of the entries exists and data_prep did not make it, or another
             process is writing them.
     """
     target = Path(folder)
-    marker = target / "parts.publishing"  # its entries are ours to replace, also without settings
-    if read_settings(target) is None and not marker.exists():
+    _finish_publishing(target)
+    made = (read_settings(target) or {"made": ()})["made"]
+    with _one_line_errors():
         for name in names:
-            if (target / name).exists():
-                raise _foreign(target / name)
-    with _one_line_errors(), scratch_folder(target / "parts.partial") as path:
-        staging = Staging(path)
-        yield staging
-        _write_settings(staging, settings, sorted(names))
-        marker.touch()
-        (target / SETTINGS_FILE).unlink(missing_ok=True)
-        for name in names:
-            remove(target / name)
-            (path / name).rename(target / name)
-        (path / SETTINGS_FILE).rename(target / SETTINGS_FILE)
-        marker.unlink()
+            refuse_foreign(target / name)
+            if (target / name).is_file() and name not in made:
+                raise DataPrepError(
+                    f"{target / name} exists and was not made by data_prep (no {SETTINGS_FILE} "
+                    "says so). Move it away, or choose another --output."
+                )
+        with scratch_folder(target / PARTS_FOLDER) as path:
+            staging = Staging(path)
+            yield staging
+            for name in names:
+                if (path / name).is_dir():
+                    mark(path / name)
+            _write_settings(staging, settings, sorted(names))
+            _publish(path, target)
+
+
+def _publish(staging: Path, target: Path) -> None:
+    """Move the finished parts to their names; calling it again after a kill does the rest."""
+    made = (read_settings(staging) or {})["made"]
+    (target / SETTINGS_FILE).unlink(missing_ok=True)
+    for name in made:
+        if (staging / name).exists():
+            if (target / name).is_dir():
+                remove(target / name)
+            (staging / name).rename(target / name)
+    (staging / SETTINGS_FILE).rename(target / SETTINGS_FILE)
+
+
+def _finish_publishing(target: Path) -> None:
+    """Finish what a killed run has made whole but not yet moved to its names."""
+    staging = target / PARTS_FOLDER
+    if is_ours(staging) and read_settings(staging) is not None:
+        with _one_line_errors(), locked_folder(staging):
+            _publish(staging, target)
+            remove(staging)
 
 
 @contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
     try:
         yield
-    except BlockingIOError as error:
+    except (BlockingIOError, FileExistsError) as error:
         raise DataPrepError(str(error)) from error
 
 
@@ -170,17 +203,6 @@ def _write_settings(staging: Staging, settings: Mapping[str, Any], made: list[st
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(values))
-
-
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
-
-
-def _foreign(path: Path) -> DataPrepError:
-    return DataPrepError(
-        f"{path} exists and was not made by data_prep (no {SETTINGS_FILE} says so). "
-        "Move it away, or choose another --output."
-    )
 
 
 def fingerprint(paths: Sequence[Path]) -> dict[str, list[int]]:

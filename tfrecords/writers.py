@@ -30,10 +30,11 @@ from tfrecords.metadata import (
 from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk, Masked, Ragged, Strings
 from tutorlib.parquet import RowRange
-from tutorlib.storage import new_folder, refuse_existing, row_bar
+from tutorlib.storage import MARK, new_folder, refuse_existing, refuse_overlap, row_bar
 from tutorlib.workflow.inputs import (
     RowSource,
     as_source,
+    input_paths,
     locate_errors,
     read_range,
     row_ranges_in,
@@ -274,7 +275,8 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
     """Write rows in a form, into a folder that appears when it is complete."""
     started = time.perf_counter()
     target, source = Path(folder), as_source(source)
-    _check_target(target, options.overwrite)
+    refuse_overlap(target, input_paths(source))
+    refuse_existing(target, options.overwrite)
     types = source.column_types
     columns = list(types if options.columns is None else options.columns)
     if missing := [name for name in columns if name not in types]:
@@ -290,23 +292,13 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
                     for record in form.encode(chunk):
                         file.write(record)
                     done(chunk.num_rows)
-        sizes = [path.stat().st_size for path in partial.iterdir()]
+        sizes = [path.stat().st_size for path in partial.iterdir() if path.name != MARK]
         metadata = {"form": form.name, "rows": rows, "files": len(sizes), "nbytes": sum(sizes)}
         metadata["columns"] = {name: list(types[name]) for name in columns}
         if form.batch_size:
             metadata["batch_size"] = form.batch_size
         (partial / METADATA_FILE).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
     return Written(len(sizes), rows, sum(sizes), time.perf_counter() - started)
-
-
-def _check_target(folder: Path, overwrite: bool) -> None:
-    """Raise FileExistsError for a folder that must not be replaced."""
-    refuse_existing(folder, overwrite)
-    if folder.exists() and not (folder / METADATA_FILE).is_file():
-        raise FileExistsError(
-            f"{folder} was not written by tfrecords (it has no {METADATA_FILE}), so it is "
-            "not replaced. Choose another folder, or remove it yourself."
-        )
 
 
 def _checked(

@@ -24,6 +24,7 @@ from pathlib import Path
 import nbformat
 from browser import ROOT, Page, empty_page, free_port, running
 
+DEFAULT_OUTPUT = ROOT / "build" / "jupyterlab"
 READY = """
 (async () => {
   const panel = window.jupyterapp?.shell.currentWidget;
@@ -147,7 +148,7 @@ def main() -> int:
     parser.add_argument(
         "--lesson", default="04_gpu_accelerated", help="name of the lesson (default: %(default)s)"
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "jupyterlab")
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="a new folder")
     parser.add_argument(
         "--seconds",
         type=float,
@@ -158,7 +159,9 @@ def main() -> int:
     lesson = ROOT / "notebooks" / f"{options.lesson}.ipynb"
     if not lesson.is_file():
         parser.error(f"no such lesson: {lesson.relative_to(ROOT)}")
-    shutil.rmtree(options.output, ignore_errors=True)
+    if options.output.exists() and options.output != DEFAULT_OUTPUT:
+        parser.error(f"{options.output} exists already: choose a new folder")
+    shutil.rmtree(DEFAULT_OUTPUT, ignore_errors=True)
     options.output.mkdir(parents=True)
     with copied(lesson) as copy, tempfile.TemporaryDirectory() as settings:
         with jupyterlab(copy.parent, Path(settings)) as (address, token):

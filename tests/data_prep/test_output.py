@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+from data_prep import criteo
 from data_prep.__main__ import main
 from data_prep.output import DataPrepError, finished_metadata, new_output, new_parts, read_settings
+from data_prep.synthetic_criteo import write_criteo
 
 
 def make(folder, settings, text="content"):
@@ -48,7 +50,7 @@ def test_a_failed_run_leaves_the_old_output_and_no_staging(tmp_path):
 def test_what_data_prep_did_not_make_is_never_replaced(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("mine")
-    with pytest.raises(DataPrepError, match="was not made by data_prep"):
+    with pytest.raises(DataPrepError, match="was not made by tutorlib"):
         make(tmp_path / "out", {"n": 1})
     with (
         pytest.raises(DataPrepError, match=r"thesis\.txt"),
@@ -56,6 +58,26 @@ def test_what_data_prep_did_not_make_is_never_replaced(tmp_path):
     ):
         pass
     assert (tmp_path / "out/thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["train", "tables", "tables.partial", "parts.partial"])
+def test_criteo_refuses_an_output_in_which_a_folder_of_the_user_has_a_name_it_needs(tmp_path, name):
+    write_criteo(tmp_path / "raw", rows=300, days=2)
+    mine = tmp_path / "out" / name / "thesis.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.raises(DataPrepError, match=f"out/{name} was not made by tutorlib"):
+        criteo.prepare(tmp_path / "raw", tmp_path / "out", overwrite=True)
+    assert mine.read_text() == "mine"
+    assert os.listdir(mine.parent) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("output", ["days/raw", "days/raw/parquet", "days"])
+def test_raw_files_are_never_inside_or_around_their_output(tmp_path, output):
+    write_criteo(tmp_path / "days/raw", rows=300, days=2)
+    with pytest.raises(ValueError, match="overlaps the input"):
+        criteo.raw_to_parquet(tmp_path / "days/raw", tmp_path / output, overwrite=True)
+    assert (tmp_path / "days/raw/day_1.tsv").exists()
 
 
 def test_parts_are_replaced_and_their_neighbours_stay(tmp_path):
@@ -71,17 +93,53 @@ def test_parts_are_replaced_and_their_neighbours_stay(tmp_path):
         assert names == {"raw", "train", "index", "_settings.json"}
 
 
-def test_parts_without_settings_after_a_crash_are_replaced(tmp_path):
-    # What a kill between two renames leaves: a part, the marker, the staging folder.
-    (tmp_path / "train").mkdir()
-    (tmp_path / "parts.publishing").touch()
-    (tmp_path / "parts.partial").mkdir()
-    (tmp_path / "parts.partial/junk").touch()
-    with new_parts(tmp_path, ("train",), {}) as staging:
+PUBLISH = """
+import os, signal, sys
+from data_prep.output import new_parts
+
+moment, count = int(sys.argv[2]), 0
+
+def kill_at_moment(event, _):
+    global count
+    if event in ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.scandir", "open"):
+        count += 1
+        if count == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+with new_parts(sys.argv[1], ("train", "index"), {"text": "new"}) as staging:
+    (staging.path / "train").mkdir()
+    (staging.path / "train/a.txt").write_text("new")
+    (staging.path / "index").write_text("new")
+    sys.addaudithook(kill_at_moment)
+"""
+
+
+def make_parts(folder, text):
+    with new_parts(folder, ("train", "index"), {"text": text}) as staging:
         (staging.path / "train").mkdir()
-        (staging.path / "train/whole").touch()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["_settings.json", "train"]
-    assert (tmp_path / "train/whole").exists()
+        (staging.path / "train/a.txt").write_text(text)
+        (staging.path / "index").write_text(text)
+
+
+def test_after_a_kill_at_any_moment_of_publishing_the_next_run_finds_whole_parts(tmp_path):
+    found, moment, status = [], 0, -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        moment += 1
+        folder = tmp_path / str(moment)
+        make_parts(folder, "old")
+        (folder / "mine").touch()
+        command = [sys.executable, "-c", PUBLISH, str(folder), str(moment)]
+        status = subprocess.run(command).returncode
+        finished_metadata(folder, {}, overwrite=True)  # what each command calls first
+        found.append(read_settings(folder)["settings"]["text"])
+        assert (folder / "train/a.txt").read_text() == found[-1]
+        assert (folder / "index").read_text() == found[-1]
+        make_parts(folder, "newer")
+        assert sorted(os.listdir(folder)) == ["_settings.json", "index", "mine", "train"]
+    assert status == 0
+    assert found[0] == "old"
+    assert found == sorted(found, reverse=True)  # first old, then new
+    assert found.count("new") > 5
 
 
 def test_two_processes_do_not_build_the_same_output(tmp_path):
@@ -125,7 +183,8 @@ def test_a_killed_run_leaves_nothing_that_looks_whole_and_can_be_repeated(tmp_pa
     command = ["synthetic", "criteo", "--rows", "100", "--days", "2", "--output", str(output)]
     assert main(command) == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == ["raw"]
-    assert sorted(p.name for p in output.iterdir()) == ["_settings.json", "day_0.tsv", "day_1.tsv"]
+    made = {path.name for path in output.iterdir()}
+    assert made == {".tutorlib", "_settings.json", "day_0.tsv", "day_1.tsv"}
 
 
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):

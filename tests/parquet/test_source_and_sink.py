@@ -101,7 +101,7 @@ def test_each_file_allows_nulls_just_where_it_has_some(
         with ParquetSink(path, rows_per_file=max(4, row_group_rows), **options) as sink:
             for start in range(0, 10, written):
                 sink.write(table.slice(start, written))
-        files = [path] if single else sorted(path.iterdir())
+        files = [path] if single else sorted(path.glob("*.parquet"))
         assert os.listdir(folder) == [path.name]
         first = 0
         for file in files:

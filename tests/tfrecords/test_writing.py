@@ -25,6 +25,7 @@ from tfrecords import (
 )
 from tutorlib.chunk import Chunk
 from tutorlib.parquet import ParquetSink
+from tutorlib.storage import MARK
 
 SCALAR_COLUMNS = {"columns": SCALARS.names}
 WRITERS = {
@@ -74,7 +75,7 @@ def test_only_a_folder_that_a_writer_made_is_replaced_and_only_on_request(
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("years of work")
-    with pytest.raises(FileExistsError, match="not written by tfrecords"):
+    with pytest.raises(FileExistsError, match="mine was not made by tutorlib"):
         write_examples(parquet, other, overwrite=True)
     assert (other / "thesis.txt").exists()
 
@@ -87,7 +88,8 @@ def test_an_error_names_the_place_and_leaves_nothing_behind(tmp_path):
             pa.table({"x": pa.array([1, 2, 3, None], pa.int64()), "t": ["a", "b", "c", "d"]})
         )
     (tmp_path / "e.partial").mkdir()
-    (tmp_path / "e.partial" / "left_by_a_killed_run").touch()
+    for name in (MARK, "left_by_a_killed_run"):
+        (tmp_path / "e.partial" / name).touch()
     with pytest.raises(ValueError, match=r"'x': 1 nulls.*row group 1 of .*part_00000"):
         write_examples(tmp_path / "p", tmp_path / "e")
     with pytest.raises(ValueError, match=r"'t': strings have no fixed width"):

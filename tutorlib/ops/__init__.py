@@ -22,7 +22,7 @@ from tutorlib.ops.join_external import JoinExternal
 from tutorlib.ops.join_groupby import JoinGroupby
 from tutorlib.ops.list_slice import ListSlice
 from tutorlib.ops.normalize import Normalize, NormalizeMinMax
-from tutorlib.ops.registry import OPS, ROW_OPS, op_class, row_op_class, saved_name
+from tutorlib.ops.registry import OPS, ROW_OPS, is_builtin, op_class, row_op_class, saved_name
 from tutorlib.ops.rename import Rename
 from tutorlib.ops.row_ops import Dropna, Filter, RowOp
 from tutorlib.ops.shared.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID, column_type, role_of
@@ -34,6 +34,6 @@ __all__ = [
     "ColumnGroup", "ColumnOp", "Dropna", "FillMedian", "FillMissing", "Filter", "HashBucket",
     "HashedCross", "JoinExternal", "JoinGroupby", "LambdaOp", "LearningOp", "ListSlice", "LogOp",
     "Normalize", "NormalizeMinMax", "Op", "Rename", "RowOp", "Select", "SpillingOp",
-    "TargetEncoding", "as_group", "column_type", "exact_sum", "op_class", "role_of", "row_op_class",
-    "saved_name",
+    "TargetEncoding", "as_group", "column_type", "exact_sum", "is_builtin", "op_class", "role_of",
+    "row_op_class", "saved_name",
 ]  # fmt: skip

@@ -41,10 +41,12 @@ def saved_name(kind: type[Op] | type[RowOp]) -> str:
         >>> saved_name(Clip)
         'tutorlib.ops.Clip'
     """
-    ours: Mapping[str, type] = {**OPS, **ROW_OPS}
-    if ours.get(kind.__name__) is kind:
-        return f"{ROOM}.{kind.__name__}"
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{ROOM if is_builtin(kind) else kind.__module__}.{kind.__qualname__}"
+
+
+def is_builtin(kind: type[Op] | type[RowOp]) -> bool:
+    """Return whether an op's class is one of this library."""
+    return kind in OPS.values() or kind in ROW_OPS.values()
 
 
 def op_class(name: str) -> type[Op]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,8 @@ class ParquetSource:
         device: str | None = None,
     ) -> None:
         self.memory: MemorySpace | None = memory_space(device)
-        self.stored = ParquetFiles(find_files(paths, filesystem))
+        self.paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        self.stored = ParquetFiles(find_files(self.paths, filesystem))
         self.files = self.stored.paths
         self._keys = typed_keys(self.stored.files, self.stored.schema.names)
         keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]

@@ -8,23 +8,27 @@ staging file or folder, which the next call removes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
-import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tutorlib.storage.locks import locked_folder
+from tutorlib.storage.owned import MARK, clear, discard, is_ours, mark, refuse_foreign, remove
 
-
-def refuse_existing(target: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raise FileExistsError if `target` exists and `overwrite` is False."""
-    if Path(target).exists() and not overwrite:
-        raise FileExistsError(f"{target} exists already. Pass overwrite=True to replace it.")
+AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2  # linux/fcntl.h, linux/fs.h, macOS sys/stdio.h
 
 
 def staging_path(target: Path) -> Path:
     """Return the name under which a target is written before it is whole."""
     return target.with_name(target.name + ".partial")
+
+
+def replaced_path(target: Path) -> Path:
+    """Return the name of an old target while `replace` renames two folders one after the other."""
+    return target.with_name(target.name + ".replaced")
 
 
 @contextlib.contextmanager
@@ -33,6 +37,9 @@ def new_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
     Args:
         target: path of the file; one that exists is replaced. Missing folders are made.
+
+    Raises:
+        IsADirectoryError: if `target`, or its name with `.partial` appended, is a folder.
 
     Example:
         >>> import tempfile
@@ -44,23 +51,33 @@ def new_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(target)
     staging = staging_path(target)
-    remove(staging)
+    for path in (target, staging):
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder. Move it away, or choose another file.")
+    staging.unlink(missing_ok=True)
     staging.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield staging
-        replace(target, staging)
+        staging.replace(target)
     finally:
-        remove(staging)
+        staging.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def new_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Give an empty folder, which becomes `target` when the block ends without an error.
 
+    At any moment, also after a kill, either the old or the new folder is at `target`. Only where
+    the system cannot swap two names (Windows, some network file systems) may a kill leave the old
+    folder at `target.replaced`; then the next call renames it to `target` before the block.
+
     Args:
-        target: path of the folder; one that exists is replaced. Missing parents are made.
+        target: path of the folder; one that this library made is replaced. Missing parents are
+            made.
 
     Raises:
+        FileExistsError: if `target`, or its name with `.partial` appended, holds files and was not
+            made by this library.
         BlockingIOError: if another process is writing the same target.
 
     Example:
@@ -68,11 +85,13 @@ def new_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         >>> target = Path(tempfile.mkdtemp()) / "numbers"
         >>> with new_folder(target) as folder:
         ...     _ = (folder / "odd.txt").write_text("1 3 5")
-        >>> [path.name for path in target.iterdir()], folder.exists()
-        (['odd.txt'], False)
+        >>> (target / "odd.txt").read_text(), folder.exists()
+        ('1 3 5', False)
     """
     target = Path(target)
+    check_target(target)
     with scratch_folder(staging_path(target)) as staging:
+        recover(target)
         yield staging
         replace(target, staging)
 
@@ -82,11 +101,14 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     """Give an empty folder for the block; it is removed afterwards, unless the block renamed it.
 
     Raises:
+        FileExistsError: if the folder holds files and was not made by this library.
         BlockingIOError: if another process is using it.
     """
     with locked_folder(folder):
-        identity = folder.stat()
+        refuse_foreign(folder)
+        mark(folder)
         clear(folder)
+        identity = folder.stat()
         try:
             yield folder
         finally:
@@ -96,27 +118,58 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
                     remove(folder)
 
 
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Give an empty folder among the temporary files (TMPDIR); it is removed after the block.
+
+    What killed processes left under the same prefix is removed first, where locks show that they
+    do not live (not on Windows).
+    """
+    if sys.platform != "win32":
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            with contextlib.suppress(PermissionError):  # of another user
+                if (left / MARK).exists():
+                    discard(left)
+    with scratch_folder(Path(tempfile.mkdtemp(prefix=prefix))) as folder:
+        yield folder
+
+
+def check_target(target: Path) -> None:
+    """Raise FileExistsError unless `replace` may rename a folder to `target`."""
+    if target.exists() and not target.is_dir():
+        raise FileExistsError(f"{target} is a file. Move it away, or choose another folder.")
+    refuse_foreign(target)
+
+
+def recover(target: Path) -> None:
+    """Clear up what a kill within `replace` left; call it with the lock of the staging folder."""
+    old = replaced_path(target)
+    if target.exists() and is_ours(old):
+        discard(old)
+    elif (old / MARK).exists():
+        old.rename(target)
+
+
 def replace(target: Path, new: Path) -> None:
-    """Rename `new`, a file or a folder, to `target`, which may exist."""
-    if target.is_dir() or (target.exists() and new.is_dir()):
-        old = target.with_name(target.name + ".replaced")
-        remove(old)
+    """Rename a folder to `target`; a folder there that this library made is removed."""
+    if not target.exists():
+        new.rename(target)
+    elif exchange(new, target):
+        discard(new)
+    else:
+        old = replaced_path(target)
         target.rename(old)
         new.rename(target)
-        remove(old)
-    else:
-        new.replace(target)
+        discard(old)
 
 
-def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with its contents, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def clear(folder: Path) -> None:
-    """Remove everything in a folder."""
-    for entry in folder.iterdir():
-        remove(entry)
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step; return False if the system or the file system cannot."""
+    names = os.fsencode(first), os.fsencode(second)
+    if sys.platform == "darwin":
+        return ctypes.CDLL(None).renamex_np(*names, RENAME_SWAP) == 0
+    if sys.platform == "linux":
+        rename = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28, musl 1.2.6
+        if rename is not None:
+            return rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0
+    return False

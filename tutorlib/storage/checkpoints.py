@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tutorlib.storage.atomic import new_folder, remove
+from tutorlib.storage.atomic import new_folder
+from tutorlib.storage.owned import is_ours, remove
 
 STATE_FILE = "state.json"
 NAME = re.compile(r"(\d+)-epoch-(\d+)-batch-(\d+)")
@@ -107,14 +108,17 @@ def _flush(path: Path) -> None:
 def remove_old(path: str | os.PathLike[str], keep: int) -> None:
     """Remove all checkpoints except the newest `keep`, and what killed processes left.
 
-    A checkpoint is renamed before its files are deleted, so a partial one is never loaded.
+    A checkpoint is renamed before its files are deleted, so a partial one is never loaded. Folders
+    that this library did not make stay.
 
     Args:
         path: folder that holds the checkpoints.
         keep: checkpoints to keep, at least 1.
     """
     for checkpoint in find_checkpoints(path)[:-keep]:
-        checkpoint.folder.rename(checkpoint.folder.with_name(checkpoint.folder.name + ".removed"))
+        if is_ours(checkpoint.folder):
+            name = checkpoint.folder.name + ".removed"
+            checkpoint.folder.rename(checkpoint.folder.with_name(name))
     for entry in Path(path).iterdir():
-        if LEFT_OVER.fullmatch(entry.name):
+        if LEFT_OVER.fullmatch(entry.name) and is_ours(entry):
             remove(entry)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tutorlib.storage.atomic import clear, remove, replace, staging_path
+from tutorlib.storage.atomic import check_target, recover, replace, staging_path
 from tutorlib.storage.locks import locked_folder
+from tutorlib.storage.owned import clear, mark, refuse_foreign, remove
 
 METADATA_FILE = "_building.json"
 WRITING_FOLDER = "_writing"
@@ -32,11 +34,14 @@ def resumable_folder(
     with other metadata gives an empty one. An error removes it.
 
     Args:
-        target: path of the folder; one that exists is replaced. Missing parents are made.
+        target: path of the folder; one that this library made is replaced. Missing parents are
+            made.
         metadata: everything that decides what the files hold, as JSON values; None to begin with
             an empty folder always.
 
     Raises:
+        FileExistsError: if `target`, or its name with `.partial` appended, holds files and was not
+            made by this library.
         BlockingIOError: if another process is writing the same target.
 
     Example:
@@ -50,14 +55,18 @@ def resumable_folder(
     """
     target = Path(target)
     staging = staging_path(target)
+    check_target(target)
     with locked_folder(staging):
+        refuse_foreign(staging)
+        mark(staging)
+        recover(target)
         _clear_unless_equal(staging, metadata)
         try:
             yield staging
         except Exception:
             remove(staging)
             raise
-        remove(staging / WRITING_FOLDER)
+        shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
         (staging / METADATA_FILE).unlink()
         replace(target, staging)
 
@@ -82,7 +91,7 @@ def new_file_in(folder: Path, name: str) -> Iterator[Path]:
         (folder / name).parent.mkdir(exist_ok=True)
         path.replace(folder / name)
     finally:
-        remove(path)
+        path.unlink(missing_ok=True)
 
 
 def _clear_unless_equal(staging: Path, metadata: Mapping[str, Any] | None) -> None:
@@ -98,4 +107,4 @@ def _clear_unless_equal(staging: Path, metadata: Mapping[str, Any] | None) -> No
         clear(staging)
         with new_file_in(staging, METADATA_FILE) as path:
             path.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
-    remove(staging / WRITING_FOLDER)
+    shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)

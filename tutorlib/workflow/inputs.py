@@ -7,6 +7,7 @@ the row ranges that threads and cluster workers then read in any order.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -172,6 +173,11 @@ def read_range(source: RowSource, row_range: RowRange, columns: Sequence[str]) -
     if row_range.num_rows < rows <= RANGE_ROWS:
         return source.read(position, columns, 0, rows).slice(start, stop)
     return source.read(position, columns, start, stop)
+
+
+def input_paths(source: RowSource) -> list[str]:
+    """Return the files that a source reads, and the folders that it was given, if it knows them."""
+    return [*source.files, *map(os.fspath, getattr(source, "paths", ()))]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from tutorlib.ops import (
     LambdaOp,
     Op,
     RowOp,
+    is_builtin,
     op_class,
     row_op_class,
     saved_name,
@@ -70,8 +71,18 @@ def check_functions(graph: OpGraph) -> None:
 
 def ops_with_functions(graph: OpGraph) -> list[LambdaOp | Filter]:
     """Return the ops and row ops that call a function of the user."""
-    ops = [*graph.row_ops, *(op for group in graph.groups for op in group.ops)]
+    ops = _all_ops(graph)
     return [op for op in ops if isinstance(op, LambdaOp | Filter) and op.function is not None]
+
+
+def has_user_code(graph: OpGraph) -> bool:
+    """Return whether a function or a class of the user takes part: only its name is saved."""
+    kinds = map(type, _all_ops(graph))
+    return bool(ops_with_functions(graph)) or not all(map(is_builtin, kinds))
+
+
+def _all_ops(graph: OpGraph) -> list[Op | RowOp]:
+    return [*graph.row_ops, *(op for group in graph.groups for op in group.ops)]
 
 
 def fingerprint(graph: OpGraph) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tutorlib.storage import new_folder, refuse_existing
+from tutorlib.storage import new_folder, refuse_existing, refuse_overlap
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.fit import fit_graph
 from tutorlib.workflow.graph import OpGraph
@@ -134,7 +134,8 @@ class Workflow(OpGraph):
             shuffle_seed: None keeps the order. An integer, at least 0, puts the row groups in
                 random order and shuffles the rows of each part file, for which each thread holds
                 two copies of a part file in memory. The same source, settings and seed give the
-                same files. {name: seed} for several sources; those without keep their order.
+                same files. {name: seed} for several sources; those without keep their order. Rows
+                that are sorted (by label, time) need more than that: see `split_rows`.
             overwrite: whether to replace the folder if it exists.
             client: `distributed.Client` whose workers write the part files instead of threads; they
                 must see sources and folder under the same paths. None for threads.
@@ -146,13 +147,16 @@ class Workflow(OpGraph):
             The folder.
 
         Raises:
-            FileExistsError: if the folder exists and `overwrite` is False.
+            FileExistsError: if the folder exists and `overwrite` is False, or it holds files and
+                this library did not make it.
             BlockingIOError: if another process is writing it.
-            ValueError: if the column types are not those fitted on, or a source has no output rows.
+            ValueError: if the folder is an input, or contains one, or is inside one; if the column
+                types are not those fitted on, or a source has no output rows.
         """
         sources = named_sources(source)
         seeds = named_seeds(shuffle_seed, sources)
         job = WriteJob(self, sources, rows_per_file, row_group_rows, encoding, seeds)
+        refuse_overlap(folder, job.inputs)
         refuse_existing(folder, overwrite)
         write_data_set(job, folder, client=client, threads=threads, progress=progress)
         return Path(folder)

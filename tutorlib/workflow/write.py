@@ -34,6 +34,7 @@ from tutorlib.workflow.graph import OpGraph
 from tutorlib.workflow.inputs import (
     RowSource,
     as_source,
+    input_paths,
     locate_errors,
     read_range,
     row_ranges_in,
@@ -87,6 +88,7 @@ class WriteJob:
                 f"row_group_rows={self.row_group_rows}, rows_per_file={self.rows_per_file}"
             )
         check_choice("encoding", self.encoding, ENCODINGS)
+        self.inputs = [path for source in self.sources.values() for path in input_paths(source)]
         self.sources = {n: with_encoded_strings(source) for n, source in self.sources.items()}
 
     def part_files(self) -> list[PartFile]:
@@ -102,9 +104,9 @@ class WriteJob:
         return parts
 
     def metadata(self) -> dict[str, Any] | None:
-        """Return what decides what the files hold; None for rows in memory and user functions."""
+        """Return what decides what the files hold; None for rows in memory and code of the user."""
         sources = {name: _source_metadata(source) for name, source in self.sources.items()}
-        if None in sources.values() or saved_form.ops_with_functions(self.graph):
+        if None in sources.values() or saved_form.has_user_code(self.graph):
             return None
         settings = ("rows_per_file", "row_group_rows", "encoding", "shuffle_seeds")
         return {

@@ -1,0 +1,130 @@
+"""Only folders that this library made are replaced or removed, and never an input."""
+
+import os
+
+import pytest
+
+from tutorlib.storage import (
+    MARK,
+    METADATA_FILE,
+    new_file,
+    new_folder,
+    refuse_existing,
+    refuse_overlap,
+    remove,
+    resumable_folder,
+    scratch_folder,
+)
+
+
+def thesis_in(folder):
+    folder.mkdir(parents=True)
+    (folder / "thesis.txt").write_text("mine")
+    return folder
+
+
+def resumable(target):
+    return resumable_folder(target, {"version": 1})
+
+
+OUTPUTS = [new_folder, resumable]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("name", ["out", "out.partial"])
+def test_a_folder_that_another_made_is_neither_replaced_nor_removed(tmp_path, output, name):
+    thesis_in(tmp_path / name)
+    with pytest.raises(FileExistsError, match=f"{name} was not made by tutorlib"):
+        output(tmp_path / "out").__enter__()
+    assert os.listdir(tmp_path) == [name]
+    assert os.listdir(tmp_path / name) == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_folder_that_has_the_name_of_an_old_output_stays(tmp_path, output):
+    with output(tmp_path / "out"):
+        pass
+    thesis_in(tmp_path / "out.replaced")
+    with output(tmp_path / "out") as folder:
+        (folder / "new").touch()
+    assert os.listdir(tmp_path / "out.replaced") == ["thesis.txt"]
+    assert (tmp_path / "out/new").exists()
+
+
+@pytest.mark.parametrize("name", ["out", "out.partial"])
+def test_a_file_does_not_replace_a_folder(tmp_path, name):
+    thesis_in(tmp_path / name)
+    with pytest.raises(IsADirectoryError, match=f"{name} is a folder"):
+        new_file(tmp_path / "out").__enter__()
+    assert (tmp_path / name / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_a_folder_does_not_replace_a_file(tmp_path, output):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(FileExistsError, match="out is a file"):
+        output(tmp_path / "out").__enter__()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_scratch_folder_of_another_is_refused(tmp_path):
+    with pytest.raises(FileExistsError, match="was not made by tutorlib"):
+        scratch_folder(thesis_in(tmp_path / "scratch")).__enter__()
+    assert os.listdir(tmp_path / "scratch") == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_an_empty_folder_and_one_of_ours_are_replaced(tmp_path, output):
+    (tmp_path / "out").mkdir()
+    for name in ("first", "second"):
+        with output(tmp_path / "out") as folder:
+            (folder / name).touch()
+        assert set(os.listdir(tmp_path / "out")) == {name, MARK}
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path):
+    with new_folder(tmp_path / "real") as folder:
+        (folder / "kept").touch()
+    (tmp_path / "out").symlink_to(tmp_path / "real")
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "new").touch()
+    assert (tmp_path / "real/kept").exists()
+    assert not (tmp_path / "out").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["out", "real"]
+
+
+def test_overwrite_is_refused_for_a_folder_of_another(tmp_path):
+    with pytest.raises(FileExistsError, match="was not made by tutorlib"):
+        refuse_existing(thesis_in(tmp_path / "mine"), overwrite=True)
+    with pytest.raises(FileExistsError, match="was not made by tutorlib"):
+        remove(tmp_path / "mine")
+    with new_folder(tmp_path / "ours"):
+        pass
+    refuse_existing(tmp_path / "ours", overwrite=True)
+    remove(tmp_path / "ours")
+    assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_a_refused_target_keeps_the_files_of_a_killed_run(tmp_path):
+    with pytest.raises(KeyboardInterrupt), resumable(tmp_path / "out"):
+        raise KeyboardInterrupt
+    thesis_in(tmp_path / "out")
+    with pytest.raises(FileExistsError, match="was not made by tutorlib"):
+        resumable(tmp_path / "out").__enter__()
+    assert (tmp_path / "out.partial" / METADATA_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    "target", ["data", "data/raw", "data/raw/a.parquet", "data/raw/out/b", "."]
+)
+def test_an_output_that_contains_or_is_inside_an_input_is_refused(tmp_path, target, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    thesis_in(tmp_path / "data/raw")
+    (tmp_path / "data/raw/a.parquet").touch()
+    with pytest.raises(ValueError, match="overlaps the input data/raw"):
+        refuse_overlap(target, ["data/raw", "data/raw/a.parquet"])
+    with pytest.raises(ValueError, match="overlaps the input"):
+        refuse_overlap(tmp_path / target, ["data/raw"])
+    refuse_overlap("data/ready", ["data/raw", "data/raw/a.parquet", "s3://bucket/data"])
+    refuse_overlap("data/raw/out", ["data/raw/a.parquet"])
