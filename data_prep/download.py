@@ -22,6 +22,10 @@ _OUTAGES = (
 )
 
 
+class ServerError(requests.HTTPError):
+    """The server answers HTTP 500 or above: it may answer better later."""
+
+
 def download(
     url: str,
     path: str | Path,
@@ -108,15 +112,16 @@ def _fetch_all(url: str, part: Path, attempts: int, pause_s: float, timeout_s: f
         try:
             _fetch_rest(url, part, timeout_s)
             return
-        except _OUTAGES as error:
+        except (*_OUTAGES, ServerError) as error:
             failures = 1 if _size(part) > before else failures + 1
             if failures >= attempts:
                 if _size(part) == 0:
                     part.unlink(missing_ok=True)
                     raise _unreachable(url, error) from error
                 raise DataPrepError(
-                    f"{url}: the connection broke after {_size(part):,} bytes, which are kept "
-                    f"in {part}. Run the same command again to fetch the rest."
+                    f"{url}: {_what_failed(error, 'the connection broke')} after "
+                    f"{_size(part):,} bytes, which are kept in {part}. Run the same command again "
+                    "to fetch the rest."
                 ) from error
             time.sleep(pause_s * 2 ** (failures - 1))
         except requests.RequestException as error:
@@ -131,13 +136,13 @@ def _fetch_rest(url: str, part: Path, timeout_s: float) -> None:
         if answer.status_code == 416:  # `part` is complete: the checksum decides
             return
         if answer.status_code >= 500:
-            raise requests.exceptions.ConnectionError(f"HTTP {answer.status_code}")
+            raise ServerError(response=answer)
         answer.raise_for_status()
         resumed = answer.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if not (have and answer.status_code == 206 and resumed):
             have = 0
         rest = int(answer.headers.get("Content-Length", 0))
-        _check_space(part, rest)
+        check_space(part.parent, rest)
         with (
             open(part, "ab" if have else "wb") as file,
             tqdm(
@@ -154,11 +159,12 @@ def _fetch_rest(url: str, part: Path, timeout_s: float) -> None:
                 bar.update(len(block))
 
 
-def _check_space(part: Path, needed: int) -> None:
-    free = shutil.disk_usage(part.parent).free
+def check_space(folder: Path, needed: int) -> None:
+    """Raise DataPrepError unless the disk of a folder has so many bytes free."""
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise DataPrepError(
-            f"{part.parent} has {free:,} bytes free, but {needed:,} are needed. Free some space or "
+            f"{folder} has {free:,} bytes free, but {needed:,} are needed. Free some space or "
             "choose another --output."
         )
 
@@ -167,11 +173,14 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _unreachable(url: str, error: requests.RequestException) -> DataPrepError:
+def _what_failed(error: requests.RequestException, without_answer: str) -> str:
     if error.response is not None:
-        what = f"the server answers HTTP {error.response.status_code}"
-    else:
-        what = f"no connection ({type(error).__name__})"
+        return f"the server answers HTTP {error.response.status_code}"
+    return without_answer
+
+
+def _unreachable(url: str, error: requests.RequestException) -> DataPrepError:
+    what = _what_failed(error, f"no connection ({type(error).__name__})")
     return DataPrepError(
         f"{url}: {what}. Check the network and the address and run the command again, or "
         "download the file manually and pass --from. `python -m data_prep synthetic` works without "

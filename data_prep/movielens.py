@@ -6,12 +6,15 @@ Ratings are streamed; the films (tens of thousands) and one flag per rating are 
 
 from __future__ import annotations
 
+import contextlib
+import lzma
 import math
-import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +23,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from data_prep.download import download
+from data_prep.download import check_space, download
 from data_prep.output import (
     DataPrepError,
     fingerprint,
@@ -29,6 +32,7 @@ from data_prep.output import (
     new_parts,
 )
 from tutorlib.checks import check_choice
+from tutorlib.storage import refuse_overlap
 
 BASE_URL = "https://files.grouplens.org/datasets/movielens"
 # SHA-256 of the archives, as TensorFlow Datasets publishes them:
@@ -42,8 +46,13 @@ RATING_TYPES = {
     "userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float32(), "timestamp": pa.int64(),
 }  # fmt: skip
 MOVIE_TYPES = {"movieId": pa.int64(), "title": pa.string(), "genres": pa.string()}
+STARS = (0.5, 5.0)  # least and most of a rating
 LIKED_ABOVE = 3.0  # stars; a higher rating has label 1
 READ_BLOCK_BYTES = 1 << 22
+DAMAGE = (  # what zipfile and its decompressors raise; RuntimeError is for encryption
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError,
+    ValueError,
+)  # fmt: skip
 
 
 def fetch(
@@ -86,24 +95,51 @@ def fetch(
             Path(output) / "downloads" / f"{variant}.zip",
             sha256=SHA256[variant],
         )
+    refuse_overlap(raw, [source])
     with new_output(raw, settings) as staging:
         _unpack(Path(source), staging.path)
     return raw
 
 
 def _unpack(archive: Path, folder: Path) -> None:
+    """Write the two files of an archive into a folder, which exists."""
+    with contextlib.ExitStack() as opened:
+        with _reading(archive):
+            file = opened.enter_context(zipfile.ZipFile(archive))
+        for name in FILES:
+            inside = [entry for entry in file.infolist() if entry.filename.split("/")[-1] == name]
+            if len(inside) != 1:
+                raise DataPrepError(f"{archive}: {len(inside)} files named {name}, expected 1")
+            check_space(folder, inside[0].file_size)  # no more than this is read below
+            with _reading(archive):
+                packed = opened.enter_context(file.open(inside[0]))
+            with open(folder / name, "wb") as target:
+                while block := _next_block(packed, archive):
+                    target.write(block)
+
+
+def _next_block(packed: IO[bytes], archive: Path) -> bytes:
+    with _reading(archive):
+        return packed.read(READ_BLOCK_BYTES)
+
+
+@contextlib.contextmanager
+def _reading(archive: Path) -> Iterator[None]:
+    """Name the archive in every error that `zipfile` and its decompressors raise."""
     try:
-        with zipfile.ZipFile(archive) as file:
-            for name in FILES:
-                inside = [entry for entry in file.namelist() if entry.split("/")[-1] == name]
-                if len(inside) != 1:
-                    raise DataPrepError(f"{archive}: {len(inside)} files named {name}, expected 1")
-                with file.open(inside[0]) as packed, open(folder / name, "wb") as target:
-                    shutil.copyfileobj(packed, target)
-    except zipfile.BadZipFile as error:
-        raise DataPrepError(
-            f"{archive} is not an intact zip archive ({error}). Fetch it again."
-        ) from error
+        yield
+    except OSError as error:
+        if error.filename is not None:  # not the content is wrong: the file may not be read
+            raise
+        raise _damaged(archive, error) from error
+    except DAMAGE as error:
+        raise _damaged(archive, error) from error
+
+
+def _damaged(archive: Path, error: Exception) -> DataPrepError:
+    return DataPrepError(
+        f"{archive} is not an intact, unencrypted zip archive ({error}). Fetch it again."
+    )
 
 
 def etl(
@@ -153,7 +189,10 @@ def etl(
     finished = finished_metadata(output, settings, overwrite=overwrite)
     if finished is not None:
         return finished
-    with new_parts(output, ("train", "valid", "movies.parquet", "workflow"), settings) as staging:
+    parts = ("train", "valid", "movies.parquet", "workflow")
+    for name in parts:
+        refuse_overlap(output / name, [source])
+    with new_parts(output, parts, settings) as staging:
         movies = read_movies(files[1])
         pq.write_table(movies, staging.path / "movies.parquet")
         is_valid = split_rows(files[0], split, valid_share, seed)
@@ -173,20 +212,21 @@ def read_movies(path: Path) -> pa.Table:
     Raises:
         DataPrepError: if a column is missing, a value is malformed, or a movieId occurs twice.
     """
-    movies = pa.concat_tables(_read_csv(path, MOVIE_TYPES))
+    # In one block: Arrow loses line breaks within titles at the border of two.
+    movies = pa.concat_tables(_read_csv(path, MOVIE_TYPES, path.stat().st_size + 1))
     if len(pc.unique(movies["movieId"])) < movies.num_rows:
         raise DataPrepError(f"{path}: a movieId occurs twice. Remove one of its lines.")
     genres = pc.split_pattern(movies["genres"], "|")
     return movies.set_column(2, "genres", genres)
 
 
-def _read_csv(path: Path, types: dict[str, pa.DataType]) -> Iterator[pa.Table]:
+def _read_csv(path: Path, types: dict[str, pa.DataType], block_bytes: int) -> Iterator[pa.Table]:
     """Yield blocks of the named columns of a CSV file with a header."""
     try:
         reader = pa_csv.open_csv(
             path,
-            read_options=pa_csv.ReadOptions(block_size=READ_BLOCK_BYTES, use_threads=False),
-            parse_options=pa_csv.ParseOptions(newlines_in_values=False),
+            read_options=pa_csv.ReadOptions(block_size=block_bytes, use_threads=False),
+            parse_options=pa_csv.ParseOptions(newlines_in_values="title" in types),
             convert_options=pa_csv.ConvertOptions(column_types=types, include_columns=list(types)),
         )
         for batch in reader:
@@ -201,6 +241,21 @@ def _read_csv(path: Path, types: dict[str, pa.DataType]) -> Iterator[pa.Table]:
         ) from error
 
 
+def _read_ratings(path: Path) -> Iterator[pa.Table]:
+    """Yield blocks of ratings.csv; DataPrepError for a rating outside 0.5 to 5 stars."""
+    line = 2  # after the header
+    for table in _read_csv(path, RATING_TYPES, READ_BLOCK_BYTES):
+        stars = table["rating"].to_numpy()
+        wrong = np.flatnonzero(~((stars >= STARS[0]) & (stars <= STARS[1])))
+        if len(wrong):
+            raise DataPrepError(
+                f"{path}:{line + wrong[0]}: rating is {stars[wrong[0]]}, must be in "
+                f"[{STARS[0]}, {STARS[1]}]. Correct the file or fetch it again."
+            )
+        line += table.num_rows
+        yield table
+
+
 def split_rows(ratings: Path, split: str, valid_share: float, seed: int) -> np.ndarray:
     """Return which ratings validate: bool [ratings], with `valid_share` of them True.
 
@@ -209,9 +264,8 @@ def split_rows(ratings: Path, split: str, valid_share: float, seed: int) -> np.n
     Raises:
         DataPrepError: if there are too few ratings for both parts.
     """
-    times = np.concatenate(
-        [t["timestamp"].to_numpy() for t in _read_csv(ratings, RATING_TYPES)] or [np.empty(0)]
-    )
+    blocks = [table["timestamp"].to_numpy() for table in _read_ratings(ratings)]
+    times = np.concatenate(blocks or [np.empty(0)])
     rows = len(times)
     valid_rows = max(1, round(rows * valid_share))
     if valid_rows >= rows:
@@ -248,7 +302,7 @@ def join_and_split(
         pq.ParquetWriter(folder / "valid.parquet", schema) as valid,
         tqdm(total=len(is_valid), unit=" ratings", desc="join", disable=None) as bar,
     ):
-        for table in _read_csv(ratings, RATING_TYPES):
+        for table in _read_ratings(ratings):
             film = pc.index_in(table["movieId"], movies["movieId"])
             film = pc.fill_null(film, movies.num_rows)
             liked = table["rating"].to_numpy() > LIKED_ABOVE

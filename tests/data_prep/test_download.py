@@ -113,6 +113,17 @@ def test_a_download_with_a_wrong_checksum_is_deleted(server, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("received", [0, 5 * BLOCK_BYTES])
+def test_a_server_that_stays_unavailable_is_reported_with_its_code(server, tmp_path, received):
+    (tmp_path / "a.zip.part").write_bytes(CONTENT[:received])
+    server.failures = [503] * 9
+    with pytest.raises(DataPrepError, match=r"a\.zip: the server answers HTTP 503") as raised:
+        download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, attempts=3, pause_s=0)
+    assert "connection" not in str(raised.value)
+    assert len(server.requests) == 3
+    assert (tmp_path / "a.zip.part").exists() == (received > 0)
+
+
 def test_an_existing_file_with_a_wrong_checksum_is_refused(server, tmp_path):
     (tmp_path / "a.zip").write_bytes(b"something else")
     with pytest.raises(DataPrepError, match="Delete it to fetch it again"):
@@ -175,7 +186,7 @@ def test_an_archive_is_downloaded_and_unpacked_once(server, tmp_path, monkeypatc
 
 def test_a_damaged_archive_is_refused(tmp_path):
     (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(DataPrepError, match="not an intact zip archive"):
+    with pytest.raises(DataPrepError, match="not an intact, unencrypted zip archive"):
         movielens.fetch(tmp_path / "data", source=tmp_path / "bad.zip")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
         file.writestr("readme", "")
