@@ -1,6 +1,7 @@
 """States beyond the memory budget go to files, and the result is the same to the bit."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -133,7 +134,7 @@ def test_group_sums_beyond_the_budget_stay_in_files_until_the_end(folder):
             held = sum(spilling.spillable_nbytes(work.ops, state) for state in merger.held())
             assert held <= 100_000
         assert len(list(folder.rglob("*.arrow"))) > 2
-        (state,) = merger.result()
+        _, state = merger.result()  # the first counts rows
         assert pa.concat_arrays([sums.keys[0] for sums in state["id"]]).to_pylist() == [
             *range(9100)
         ]
@@ -179,7 +180,7 @@ def test_states_beyond_the_budget_stay_in_files_until_the_end(folder):
         files = list(folder.rglob("*.arrow"))
         assert len(files) == 5
         assert sum(path.stat().st_size for path in files) > 15_000 * 16
-        (state,) = merger.result()
+        _, state = merger.result()  # the first counts rows
         assert state["id"].keys[0].to_pylist() == list(range(20_000))
     assert list(folder.iterdir()) == []
 
@@ -193,6 +194,44 @@ def test_an_error_in_a_row_range_removes_the_files(folder):
     with pytest.raises(ValueError, match=r"'x': LogOp .* got -9.0 .*\(In chunk 9.\)"):
         made.fit(chunks, memory_budget=10_000)
     assert list(folder.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from tutorlib.chunk import Chunk
+from tutorlib.ops import Categorify
+from tutorlib.workflow import Workflow, spill
+
+def die(self, states):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+spill.Runs.merge = die
+chunks = [Chunk({"id": np.arange(n, n + 1000)}) for n in range(0, 9000, 1000)]
+Workflow(["id"] >> Categorify()).fit(chunks, memory_budget=10_000)
+"""
+
+
+def test_what_a_killed_fit_left_is_removed_by_the_next_and_a_living_fit_keeps_its_files(folder):
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    mine = folder / "tutorlib_fit_thesis"
+    mine.mkdir()
+    (mine / "thesis.txt").touch()
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", KILLED], env=environment)
+        assert done.returncode == -signal.SIGKILL
+        (left,) = set(folder.iterdir()) - {mine}
+        assert list(left.glob("*.arrow"))
+    work = next_pass(Workflow(["id"] >> Categorify()), as_source(Chunk({"id": np.arange(9)})))
+    with spilling.Runs(work.ops, memory_budget=1) as runs:
+        runs.write(work.learn_from(work.row_ranges()[0]))
+        assert not left.exists()
+        (living,) = set(folder.iterdir()) - {mine}
+        assert living.stat().st_mode & 0o077 == 0  # others cannot read it
+        with spilling.Runs(work.ops, memory_budget=1):
+            assert list(living.glob("*.arrow"))
+    assert list(folder.iterdir()) == [mine]
+    assert (mine / "thesis.txt").exists()
 
 
 PEAK = """

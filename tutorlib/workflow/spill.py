@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 
 from tutorlib.ops import LearningOp, SpillingOp
 from tutorlib.ops.shared.group_sums import GroupSums
+from tutorlib.storage import temporary_folder
 
 BLOCK_ROWS = (1024, 65_536)  # fewest and most rows of a run that are read at a time
 MOST_RUNS = 64  # runs merged at a time; each is an open file and a block in memory
@@ -45,11 +45,12 @@ class Runs:
         self._written, self._lock = 0, threading.Lock()
 
     def __enter__(self) -> Runs:
-        self._folder = tempfile.TemporaryDirectory(prefix="tutorlib_fit_")
+        self._temporary = temporary_folder("tutorlib_fit_")
+        self._folder = self._temporary.__enter__()
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        self._folder.cleanup()
+    def __exit__(self, *error: Any) -> None:
+        self._temporary.__exit__(*error)
 
     def write(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Write the states of spilling ops; return the states with those left out."""
@@ -80,7 +81,7 @@ class Runs:
     def _new_path(self) -> Path:
         with self._lock:
             self._written += 1
-            return Path(self._folder.name) / f"run_{self._written}.arrow"
+            return self._folder / f"run_{self._written}.arrow"
 
     def _write(self, path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
         """Write tables, which are in the order of their keys, as one run."""
