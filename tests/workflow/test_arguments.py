@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tutorlib.chunk import Chunk
-from tutorlib.ops import Categorify, Dropna, FillMedian, HashBucket, Normalize
+from tutorlib.ops import Categorify, Dropna, FillMedian, FillMissing, Filter, HashBucket, Normalize
 from tutorlib.workflow import Workflow, split_rows
 
 ROWS = Chunk({"x": np.arange(10.0), "n": np.arange(10), "label": np.arange(10) % 2})
@@ -30,6 +30,19 @@ def test_fit_refuses_data_without_rows_if_an_op_has_to_learn(op):
     with pytest.raises(ValueError, match="the data has no rows to fit on"):
         workflow.fit(ROWS.slice(0, 0))
     assert workflow.fit(ROWS).transform(ROWS.slice(0, 0)).num_rows == 0
+
+
+@pytest.mark.parametrize("op", [Normalize(), Categorify(), FillMedian(), FillMissing(0)])
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 1}], ids=["in memory", "spilling"])
+def test_fit_on_rows_that_are_all_dropped_names_the_row_ops(op, options):
+    group = ["n"] >> op
+    if isinstance(op, FillMissing):
+        group = group >> Normalize()
+    workflow = Workflow(group, row_ops=[Dropna(["x"]), Filter([("x", ">", 99)])])
+    with pytest.raises(ValueError, match=r"no rows to fit on: the row ops .*Filter.* drop all"):
+        workflow.fit([ROWS, ROWS], **options)
+    with pytest.raises(ValueError, match="is not fitted"):
+        workflow.check_fitted()
 
 
 def test_fit_takes_the_column_types_of_data_without_rows_if_no_op_learns():

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tutorlib.chunk import Chunk
 from tutorlib.memory import working_in
 from tutorlib.ops import ColumnGroup, LearningOp, RowOp
 from tutorlib.parquet import RowRange, with_encoded_strings
@@ -39,7 +40,7 @@ class FitPass:
 
     def __post_init__(self) -> None:
         self.source = with_encoded_strings(self.source)
-        self.ops: list[LearningOp] = []
+        self.ops: list[LearningOp] = [KeptRows(self.row_ops)]
         for group, index in self.unfitted:
             op = group.ops[index]
             if not isinstance(op, LearningOp):
@@ -62,7 +63,8 @@ class FitPass:
             chunk = read_range(self.source, row_range, self.columns)
             with locate_errors(self.source, row_range):
                 chunk = kept_rows(self.row_ops, chunk)
-                return [group.partial(chunk, index) for group, index in self.unfitted]
+                states = [group.partial(chunk, index) for group, index in self.unfitted]
+        return [self.ops[0].partial(chunk), *states]
 
     def learn_from_all(self, row_ranges: Iterable[RowRange]) -> States:
         """Return the states of the rows in all row ranges, merged."""
@@ -79,6 +81,33 @@ class FitPass:
         for states in several:
             merger.add(states)
         return merger.result()
+
+
+class KeptRows(LearningOp):
+    """Counts the rows that row ops keep, and refuses to fit on none; the first op of each pass."""
+
+    def __init__(self, row_ops: list[RowOp]) -> None:
+        self.row_ops = row_ops
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the rows as they are."""
+        return chunk
+
+    def partial(self, chunk: Chunk) -> dict[str, int]:
+        """Return the number of rows."""
+        return {"rows": chunk.num_rows}
+
+    def merge_states(self, states: Sequence[int]) -> int:
+        """Return the sum."""
+        return sum(states)
+
+    def finalize(self, state: dict[str, int]) -> None:
+        """Raise ValueError if no row was kept."""
+        if state["rows"] == 0:
+            raise ValueError(
+                f"the data has no rows to fit on: the row ops {self.row_ops} drop all of them. "
+                "Check their conditions against the data."
+            )
 
 
 class Merger:
