@@ -30,10 +30,6 @@ def test_random_parts_shuffled_one_by_one_make_uniform_batches_of_sorted_rows(tm
     copy = Workflow(["row"], ["label"]).fit(source)
     sizes = {"rows_per_file": ROWS // PARTS * 2, "row_group_rows": ROWS // PARTS // 8}
     copy.transform_to_parquet(parts, tmp_path / "random", shuffle_seed=0, **sizes)
-    copy.transform_to_parquet(source, tmp_path / "files", shuffle_seed=0, **sizes)
     quality, shares = epoch(tmp_path / "random")
     assert quality.effective_batch_size > 0.8 * BATCH
     assert np.abs(shares - 0.5).max() < 0.1  # six standard deviations
-    # Without the split, a part file has only neighbouring rows.
-    quality, shares = epoch(tmp_path / "files")
-    assert quality.effective_batch_size < 0.1 * BATCH
