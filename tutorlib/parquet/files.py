@@ -1,7 +1,8 @@
 """ParquetFiles: Parquet files of one schema, whose row groups are read as they are stored.
 
-Every fault of a file is found here, and its error names file, row group and column. One fault is
-not found: changed bytes in a page that can still be decoded.
+Every fault of a file is found here, and its error names file, row group and column. Changed bytes
+in a page that can still be decoded are found if the file has page checksums, as `ParquetSink`
+writes them.
 """
 
 from __future__ import annotations
@@ -326,6 +327,7 @@ class ParquetFiles:
             filesystem=file.filesystem,
             metadata=self.footers[group.file],
             pre_buffer=not file.is_local,
+            page_checksum_verification=True,
             **options,
         )
 
