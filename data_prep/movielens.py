@@ -110,7 +110,10 @@ def _unpack(archive: Path, folder: Path) -> None:
             inside = [entry for entry in file.infolist() if entry.filename.split("/")[-1] == name]
             if len(inside) != 1:
                 raise DataPrepError(f"{archive}: {len(inside)} files named {name}, expected 1")
-            check_space(folder, inside[0].file_size)  # no more than this is read below
+            try:
+                check_space(folder, inside[0].file_size)  # no more than this is read below
+            except DataPrepError as error:
+                raise DataPrepError(f"{archive}: {name} takes more room: {error}") from None
             with _reading(archive):
                 packed = opened.enter_context(file.open(inside[0]))
             with open(folder / name, "wb") as target:
