@@ -247,3 +247,33 @@ def test_a_model_of_ids_and_genres_is_served_on_ids_alone_and_answers_titles(tmp
     np.testing.assert_allclose(got["liked"], liked[best], rtol=1e-5)
     third = [int(titles[place].startswith("Film 3 ")) for place in best]
     assert got["third"].tolist() == third
+
+
+def model_and_workflow_of(name, values):
+    workflow = Workflow([name] >> Clip(0, 9)).fit(Chunk({name: values}))
+    x = keras.Input((1,), name="x")
+    return keras.Model({name: x}, keras.layers.Dense(1)(x)), workflow
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+@pytest.mark.parametrize(
+    "name",
+    ["é", "a b", "a:b", "__x", "_x", "a/b", "a.b", "a-b", "9x", "a@b", "in", "self", "", "a\n"],
+)
+def test_a_column_whose_name_no_signature_can_have_is_refused_by_name(tmp_path, name):
+    model, workflow = model_and_workflow_of(name, np.array([1.0, 2.0]))
+    with pytest.raises(ValueError, match="cannot be arguments of a signature") as caught:
+        export_serving(model, workflow, tmp_path / "served")
+    assert repr(name) in str(caught.value)
+    assert not (tmp_path / "served").exists()
+
+
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
+@pytest.mark.parametrize("name", ["A", "a__b", "x9", "raw", "inputs", "training", "x" * 200])
+def test_a_signature_takes_a_column_by_its_name(tmp_path, name):
+    model, workflow = model_and_workflow_of(name, np.array([1.0, 2.0]))
+    path = export_serving(model, workflow, tmp_path / "served")
+    signature = tf.saved_model.load(path).signatures["serving_default"]
+    assert list(signature.structured_input_signature[1]) == [name]
+    out = signature(**{name: tf.constant([1.0, 2.0], tf.float64)})["predictions"]
+    np.testing.assert_allclose(out, model.predict({name: np.array([[1.0], [2.0]])}, verbose=0))

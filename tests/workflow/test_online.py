@@ -6,7 +6,7 @@ import pytest
 from tests.support.workflow_rows import OUTPUTS, rows, workflow, write
 from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, Dropna, FillMissing, Filter, Normalize
+from tutorlib.ops import Categorify, Dropna, FillMissing, Filter, JoinGroupby, Normalize
 from tutorlib.parquet import ParquetError
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import Workflow
@@ -93,3 +93,18 @@ def test_the_loader_refuses_a_workflow_that_drops_rows(raw, changing):
     loader = KerasSequenceLoader(raw, 100, label_names=["label"])
     with pytest.raises(ValueError, match=r"drops rows by .*, but batches are planned before"):
         next(iter(loader.map(dropping)))
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (["tags"] >> JoinGroupby(["price"]), "'tags_count': a list must be categorical"),
+        (["word"], "'word' holds strings"),
+    ],
+)
+def test_the_loader_refuses_columns_that_no_batch_can_hold_when_they_are_mapped(
+    raw, group, message
+):
+    loader = KerasSequenceLoader(raw, 100, label_names=["label"])
+    with pytest.raises(ValueError, match=message):
+        loader.map(Workflow(group, ["label"]).fit(raw))

@@ -196,7 +196,8 @@ class KerasSequenceLoader(LoaderAdapter):
 
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.
-            ValueError: if the workflow needs a column that the files do not have.
+            ValueError: if the workflow needs a column that the files do not have, or makes one that
+                no batch can hold.
 
         Example:
             >>> loader.map(Workflow.load("data/criteo/workflow"))  # doctest: +SKIP
@@ -210,6 +211,7 @@ class KerasSequenceLoader(LoaderAdapter):
             made = online(workflow_or_function, self.source, self._file_schema)
             self._transform = made.transform
             self._set_schema(made.schema, made.columns)
+            _ = self.layout  # refuses columns that no batch can hold
         else:
             self._transform = workflow_or_function
             self._set_schema(self.schema, self._columns)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,8 +53,9 @@ def export_serving(
 
     Raises:
         FileExistsError: if the folder exists and `overwrite` is False.
-        ValueError: if an op cannot be served, or the model has inputs that the workflow does not
-            make.
+        ValueError: if an op cannot be served, the model has inputs that the workflow does not make,
+            or a raw column has a name that a signature cannot have: an argument's name, of ASCII
+            letters, digits and underscores, which begins with a letter.
 
     Example:
         >>> export_serving(model, workflow, "build/served", nullable=["I1"])  # doctest: +SKIP
@@ -66,6 +69,9 @@ def export_serving(
         multi_hot=multi_hot,
     )
 
+    specs = layer.raw_inputs(nullable)
+    _check_names(specs)
+
     def predict(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         features = layer(raw)
         if wanted is not None:
@@ -78,10 +84,25 @@ def export_serving(
     archive.track(layer)
     for table in _lookup_tables(model):
         archive.track(table)
-    archive.add_endpoint("serve", predict, [layer.raw_inputs(nullable)])
+    archive.add_endpoint("serve", predict, [specs])
     with new_folder(path) as building:
         archive.write_out(str(building), verbose=False)
     return Path(path)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise ValueError for names that TensorFlow would change or refuse in a signature."""
+    wrong = [
+        name for name in names
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name)
+        or name == "self"
+    ]  # fmt: skip
+    if wrong:
+        raise ValueError(
+            f"raw tensors {wrong} cannot be arguments of a signature: their names must begin with "
+            "a letter, have ASCII letters, digits and underscores alone, and be no word of Python. "
+            "Rename the columns in the data and fit the workflow again."
+        )
 
 
 def _lookup_tables(model: keras.Model) -> list[Any]:
