@@ -30,8 +30,8 @@ class ParquetSink:
         encoding: "fast" stores numbers without a dictionary, byte-stream split, LZ4: it reads about
             1.5 times as fast as "default" (dictionary, snappy), and is smaller for columns with
             many different values, up to 1.7 times larger for those with few.
-        checksums: whether each page gets a CRC-32. `ParquetSource` verifies it, but for columns that
-            a GPU decodes: reading takes about a third longer, a loader's epoch about a tenth.
+        checksums: whether each page gets a CRC-32. `ParquetSource` verifies it, except for columns
+            that a GPU decodes: reading takes about a third longer, a loader's epoch about a tenth.
         overwrite: whether an existing target is replaced.
         schema: `pyarrow.Schema` to cast to. None takes that of the first chunk, with columns
             nullable only in files in which they have nulls: a file without definition levels reads
