@@ -267,7 +267,8 @@ def test_fit_never_goes_through_a_generator_dataset(folder, monkeypatch):
 
     monkeypatch.setattr(tf.data.Dataset, "from_generator", refuse)
     model, loader = network(), loader_of(folder, cat_names=["row", "m"], weight_name="w")
-    model.fit(loader, validation_data=loader, epochs=2, verbose=0)
+    valid = loader_of(folder, cat_names=["row", "m"], weight_name="w")
+    model.fit(loader, validation_data=valid, epochs=2, verbose=0)
     model.evaluate(loader, verbose=0)
     model.predict(loader, verbose=0)
 

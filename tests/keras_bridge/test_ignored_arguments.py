@@ -103,3 +103,14 @@ def test_a_refused_fit_leaves_the_loader_where_it_was(folder):
     assert loader.state_dict() == before
     model_of().fit(loader, verbose=0)
     assert loader.epoch == 1
+
+
+@pytest.mark.parametrize("given", [lambda loader: loader, lambda loader: (loader,)])
+def test_the_training_loader_as_validation_data_is_refused(folder, given):
+    """Validation would take every other epoch: training would be on epochs 0, 2, 3."""
+    loader, other = loader_of(folder), loader_of(folder)
+    with pytest.raises(ValueError, match=r"the same that fit trains on: .*made with the same arg"):
+        model_of().fit(loader, validation_data=given(loader), epochs=2, verbose=0)
+    assert loader.epoch == 0
+    model_of().fit(loader, validation_data=given(other), epochs=2, verbose=0)
+    assert loader.epoch == 2

@@ -36,6 +36,13 @@ def refuse_ignored_arguments(
     if frame is None or not given:
         return
     if frame.f_locals.get("x") is adapter:
+        validation = frame.f_locals.get("validation_data")
+        if adapter is (validation[0] if isinstance(validation, tuple | list) else validation):
+            raise ValueError(
+                f"validation_data is {data}, the same that fit trains on: validation would take "
+                "every other epoch of it. Give validation_data another one, made with the same "
+                "arguments."
+            )
         given |= {name: frame.f_locals.get(name) for name in ("batch_size", "shuffle")}
     else:  # validation data of `fit`, whose batch_size and shuffle are for the training data
         given |= {"batch_size": frame.f_locals.get("validation_batch_size"), "shuffle": None}

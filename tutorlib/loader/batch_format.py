@@ -59,6 +59,7 @@ class BatchFormat:
             check_ids=settings.check_ids,
             nulls=settings.nulls,
             max_list_length=settings.max_list_length,
+            multi_hot=settings.multi_hot,
             min_int_dtype=self.min_int_dtype,
         )
 

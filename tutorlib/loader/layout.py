@@ -13,6 +13,12 @@ from tutorlib.chunk import Masked, Ragged, Strings, array_namespace, is_array, t
 from tutorlib.schema import ROLES, Column, Schema
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+LIST_PARTS = {  # tensors of a list column g: g__values, ...; else one that is called g
+    "nnzs": ("values", "nnzs"),
+    "offsets": ("values", "offsets"),
+    "ragged": (),
+    "padded": (),
+}
 STACKED_ROLES = ("categorical", "continuous")
 
 
@@ -78,6 +84,7 @@ class Layout:
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
         max_list_length: longest list that is accepted, at least 1; None for any.
+        multi_hot: form of lists: "nnzs", "offsets", "ragged" or "padded".
         min_int_dtype: "int32" or "int64": integers have at least this width.
 
     Attributes:
@@ -99,6 +106,7 @@ class Layout:
         check_ids: bool = True,
         nulls: str | Mapping[str, float] = "error",
         max_list_length: int | None = None,
+        multi_hot: str = "nnzs",
         min_int_dtype: str = "int32",
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
@@ -107,7 +115,7 @@ class Layout:
         self.dtypes = {c.name: _widened(batch_dtype(c), min_int_dtype) for c in columns}
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
-        _check_columns(columns, stacked)
+        _check_columns(columns, stacked, LIST_PARTS[multi_hot])
         self.fields: list[Field] = []
         self.positions: dict[str, tuple[Column, int, int]] = {}
         together: dict[str, list[Column]] = {}
@@ -221,9 +229,9 @@ class Layout:
         return Ragged(values, lists.offsets)
 
 
-def _check_columns(columns: Sequence[Column], stacked: bool) -> None:
+def _check_columns(columns: Sequence[Column], stacked: bool, parts: Sequence[str]) -> None:
     lists = [column.name for column in columns if column.multi_hot]
-    made = [f"{name}__{part}" for name in lists for part in ("values", "nnzs", "offsets")]
+    made = [f"{name}__{part}" for name in lists for part in parts]
     for column in columns:
         if column.name in made:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,10 +61,13 @@ class LoaderSettings:
         check_choice("engine", self.engine, ("parquet",))
         check_choice("batch_layout", self.batch_layout, BATCH_LAYOUTS)
         check_choice("multi_hot", self.multi_hot, MULTI_HOT_FORMS)
-        if self.memory_budget is not None and self.memory_budget < 1:
+        if self.memory_budget is not None and not 1 <= self.memory_budget < math.inf:
             raise ValueError(f"memory_budget must be at least 1 byte, got {self.memory_budget}")
-        if self.buffer_size is not None and not self.buffer_size > 0:
-            raise ValueError(f"buffer_size must be above 0, got {self.buffer_size}")
+        if self.buffer_size is not None and not 0 < self.buffer_size < math.inf:
+            raise ValueError(
+                f"buffer_size must be above 0 and finite, got {self.buffer_size}; for a chunk of "
+                "all rows, give their number"
+            )
         if (self.global_size is None) != (self.global_rank is None):
             raise ValueError(
                 "give both of global_size and global_rank, or neither; got "
