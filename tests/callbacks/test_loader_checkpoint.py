@@ -251,6 +251,15 @@ def test_a_damaged_checkpoint_or_one_of_another_version_is_refused(folder, tmp_p
         LoaderCheckpoint(tmp_path, loader_of(folder)).restore(model_of())
 
 
+@pytest.mark.parametrize("state", [{"epoch": 1}, [1], 1, None, "version"], ids=repr)
+def test_a_state_without_a_version_is_no_checkpoint(folder, tmp_path, state):
+    interrupted(folder, tmp_path, 8)
+    (found,) = find_checkpoints(tmp_path)
+    (found.folder / "state.json").write_text(json.dumps(state))
+    assert find_checkpoints(tmp_path) == []
+    assert LoaderCheckpoint(tmp_path, loader_of(folder)).restore(model_of()) == 0
+
+
 def test_a_folder_with_the_checkpoints_of_another_training_is_refused(folder, tmp_path):
     interrupted(folder, tmp_path, 8)
     loader = loader_of(folder)

@@ -350,6 +350,14 @@ def test_the_filter_that_the_error_proposes_drops_the_row_without_a_label(tmp_pa
     assert inputs["x"].numpy().ravel().tolist() == [0, 2]
 
 
+def test_the_list_that_is_too_long_is_named_not_one_of_the_greatest_length(tmp_path):
+    lists = [[1, 2, 3], [1, 2, 3, 4], [1, 2, 3]]
+    write(tmp_path / "a.parquet", {"g": lists, "y": [0.0, 1, 0]})
+    loader = KerasSequenceLoader(tmp_path, 3, ["y"], cat_names=["g"], max_list_length=3)
+    message = error_of(iterate, loader)
+    assert "column 'g': a list of 4 values at row 1, but max_list_length=3" in message
+
+
 def test_a_label_is_never_filled(tmp_path):
     folder_with(tmp_path, ("y", None))
     message = error_of(iterate, loader_of(tmp_path, nulls="fill"))

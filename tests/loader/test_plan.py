@@ -290,6 +290,31 @@ def test_every_chunk_block_group_rank_epoch_and_seed_has_an_order_of_its_own(mon
     assert len(found) == len(set(found)) == len(changes) * (8 + 16)
 
 
+def test_no_two_draws_of_any_ranks_share_a_random_stream(monkeypatch):
+    philox, drawn = np.random.Philox, []
+
+    def recording(*, key, counter):
+        drawn.append((*key.tolist(), *counter.tolist()))
+        return philox(key=key, counter=counter)
+
+    monkeypatch.setattr(np.random, "Philox", recording)
+    monkeypatch.setattr("tutorlib.loader.plan.BLOCK_ROWS", 64)
+    for_all, own = set(), []
+    for rank in range(4):
+        plan = EpochPlan([128] * 8, batch_size=16, partition_rows=128, rank=rank, world_size=4)
+        for_all.update(drawn)  # the order of partitions
+        drawn.clear()
+        for chunk in plan.chunks:
+            for block, row_slices in enumerate(plan.row_slices(chunk.index)):
+                plan.order(chunk.index, block, row_slices)
+        for group in range(plan.num_groups):
+            plan.group_order(group)
+        own += drawn
+        drawn.clear()
+    assert len(for_all) == 1
+    assert len({*own, *for_all}) == len(own) + 1 == 4 * (2 + 4 + 8) + 1
+
+
 def test_an_order_stays_the_same_from_version_to_version():
     """A saved state continues under a newer tutorlib or NumPy: renew these rows only knowingly."""
     row_counts = [5, 3, 4]

@@ -450,6 +450,7 @@ def test_a_state_of_another_version_is_refused(folder):
     [
         ({}, "not what state_dict"),
         ({"epoch": 1}, r"lacks \['batch', "),
+        ({"epoch": 0, "batch": 0, "seed": 0, "data": {}, "settings": {}, "columns": []}, "version"),
         ([], "not what state_dict"),
         (None, "not what state_dict"),
         ("state", "not what state_dict"),
@@ -458,6 +459,14 @@ def test_a_state_of_another_version_is_refused(folder):
 def test_what_is_no_state_is_refused(folder, garbage, message):
     with pytest.raises(ValueError, match=message):
         loader_of(folder).load_state_dict(garbage)
+
+
+@pytest.mark.parametrize("name", ["data", "settings", "columns", "version"])
+@pytest.mark.parametrize("part", [None, [], {}, "text", 7], ids=repr)
+def test_a_state_with_a_part_of_another_kind_is_refused(folder, name, part):
+    state = {**after(loader_of(folder), 4), name: part}
+    with pytest.raises(ValueError, match=f"belongs to other data or settings, .*{name}"):
+        loader_of(folder).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
