@@ -322,6 +322,11 @@ class Doubled(ColumnOp):
         return column * 2
 
 
+class Halved(Workflow):
+    def transform(self, chunk):
+        return super().transform(chunk).slice(0, chunk.num_rows // 2)
+
+
 class Cheap(RowOp):
     names = ("price",)
 
@@ -339,8 +344,9 @@ class Cheap(RowOp):
         (None, Workflow(["price"] >> LambdaOp(doubled))),
         (None, Workflow(["price"] >> Doubled())),
         (None, Workflow(["price"], row_ops=[Cheap()])),
+        (None, Halved(["price"])),
     ],
-    ids=["rows in memory", "a function", "an op", "a row op"],
+    ids=["rows in memory", "a function", "an op", "a row op", "a workflow"],
 )
 def test_a_run_on_rows_in_memory_or_with_code_of_the_user_restarts(
     data, made, source, tmp_path, monkeypatch

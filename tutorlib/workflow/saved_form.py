@@ -77,8 +77,10 @@ def ops_with_functions(graph: OpGraph) -> list[LambdaOp | Filter]:
 
 def has_user_code(graph: OpGraph) -> bool:
     """Return whether a function or a class of the user takes part: only its name is saved."""
-    kinds = map(type, _all_ops(graph))
-    return bool(ops_with_functions(graph)) or not all(map(is_builtin, kinds))
+    classes_are_ours = type(graph).__module__.startswith("tutorlib.") and all(
+        is_builtin(type(op)) for op in _all_ops(graph)
+    )
+    return not classes_are_ours or bool(ops_with_functions(graph))
 
 
 def _all_ops(graph: OpGraph) -> list[Op | RowOp]:
