@@ -316,10 +316,7 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._new_pass()
 
     def preview(self) -> Batches:
-        """Return the batches of the current epoch without moving the loader.
-
-        The next `iter()` begins with the same batches. Close it if not all of them are taken.
-        """
+        """Return the batches of the current epoch; the next `iter()` begins with them again."""
         return self._new_pass(moves=False)
 
     def peek(self) -> Any:
@@ -339,6 +336,7 @@ class KerasSequenceLoader(LoaderAdapter):
     def _new_pipeline(self) -> Pipeline[Any]:
         """Return a pipeline for the rest of the current epoch."""
         planner, pool = self._planner, self._pool
+        planner.warn_of_poor_shuffle()
         source = self.source.for_a_pass(2 * planner.chunk_size.parts_per_chunk)  # two chunks
         pool.limit_bytes = planner.chunk_size.peak_bytes
         builder = self._format.builder(pool)
@@ -408,8 +406,8 @@ class KerasSequenceLoader(LoaderAdapter):
     def describe(self) -> dict[str, Any]:
         """Return the plan in numbers: rows, batches, chunks, threads, and memory in bytes.
 
-        Nothing is read for it. `peak_bytes` is planned, not measured: the batches of two chunks and
-        what is being decoded. `budget_bytes` is None without a `memory_budget`.
+        Nothing is read for it. `peak_bytes` is planned, not measured. The shuffle of sorted files
+        is poor if `row_groups_per_chunk` or `row_groups_per_rank` is below 4.
         """
         return self._planner.describe()
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.row_bytes import row_bytes, row_bytes_on_device
 from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
+from tutorlib.loader.shuffle_window import (
+    row_groups_per_chunk,
+    row_groups_per_rank,
+    shuffle_doubts,
+)
 from tutorlib.loader.sizing import ChunkSize, RowBytes, chunk_size
 from tutorlib.memory import host_memory_bytes
 from tutorlib.parquet import ParquetSource
@@ -43,6 +49,7 @@ class Planner:
         self._min_int_dtype = min_int_dtype
         self._row_counts = [group.num_rows for group in source.row_groups]
         self._latest: EpochPlan | None = None
+        self._warned = False
 
     @functools.cached_property
     def threads(self) -> int:
@@ -101,6 +108,22 @@ class Planner:
         """Return the plan of some epoch: all have the same number of rows and batches."""
         return self.plan(0, self._settings.seed) if self._latest is None else self._latest
 
+    def warn_of_poor_shuffle(self) -> None:
+        """Warn, once, if the files do not allow for a good shuffle."""
+        if self._warned:
+            return
+        self._warned = True
+        settings = self._settings
+        doubts = shuffle_doubts(
+            self.any_plan(),
+            world_size=settings.global_size or 1,
+            row_groups=len(self._source),
+            automatic=settings.buffer_size is None and settings.parts_per_chunk is None,
+            budget=settings.memory_budget is not None,
+        )
+        if doubts is not None:
+            warnings.warn(doubts, stacklevel=2)
+
     def identity(self) -> dict[str, Any]:
         """Return everything that decides which rows each batch has, as JSON values."""
         settings = self.plan_settings()
@@ -127,6 +150,8 @@ class Planner:
             "chunk_rows": rows,
             "chunk_bytes": int(rows * self.row_bytes.batch),
             "shuffle_window_rows": rows if self._settings.shuffle else 0,
+            "row_groups_per_chunk": round(row_groups_per_chunk(plan), 1),
+            "row_groups_per_rank": round(row_groups_per_rank(plan), 1),
             "threads": self.threads,
             "budget_bytes": self._settings.memory_budget,
             "peak_bytes": self.chunk_size.peak_bytes,
