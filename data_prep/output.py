@@ -58,7 +58,7 @@ def read_settings(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataPrepError(f"{path} is not JSON ({error}). Move {folder} away.") from error
     if not isinstance(content, dict) or not {"settings", "metadata", "made"} <= content.keys():
         raise DataPrepError(f"{path} was not written by data_prep. Move {folder} away.")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import glob
 import json
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tutorlib.checks import check_choice, check_integer
 from tutorlib.schema import Schema
 
 METADATA_FILE = "tfrecords.json"
 RECORDS_ENDING = ".tfrecord"
 CELLS_FILE = "cells.bin"
 CELL_BYTES = 4
-EXAMPLES, PREBATCHED, RAW, RAW_BATCHES = "examples", "prebatched", "raw", "raw_batches"
+FORMS = EXAMPLES, PREBATCHED, RAW, RAW_BATCHES = "examples", "prebatched", "raw", "raw_batches"
 
 Folder = str | os.PathLike[str]
 Files = Folder | Sequence[Folder]
@@ -36,6 +38,7 @@ def read_metadata(folder: Folder) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
+        ValueError: if the file holds something else than a writer writes.
 
     Example:
         >>> import tempfile
@@ -52,7 +55,33 @@ def read_metadata(folder: Folder) -> dict[str, Any]:
             f"{path} does not exist: {folder} was not written by write_examples, "
             "write_prebatched, write_raw or write_raw_batches"
         )
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+        _check(metadata)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} was changed: {error}. Write the folder again with overwrite=True."
+        ) from error
+    return metadata
+
+
+def _check(metadata: Any) -> None:
+    """Raise ValueError or TypeError unless the metadata has the fields that a writer writes."""
+    if not isinstance(metadata, dict):
+        raise ValueError(f"it must be a JSON object, got {reprlib.repr(metadata)}")
+    check_choice("form", metadata.get("form"), FORMS)
+    counts = {"rows": 0, "files": 1, "nbytes": 0}
+    if metadata["form"] in (PREBATCHED, RAW_BATCHES):
+        counts["batch_size"] = 1
+    for name, at_least in counts.items():
+        check_integer(name, metadata.get(name), at_least, bits=48)
+    if not isinstance(metadata.get("columns"), dict):
+        raise ValueError(f"columns must be an object, got {reprlib.repr(metadata.get('columns'))}")
+    for name, kind in metadata["columns"].items():
+        if not isinstance(kind, list) or [type(part) for part in kind] != [str, bool]:
+            raise ValueError(f"column {name!r} must be [type, is list], got {reprlib.repr(kind)}")
+        if kind[0] != "string":
+            np.dtype(kind[0])
 
 
 def metadata_of(folder: Folder, form: str, schema: Schema) -> dict[str, Any]:

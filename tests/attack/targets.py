@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep import criteo_raw, movielens, synthetic_criteo, synthetic_movielens
-from data_prep.output import DataPrepError
+from data_prep.output import DataPrepError, read_settings
 from tests.attack.edits import edit_bytes, edit_json, edit_lines
+from tfrecords import read_metadata, write_raw_batches
+from tfrecords.metadata import cells_file, metadata_of
 from tutorlib.chunk import Chunk
 from tutorlib.ops import (
     Bucketize,
@@ -191,27 +193,35 @@ def _read_forged(folder: Path) -> None:
             raise ValueError(f"{folder}: {error}") from error
 
 
-# ---- a schema -----------------------------------------------------------------------------------
+# ---- small JSON files ---------------------------------------------------------------------------
 
 
-def _make_schema(folder: Path) -> None:
+def _make_json(folder: Path) -> None:
     schema = _workflow().fit(_rows(), progress=False).output_schema
     (folder / "_schema.json").write_text(schema.to_json(), encoding="utf-8")
+    write_raw_batches(_rows(), folder / "raw", batch_size=9, columns=["id", "label"])
+    synthetic_criteo.write_criteo(folder / "criteo", rows=9, days=1, scale=0.001)
 
 
-def _damage_schema(folder: Path, rng: Random) -> str:
-    path = folder / "_schema.json"
+def _damage_json(folder: Path, rng: Random) -> str:
+    path = rng.choice(sorted(folder.rglob("*.json")))
     if rng.random() < 0.2:
-        return _damage_bytes(folder, rng)
-    text, what = edit_json(path.read_text(encoding="utf-8"), rng)
-    path.write_text(text, encoding="utf-8", errors="surrogatepass")
-    return what
+        data, what = edit_bytes(path.read_bytes(), rng)
+        path.write_bytes(data)
+    else:
+        text, what = edit_json(path.read_text(encoding="utf-8"), rng)
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    return f"{path.name}: {what}"
 
 
-def _read_schema(folder: Path) -> None:
+def _read_json(folder: Path) -> None:
     schema = Schema.load(folder / "_schema.json")
     if not schema.to_json() or schema.features.names == schema.labels.names:
         raise ValueError(f"{folder}: no features")
+    read_settings(folder / "criteo")
+    metadata = read_metadata(folder / "raw")
+    metadata_of(folder / "raw", metadata["form"], schema.select([]))
+    cells_file(folder / "raw", metadata)
 
 
 # ---- click logs and ratings ---------------------------------------------------------------------
@@ -271,7 +281,7 @@ TARGETS = {
     "workflow": Target(_make_workflow, _damage_workflow, _read_workflow),
     "tables": Target(_make_workflow, _damage_tables, _read_workflow),
     "forged": Target(_make_workflow, _damage_forged, _read_forged),
-    "schema": Target(_make_schema, _damage_schema, _read_schema),
+    "json": Target(_make_json, _damage_json, _read_json),
     "criteo": Target(_make_criteo, _damage_criteo, _read_criteo),
     "movielens": Target(_make_movielens, _damage_csv, _read_csv),
     "zip": Target(_make_movielens, _damage_zip, _read_zip),

@@ -182,3 +182,23 @@ def test_a_killed_writer_leaves_nothing_that_can_be_read(form, tmp_path, root, p
     WRITERS[form](parquet, folder)
     assert read_metadata(folder)["rows"] == 1000
     assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("form", "other", "form must be one of"),
+        ("rows", -1, "rows must be in"),
+        ("rows", 1e400, "rows must be an integer"),
+        ("batch_size", 0, "batch_size must be in"),
+        ("columns", ["C1"], "columns must be an object"),
+        ("columns", {"C1": "int32"}, "'C1' must be .type, is list."),
+        ("columns", {"C1": ["int31", False]}, "int31"),
+    ],
+)
+def test_changed_metadata_is_refused_by_name(field, value, words, tmp_path, parquet):
+    WRITERS["raw_batches"](parquet, tmp_path / "raw")
+    path = tmp_path / "raw" / "tfrecords.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(ValueError, match=rf"tfrecords\.json was changed: .*{words}"):
+        read_metadata(tmp_path / "raw")
