@@ -16,6 +16,12 @@ def test_embedding_widths_follow_the_rule(cardinality, width):
     assert embedding_dim_for(cardinality) == width
 
 
+@pytest.mark.parametrize("cardinality", [0, 10**400, 2.5], ids=["zero", "huge", "fraction"])
+def test_a_cardinality_that_no_column_can_have_is_refused(cardinality):
+    with pytest.raises(ValueError, match="cardinality must be"):
+        embedding_dim_for(cardinality)
+
+
 def schema_of():
     return Schema(
         [

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tutorlib.checks import check_choice, check_integer, check_positive
+from tutorlib.checks import check_choice, check_integer
 
 ROLES = ("categorical", "continuous", "label", "weight")
 BATCH_LAYOUTS = ("columns", "stacked")
@@ -35,7 +35,7 @@ def embedding_dim_for(cardinality: int) -> int:
 
     Source: the rule of thumb of fastai's tabular models.
     """
-    check_positive(cardinality=cardinality)
+    check_integer("cardinality", cardinality, at_least=1, bits=63)
     return min(max(16, round(1.6 * cardinality**0.56)), 512)
 
 

@@ -1,5 +1,7 @@
 """Buffers: aligned, and never used again while anything still shows them."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -106,3 +108,19 @@ def test_batches_that_are_kept_do_not_change(tmp_path, batch_layout):
         assert sum(len(inputs[name]) for inputs, _ in loader) == len(rows)
         for tensor, copy in zip(held, copies, strict=True):
             np.testing.assert_array_equal(tensor, copy)
+
+
+EXIT = """
+import sys
+import numpy as np
+from tutorlib.memory import BufferPool, DevicePool, HostSpace
+
+for number, pool in enumerate((BufferPool(2**30), DevicePool(HostSpace(), 2**30))):
+    for holder in (sys, np, BufferPool):
+        setattr(holder, f"held_{number}", pool.empty((1000, 1000), np.float32))
+"""
+
+
+def test_memory_that_is_held_until_the_process_ends_says_nothing():
+    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

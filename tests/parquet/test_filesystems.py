@@ -176,6 +176,18 @@ def test_a_url_that_nobody_can_read_is_refused(monkeypatch):
         ParquetSource("memory://x")
 
 
+def test_a_file_given_twice_is_refused(memory, tmp_path):
+    path, link = tmp_path / "x.parquet", tmp_path / "links" / "y.parquet"
+    path.write_bytes(file_of(0))
+    link.parent.mkdir()
+    link.symlink_to(path)
+    remote = "memory://bucket/data/day=1/part_0.parquet"
+    for paths in ([path, path], [path, str(tmp_path / "*.parquet")], [path, link], tmp_path,
+                  [remote, "memory://bucket/data/day=1"]):  # fmt: skip
+        with pytest.raises(ValueError, match=r"the file .* is given twice \(also as .*Give each"):
+            ParquetSource(paths)
+
+
 def test_folders_are_searched_through_without_hidden_names(tmp_path):
     for name in ("b/c/2.parquet", "b/1.pq", "a.parquet", "_x/3.parquet", ".y/4.parquet", "_5.pq"):
         path = tmp_path / "d" / name

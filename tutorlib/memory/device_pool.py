@@ -114,8 +114,8 @@ class DevicePool:
             self._reclaim()
             self._free = {}
 
-    def __del__(self) -> None:
-        if self._returned and not sys.is_finalizing():
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing() and self._returned:
             self.space.finish_consumers()
 
 
@@ -126,6 +126,8 @@ class _DeviceLease:
         self._pool, self._memory = pool, memory
         pool._shown[id(self)] = memory.nbytes
 
-    def __del__(self) -> None:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if finalizing():
+            return
         del self._pool._shown[id(self)]
         self._pool._returned.append(self._memory)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -113,8 +115,9 @@ class _Lease:
         self._pool, self._memory = pool, memory
         self.__array_interface__ = memory.__array_interface__
 
-    def __del__(self) -> None:
-        self._pool.give_back(self._memory)
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():  # at exit, modules that NumPy needs may already be gone
+            self._pool.give_back(self._memory)
 
 
 def size_class(nbytes: int) -> int:

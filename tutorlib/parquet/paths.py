@@ -77,6 +77,7 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
 
     Raises:
         FileNotFoundError: if a path has no file; it says what was searched.
+        ValueError: if a file is given twice, by whatever paths or links.
         PermissionError: if a folder may not be searched.
         ImportError: if a URL needs fsspec or one of its drivers that is not installed.
 
@@ -109,7 +110,20 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         files += found
     if not files:
         raise FileNotFoundError("the list of Parquet files is empty")
+    _refuse_twice(files)
     return files
+
+
+def _refuse_twice(files: Sequence[DataFile]) -> None:
+    first: dict[str, str] = {}
+    for file in files:
+        identity = os.path.realpath(file.inner) if file.is_local else file.path
+        if identity in first:
+            raise ValueError(
+                f"the file {file.path} is given twice (also as {first[identity]}): its rows would "
+                "be read twice. Give each file once."
+            )
+        first[identity] = file.path
 
 
 def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
