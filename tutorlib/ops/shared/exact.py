@@ -13,7 +13,7 @@ from tutorlib.hashing import blocks_of
 
 LIMB_BITS = 26
 _TINY = 2.0**-900
-_TINY_TO_SQUARE = 2.0**-480  # below, the error of a square is no float64
+_TINY_SQUARE = 2.0**-960  # below, the error of a square is no float64
 _SCALE_LIMBS = 23  # a tiny value times 2**(26 * 23) is large enough to square
 
 _Sums = collections.Counter[int]  # {e: integer}: the sum of integer * 2**-e
@@ -81,10 +81,11 @@ def squares(values: Array) -> list[tuple[Array, int]]:
     Args:
         values: float64 [n], below 2**400 in magnitude.
     """
-    xp = array_namespace(values)
-    tiny = xp.abs(values) < _TINY_TO_SQUARE
+    square, error = _square_and_error(values)
+    tiny = square < _TINY_SQUARE
     if not bool(tiny.any()) or not bool(values[tiny].any()):
-        return [(addend, 0) for addend in _square_and_error(values)]
+        return [(square, 0), (error, 0)]
+    xp = array_namespace(values)
     large = xp.where(tiny, 0.0, values)
     scaled = xp.where(tiny, values, 0.0) * 2.0 ** (LIMB_BITS * _SCALE_LIMBS)
     return [
