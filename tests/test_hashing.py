@@ -136,6 +136,12 @@ def test_key_index_finds_what_a_dict_finds(keys, wanted):
     assert found.tolist() == [places.get(w, 0) for w in wanted.tolist()]
 
 
+def test_key_index_compares_signed_and_unsigned_integers_as_numbers():
+    signed, unsigned = np.array([0, 1, -1]), np.array([0, 1, MASK], np.uint64)
+    assert KeyIndex(signed).find(unsigned).tolist() == [1, 2, 0]
+    assert KeyIndex(unsigned).find(signed).tolist() == [1, 2, 0]
+
+
 def test_key_index_with_many_keys():
     keys = np.random.default_rng(0).permutation(50_000) * 3
     wanted = np.arange(0, 150_000)

@@ -169,6 +169,18 @@ def test_slices_without_shuffling_are_the_source_in_order():
     np.testing.assert_array_equal(np.concatenate(rows_of(plan, [90, 10])), np.arange(100))
 
 
+def test_a_group_needs_only_the_chunks_that_give_it_rows():
+    plan = EpochPlan([16] * 8, batch_size=20, partition_rows=16, parts_per_chunk=2)
+    giving = [set() for _ in range(plan.num_groups)]
+    for chunk in plan.chunks:
+        for row_slices in plan.row_slices(chunk.index):
+            for row_slice in row_slices:
+                giving[row_slice.group].add(chunk.index)
+    assert [plan.chunks_of(group) for group in range(plan.num_groups)] == [
+        (min(chunks), max(chunks)) for chunks in giving
+    ]
+
+
 def test_order_depends_on_seed_and_epoch_alone():
     def order(**changes):
         settings = {"seed": 1, "epoch": 0, "partition_rows": 10, "parts_per_chunk": 3}
