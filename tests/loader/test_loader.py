@@ -398,8 +398,8 @@ def test_describe_and_stats_say_what_is_planned_and_done(folder):
 
 
 def test_the_memory_budget_bounds_the_chunks(folder):
-    loader = loader_of(folder, memory_budget=100_000, buffer_size=None, parts_per_chunk=1)
-    assert loader.describe()["chunk_bytes"] <= 100_000 / 3
+    loader = loader_of(folder, memory_budget=200_000, buffer_size=None, parts_per_chunk=1)
+    assert loader.describe()["chunk_bytes"] <= 200_000 / 3
     assert sorted(rows_in_order(loader)) == list(range(ROWS))
 
 

@@ -148,7 +148,7 @@ class HostBuilder(BatchBuilder[HostGroup, BufferPool]):
             elif name in layout.ragged:
                 lists = layout.list_cells(layout.ragged[name], values, first_row=first_row)
                 for scatter_plan in scatter_plans:
-                    _scatter_lists(name, lists, scatter_plan)
+                    _scatter_lists(name, lists, scatter_plan, self.pool)
                 del lists
             del values
         run.scatter()
@@ -253,11 +253,15 @@ def _scatter_records(cells: np.ndarray, number: int, scatter_plan: ScatterPlan[H
             np.take(block, order[rows.start : rows.stop], out=target, mode="clip")
 
 
-def _scatter_lists(name: str, lists: Ragged, scatter_plan: ScatterPlan[HostGroup]) -> None:
+def _scatter_lists(
+    name: str, lists: Ragged, scatter_plan: ScatterPlan[HostGroup], pool: BufferPool
+) -> None:
     first = scatter_plan.start
     if scatter_plan.order is not None:
         positions, offsets = gather_rows(lists.offsets, scatter_plan.start + scatter_plan.order)
-        lists, first = Ragged(np.take(lists.values, positions, mode="clip"), offsets), 0
+        values = pool.empty((len(positions),), lists.values.dtype)
+        np.take(lists.values, positions, out=values, mode="clip")
+        lists, first = Ragged(values, offsets), 0
     for group, rows in scatter_plan.row_slices:
         part = lists.slice(first + rows.start, first + rows.stop)
         group.add_lists(name, rows.first, part)

@@ -74,8 +74,11 @@ class KerasSequenceLoader(LoaderAdapter):
         check_ids: whether ids outside [0, cardinality) are refused, if the cardinality is known.
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
-        memory_budget: bytes that the loader may hold, in the GPU's memory if it works there. It
-            bounds `buffer_size`, also the automatic one, and allows four threads at most. None
+        memory_budget: bytes that a pass over the loader may hold, in the GPU's memory if it works
+            there. On a CPU the process grows by at most 1.1 of it plus 32 MiB, which Arrow and
+            Python keep. It bounds `buffer_size`, also the automatic one, and allows four threads
+            and one open pass at most. Rows are planned with the mean bytes of their row group;
+            `multi_hot="padded"` without `max_list_length` refuses a batch that is too wide. None
             sets no bound.
         limit_rows: use only this many rows from the start; None for all.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
@@ -95,8 +98,8 @@ class KerasSequenceLoader(LoaderAdapter):
 
     Raises:
         FileNotFoundError: if there is no Parquet file.
-        ValueError: if an argument is out of range or contradicts another one, or a column is
-            missing or has a type that does not fit.
+        ValueError: if an argument is out of range or contradicts another one, a column is missing
+            or has a type that does not fit, or `memory_budget` is too small; says what would do.
 
     Example:
         >>> import tempfile
@@ -337,19 +340,35 @@ class KerasSequenceLoader(LoaderAdapter):
         """Return a pipeline for the rest of the current epoch."""
         planner, pool = self._planner, self._pool
         planner.warn_of_poor_shuffle()
-        source = self.source.for_a_pass(2 * planner.chunk_size.parts_per_chunk)  # two chunks
+        budget = self._settings.memory_budget
+        if budget is not None and any(batches.is_open for batches in self._open):
+            raise RuntimeError(
+                f"memory_budget={budget:,} bytes holds one pass at a time, but another pass over "
+                "this loader is open. Take its last batch, close() it or the loader, or use a "
+                "second KerasSequenceLoader, which has a budget of its own"
+            )
+        source = self.source.for_a_pass(planner.open_row_groups, planner.step_bytes)
         pool.limit_bytes = planner.chunk_size.peak_bytes
         builder = self._format.builder(pool)
         names = self.schema.names
         pipeline = Pipeline(
             planner.plan(self.epoch, self._cursor.draw_seed()),
             builder,
-            Scatterer(source, self._columns, builder, self._stopwatch, self._transform, names),
+            Scatterer(
+                source,
+                self._columns,
+                builder,
+                self._stopwatch,
+                self._transform,
+                names,
+                planner.step_bytes if planner.reads_in_steps else None,
+            ),
             BatchMaker(self._format, pool),
             threads=planner.threads,
             stopwatch=self._stopwatch,
             at_end=source.close,
             first_batch=self.first_batch,
+            convert_batches=planner.convert_batches,
         )
         self._running.add(pipeline)
         return pipeline

@@ -66,6 +66,7 @@ class Pipeline(Generic[GroupT]):
         stopwatch: adds up the seconds of "scatter" and "convert" (over all threads) and "wait".
         at_end: called when the threads have ended.
         first_batch: number of the first batch; no chunk before its group's first is read.
+        convert_batches: most batches of one task, and how far ahead of the consumer one begins.
     """
 
     def __init__(
@@ -79,9 +80,11 @@ class Pipeline(Generic[GroupT]):
         stopwatch: Stopwatch,
         at_end: Callable[[], None],
         first_batch: int = 0,
+        convert_batches: int = CONVERT_BATCHES,
     ) -> None:
         self._plan, self._builder, self._scatter, self._finish = plan, builder, scatter, finish
         self._stopwatch, self._at_end = stopwatch, at_end
+        self._convert_batches = convert_batches
         self._process = os.getpid()
         # The consumer's own:
         self._next_out = first_batch
@@ -292,12 +295,12 @@ class Pipeline(Generic[GroupT]):
 
     def _queue_convert_tasks(self) -> None:
         """Queue the next batches that can be made, not too far ahead; called under the lock."""
-        while self._next_convert <= self._wanted + CONVERT_BATCHES:
+        while self._next_convert <= self._wanted + self._convert_batches:
             number, first = divmod(self._next_convert, self._plan.group_batches)
             if number not in self._ordered_groups:
                 break
             last = len(self._plan.group_sizes(number))
-            stop = min(first + CONVERT_BATCHES, last)
+            stop = min(first + self._convert_batches, last)
             group = self._ordered_groups[number]
             if stop == last:
                 del self._ordered_groups[number]

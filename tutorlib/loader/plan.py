@@ -107,6 +107,9 @@ class EpochPlan:
         drop_last: whether to leave out a last batch that is not full. All ranks leave out equally
             many batches, so at most `batch_size` rows each.
         limit_rows: use only this many rows from the start of the source; None for all.
+        group_rows: most rows of a group of batches; None for 65,536.
+        row_costs: how many rows of a partition a row of each row group counts as; None for 1. With
+            them, partitions have about equally many bytes where rows differ in width.
 
     Attributes:
         num_rows: rows of this rank, before `drop_last`.
@@ -137,10 +140,12 @@ class EpochPlan:
         world_size: int = 1,
         drop_last: bool = False,
         limit_rows: int | None = None,
+        group_rows: int | None = None,
+        row_costs: Sequence[float] | None = None,
     ) -> None:
         check_positive(
             batch_size=batch_size, partition_rows=partition_rows, parts_per_chunk=parts_per_chunk,
-            world_size=world_size, limit_rows=limit_rows,
+            world_size=world_size, limit_rows=limit_rows, group_rows=group_rows,
         )  # fmt: skip
         check_integer("epoch", epoch, 0)
         check_integer("seed", seed, 0, bits=64)
@@ -149,7 +154,8 @@ class EpochPlan:
         self.batch_size, self.shuffle = batch_size, shuffle
         self.seed, self.epoch = seed, epoch
         row_ranges = _limited(row_counts, limit_rows)
-        partitions = _partitions(row_ranges, partition_rows)
+        costs = [1] * len(row_counts) if row_costs is None else row_costs
+        partitions = _partitions(row_ranges, partition_rows, costs)
         if shuffle:
             order = self._random(0).permutation(len(partitions))
             partitions = [partitions[i] for i in order]
@@ -165,8 +171,10 @@ class EpochPlan:
         )
         run = _cut(partitions, cuts[rank], cuts[rank + 1])
         lanes = parts_per_chunk if shuffle else 1
-        self.chunks = _chunks(_slices(run, partition_rows, lanes), parts_per_chunk, lanes > 1)
-        chunk_rows = min(GROUP_ROWS, partition_rows * parts_per_chunk)
+        self.chunks = _chunks(
+            _slices(run, partition_rows, lanes, costs), parts_per_chunk, lanes > 1
+        )
+        chunk_rows = min(group_rows or GROUP_ROWS, partition_rows * parts_per_chunk)
         self.group_batches = max(1, chunk_rows // max(batch_size, 16))
         self._firsts = [chunk.first for chunk in self.chunks]
         starts = np.concatenate([[0], np.cumsum(self.batch_sizes)]).tolist()
@@ -295,16 +303,19 @@ def _limited(row_counts: Sequence[int], limit_rows: int | None) -> list[RowRange
     return row_ranges
 
 
-def _partitions(row_ranges: Sequence[RowRange], partition_rows: int) -> list[list[RowRange]]:
+def _partitions(
+    row_ranges: Sequence[RowRange], partition_rows: int, costs: Sequence[float]
+) -> list[list[RowRange]]:
     """Join neighbouring row ranges into partitions of at most `partition_rows` rows."""
     partitions: list[list[RowRange]] = []
-    rows = 0
+    rows = 0.0
     for row_range in row_ranges:
-        if not partitions or rows + row_range.num_rows > partition_rows:
+        count = row_range.num_rows * costs[row_range.row_group]
+        if not partitions or rows + count > partition_rows:
             partitions.append([])
             rows = 0
         partitions[-1].append(row_range)
-        rows += row_range.num_rows
+        rows += count
     return partitions
 
 
@@ -326,13 +337,16 @@ def _cut(partitions: Sequence[list[RowRange]], first: int, last: int) -> list[li
 
 
 def _slices(
-    partitions: Sequence[list[RowRange]], partition_rows: int, lanes: int
+    partitions: Sequence[list[RowRange]],
+    partition_rows: int,
+    lanes: int,
+    costs: Sequence[float],
 ) -> Iterator[list[RowRange]]:
     """Yield partitions of at most `partition_rows` rows; slices of `lanes` of them alternate."""
     waiting, open_lanes = iter(partitions), deque[deque[list[RowRange]]]()
     while True:
         for partition in itertools.islice(waiting, lanes - len(open_lanes)):
-            open_lanes.append(deque(_sliced(partition, partition_rows)))
+            open_lanes.append(deque(_sliced(partition, partition_rows, costs)))
         if not open_lanes:
             return
         lane = open_lanes.popleft()
@@ -341,12 +355,14 @@ def _slices(
             open_lanes.append(lane)
 
 
-def _sliced(partition: list[RowRange], partition_rows: int) -> list[list[RowRange]]:
-    rows = sum(row_range.num_rows for row_range in partition)
-    if rows <= partition_rows:
-        return [partition]
-    (row_range,) = partition  # only a single row group can be larger
-    return [_cut_evenly(part, BLOCK_ROWS) for part in _cut_evenly(row_range, partition_rows)]
+def _sliced(
+    partition: list[RowRange], partition_rows: int, costs: Sequence[float]
+) -> list[list[RowRange]]:
+    cost = costs[partition[0].row_group]
+    if len(partition) > 1 or partition[0].num_rows * cost <= partition_rows:
+        return [partition]  # only a single row group can be larger
+    parts = _cut_evenly(partition[0], max(1, int(partition_rows / cost)))
+    return [_cut_evenly(part, BLOCK_ROWS) for part in parts]
 
 
 def _cut_evenly(row_range: RowRange, most_rows: int) -> list[RowRange]:

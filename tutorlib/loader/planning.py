@@ -7,8 +7,17 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from tutorlib.loader.pipeline import CONVERT_BATCHES
 from tutorlib.loader.plan import EpochPlan
-from tutorlib.loader.row_bytes import row_bytes, row_bytes_on_device
+from tutorlib.loader.row_bytes import (
+    ahead_row_bytes,
+    budgeted_row_bytes,
+    convert_batches,
+    reads_in_steps,
+    row_bytes,
+    row_bytes_on_device,
+    step_bytes,
+)
 from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
 from tutorlib.loader.shuffle_window import (
     row_groups_per_chunk,
@@ -62,6 +71,10 @@ class Planner:
         files = self._source, self._columns, self._schema
         if self._source.memory is not None and self._settings.memory_budget is not None:
             return row_bytes_on_device(*files, min_int_dtype=self._min_int_dtype)
+        if self._settings.memory_budget is not None:
+            return budgeted_row_bytes(
+                *files, self._settings, self._settings.memory_budget, whole=self._whole
+            )
         # Without a budget, a GPU must have the plan of the CPU.
         return row_bytes(*files, whole=self._whole, stacked=self._settings.stacked)
 
@@ -93,14 +106,51 @@ class Planner:
             **self._settings.plan_settings(),
             "partition_rows": self.chunk_size.partition_rows,
             "parts_per_chunk": self.chunk_size.parts_per_chunk,
+            "group_rows": self.chunk_size.group_rows,
         }
+
+    @property
+    def open_row_groups(self) -> int:
+        """Row groups that stay open between two slices: with a budget, as many as it was made for.
+
+        Without one, those of the two chunks that are read at a time.
+        """
+        if self.step_bytes is None:
+            return 2 * self.chunk_size.parts_per_chunk
+        return self.chunk_size.opened
+
+    @property
+    def step_bytes(self) -> int | None:
+        """Bytes of a slice that are decoded at a time; None without a budget of host memory."""
+        if self._settings.memory_budget is None or self._source.memory is not None:
+            return None
+        return step_bytes(self._settings.memory_budget)
+
+    @functools.cached_property
+    def reads_in_steps(self) -> bool:
+        """Whether each row range is read, transformed and scattered in steps of `step_bytes`."""
+        return self.step_bytes is not None and reads_in_steps(
+            self._source, self._columns, whole=self._whole
+        )
+
+    @functools.cached_property
+    def convert_batches(self) -> int:
+        """Batches that are converted at a time."""
+        if self.step_bytes is None:
+            return CONVERT_BATCHES
+        files = self._source, self._columns, self._schema
+        return convert_batches(self._settings, ahead_row_bytes(*files, self._settings))
 
     def plan(self, epoch: int, seed: int) -> EpochPlan:
         """Return the plan of an epoch; the latest one is kept."""
         latest = self._latest
         if latest is None or (latest.epoch, latest.seed) != (epoch, seed):
             self._latest = latest = EpochPlan(
-                self._row_counts, seed=seed, epoch=epoch, **self.plan_settings()
+                self._row_counts,
+                seed=seed,
+                epoch=epoch,
+                row_costs=self.row_bytes.costs,
+                **self.plan_settings(),
             )
         return latest
 

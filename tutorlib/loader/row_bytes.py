@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tutorlib.loader.layout import batch_dtype
+from tutorlib.loader.pipeline import CONVERT_BATCHES
+from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
 from tutorlib.loader.sizing import RowBytes
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
@@ -13,6 +17,14 @@ READING_COPIES = 3  # of what is being decoded: compressed, decompressed, decode
 SCATTER_COPIES = 2  # of a row range on a GPU: as it is read, and in the order of its scatter
 SLICE_COPIES = 2  # of a slice, all columns together: in parts as they are decoded, and joined
 LIST_COPIES = 2  # of lists in a chunk: as they are read, and joined
+OFFSET_BYTES = 8  # of a list
+POSITION_BYTES = 8  # of a value of a list while it is picked
+EQUAL_WIDTHS = 1.05  # rows of row groups count the same up to this ratio of their bytes
+STEP_COPIES = 6  # of what a thread reads in a step: decoded, as columns, transformed, picked
+STEPS_OF_BUDGET = 128
+AHEAD_PART = 10  # of the budget, for batches that are converted before the consumer takes them
+PADDED_COPIES = 6  # padded batches: converted, the consumer's, and a mask of the cells
+LEAST_STEP_BYTES, MOST_STEP_BYTES = 2**16, 2**22
 
 
 def row_bytes(
@@ -37,6 +49,105 @@ def row_bytes(
         slicing=max(reading, SLICE_COPIES * sum(stored.values()) + records),
         stream=source.stream_nbytes(columns),
     )
+
+
+def budgeted_row_bytes(
+    source: ParquetSource,
+    columns: Sequence[str],
+    schema: Schema,
+    settings: LoaderSettings,
+    budget_bytes: int,
+    *,
+    whole: bool,
+) -> RowBytes:
+    """Return the bytes of a row on the CPU as a memory budget needs them: by row group.
+
+    Rows with lists or strings, rows that are transformed and rows of which some are filtered are
+    read in steps of bytes, so that the width of rows matters for what is held only.
+
+    Args:
+        source: the files.
+        columns: names of the columns to read.
+        schema: schema of the batches.
+        settings: settings of the loader.
+        budget_bytes: the budget.
+        whole: whether all columns of a row range are read before its rows are scattered.
+    """
+    steps, step = reads_in_steps(source, columns, whole=whole), step_bytes(budget_bytes)
+    scalars = sum(_value_bytes(column) for column in schema if not column.multi_hot)
+    batch, values = np.full(len(source), float(scalars)), np.zeros(len(source))
+    for name in columns:
+        if source.column_types[name][1]:
+            counts = np.array(source.row_group_values(name))
+            width = _value_bytes(schema[name]) if name in schema else 8
+            batch += LIST_COPIES * (counts * width + OFFSET_BYTES)
+            values += counts * width + POSITION_BYTES * counts
+    least = batch.min() if batch.max() > EQUAL_WIDTHS * batch.min() else batch.max()
+    costs = np.maximum(1, batch / least)
+    stored = [source.nbytes_per_row([name]) for name in columns]
+    records = 2 * scalars if settings.stacked else 0
+    stream = source.measured_stream_nbytes(columns, step)
+    widths = [sum(nbytes) for nbytes in zip(*map(source.row_group_nbytes, columns), strict=True)]
+    stored_rows = [source.stored.num_rows(group) for group in source.row_groups]
+    largest = max(w * rows for w, rows in zip(widths, stored_rows, strict=True))
+    decoded = min(largest, max(step, *widths))  # by a thread at a time
+    row = ahead_row_bytes(source, columns, schema, settings)
+    ahead = (2 * convert_batches(settings, row) + 3) * settings.batch_size * row
+    if settings.padded_bytes is not None:
+        ahead += PADDED_COPIES * settings.padded_bytes * sum(c.multi_hot for c in schema)
+    decoding = PLANNED_THREADS * STEP_COPIES * decoded if steps else 0
+    return RowBytes(
+        batch=float(least),
+        reading=0 if steps else READING_COPIES * max(stored) + records,
+        slicing=0 if steps else SLICE_COPIES * sum(stored) + records,
+        stream=stream,
+        whole_stream=stream if steps else 0,
+        ordering=float((values / costs).max()),
+        fixed=decoding + ahead + source.filter_nbytes,
+        costs=None if costs.max() == 1 else costs.tolist(),
+    )
+
+
+def ahead_row_bytes(
+    source: ParquetSource, columns: Sequence[str], schema: Schema, settings: LoaderSettings
+) -> float:
+    """Return the bytes of a row that a finished batch has in addition to its group's memory."""
+    nbytes = 0.0
+    for column in schema:
+        if not column.multi_hot:
+            continue
+        if settings.multi_hot == "padded" and settings.max_list_length is not None:
+            nbytes += settings.max_list_length * (_value_bytes(column) + 1)  # and its mask
+        if column.name in columns:
+            longest = max(source.row_group_values(column.name))
+            nbytes += longest * _value_bytes(column) + 2 * OFFSET_BYTES
+    return nbytes
+
+
+def convert_batches(settings: LoaderSettings, row_bytes: float) -> int:
+    """Return how many batches are converted at a time: fewer if they take much of the budget.
+
+    Args:
+        settings: settings of the loader.
+        row_bytes: what `ahead_row_bytes` returns.
+    """
+    if settings.memory_budget is None or not row_bytes:
+        return CONVERT_BATCHES
+    if settings.padded_bytes is not None:
+        return 1
+    most = settings.memory_budget / AHEAD_PART / (settings.batch_size * row_bytes)
+    return max(1, min(CONVERT_BATCHES, int(most / 2)))
+
+
+def reads_in_steps(source: ParquetSource, columns: Sequence[str], *, whole: bool) -> bool:
+    """Return whether a loader with a memory budget reads row ranges in steps of bytes."""
+    kinds = [source.column_types[name] for name in columns]
+    return whole or source.filter_nbytes > 0 or any(k == "string" or lists for k, lists in kinds)
+
+
+def step_bytes(budget_bytes: int) -> int:
+    """Return the bytes that a thread decodes at a time within a memory budget."""
+    return min(MOST_STEP_BYTES, max(LEAST_STEP_BYTES, budget_bytes // STEPS_OF_BUDGET))
 
 
 def row_bytes_on_device(

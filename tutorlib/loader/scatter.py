@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic
 
+import numpy as np
+
 from tutorlib.chunk import Chunk, Masked, Ragged, to_host
 from tutorlib.loader.batch_group import BatchBuilder, GroupT, ScatterPlan
 from tutorlib.loader.pipeline import Stopwatch
+from tutorlib.loader.plan import RowSlice
 from tutorlib.memory import MemorySpace
 from tutorlib.parquet import ParquetError, ParquetSource, RowRange
 
@@ -30,6 +34,8 @@ class Scatterer(Generic[GroupT]):
         stopwatch: adds up the seconds of "read", "transform" and "scatter".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         names: columns that `transform` has to return.
+        step_bytes: bytes of rows that are read, transformed and scattered at a time; None for all
+            of a row range.
     """
 
     source: ParquetSource
@@ -38,6 +44,7 @@ class Scatterer(Generic[GroupT]):
     stopwatch: Stopwatch
     transform: Transform | None
     names: Sequence[str]
+    step_bytes: int | None = None
 
     def __call__(self, row_range: RowRange, scatter_plans: list[ScatterPlan[GroupT]]) -> None:
         """Scatter the rows of a row range.
@@ -69,15 +76,34 @@ class Scatterer(Generic[GroupT]):
             raise
 
     def _scatter(self, row_range: RowRange, scatter_plans: list[ScatterPlan[GroupT]]) -> None:
+        place = row_range.row_group, self.columns, row_range.start, row_range.stop
+        if self.step_bytes is None:
+            columns = self.source.columns(*place)
+            self._scatter_columns(columns, scatter_plans, row_range.start)
+            return
+        with contextlib.closing(self.source.steps(*place, self.step_bytes)) as steps:
+            began = time.perf_counter()
+            for first, end, columns in steps:
+                self.stopwatch.add(read=time.perf_counter() - began)
+                rows = first - row_range.start, end - row_range.start
+                self._scatter_columns(columns, _plans_of_rows(scatter_plans, *rows), first)
+                began = time.perf_counter()
+
+    def _scatter_columns(
+        self,
+        columns: Iterator[tuple[str, Any]],
+        scatter_plans: Sequence[ScatterPlan[GroupT]],
+        first_row: int,
+    ) -> None:
         started, spent = time.perf_counter(), defaultdict[str, float](float)
-        slice_of_group = row_range.row_group, self.columns, row_range.start, row_range.stop
-        columns = _timed(self.source.columns(*slice_of_group), spent, "read")
+        columns = _timed(columns, spent, "read")
         if self.transform is not None:
             chunk = Chunk(dict(columns))
             began = time.perf_counter()
             columns = iter(self._transformed(self.transform, chunk).items())
             spent["transform"] = time.perf_counter() - began
-        self.builder.scatter(columns, scatter_plans, first_row=row_range.start)
+            del chunk
+        self.builder.scatter(columns, scatter_plans, first_row=first_row)
         scatter = time.perf_counter() - started - sum(spent.values())
         self.stopwatch.add(**spent, scatter=scatter)
 
@@ -134,6 +160,35 @@ def _check_lengths(name: str, column: Any) -> None:
             f"map(): column {name!r}: a Masked needs one `valid` for each value, got "
             f"{len(column.valid)} for {len(column.values)} values"
         )
+
+
+def _plans_of_rows(
+    scatter_plans: Sequence[ScatterPlan[GroupT]], first: int, end: int
+) -> list[ScatterPlan[GroupT]]:
+    """Return where rows [first, end) of a row range go, counted from `first`."""
+    result = []
+    for scatter_plan in scatter_plans:
+        low, high = first - scatter_plan.start, end - scatter_plan.start  # in the block
+        start = max(0, low)
+        orders, row_slices, count = [], [], 0
+        for group, rows in scatter_plan.row_slices:
+            # The rows of a row slice keep their order in the block: those of a step are together.
+            if scatter_plan.order is None:
+                order = np.arange(max(low, rows.start), min(high, rows.stop))
+                skipped = max(0, low - rows.start)
+            else:
+                order = scatter_plan.order[rows.start : rows.stop]
+                skipped, stop = np.searchsorted(order, [low, high]).tolist()
+                order = order[skipped:stop]
+            if len(order):
+                orders.append(order - start)
+                target = RowSlice(rows.group, rows.first + skipped, count, count + len(order))
+                row_slices.append((group, target))
+                count += len(order)
+        if row_slices:
+            begin = scatter_plan.start + start - first
+            result.append(ScatterPlan(begin, np.concatenate(orders), row_slices))
+    return result
 
 
 def _timed(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from tutorlib.loader.plan import BLOCK_ROWS, GROUP_ROWS
@@ -18,6 +19,7 @@ CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
 ORDER_BYTES = 32  # of a row of the block being scattered: its part and its index, both twice
+INDEX_BYTES = 8  # of a row of a row range with several blocks, whose orders are drawn first
 STREAM_BYTES = 256 * 2**20  # for row groups that stay open between slices, without a budget
 STREAM_FRACTION = 0.25  # of the budget, for the same
 
@@ -31,12 +33,21 @@ class RowBytes:
         reading: bytes while a thread decodes and transforms it, in addition to its batch.
         slicing: the same if the row group is read in slices.
         stream: bytes of a row group that are held from one of its slices to the next.
+        whole_stream: bytes that a stream holds while a thread reads a whole row group.
+        ordering: bytes while the batches of a group are put in order, in addition to a copy.
+        fixed: bytes that do not depend on the rows of a chunk.
+        costs: how many rows a row of each row group counts as, at least 1; None if all count as 1.
+            All of the above are bytes of a row that counts as 1.
     """
 
     batch: float
     reading: float
     slicing: float = 0
     stream: float = 0
+    whole_stream: float = 0
+    ordering: float = 0
+    fixed: float = 0
+    costs: Sequence[float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +58,15 @@ class ChunkSize:
         partition_rows: most rows of a partition.
         parts_per_chunk: partitions of a chunk.
         peak_bytes: bytes that the loader holds at most, as planned.
+        group_rows: most rows of a group of batches.
+        opened: row groups that are open between two slices; 0 if all are read whole.
     """
 
     partition_rows: int
     parts_per_chunk: int
     peak_bytes: int
+    group_rows: int = GROUP_ROWS
+    opened: int = 0
 
     @property
     def chunk_rows(self) -> int:
@@ -95,10 +110,13 @@ def chunk_size(
         >>> chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, threads=2, buffer_rows=300)
         ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=200800)
     """
-    total, largest = sum(row_counts), max(row_counts)
+    costs = row_bytes.costs or [1] * len(row_counts)
+    counts = [math.ceil(rows * cost) for rows, cost in zip(row_counts, costs, strict=True)]
+    total, largest, widest = sum(counts), max(counts), max(costs)
+    batch_rows = batch_size * widest
     if buffer_rows is None:
-        widest = max(1, int(CHUNK_BYTES / row_bytes.batch))
-        wanted_rows = min(max(CHUNK_ROWS, 4 * batch_size), widest)
+        most = max(1, int(CHUNK_BYTES / row_bytes.batch))
+        wanted_rows = min(max(CHUNK_ROWS, 4 * batch_size), most)
         part_rows = min(max(largest, PART_ROWS), -(-wanted_rows // CHUNK_PARTS))
         parts = parts_per_chunk or wanted_rows // part_rows
     else:
@@ -107,17 +125,30 @@ def chunk_size(
     allowed = STREAM_BYTES if budget_bytes is None else STREAM_FRACTION * budget_bytes
     lanes = max(1, min(parts, int(allowed / max(1, row_bytes.stream)))) if shuffle else 1
     # Chunks of at least this many rows read row groups whole. Row groups of one row always are.
-    least_whole = largest * (lanes if parts_per_chunk else -(-lanes // 2)) if largest > 1 else 1
+    can_slice = max(row_counts) > 1
+    least_whole = largest * (lanes if parts_per_chunk else -(-lanes // 2)) if can_slice else largest
+    least_part = math.ceil(widest)
+    wanted_rows = max(wanted_rows, least_part)
+
+    def group_rows(chunk_rows: int) -> int:
+        """Return the rows of a group: with a budget, all threads together order one chunk."""
+        if budget_bytes is None:
+            return GROUP_ROWS
+        return min(GROUP_ROWS, max(batch_size, int(chunk_rows / threads / widest)))
 
     def peak_bytes(chunk_rows: int, opened: int) -> int:
         """Return the bytes held with `opened` row groups read in slices at a time; 0: whole."""
-        range_rows = min(largest, chunk_rows, BLOCK_ROWS if opened else total)
-        held = 2 * min(total, max(chunk_rows, batch_size))
-        held += threads * min(GROUP_ROWS, total, chunk_rows)  # a group is put in order by copying
+        range_rows = min(largest, chunk_rows, BLOCK_ROWS * widest if opened else total)
+        ordered = threads * min(group_rows(chunk_rows) * widest, total, chunk_rows)
+        held = 2 * min(total, max(chunk_rows, batch_rows)) + ordered
         reading = threads * range_rows * (row_bytes.slicing if opened else row_bytes.reading)
         order = threads * min(BLOCK_ROWS, range_rows) * ORDER_BYTES
-        streams = (opened + 1) * row_bytes.stream if opened else 0  # one may be opened twice
-        return int(held * row_bytes.batch + reading + order + streams)
+        if range_rows > BLOCK_ROWS:
+            order += threads * range_rows * INDEX_BYTES
+        # One of the opened row groups may be opened twice.
+        streams = (opened + 1) * row_bytes.stream if opened else threads * row_bytes.whole_stream
+        rows = held * row_bytes.batch + ordered * row_bytes.ordering + reading + order
+        return int(rows + streams + row_bytes.fixed)
 
     def most_rows(candidates: range, opened: int) -> int:
         """Return the last of the candidates that is within the budget, 0 if none is."""
@@ -128,17 +159,24 @@ def chunk_size(
         )
         return candidates[fitting - 1] if fitting else 0
 
-    for opened in (0, lanes, 1):  # one row group after the other is the last resort
-        if opened:
-            candidates = range(1, min(wanted_rows + 1, least_whole, opened * largest))
-        else:
-            candidates = range(least_whole, wanted_rows + 1)
+    # One row group after the other is the last resort, in slices or else whole.
+    for opened, least_rows in (
+        (0, least_whole),
+        (lanes, least_part),
+        (1, least_part),
+        (0, largest),
+    ):
+        end = min(wanted_rows + 1, least_whole, opened * largest) if opened else wanted_rows + 1
+        candidates = range(least_rows, end)
         if chunk_rows := most_rows(candidates, opened):
-            parts = min(opened or parts, chunk_rows if opened else chunk_rows // largest)
+            most_parts = chunk_rows // least_part if opened else chunk_rows // largest
+            parts = min(opened or parts, most_parts)
             peak = peak_bytes(min(chunk_rows, total), opened)
-            return ChunkSize(chunk_rows // parts, parts, peak)
+            return ChunkSize(chunk_rows // parts, parts, peak, group_rows(chunk_rows), opened)
+    sizes = [(largest, 0), (least_part, 1)] if can_slice else [(largest, 0)]
+    least_bytes = min(peak_bytes(rows, opened) for rows, opened in sizes if rows <= wanted_rows)
     raise ValueError(
         f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} rows "
-        f"of {row_bytes.batch:,.0f} bytes and what reading them takes; give at least "
-        f"{peak_bytes(1, 1 if largest > 1 else 0):,} bytes, or a smaller batch_size"
+        f"of {row_bytes.batch * widest:,.0f} bytes and what reading them takes; give at least "
+        f"{least_bytes:,} bytes, or a smaller batch_size"
     )

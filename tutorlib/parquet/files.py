@@ -16,17 +16,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import column_from_arrow
 from tutorlib.memory import map_on_threads
 from tutorlib.parquet.paths import DataFile
-from tutorlib.parquet.sizes import decoded_bytes, number_width
+from tutorlib.parquet.sizes import decoded_bytes, number_width, stream_bytes
 from tutorlib.parquet.slices import Stream, Streams
 
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
 STREAM_PAGE = 1_572_864  # bytes that a stream holds for each column, measured with 1 MiB pages
 STREAM_ROWS = 16_384  # least number of rows that a stream decodes in one step
+STEP_COPIES = 2  # of a decoded step that a stream holds: the reader's buffers, and what is left
 OPENING_THREADS = 8
 
 
@@ -105,6 +107,8 @@ class ParquetFiles:
         footers: `pyarrow.parquet.FileMetaData` of each file.
         schema: `pyarrow.Schema` of the columns in the files.
         streams: `Streams`, row groups that are being read in slices.
+        step_bytes: bytes of a slice that are decoded at a time; None for `STREAM_ROWS` rows or all
+            of the slice.
 
     Raises:
         ParquetError: if a file is not Parquet, is truncated, may not be read, or differs from the
@@ -126,6 +130,8 @@ class ParquetFiles:
         self.footers = map_on_threads(_footer, self.files, OPENING_THREADS)
         self.schema = self._check_schemas()
         self.streams = Streams()
+        self.step_bytes: int | None = None
+        self._longest_strings: dict[tuple[int, int, str], int] = {}
         self._leaves_of_files: dict[int, dict[str, range]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -166,6 +172,10 @@ class ParquetFiles:
     def num_rows(self, group: RowGroup) -> int:
         """Return the number of stored rows of a row group, whether they pass a filter or not."""
         return self.footers[group.file].row_group(group.index).num_rows
+
+    def nbytes(self, group: RowGroup) -> int:
+        """Return the uncompressed bytes of a row group."""
+        return self.footers[group.file].row_group(group.index).total_byte_size
 
     @functools.cached_property
     def hash_of_footers(self) -> str:
@@ -256,6 +266,8 @@ class ParquetFiles:
             self.refuse_change(group)
             key = (group.file, group.index, *names)
             decoded_rows = max(last - first, STREAM_ROWS)
+            if self.step_bytes is not None:
+                decoded_rows = self.step_rows(group, names, self.step_bytes)
             opener = functools.partial(self._open_stream, group, names, decoded_rows)
             return self.streams.read(key, first, last, rows, opener)
 
@@ -343,8 +355,43 @@ class ParquetFiles:
 
         A step of wide rows has few; there are never more than `STREAM_ROWS`.
         """
-        width = self.row_nbytes(group, names)
+        strings = [n for n in names if column_type(self.schema.field(n).type)[0] == "string"]
+        width = max(
+            self.row_nbytes(group, names),
+            sum(self.longest_string(group, name) for name in strings),
+        )
         return max(1, min(STREAM_ROWS, int(step_bytes / max(1, width))))
+
+    def longest_string(self, group: RowGroup, name: str) -> int:
+        """Return the bytes of the longest string in the dictionary of a column, 0 without one.
+
+        Footers do not tell how long strings are that a dictionary holds once. Remembered.
+
+        Raises:
+            ParquetError: if the column cannot be read.
+        """
+        place = group.file, group.index, name
+        if place not in self._longest_strings:
+            leaves = [leaf for _, leaf in self.leaves(group, [name])]
+            has_dictionary = all(
+                leaf.has_dictionary_page and not any("DELTA" in e for e in leaf.encodings)
+                for leaf in leaves
+            )
+            longest = self._longest_in_dictionary(group, name) if has_dictionary else 0
+            self._longest_strings[place] = longest
+        return self._longest_strings[place]
+
+    def _longest_in_dictionary(self, group: RowGroup, name: str) -> int:
+        paths = [leaf.path_in_schema for _, leaf in self.leaves(group, [name])]
+        with self.errors_at(group, [name]), self._open(group, read_dictionary=paths) as file:
+            batches = file.iter_batches(
+                1, row_groups=[group.index], columns=[name], use_threads=False
+            )
+            array = next(batches).column(0)
+        if not pa.types.is_dictionary(array.type):
+            array = array.values
+        lengths = pc.binary_length(array.dictionary)
+        return pc.max(lengths).as_py() or 0
 
     def row_nbytes(self, group: RowGroup, names: Sequence[str]) -> float:
         """Return the mean bytes of a decoded row of a row group, with offsets."""
@@ -365,6 +412,19 @@ class ParquetFiles:
             + min(leaf.total_compressed_size, STREAM_BUFFER)
             for _, leaf in self.leaves(group, names)
         )
+
+    def measured_stream_nbytes(self, group: RowGroup, names: Sequence[str], step_bytes: int) -> int:
+        """Return how many bytes a row group holds while it is read in steps, by its page headers.
+
+        Raises:
+            ParquetError: if the file cannot be read.
+        """
+        file, row = self.files[group.file], self.row_nbytes(group, names)
+        decoded = max(row, min(STREAM_ROWS * row, self.num_rows(group) * row, step_bytes))
+        with self.errors_at(group), file.filesystem.open_input_file(file.inner) as opened:
+            leaves = self.leaves(group, names)
+            pages = sum(stream_bytes(opened, leaf, STREAM_BUFFER) for _, leaf in leaves)
+        return int(pages + STEP_COPIES * decoded)
 
 
 def _leaf_count(kind: pa.DataType) -> int:

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -214,6 +214,41 @@ class ParquetSource:
         largest = max(self.row_groups, key=self.stored.num_rows, default=None)
         return 0 if largest is None else self.stored.stream_nbytes(largest, names)
 
+    def row_group_values(self, column: str) -> list[float]:
+        """Return the mean number of values of a row of a list column, for each row group."""
+        return [
+            sum(leaf.num_values for _, leaf in self.stored.leaves(group, [column]))
+            / self.stored.num_rows(group)
+            for group in self.row_groups
+        ]
+
+    def row_group_nbytes(self, column: str) -> list[float]:
+        """Return the mean decoded bytes of a row of a column, for each row group."""
+        return [self.stored.row_nbytes(group, [column]) for group in self.row_groups]
+
+    @property
+    def filter_nbytes(self) -> int:
+        """Bytes of the answers of the filter that are remembered; 0 if all rows pass."""
+        if not self._partial:
+            return 0
+        from tutorlib.parquet.filtered import REMEMBERED
+
+        largest = max(self.stored.num_rows(self.row_groups[k]) for k in self._partial)
+        return min(len(self._partial), REMEMBERED) * (largest // 8 + 1)
+
+    def measured_stream_nbytes(self, columns: Sequence[str], step_bytes: int) -> int:
+        """Return how many bytes the largest row group holds while it is read in steps.
+
+        Reads headers of pages, for footers do not tell how large pages are.
+
+        Args:
+            columns: names.
+            step_bytes: bytes that are decoded at a time.
+        """
+        largest = max(self.row_groups, key=self.stored.nbytes)
+        stored = [name for name in columns if name not in self._keys[0]]
+        return self.stored.measured_stream_nbytes(largest, stored, step_bytes)
+
     def location(self, position: int) -> str:
         """Return what error messages call the row group number `position`."""
         return self.stored.location(self.row_groups[position])
@@ -295,7 +330,7 @@ class ParquetSource:
 
     def steps(
         self, position: int, names: Sequence[str], start: int, stop: int, step_bytes: int
-    ) -> Iterator[tuple[int, int, Iterator[tuple[str, Any]]]]:
+    ) -> Generator[tuple[int, int, Iterator[tuple[str, Any]]]]:
         """Yield rows [start, stop) in steps of about `step_bytes` decoded bytes.
 
         No more than a step is decoded at a time, also where few rows pass a filter. The row group
@@ -396,14 +431,18 @@ class ParquetSource:
         if count:
             yield Chunk.concat(held)
 
-    def for_a_pass(self, open_row_groups: int) -> ParquetSource:
+    def for_a_pass(self, open_row_groups: int, step_bytes: int | None = None) -> ParquetSource:
         """Return the same source with streams of its own, so that closing it affects no other pass.
 
         Args:
             open_row_groups: number of row groups that are read in slices at the same time.
+            step_bytes: bytes that a slice decodes at a time; no other row groups then stay open.
+                None for a speed that needs more memory.
         """
         own = self.at(self.memory)
-        own.streams.limit = max(own.streams.limit, open_row_groups)
+        own.stored.step_bytes = step_bytes
+        least = 1 if step_bytes is not None else own.streams.limit
+        own.streams.limit = max(least, open_row_groups)
         return own
 
     def close(self) -> None:

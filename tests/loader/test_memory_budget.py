@@ -1,0 +1,112 @@
+"""memory_budget holds in bytes: real memory of fresh processes over drawn layouts.
+
+MEMORY_LAYOUTS=100 in the environment draws a hundred layouts in place of three.
+"""
+
+import os
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.loader_memory import MB, Layout, measure
+from tutorlib.loader import KerasSequenceLoader
+
+KINDS = ["lists", "filter", "padded", "strings", "numbers"]
+LAYOUTS = int(os.environ.get("MEMORY_LAYOUTS", 3))
+ALLOWED_BYTES = 32 * 2**20  # beside 1.1 of the budget, as the docstring of the loader says
+
+
+def drawn(kind, random):
+    """Return a layout of some kind whose rows need several times the budget as a whole."""
+    budget = int(random.integers(40, 80)) * MB
+    batch_size = int(random.choice([64, 500, 1000]))
+    law = str(random.choice(["fixed", "uniform", "pareto", "sorted"]))
+    if kind == "lists":  # one row group is far wider than the others
+        means = [int(random.integers(1, 20)) for _ in range(6)]
+        means[int(random.integers(6))] = 1000
+        columns = {"a.b": ("list", "fixed", means), "x": "int32"}
+        return Layout((10_000,) * 6, columns, budget, batch_size)
+    if kind == "strings":
+        distinct = random.choice([None, 40])
+        columns = {"s": ("string", 1000 if distinct is None else 4000, distinct), "y": "int32"}
+        options = {"label_names": ["y"]}
+        rows = 20_000 if distinct is None else 5000
+        return Layout((rows,) * 4, columns, budget, batch_size, options=options, hashed=True)
+    if kind == "filter":
+        columns = {"c": "int8", "d": "int32"}
+        options = {"filters": [("c", "<", int(random.integers(1, 100)))]}
+        return Layout((4_000_000,), columns, budget, batch_size, options=options)
+    if kind == "padded":
+        columns = {"g": ("list", law, int(random.integers(2, 6))), "x": "int32"}
+        options = {"multi_hot": "padded", "max_list_length": None if law == "pareto" else 100}
+        return Layout((100_000,) * 5, columns, budget, batch_size, options=options)
+    columns = {f"c{k}": "int32" for k in range(20)} | {f"f{k}": "float32" for k in range(20)}
+    return Layout((50_000,) * 15, columns, budget + 40 * MB, batch_size)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/clear_refs")
+@pytest.mark.parametrize("number", range(LAYOUTS))
+def test_memory_stays_within_the_budget_whatever_the_rows_are(number, tmp_path):
+    layout = drawn(KINDS[number % len(KINDS)], np.random.default_rng(number))
+    measured = measure(layout, tmp_path, seed=number)
+    assert measured["peak"] <= 1.1 * layout.budget + ALLOWED_BYTES, layout
+    assert "refused" not in measured or "memory_budget" in measured["refused"], measured
+
+
+@pytest.fixture
+def path(tmp_path):
+    lists = pa.array([[1] * (k % 5) for k in range(1000)])
+    table = pa.table({"x": range(1000), "g": lists})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=100)
+    return tmp_path / "x.parquet"
+
+
+def test_a_budget_holds_one_pass_at_a_time(path):
+    loader = KerasSequenceLoader(path, 10, memory_budget=50 * MB)
+    first, second = iter(loader), iter(loader)
+    next(first)
+    with pytest.raises(RuntimeError, match=r"memory_budget=50,000,000 .* another pass .* is open"):
+        next(second)
+    first.close()
+    assert len(list(loader)) == len(loader)
+    without = KerasSequenceLoader(path, 10)
+    first, second = iter(without), iter(without)
+    assert len(list(zip(first, second, strict=True))) == len(without)
+
+
+def test_a_batch_that_is_padded_beyond_its_part_of_the_budget_is_refused(tmp_path):
+    lists = pa.array([[1]] * 999 + [[1] * 5000])
+    pq.write_table(pa.table({"g": lists}), tmp_path / "x.parquet")
+    loader = KerasSequenceLoader(
+        tmp_path / "x.parquet", 1000, multi_hot="padded", memory_budget=50 * MB
+    )
+    match = r"column 'g': a batch of 1,000 rows padded to 5,000 values .* at least 800,000,000"
+    with pytest.raises(ValueError, match=match):
+        next(iter(loader))
+
+
+def test_the_same_rows_come_with_steps_as_without(path):
+    def rows(**settings):
+        loader = KerasSequenceLoader(path, 64, **settings)
+        values = [
+            (int(x), tuple(g.tolist()))
+            for inputs, _ in loader
+            for x, g in zip(
+                inputs["x"][:, 0].numpy(),
+                np.split(
+                    inputs["g__values"][:, 0].numpy(),
+                    np.cumsum(inputs["g__nnzs"][:, 0].numpy())[:-1],
+                ),
+                strict=True,
+            )
+        ]
+        return sorted(values)
+
+    want = rows()
+    for shuffle in (True, False):
+        assert rows(memory_budget=3 * MB, shuffle=shuffle) == want
+        some = rows(memory_budget=3 * MB, shuffle=shuffle, filters=[("x", ">", 333)])
+        assert some == [row for row in want if row[0] > 333]
