@@ -1,6 +1,6 @@
 """memory_budget holds in bytes: real memory of fresh processes over drawn layouts.
 
-MEMORY_LAYOUTS=100 in the environment draws a hundred layouts in place of three.
+MEMORY_LAYOUTS=100 in the environment draws a hundred layouts in place of four.
 """
 
 import os
@@ -15,7 +15,7 @@ from tests.support.loader_memory import MB, Layout, measure
 from tutorlib.loader import KerasSequenceLoader
 
 KINDS = ["lists", "filter", "padded", "strings", "numbers"]
-LAYOUTS = int(os.environ.get("MEMORY_LAYOUTS", 3))
+LAYOUTS = int(os.environ.get("MEMORY_LAYOUTS", 4))
 ALLOWED_BYTES = 32 * 2**20  # beside 1.1 of the budget, as the docstring of the loader says
 
 
