@@ -103,6 +103,11 @@ def test_a_room_imports_only_rooms_below_its_own(path):
     assert rooms <= set(ROOMS[: ROOMS.index(room)]), f"{path.name} of {room} imports {rooms}"
 
 
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_no_file_is_too_long_to_have_one_purpose(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
+
+
 def test_no_module_imports_itself_through_others():
     left = {dotted(path): imported_modules(path) for path in MODULES if path.stem != "__init__"}
     while left:

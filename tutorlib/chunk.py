@@ -1,7 +1,6 @@
 """Chunk: some rows of a data set as a dict of arrays, on the CPU (NumPy) or on a GPU (CuPy).
 
-There are four kinds of column, laid out in memory as in Arrow and cuDF, so that conversion copies
-nothing:
+There are four kinds of column, laid out as in Arrow and cuDF, so that conversion copies nothing:
 
 * an array `values[n]`: one number a row, no nulls (in floating point, a null is NaN);
 * `Ragged`: one list a row, as `values[nnz]` and `offsets[n + 1]`;
@@ -259,8 +258,8 @@ def concat_columns(parts: Sequence[Any]) -> Any:
 
 
 def _all_valid(column: Any) -> Masked:
-    anchor = column.offsets if isinstance(column, _Offsets) else column
-    return Masked(column, array_namespace(anchor).ones(len(column), dtype=bool))
+    xp = array_namespace(column.offsets if isinstance(column, _Offsets) else column)
+    return Masked(column, xp.ones(len(column), dtype=bool))
 
 
 class Chunk(Mapping[str, Any]):

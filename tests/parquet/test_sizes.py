@@ -15,8 +15,8 @@ def test_names_with_dots_have_the_same_size_as_others(tmp_path, names):
     table = pa.table({"before": structs, **dict.fromkeys(names, LISTS), "after": range(100)})
     pq.write_table(table, tmp_path / "x.parquet")
     source = ParquetSource(tmp_path / "x.parquet")
-    assert [source.nbytes_per_row([name]) for name in names] == [24] * len(names)
-    assert source.nbytes_per_row(names) == 24 * len(names)
+    assert [source.sizes.nbytes_per_row([name]) for name in names] == [24] * len(names)
+    assert source.sizes.nbytes_per_row(names) == 24 * len(names)
 
 
 def test_files_may_order_their_columns_differently(tmp_path):
@@ -24,4 +24,4 @@ def test_files_may_order_their_columns_differently(tmp_path):
     pq.write_table(table, tmp_path / "0.parquet")
     pq.write_table(table.select(["a.b", "a"]), tmp_path / "1.parquet")
     source = ParquetSource(tmp_path)
-    assert (source.nbytes_per_row(["a"]), source.nbytes_per_row(["a.b"])) == (24, 72)
+    assert (source.sizes.nbytes_per_row(["a"]), source.sizes.nbytes_per_row(["a.b"])) == (24, 72)

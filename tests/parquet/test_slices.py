@@ -289,8 +289,8 @@ def test_texts_in_a_dictionary_count_with_their_length(tmp_path):
     pq.write_table(texts, tmp_path / "texts.parquet")
     stored = pq.ParquetFile(tmp_path / "texts.parquet").metadata.row_group(0)
     assert stored.column(0).total_uncompressed_size < 10_000
-    assert ParquetSource(tmp_path / "texts.parquet").nbytes_per_row(["s"]) == 8
-    assert ParquetSource(tmp_path / "texts.parquet").nbytes_per_row(["b"]) == 4
+    assert ParquetSource(tmp_path / "texts.parquet").sizes.nbytes_per_row(["s"]) == 8
+    assert ParquetSource(tmp_path / "texts.parquet").sizes.nbytes_per_row(["b"]) == 4
 
 
 def test_a_slice_takes_the_memory_of_a_slice(tmp_path):
@@ -301,8 +301,8 @@ def test_a_slice_takes_the_memory_of_a_slice(tmp_path):
     pq.write_table(table, tmp_path / "big.parquet", row_group_size=rows, use_dictionary=False)
     del table
     source = ParquetSource(tmp_path / "big.parquet")
-    assert source.nbytes_per_row() == 80
-    assert source.stream_nbytes() < 20e6
+    assert source.sizes.nbytes_per_row() == 80
+    assert source.sizes.stream_nbytes() < 20e6
     pool = pa.default_memory_pool()
     held = []
     with contextlib.closing(source):

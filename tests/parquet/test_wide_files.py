@@ -47,5 +47,5 @@ def test_a_column_has_the_bytes_of_its_own_leaves_whatever_its_name(tmp_path):
         "s", "s.list.list.element",
     ]  # fmt: skip
     assert [name for name, _ in leaves] == ["a", "a", "a.b", "m", "m", "s", "s.list"]
-    assert source.nbytes_per_row(["a.b"]) == 3 * 8
-    assert source.nbytes_per_row(["s.list"]) == 8
+    assert source.sizes.nbytes_per_row(["a.b"]) == 3 * 8
+    assert source.sizes.nbytes_per_row(["s.list"]) == 8

@@ -84,7 +84,7 @@ def values_per_row(source: Any) -> dict[str, float]:
         for name, (kind, is_list) in source.column_types.items()
         if is_list and kind in np.sctypeDict
     }
-    return {name: source.nbytes_per_row([name]) / size for name, size in numbers.items()}
+    return {name: source.sizes.nbytes_per_row([name]) / size for name, size in numbers.items()}
 
 
 def bucket_length(size: int) -> int:

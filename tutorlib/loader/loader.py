@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tutorlib.chunk import Chunk
-from tutorlib.keras_bridge import LoaderAdapter, gpu_tensor_maker
+from tutorlib.keras_bridge import LoaderAdapter
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches
 from tutorlib.loader.cursor import EpochCursor, Position, check_state
@@ -15,11 +15,10 @@ from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.planning import Planner
 from tutorlib.loader.scatter import Scatterer
-from tutorlib.loader.settings import LoaderSettings, check_names
+from tutorlib.loader.settings import LoaderSettings, check_names, source_of
 from tutorlib.loader.tensors import BatchMaker, dataset_signature
 from tutorlib.loader.transform import online
-from tutorlib.memory import BufferPool, DevicePool, memory_space
-from tutorlib.parquet import ParquetSource
+from tutorlib.memory import BufferPool, DevicePool
 from tutorlib.schema import ROLES, Schema, resolve_schema
 
 
@@ -158,7 +157,7 @@ class KerasSequenceLoader(LoaderAdapter):
             multi_hot=multi_hot, bucket_lists=bucket_lists, check_ids=check_ids, nulls=nulls,
             max_list_length=max_list_length, class_weight=class_weight,
         )  # fmt: skip
-        self.source = _source_of(paths_or_source, filters, device)
+        self.source = source_of(paths_or_source, filters, device)
         self._file_schema = resolve_schema(
             self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name
         )
@@ -350,19 +349,12 @@ class KerasSequenceLoader(LoaderAdapter):
         source = self.source.for_a_pass(planner.open_row_groups, planner.step_bytes)
         pool.limit_bytes = planner.chunk_size.peak_bytes
         builder = self._format.builder(pool)
-        names = self.schema.names
+        step = planner.step_bytes if planner.reads_in_steps else None
+        columns, names = self._columns, self.schema.names
         pipeline = Pipeline(
             planner.plan(self.epoch, self._cursor.draw_seed()),
             builder,
-            Scatterer(
-                source,
-                self._columns,
-                builder,
-                self._stopwatch,
-                self._transform,
-                names,
-                planner.step_bytes if planner.reads_in_steps else None,
-            ),
+            Scatterer(source, columns, builder, self._stopwatch, self._transform, names, step),
             BatchMaker(self._format, pool),
             threads=planner.threads,
             stopwatch=self._stopwatch,
@@ -449,19 +441,3 @@ class KerasSequenceLoader(LoaderAdapter):
             f"in {plan['chunks']:,} chunks of up to {plan['chunk_rows']:,} rows; at most "
             f"{plan['peak_bytes'] / 2**20:,.0f} MiB)"
         )
-
-
-def _source_of(paths_or_source: Any, filters: Any, device: str | None) -> ParquetSource:
-    """Return the source that a loader's arguments mean, on the device that was asked for."""
-    if not isinstance(paths_or_source, ParquetSource):
-        source = ParquetSource(paths_or_source, filters=filters)
-    elif filters is not None:
-        raise ValueError("filters have no effect on a ParquetSource: pass them to the source")
-    else:
-        source = paths_or_source
-    if device is not None:
-        space = memory_space(device)
-        source = source if space is source.memory else source.at(space)
-    if source.memory is not None and source.memory.on_gpu:
-        gpu_tensor_maker()  # refuses a Keras backend that cannot take batches from there
-    return source

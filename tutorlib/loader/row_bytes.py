@@ -39,7 +39,7 @@ def row_bytes(
         whole: whether all columns are read before the first is scattered, as a Workflow needs it.
         stacked: whether columns become records.
     """
-    stored = {name: source.nbytes_per_row([name]) for name in columns}
+    stored = {name: source.sizes.nbytes_per_row([name]) for name in columns}
     scalars = sum(_value_bytes(column) for column in schema if not column.multi_hot)
     records = 2 * scalars if stacked else 0  # and their columns
     reading = READING_COPIES * (sum if whole else max)(stored.values()) + records
@@ -47,7 +47,7 @@ def row_bytes(
         batch=scalars + _list_bytes(source, stored),
         reading=reading,
         slicing=max(reading, SLICE_COPIES * sum(stored.values()) + records),
-        stream=source.stream_nbytes(columns),
+        stream=source.sizes.stream_nbytes(columns),
     )
 
 
@@ -78,16 +78,18 @@ def budgeted_row_bytes(
     batch, values = np.full(len(source), float(scalars)), np.zeros(len(source))
     for name in columns:
         if source.column_types[name][1]:
-            counts = np.array(source.row_group_values(name))
+            counts = np.array(source.sizes.row_group_values(name))
             width = _value_bytes(schema[name]) if name in schema else 8
             batch += LIST_COPIES * (counts * width + OFFSET_BYTES)
             values += counts * width + POSITION_BYTES * counts
     least = batch.min() if batch.max() > EQUAL_WIDTHS * batch.min() else batch.max()
     costs = np.maximum(1, batch / least)
-    stored = [source.nbytes_per_row([name]) for name in columns]
+    stored = [source.sizes.nbytes_per_row([name]) for name in columns]
     records = 2 * scalars if settings.stacked else 0
-    stream = source.measured_stream_nbytes(columns, step)
-    widths = [sum(nbytes) for nbytes in zip(*map(source.row_group_nbytes, columns), strict=True)]
+    stream = source.sizes.measured_stream_nbytes(columns, step)
+    widths = [
+        sum(nbytes) for nbytes in zip(*map(source.sizes.row_group_nbytes, columns), strict=True)
+    ]
     stored_rows = [source.stored.num_rows(group) for group in source.row_groups]
     largest = max(w * rows for w, rows in zip(widths, stored_rows, strict=True))
     decoded = min(largest, max(step, *widths))  # by a thread at a time
@@ -103,7 +105,7 @@ def budgeted_row_bytes(
         stream=stream,
         whole_stream=stream if steps else 0,
         ordering=float((values / costs).max()),
-        fixed=decoding + ahead + source.filter_nbytes,
+        fixed=decoding + ahead + source.sizes.filter_nbytes,
         costs=None if costs.max() == 1 else costs.tolist(),
     )
 
@@ -119,7 +121,7 @@ def ahead_row_bytes(
         if settings.multi_hot == "padded" and settings.max_list_length is not None:
             nbytes += settings.max_list_length * (_value_bytes(column) + 1)  # and its mask
         if column.name in columns:
-            longest = max(source.row_group_values(column.name))
+            longest = max(source.sizes.row_group_values(column.name))
             nbytes += longest * _value_bytes(column) + 2 * OFFSET_BYTES
     return nbytes
 
@@ -142,7 +144,9 @@ def convert_batches(settings: LoaderSettings, row_bytes: float) -> int:
 def reads_in_steps(source: ParquetSource, columns: Sequence[str], *, whole: bool) -> bool:
     """Return whether a loader with a memory budget reads row ranges in steps of bytes."""
     kinds = [source.column_types[name] for name in columns]
-    return whole or source.filter_nbytes > 0 or any(k == "string" or lists for k, lists in kinds)
+    return (
+        whole or source.sizes.filter_nbytes > 0 or any(k == "string" or lists for k, lists in kinds)
+    )
 
 
 def step_bytes(budget_bytes: int) -> int:
@@ -162,7 +166,7 @@ def row_bytes_on_device(
         min_int_dtype: "int32" or "int64": integers of a batch have at least this width.
     """
     wide = 1 if min_int_dtype == "int32" else 2  # times the CPU's bytes, at most
-    stored = {name: source.nbytes_per_row([name]) for name in columns}
+    stored = {name: source.sizes.nbytes_per_row([name]) for name in columns}
     scalars = sum(wide * _value_bytes(column) for column in schema if not column.multi_hot)
     reading = READING_COPIES * sum(stored.values()) + SCATTER_COPIES * scalars
     return RowBytes(

@@ -1,4 +1,4 @@
-"""LoaderSettings: what a KerasSequenceLoader was given, checked, with defaults filled in."""
+"""LoaderSettings, source_of: what a KerasSequenceLoader was given, checked, with defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import keras
 
 from tutorlib.checks import check_choice, check_integer
-from tutorlib.memory import thread_count
+from tutorlib.keras_bridge import gpu_tensor_maker
+from tutorlib.memory import memory_space, thread_count
+from tutorlib.parquet import ParquetSource
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS
 
 PLANNED_THREADS = 4  # for which a memory budget is divided, so that no order depends on the cores
@@ -151,3 +153,19 @@ def check_names(**arguments: Any) -> None:
     for argument, names in arguments.items():
         if isinstance(names, str):
             raise ValueError(f"{argument} must be a list of names: [{names!r}], not {names!r}")
+
+
+def source_of(paths_or_source: Any, filters: Any, device: str | None) -> ParquetSource:
+    """Return the source that a loader's arguments mean, on the device that was asked for."""
+    if not isinstance(paths_or_source, ParquetSource):
+        source = ParquetSource(paths_or_source, filters=filters)
+    elif filters is not None:
+        raise ValueError("filters have no effect on a ParquetSource: pass them to the source")
+    else:
+        source = paths_or_source
+    if device is not None:
+        space = memory_space(device)
+        source = source if space is source.memory else source.at(space)
+    if source.memory is not None and source.memory.on_gpu:
+        gpu_tensor_maker()  # refuses a Keras backend that cannot take batches from there
+    return source

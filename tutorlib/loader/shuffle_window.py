@@ -77,5 +77,6 @@ def shuffle_doubts(
     return (
         f"the shuffle is poor: {'; '.join(doubts)}. Write the data in random order, in at least "
         f"{2 * FEW_ROW_GROUPS * world_size} row groups (Workflow.transform_to_parquet(..., "
-        f"row_group_rows=..., shuffle_seed=0)){larger}. Measure it with shuffle_quality()."
+        "row_group_rows=..., shuffle_seed=0); for sorted rows, of the parts that split_rows(..., "
+        f"seed=0) gives, as its docstring shows){larger}. Measure it with shuffle_quality()."
     )

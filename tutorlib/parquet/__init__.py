@@ -5,10 +5,10 @@ chooses rows, `slices` reads part of a row group; `device_reader` and `cudf_deco
 """
 
 from tutorlib.parquet.encoded_source import with_encoded_strings
-from tutorlib.parquet.files import ParquetError, RowGroup, RowRange, column_type, type_words
 from tutorlib.parquet.paths import as_arrow_filesystem, find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding
 from tutorlib.parquet.source import ParquetSource
+from tutorlib.parquet.types import ParquetError, RowGroup, RowRange, column_type, type_words
 
 __all__ = [
     "ParquetError",

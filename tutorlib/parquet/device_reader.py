@@ -13,7 +13,8 @@ import numpy as np
 
 from tutorlib.chunk import column_from_arrow, copied, slice_rows, take, to_namespace
 from tutorlib.memory import GpuSpace, MemorySpace
-from tutorlib.parquet.files import ParquetError, ParquetFiles, RowGroup
+from tutorlib.parquet.files import ParquetFiles
+from tutorlib.parquet.types import ParquetError, RowGroup
 
 
 class DeviceReader:

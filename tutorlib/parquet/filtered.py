@@ -8,10 +8,10 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from tutorlib.memory import map_on_threads
-from tutorlib.parquet.files import OPENING_THREADS, ParquetFiles, RowGroup
+from tutorlib.parquet.files import OPENING_THREADS, ParquetFiles
 from tutorlib.parquet.filters import STEP_ROWS, PassingRows, RowFilter
-
-REMEMBERED = 16  # row groups
+from tutorlib.parquet.source_sizes import REMEMBERED
+from tutorlib.parquet.types import RowGroup
 
 
 class FilteredRowGroups:

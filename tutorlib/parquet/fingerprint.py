@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from tutorlib.parquet.files import ParquetFiles, RowGroup
+from tutorlib.parquet.files import ParquetFiles
+from tutorlib.parquet.types import RowGroup
 
 
 def fingerprint_of(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from tutorlib.parquet.files import ParquetError
 from tutorlib.parquet.paths import DataFile
+from tutorlib.parquet.types import ParquetError
 
 
 def typed_keys(files: Sequence[DataFile], stored: Sequence[str]) -> list[dict[str, pa.Scalar]]:
