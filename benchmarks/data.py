@@ -135,7 +135,7 @@ class Dataset:
 
 
 def _holds_rows(path: Path) -> bool:
-    return path.is_file() and path.suffix != ".json"  # which is metadata
+    return path.is_file() and path.suffix != ".json" and not path.name.startswith(".")
 
 
 def _widest(kind: pa.DataType) -> pa.DataType:

@@ -107,8 +107,10 @@ def chunk_size(
         ValueError: if the budget cannot hold two batches and what reading their rows takes.
 
     Example:
-        >>> chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, threads=2, buffer_rows=300)
-        ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=200800)
+        >>> rows = RowBytes(160, 12)
+        >>> size = chunk_size([100] * 50, rows, batch_size=10, threads=2, buffer_rows=300)
+        >>> size.partition_rows, size.parts_per_chunk, size.peak_bytes
+        (300, 1, 200800)
     """
     costs = row_bytes.costs or [1] * len(row_counts)
     counts = [math.ceil(rows * cost) for rows, cost in zip(row_counts, costs, strict=True)]
