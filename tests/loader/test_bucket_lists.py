@@ -65,7 +65,7 @@ def columns():
 @pytest.fixture
 def device(request, monkeypatch):
     """The CPU, or NumPy in the place of a GPU."""
-    monkeypatch.setattr("tutorlib.loader.loader.memory_space", {"gpu": HostSpace()}.get)
+    monkeypatch.setattr("tutorlib.loader.settings.memory_space", {"gpu": HostSpace()}.get)
     return request.param
 
 

@@ -65,7 +65,7 @@ def test_it_multiplies_the_weights_of_the_rows(folder, columns):
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("layout", ["columns", "stacked"])
 def test_each_batch_holds_the_weight_of_each_label(folder, columns, layout, device, monkeypatch):
-    monkeypatch.setattr("tutorlib.loader.loader.memory_space", {"gpu": HostSpace()}.get)
+    monkeypatch.setattr("tutorlib.loader.settings.memory_space", {"gpu": HostSpace()}.get)
     settings = {"label_names": ["clicked"], "weight_name": "w", "batch_layout": layout}
     loader = loader_of(folder, class_weight={1: 4.0, -3: 2.0}, device=device, **settings)
     weights = np.concatenate([weights for _, _, weights in loader])

@@ -45,7 +45,7 @@ def space(request, monkeypatch):
     space = request.param()
     if request.param is StandIn:
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr("tutorlib.loader.loader.memory_space", {"gpu": space}.get)
+    monkeypatch.setattr("tutorlib.loader.settings.memory_space", {"gpu": space}.get)
     return space
 
 
@@ -239,7 +239,7 @@ def test_memory_comes_back_when_the_batches_are_gone(folder, space):
 
 def test_where_memory_ends_it_says_what_to_change(folder, monkeypatch):
     small = NumpyDevice(limit_bytes=2**12)
-    monkeypatch.setattr("tutorlib.loader.loader.memory_space", lambda device: small)
+    monkeypatch.setattr("tutorlib.loader.settings.memory_space", lambda device: small)
     loader = loader_of(folder, device="gpu")
     with pytest.raises(MemoryError, match=r"no 0\.\d MiB for batches .*smaller memory_budget"):
         list(loader)
@@ -261,7 +261,7 @@ class FullAtFirst(NumpyDevice):
 
 def test_where_a_piece_does_not_fit_it_is_read_again_in_small_steps(folder, monkeypatch):
     full = FullAtFirst(1)
-    monkeypatch.setattr("tutorlib.loader.loader.memory_space", {"gpu": full}.get)
+    monkeypatch.setattr("tutorlib.loader.settings.memory_space", {"gpu": full}.get)
     changes = {"buffer_size": 40, "reader_kwargs": {"threads": 2}}  # row groups come in slices
     with loader_of(folder, device="gpu", **changes) as ours:
         assert_same_batches(ours, loader_of(folder, **changes))
@@ -270,7 +270,7 @@ def test_where_a_piece_does_not_fit_it_is_read_again_in_small_steps(folder, monk
 
 def test_a_piece_that_never_fits_is_named(folder, monkeypatch):
     full = FullAtFirst(100)
-    monkeypatch.setattr("tutorlib.loader.loader.memory_space", lambda device: full)
+    monkeypatch.setattr("tutorlib.loader.settings.memory_space", lambda device: full)
     loader = loader_of(folder, device="gpu")
     named = r"rows \[0, 100\) of row group . of .*: they do not fit, .*smaller .*no room for a row"
     with pytest.raises(MemoryError, match=named):
