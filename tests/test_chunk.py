@@ -100,6 +100,10 @@ def test_columns_of_unequal_length_are_refused():
         Chunk({"a": np.arange(2), "b": np.arange(3)})
 
 
+def test_concatenating_one_chunk_gives_its_rows():
+    assert Chunk.concat([Chunk({"a": np.arange(2)})])["a"].tolist() == [0, 1]
+
+
 def test_chunks_with_different_columns_do_not_concatenate():
     with pytest.raises(ValueError, match="chunks have different columns"):
         Chunk.concat([Chunk({"a": np.arange(2)}), Chunk({"b": np.arange(2)})])

@@ -1,4 +1,4 @@
-"""What fit, evaluate and predict would ignore beside a loader is refused.
+"""What fit, evaluate and predict would ignore with a loader is refused.
 
 The nightly job runs this file on the newest Keras: it fails when Keras passes its arguments in
 another way, so that `refuse_ignored_arguments` no longer finds them.
@@ -37,10 +37,10 @@ def model_of():
 
 
 REFUSED = [
-    ({"y": Y}, r"y \(a ndarray\) beside a loader has no effect; .*label_names"),
-    ({"sample_weight": Y}, r"sample_weight \(a ndarray\) beside a loader .*weight_name"),
-    ({"batch_size": 32}, "batch_size=32 beside .*pass batch_size to KerasSequenceLoader"),
-    ({"class_weight": {0: 2.0}}, "class_weight={0: 2.0} beside .*pass class_weight to Keras"),
+    ({"y": Y}, r"y \(a ndarray\) with a loader has no effect; .*label_names"),
+    ({"sample_weight": Y}, r"sample_weight \(a ndarray\) with a loader .*weight_name"),
+    ({"batch_size": 32}, "batch_size=32 with .*pass batch_size to KerasSequenceLoader"),
+    ({"class_weight": {0: 2.0}}, "class_weight={0: 2.0} with .*pass class_weight to Keras"),
 ]
 
 
@@ -57,7 +57,7 @@ def test_an_argument_that_keras_would_ignore_is_refused(folder, method, given, m
 
 @pytest.mark.parametrize("order", [False, "batch"])
 def test_an_order_other_than_the_loaders_is_refused(folder, order):
-    with pytest.raises(ValueError, match=f"shuffle={order!r} beside .*pass shuffle to"):
+    with pytest.raises(ValueError, match=f"shuffle={order!r} with .*pass shuffle to"):
         model_of().fit(loader_of(folder, shuffle=True), shuffle=order, verbose=0)
 
 
@@ -88,9 +88,7 @@ def test_validation_split_is_refused(folder):
 
 @pytest.mark.parametrize("given", [{"class_weight": {0: 1.0}}, {"batch_size": 8}, {"y": Y}])
 def test_timed_batches_refuse_what_keras_would_ignore(folder, given):
-    with pytest.raises(
-        ValueError, match=f"{next(iter(given))}.* beside timed batches has no effect"
-    ):
+    with pytest.raises(ValueError, match=f"{next(iter(given))}.* with timed batches has no effect"):
         model_of().fit(TimedBatches(loader_of(folder)), verbose=0, **given)
 
 

@@ -31,7 +31,7 @@ def test_a_pass_continues_over_epochs_of_some_steps():
 def test_what_keras_would_ignore_is_refused():
     timed = TimedBatches.of_dataset(data())
     for given in ({"class_weight": {0: 1.0}}, {"batch_size": 8}, {"sample_weight": np.ones(70)}):
-        with pytest.raises(ValueError, match=f"{next(iter(given))}.* beside timed batches has"):
+        with pytest.raises(ValueError, match=f"{next(iter(given))}.* with timed batches has"):
             compiled_model().fit(timed, verbose=0, **given)
     with (
         tf.distribute.MirroredStrategy(["CPU:0"]).scope(),

@@ -1,7 +1,7 @@
 """Keras bridge: everything that depends on how Keras works inside, and nothing else.
 
 `adapter` lets `fit`, `evaluate` and `predict` take a loader; `ignored_arguments` refuses what they
-would ignore beside it; `backend` makes tensors; `timed_batches` measures the wait for data.
+would ignore with it; `backend` makes tensors; `timed_batches` measures the wait for data.
 """
 
 from tutorlib.keras_bridge.adapter import TESTED_KERAS, LoaderAdapter

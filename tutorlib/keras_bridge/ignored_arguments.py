@@ -1,4 +1,4 @@
-"""A loader refuses what `fit`, `evaluate` and `predict` would ignore beside it.
+"""A loader refuses what `fit`, `evaluate` and `predict` would ignore with it.
 
 Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
 `batch_size` and `shuffle`, so this function looks at the arguments of its callers. With a Keras in
@@ -51,4 +51,4 @@ def refuse_ignored_arguments(
         if value is not None and value not in accepted.get(name, ()):
             scalar = isinstance(value, int | str | dict)
             shown = f"={value!r}" if scalar else f" (a {type(value).__name__})"
-            raise ValueError(f"{name}{shown} beside {data} has no effect; {remedy}")
+            raise ValueError(f"{name}{shown} with {data} has no effect; {remedy}")

@@ -283,7 +283,7 @@ def _remove_empty(folder: Path, parts: list[PartFile]) -> list[dict[str, Any]]:
 
 
 def _write_descriptions(job: WriteJob, folder: Path) -> None:
-    """Write the schema beside the part files of each split, and the workflow below the folder."""
+    """Write the schema next to the part files of each split, and the workflow below the folder."""
     if job.graph.input_types:
         for split in job.sources:
             path = folder / split / "_schema.json"
