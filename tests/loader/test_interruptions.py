@@ -139,7 +139,7 @@ def test_a_pass_that_is_closed_on_its_own_thread_does_not_wait_for_itself(folder
     loader = loader_of(folder).map(end)
     pipeline = loader._new_pipeline()
     assert pipeline.next_batch() is None
-    assert not reader_threads()
+    assert come_to_an_end(reader_threads)
 
 
 @pytest.mark.parametrize("share", [lambda folder: folder, ParquetSource], ids=["files", "source"])
