@@ -39,8 +39,8 @@ def matching_tests(path: Path) -> set[Path]:
     Example:
         >>> sorted(map(str, matching_tests(Path("tutorlib/loader/plan.py"))))
         ['tests/loader', 'tutorlib/loader/plan.py']
-        >>> sorted(map(str, matching_tests(Path("tutorlib/chunk.py"))))
-        ['tests/test_chunk.py', 'tutorlib/chunk.py']
+        >>> sorted(map(str, matching_tests(Path("tutorlib/schema.py"))))
+        ['tests/test_schema.py', 'tutorlib/schema.py']
     """
     room = path.parts[1:]
     if path.parts[0] == "tests":

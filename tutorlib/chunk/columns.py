@@ -1,6 +1,6 @@
-"""Chunk: some rows of a data set as a dict of arrays, on the CPU (NumPy) or on a GPU (CuPy).
+"""The kinds of column: arrays, lists, strings and values with nulls, of NumPy or CuPy.
 
-There are four kinds of column, laid out as in Arrow and cuDF, so that conversion copies nothing:
+There are four kinds, laid out as in Arrow and cuDF, so that conversion copies nothing:
 
 * an array `values[n]`: one number a row, no nulls (in floating point, a null is NaN);
 * `Ragged`: one list a row, as `values[nnz]` and `offsets[n + 1]`;
@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -260,177 +260,6 @@ def concat_columns(parts: Sequence[Any]) -> Any:
 def _all_valid(column: Any) -> Masked:
     xp = array_namespace(column.offsets if isinstance(column, _Offsets) else column)
     return Masked(column, xp.ones(len(column), dtype=bool))
-
-
-class Chunk(Mapping[str, Any]):
-    """Some rows of a data set: columns of equal length by name.
-
-    Args:
-        columns: {name: column} of the four kinds above, all of one length.
-
-    Raises:
-        ValueError: if the columns differ in length.
-
-    Example:
-        >>> tags = Ragged(np.arange(3), np.array([0, 1, 3]))
-        >>> chunk = Chunk({"id": np.array([7, 8]), "tags": tags})
-        >>> chunk.num_rows, chunk.take(np.array([1, 0]))["tags"].tolist()
-        (2, [[1, 2], [0]])
-    """
-
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self.columns = dict(columns)
-        lengths = {name: len(column) for name, column in self.columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"columns of a chunk must have equal lengths, got {lengths}")
-        self.num_rows = next(iter(lengths.values()), 0)
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self.columns[name]
-        except KeyError:
-            raise KeyError(f"no column {name!r}; the chunk has {self.names}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    def __repr__(self) -> str:
-        return f"Chunk({self.num_rows} rows x {self.names})"
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns, in order."""
-        return list(self.columns)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory of all columns."""
-        return sum(column.nbytes for column in self.columns.values())
-
-    def select(self, names: Sequence[str]) -> Chunk:
-        """Return the named columns, in the order of `names`."""
-        return Chunk({name: self[name] for name in names})
-
-    def drop(self, names: Sequence[str]) -> Chunk:
-        """Return all columns but the named ones."""
-        return Chunk({name: column for name, column in self.items() if name not in names})
-
-    def with_columns(self, columns: Mapping[str, Any]) -> Chunk:
-        """Return a chunk with the given columns added or replaced."""
-        return Chunk({**self.columns, **columns})
-
-    def slice(self, start: int, stop: int) -> Chunk:
-        """Return rows [start, stop); values are shared, not copied."""
-        return Chunk({name: slice_rows(column, start, stop) for name, column in self.items()})
-
-    def take(self, rows: Array) -> Chunk:
-        """Return the given rows (int64 [m]), in the given order."""
-        return Chunk({name: take(column, rows) for name, column in self.items()})
-
-    @staticmethod
-    def concat(chunks: Sequence[Chunk]) -> Chunk:
-        """Return the rows of several chunks, concatenated.
-
-        Raises:
-            ValueError: if the chunks have different columns.
-        """
-        names = chunks[0].names
-        for chunk in chunks:
-            if set(chunk.names) != set(names):
-                raise ValueError(f"chunks have different columns: {names} and {chunk.names}")
-        return Chunk({name: concat_columns([chunk[name] for chunk in chunks]) for name in names})
-
-    @classmethod
-    def from_arrow(cls, table: Any) -> Chunk:
-        """Return the rows of a `pyarrow.Table` or `RecordBatch`; numbers are not copied."""
-        return cls({name: column_from_arrow(table[name]) for name in table.schema.names})
-
-    def to_arrow(self) -> Any:
-        """Return the rows as a `pyarrow.Table`."""
-        import pyarrow as pa
-
-        return pa.table({name: column_to_arrow(column) for name, column in self.items()})
-
-    def to_pandas(self) -> Any:
-        """Return the rows as a `pandas.DataFrame`; lists become arrays."""
-        return self.to_arrow().to_pandas()
-
-
-def column_from_arrow(array: Any) -> Any:
-    """Return an Arrow array as a column of a chunk.
-
-    Raises:
-        TypeError: for a type that a chunk cannot hold, such as a map, a struct or nested lists.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks)
-    if "string_view" in str(array.type):
-        array = array.cast(pa.large_string())
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        return column_from_arrow(array.dictionary_decode())
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _ragged_from_arrow(array)
-    if pa.types.is_fixed_size_list(kind):
-        return _ragged_from_arrow(array.cast(pa.large_list(kind.value_type)))
-    if pa.types.is_temporal(kind):
-        array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
-    if pa.types.is_floating(array.type):
-        if array.null_count:
-            array = pc.fill_null(array, float("nan"))
-        return array.to_numpy(zero_copy_only=False)
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not (text or pa.types.is_integer(array.type) or pa.types.is_boolean(kind)):
-        raise TypeError(
-            f"Arrow type {kind} is not supported; cast it to a number or a string, or leave the "
-            "column out"
-        )
-    valid = None
-    if array.null_count:
-        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
-        array = pc.fill_null(array, "" if text else 0 if array.type != pa.bool_() else False)
-    values = Strings.from_arrow(array) if text else array.to_numpy(zero_copy_only=False)
-    return values if valid is None else Masked(values, valid)
-
-
-def _ragged_from_arrow(array: Any) -> Ragged:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if array.null_count:  # a null list may span values
-        array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
-    offsets = array.offsets.to_numpy().astype(np.int64)
-    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    column = column_from_arrow(values)
-    if isinstance(column, Ragged):
-        raise TypeError(f"Arrow type {array.type} is not supported: lists of lists")
-    return Ragged(column, offsets - offsets[0])
-
-
-def column_to_arrow(column: Any) -> Any:
-    """Return a column as a `pyarrow.Array`; NaN remains NaN, a `Masked` null becomes null."""
-    import pyarrow as pa
-
-    if isinstance(column, Ragged):
-        return pa.LargeListArray.from_arrays(
-            pa.array(to_host(column.offsets)), column_to_arrow(column.values)
-        )
-    if isinstance(column, Strings):
-        return Strings(to_host(column.data), to_host(column.offsets)).to_arrow()
-    if isinstance(column, Masked):
-        import pyarrow.compute as pc
-
-        values = column_to_arrow(column.values)
-        return pc.if_else(pa.array(to_host(column.valid)), values, pa.scalar(None, values.type))
-    return pa.array(to_host(column))
 
 
 def to_host(array: Array) -> np.ndarray:

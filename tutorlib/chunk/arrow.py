@@ -1,0 +1,83 @@
+"""Columns of a chunk from Arrow arrays, and back; numbers are not copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tutorlib.chunk.columns import Masked, Ragged, Strings, to_host
+
+
+def column_from_arrow(array: Any) -> Any:
+    """Return an Arrow array as a column of a chunk.
+
+    Raises:
+        TypeError: for a type that a chunk cannot hold, such as a map, a struct or nested lists.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks)
+    if "string_view" in str(array.type):
+        array = array.cast(pa.large_string())
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return column_from_arrow(array.dictionary_decode())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _ragged_from_arrow(array)
+    if pa.types.is_fixed_size_list(kind):
+        return _ragged_from_arrow(array.cast(pa.large_list(kind.value_type)))
+    if pa.types.is_temporal(kind):
+        array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    if pa.types.is_floating(array.type):
+        if array.null_count:
+            array = pc.fill_null(array, float("nan"))
+        return array.to_numpy(zero_copy_only=False)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not (text or pa.types.is_integer(array.type) or pa.types.is_boolean(kind)):
+        raise TypeError(
+            f"Arrow type {kind} is not supported; cast it to a number or a string, or leave the "
+            "column out"
+        )
+    valid = None
+    if array.null_count:
+        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        array = pc.fill_null(array, "" if text else 0 if array.type != pa.bool_() else False)
+    values = Strings.from_arrow(array) if text else array.to_numpy(zero_copy_only=False)
+    return values if valid is None else Masked(values, valid)
+
+
+def _ragged_from_arrow(array: Any) -> Ragged:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if array.null_count:  # a null list may span values
+        array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    column = column_from_arrow(values)
+    if isinstance(column, Ragged):
+        raise TypeError(f"Arrow type {array.type} is not supported: lists of lists")
+    return Ragged(column, offsets - offsets[0])
+
+
+def column_to_arrow(column: Any) -> Any:
+    """Return a column as a `pyarrow.Array`; NaN remains NaN, a `Masked` null becomes null."""
+    import pyarrow as pa
+
+    if isinstance(column, Ragged):
+        return pa.LargeListArray.from_arrays(
+            pa.array(to_host(column.offsets)), column_to_arrow(column.values)
+        )
+    if isinstance(column, Strings):
+        return Strings(to_host(column.data), to_host(column.offsets)).to_arrow()
+    if isinstance(column, Masked):
+        import pyarrow.compute as pc
+
+        values = column_to_arrow(column.values)
+        return pc.if_else(pa.array(to_host(column.valid)), values, pa.scalar(None, values.type))
+    return pa.array(to_host(column))
