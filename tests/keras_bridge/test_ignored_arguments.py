@@ -112,3 +112,20 @@ def test_the_training_loader_as_validation_data_is_refused(folder, given):
     assert loader.epoch == 0
     model_of().fit(loader, validation_data=given(other), epochs=2, verbose=0)
     assert loader.epoch == 2
+
+
+class WithPredictOfItsOwn(keras.Model):
+    def predict(self, x, **arguments):
+        return super().predict(x, **arguments)
+
+
+@pytest.mark.parametrize("of", [lambda loader: loader, TimedBatches])
+@pytest.mark.parametrize("model_class", [keras.Model, WithPredictOfItsOwn])
+def test_predict_on_a_shuffled_loader_is_refused(folder, model_class, of):
+    """Its predictions came shuffled, without a word."""
+    plain, loader = model_of(), loader_of(folder, shuffle=True)
+    model = model_class(plain.inputs, plain.outputs)
+    with pytest.raises(ValueError, match=r"predict with .* that shuffles .*with shuffle=False"):
+        model.predict(of(loader), verbose=0)
+    assert loader.epoch == loader.first_batch == 0
+    assert model.predict(of(loader_of(folder)), verbose=0).shape == (ROWS, 1)

@@ -45,6 +45,10 @@ x, y, w = (np.concatenate(parts) for parts in zip(
     *((numpy(inputs["x"]), numpy(y), numpy(w)) for inputs, y, w in valid)
 ))
 place = {float(v): k for k, v in enumerate(x[:, 0])}
+try:
+    model.predict(loader, verbose=0)
+except ValueError as error:
+    refused = str(error)
 losses = []
 for epoch in range(3):
     values = np.concatenate(order[8 * epoch : 8 * epoch + 8])[:, 0]
@@ -61,6 +65,7 @@ print(json.dumps({
     "predicted": model.predict(valid, verbose=0).tolist(),
     "predicted_of_arrays": again.predict({"x": x}, verbose=0).tolist(),
     "epoch": loader.epoch,
+    "refused": refused,
 }))
 """
 
@@ -72,6 +77,7 @@ def test_fit_evaluate_and_predict_as_with_arrays_in_the_same_order(backend, fold
     for name in ("loss", "val_loss", "predicted"):
         np.testing.assert_allclose(got[name], got[f"{name}_of_arrays"], rtol=1e-4)
     assert got["epoch"] == 3
+    assert "predict with a loader that shuffles" in got["refused"]
 
 
 LAYERS = """

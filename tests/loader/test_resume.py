@@ -254,8 +254,8 @@ def test_fit_trains_the_rest_of_the_epoch_and_then_whole_ones(folder, taken, ste
 
 @pytest.mark.filterwarnings("error")
 def test_evaluate_and_predict_take_the_rest(folder):
-    whole, loader, model = loader_of(folder), loader_of(folder), model_of()
-    state = after(loader_of(folder), 6)
+    whole, loader = loader_of(folder, shuffle=False), loader_of(folder, shuffle=False)
+    model, state = model_of(), after(loader_of(folder, shuffle=False), 6)
     want = model.predict(whole, verbose=0)[6 * 64 :]
     loader.load_state_dict(state)
     np.testing.assert_array_equal(model.predict(loader, verbose=0), want)

@@ -145,12 +145,12 @@ class LoaderAdapter(TensorAdapter):
 
     @property
     def num_batches(self) -> int:
-        """Number of batches of an epoch; refuses what `fit` was given and would ignore."""
+        """Number of batches of an epoch; refuses what Keras would ignore or get wrong."""
         accepted: dict[str, list[Any]] = {
             "batch_size": [self.batch_size],
             "shuffle": [True, self.shuffle],  # True is the default of fit
         }
-        refuse_ignored_arguments(self, "a loader", REMEDIES, accepted)
+        refuse_ignored_arguments(self, "a loader", REMEDIES, accepted, shuffled=self.shuffle)
         self.check_for_fit()
         self._calls = self._calls[-2:] + "n"
         return len(self)

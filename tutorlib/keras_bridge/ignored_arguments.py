@@ -1,4 +1,4 @@
-"""A loader refuses what `fit`, `evaluate` and `predict` would ignore with it.
+"""A loader refuses what `fit`, `evaluate` and `predict` would ignore or get wrong with it.
 
 Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
 `batch_size` and `shuffle`, so this function looks at the arguments of its callers. With a Keras in
@@ -14,9 +14,16 @@ from typing import Any
 
 
 def refuse_ignored_arguments(
-    adapter: Any, data: str, remedies: Mapping[str, str], accepted: Mapping[str, Sequence[Any]]
+    adapter: Any,
+    data: str,
+    remedies: Mapping[str, str],
+    accepted: Mapping[str, Sequence[Any]],
+    *,
+    shuffled: bool,
 ) -> None:
     """Raise ValueError if Keras was given an argument that has no effect; for `num_batches` only.
+
+    `predict` with shuffled data is refused too: nobody could tell which row a prediction is of.
 
     Keras asks for `num_batches` in the constructor of its `EpochIterator`, which has most of the
     arguments; `batch_size` and `shuffle` are those of the method that calls the constructor.
@@ -26,6 +33,7 @@ def refuse_ignored_arguments(
         data: what the adapter is called in the message.
         remedies: {argument of `fit`: what to do instead}; other arguments are not looked at.
         accepted: {argument: values that ask for what happens anyway}; None is always accepted.
+        shuffled: whether the rows come in random order.
     """
     frame: FrameType | None = sys._getframe(2)
     given: dict[str, Any] = {}
@@ -35,6 +43,11 @@ def refuse_ignored_arguments(
         frame = frame.f_back
     if frame is None or not given:
         return
+    if shuffled and frame.f_code.co_name == "predict":
+        raise ValueError(
+            f"predict with {data} that shuffles (shuffle=True, the default) would give predictions "
+            "in random order. Make the loader with shuffle=False."
+        )
     if frame.f_locals.get("x") is adapter:
         validation = frame.f_locals.get("validation_data")
         if adapter is (validation[0] if isinstance(validation, tuple | list) else validation):

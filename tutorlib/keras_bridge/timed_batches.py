@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tutorlib.keras_bridge.adapter import Pass, TensorAdapter
+from tutorlib.keras_bridge.adapter import LoaderAdapter, Pass, TensorAdapter
 from tutorlib.keras_bridge.ignored_arguments import refuse_ignored_arguments
 
 REMEDIES = dict.fromkeys(
@@ -102,7 +102,8 @@ class TimedBatches(TensorAdapter):
     @property
     def num_batches(self) -> int | None:
         """Number of batches of an epoch, or None; refuses what `fit` was given and would ignore."""
-        refuse_ignored_arguments(self, "timed batches", REMEDIES, {})
+        shuffled = isinstance(self._data, LoaderAdapter) and self._data.shuffle
+        refuse_ignored_arguments(self, "timed batches", REMEDIES, {}, shuffled=shuffled)
         return self._num_batches
 
     @property
