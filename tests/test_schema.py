@@ -114,6 +114,20 @@ def test_types_come_from_the_footers(tmp_path):
         Schema.from_parquet(ParquetSource(tmp_path), label_names=["z"])
 
 
+def test_features_of_one_kind_named_are_all_features(tmp_path):
+    table = pa.table({"u": [1], "g": [["a"]], "x": [1.0], "n": [2.0], "y": [1.0], "w": [1.0]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    given = {"label_names": ["y"], "weight_name": "w"}
+
+    def features(**names):
+        return Schema.from_parquet(ParquetSource(tmp_path), **given, **names).features.names
+
+    assert features(cont_names=["x"]) == ["x"]
+    assert features(cat_names=["g"]) == ["g"]
+    assert features(cat_names=[]) == []
+    assert features() == ["u", "g", "x", "n"]
+
+
 def test_feature_columns_are_understood_or_listed_in_one_error():
     column = tf.feature_column
     ids = column.categorical_column_with_identity("C1", 10)

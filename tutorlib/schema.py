@@ -230,8 +230,9 @@ class Schema:
         Args:
             source: a `ParquetSource`, or any object with its `column_types`.
             label_names: label columns.
-            cat_names: categorical columns; None means integers, strings and lists of these.
-            cont_names: continuous columns; None means floating-point numbers.
+            cat_names: categorical columns. If neither these nor `cont_names` are given, integers,
+                strings and lists of these are categorical, floating-point numbers continuous.
+            cont_names: continuous columns.
             weight_name: column of sample weights; None for no weights.
             cardinalities: {name: cardinality} where known.
 
@@ -243,20 +244,19 @@ class Schema:
         """
         types = source.column_types
         named = {
-            "categorical": None if cat_names is None else list(cat_names),
-            "continuous": None if cont_names is None else list(cont_names),
+            "categorical": list(cat_names or ()),
+            "continuous": list(cont_names or ()),
             "label": list(label_names),
             "weight": [weight_name] if weight_name else [],
         }
-        taken = {name for names in named.values() for name in names or ()}
-        free = [(name, *kind) for name, kind in types.items() if name not in taken]
-        if named["categorical"] is None:
+        if cat_names is None and cont_names is None:
+            taken = {*named["label"], *named["weight"]}
+            free = [(name, *kind) for name, kind in types.items() if name not in taken]
             named["categorical"] = [n for n, dtype, _ in free if dtype[:5] not in ("float", "bool")]
-        if named["continuous"] is None:
             named["continuous"] = [
                 n for n, dtype, is_list in free if dtype.startswith("float") and not is_list
             ]
-        roles = [(name, role) for role, names in named.items() for name in names or ()]
+        roles = [(name, role) for role, names in named.items() for name in names]
         missing = [name for name, _ in roles if name not in types]
         if missing:
             raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")

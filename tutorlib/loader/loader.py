@@ -37,8 +37,8 @@ class KerasSequenceLoader(LoaderAdapter):
         batch_size: rows per batch, at least 1.
         label_names: names of the label columns; None takes the labels of `schema`, if any.
         feature_columns: list of `tf.feature_column` objects that name the features. Features can
-            be named by these, by `cat_names` and `cont_names`, or by `schema`. By default integers,
-            strings and lists are categorical, and floating-point columns are continuous.
+            be named by these, by `cat_names` and `cont_names`, or by `schema`. If nothing names
+            them, integers, strings and lists are categorical, floating-point columns continuous.
         cat_names: names of the categorical columns (ids or lists of ids).
         cont_names: names of the continuous columns.
         engine: "parquet", the only one there is.
