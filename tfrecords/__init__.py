@@ -31,7 +31,7 @@ Example:
 """
 
 from tfrecords.encoding import encode_examples
-from tfrecords.metadata import METADATA_FILE, read_metadata
+from tfrecords.metadata import METADATA_FILE, check_records, read_metadata
 from tfrecords.raw_readers import raw_batches, raw_columns, raw_stacked
 from tfrecords.readers import (
     ReadOptions,
@@ -54,6 +54,7 @@ __all__ = [
     "ReadOptions",
     "WriteOptions",
     "Written",
+    "check_records",
     "encode_examples",
     "native_dataset",
     "parsed_batches",

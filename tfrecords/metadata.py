@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ METADATA_FILE = "tfrecords.json"
 RECORDS_ENDING = ".tfrecord"
 CELLS_FILE = "cells.bin"
 CELL_BYTES = 4
+RECORD_EXTRA_BYTES = 16  # of a record in addition to its data: the length and two checksums
 FORMS = EXAMPLES, PREBATCHED, RAW, RAW_BATCHES = "examples", "prebatched", "raw", "raw_batches"
 
 Folder = str | os.PathLike[str]
@@ -101,17 +103,72 @@ def metadata_of(folder: Folder, form: str, schema: Schema) -> dict[str, Any]:
     return metadata
 
 
-def record_files(files: Files, form: str, schema: Schema) -> list[str]:
-    """Return the paths of TFRecord files; a folder must have this form and these columns."""
+def record_files(files: Files, form: str = "", schema: Schema | None = None) -> list[str]:
+    """Return the paths of TFRecord files; a folder must have the form and columns, if given."""
     if isinstance(files, str | os.PathLike):
         if os.path.isdir(files):
-            metadata_of(files, form, schema)
+            if schema is not None:
+                metadata_of(files, form, schema)
             return sorted(str(path) for path in Path(files).glob(f"*{RECORDS_ENDING}"))
         files = [files]
     found = [path for pattern in files for path in sorted(glob.glob(os.fspath(pattern)))]
     if not found:
         raise FileNotFoundError(f"no TFRecord file at {[os.fspath(pattern) for pattern in files]}")
     return found
+
+
+def check_records(files: Files) -> int:
+    """Return the number of records of TFRecord files, having read and checked them all.
+
+    TensorFlow itself names no file when a record is damaged, and crashes on the length of a record
+    that someone forged. Check files that others wrote, once, before you train on them.
+
+    Args:
+        files: folder that a writer of this package wrote, TFRecord file, glob pattern, or list of
+            these.
+
+    Raises:
+        FileNotFoundError: if there is no file.
+        ValueError: if a record is damaged or cut off; names the file and the byte.
+
+    Example:
+        >>> import tempfile
+        >>> from tfrecords import write_examples
+        >>> from tutorlib import Chunk
+        >>> folder = tempfile.mkdtemp() + "/examples"
+        >>> _ = write_examples(Chunk({"x": np.arange(5)}), folder)
+        >>> check_records(folder)
+        5
+    """
+    import tensorflow as tf
+
+    count = 0
+    for path in record_files(files):
+        _check_lengths(path)
+        try:
+            count += sum(1 for _ in tf.data.TFRecordDataset(path))
+        except tf.errors.OpError as error:
+            reason = re.sub(r"{{.*?}}|\[Op:.*", "", error.message).strip()
+            raise ValueError(f"{path}: {reason}. Write it again with overwrite=True.") from error
+    return count
+
+
+def _check_lengths(path: str) -> None:
+    """Raise ValueError if the records of a file, by the lengths they begin with, do not fill it.
+
+    Source: tensorflow.org/tutorials/load_data/tfrecord: uint64 length, its checksum, data, theirs.
+    """
+    size, start = os.path.getsize(path), 0
+    with open(path, "rb") as file:
+        while start < size:
+            file.seek(start)
+            stop = start + int.from_bytes(file.read(8), "little") + RECORD_EXTRA_BYTES
+            if stop > size:
+                raise ValueError(
+                    f"{path}: the record at byte {start} should end at byte {stop}, but the file "
+                    f"has {size} bytes. Write it again with overwrite=True."
+                )
+            start = stop
 
 
 def cells_file(folder: Folder, metadata: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import itertools
 import json
 import os
@@ -61,8 +62,10 @@ def main(argv: Sequence[str]) -> int:
 
 def attack(arguments: argparse.Namespace, folder: Path) -> int:
     """Run case 0 of each target, then case 1, ...; report the failures."""
-    from tests.attack.targets import damaged_copy
+    from tests.attack.targets import WITH_TENSORFLOW, damaged_copy
 
+    if set(arguments.only) & {*WITH_TENSORFLOW}:
+        importlib.import_module("tests.attack.training")  # once, in place of in every process
     pristine = {name: make(name, folder / name) for name in arguments.only}
     counts: Counter[tuple[str, str]] = Counter()
     failures: Counter[str] = Counter()
@@ -85,7 +88,7 @@ def attack(arguments: argparse.Namespace, folder: Path) -> int:
             print(f"{failure}\n  {damage[:300]}\n  kept: {kept}", flush=True)
     for name in arguments.only:
         works, refused, failed = (counts[name, kind] for kind in ("works", "raised", "failed"))
-        print(f"{name:<10}{works:>7,} worked{refused:>7,} refused{failed:>7,} failed")
+        print(f"{name:<11}{works:>7,} worked{refused:>7,} refused{failed:>7,} failed")
     for failure, count in failures.most_common():
         print(f"FAILED {count:,} times: {failure}")
     return int(bool(failures))
@@ -123,6 +126,7 @@ def judged(name: str, case: Path, arguments: argparse.Namespace) -> tuple[dict, 
     from tests.attack.targets import ALLOWED, TARGETS
 
     names = sorted({path.name for path in [case, *case.rglob("*")]})  # before it writes others
+    names += TARGETS[name].named
     read = functools.partial(TARGETS[name].read, case)
     outcome = run_limited(read, arguments.seconds, arguments.memory << 20)
     return outcome, fault(outcome, ALLOWED, names)

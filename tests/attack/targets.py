@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +51,7 @@ class Target(NamedTuple):
     make: Callable[[Path], None]  # writes them into a folder
     damage: Callable[[Path, Random], str]  # changes one of them; returns what it did
     read: Callable[[Path], None]  # reads them, as a user does
+    named: tuple[str, ...] = ()  # what an error may name in place of a file
 
 
 def _rows() -> pa.Table:
@@ -276,6 +277,22 @@ def _read_zip(folder: Path) -> None:
     movielens.etl(movielens.fetch(folder / "out", source=folder / "ml.zip"), folder / "out")
 
 
+def _of_training(step: str) -> Callable[..., Any]:
+    """Return a function of `training`, which is imported before the first process is forked."""
+
+    def call(*arguments: Any) -> Any:
+        from tests.attack import training
+
+        return getattr(training, step)(*arguments)
+
+    return call
+
+
+def _trained(name: str, *named: str) -> Target:
+    make, read = _of_training(f"make_{name}"), _of_training(f"read_{name}")
+    return Target(make, _of_training("damage_json_or_bytes"), read, named)
+
+
 TARGETS = {
     "parquet": Target(_make_parquet, _damage_bytes, _read_parquet),
     "workflow": Target(_make_workflow, _damage_workflow, _read_workflow),
@@ -285,7 +302,11 @@ TARGETS = {
     "criteo": Target(_make_criteo, _damage_criteo, _read_criteo),
     "movielens": Target(_make_movielens, _damage_csv, _read_csv),
     "zip": Target(_make_movielens, _damage_zip, _read_zip),
+    "state": _trained("state", "state"),
+    "checkpoint": _trained("checkpoint"),
+    "tfrecords": _trained("tfrecords"),
 }
+WITH_TENSORFLOW = ("state", "checkpoint", "tfrecords")
 
 
 def damaged_copy(name: str, pristine: Path, folder: Path, rng: Random) -> str:

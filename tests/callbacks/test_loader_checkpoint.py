@@ -244,11 +244,41 @@ def test_a_damaged_checkpoint_or_one_of_another_version_is_refused(folder, tmp_p
     (found,) = find_checkpoints(tmp_path)
     with open(found.folder / "variables.npy", "r+b") as file:
         file.truncate(1000)
-    with pytest.raises(ValueError, match=r"has 1000 bytes, but \d+ were written: remove"):
+    with pytest.raises(ValueError, match=r"has 1000 bytes, but \d+ were written. Remove"):
         LoaderCheckpoint(tmp_path, loader_of(folder)).restore(model_of())
     (found.folder / "state.json").write_text(json.dumps({**found.state, "version": 7}))
     with pytest.raises(ValueError, match="has version 7, but this tutorlib reads version 1"):
         LoaderCheckpoint(tmp_path, loader_of(folder)).restore(model_of())
+
+
+def test_a_checkpoint_that_was_changed_is_refused_by_name_and_nothing_changes(folder, tmp_path):
+    interrupted(folder, tmp_path, 8)
+    (found,) = find_checkpoints(tmp_path)
+    written, state = (found.folder / "variables.npy").read_bytes(), found.state
+    without = {name: value for name, value in state.items() if name != "sha256"}
+    header = written.replace(b"(5, 8)", b"(5, 9)", 1)
+    for changed, content, match in (
+        (written[:-1] + b"?", state, "variables.npy was changed: its checksum differs"),
+        (written.replace(b"{", b"[", 1), without, "variables.npy was changed at byte 0: "),
+        (header, without, r"dense.*kernel is float32 \[5, 8\], got float32 \[5, 9\]"),
+        (written, {**state, "loader": None}, "000001-epoch-0-batch-7: the state is not what"),
+        (
+            written,
+            {**state, "fit_epoch": -1},
+            r"000001-epoch-0-batch-7 was changed: \['fit_epoch'\]",
+        ),
+        (written, {**state, "model": [1]}, r"was changed: \['model'\] of its state"),
+    ):
+        (found.folder / "variables.npy").write_bytes(changed)
+        (found.folder / "state.json").write_text(json.dumps(content))
+        loader, model = loader_of(folder), model_of()
+        with pytest.raises(ValueError, match=match):
+            LoaderCheckpoint(tmp_path, loader).restore(model)
+        if content is not without:
+            assert loader.first_batch == 0
+            assert_equal_bits(
+                [v.numpy() for v in model.variables], values_of(model_of())[: len(model.variables)]
+            )
 
 
 @pytest.mark.parametrize("state", [{"epoch": 1}, [1], 1, None, "version"], ids=repr)

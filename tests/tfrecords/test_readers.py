@@ -15,6 +15,7 @@ from tests.support.tfrecords_rows import (
     strings,
 )
 from tfrecords import (
+    check_records,
     native_dataset,
     parsed_batches,
     parsed_examples,
@@ -149,6 +150,22 @@ def test_missing_files_other_forms_and_missing_columns_are_refused(tmp_path, exa
         prebatched_dataset(examples, SCHEMA)
     with pytest.raises(ValueError, match=r"lacks columns \['C9'\]"):
         native_dataset(examples, 8, Schema([*SCHEMA, Column("C9", "categorical")]))
+
+
+def test_damaged_and_forged_records_are_refused_with_file_and_byte(examples):
+    assert check_records(examples) == 1000
+    first, second, _ = sorted(examples.glob("*.tfrecord"))
+    written = first.read_bytes()
+    forged = (2**40).to_bytes(8, "little") + bytes.fromhex("aa3d6be4")  # its checksum is right
+    for changed, match in (
+        (written[:-1], "the record at byte .* should end at byte .*, but the file has"),
+        (written[:20] + b"?" + written[21:], "corrupted record at 12. Write it again"),
+        (forged + written[12:], "the record at byte 0 should end at byte 1099511627792"),
+    ):
+        first.write_bytes(changed)
+        with pytest.raises(ValueError, match=rf"{first.name}: {match}"):
+            check_records(examples)
+        assert check_records(second) == 400
 
 
 def test_an_unknown_option_is_refused(examples):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tutorlib.loader import KerasSequenceLoader
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 
 VARIABLES_FILE = "variables.npy"
+RESUME = "Remove the folder to resume from the checkpoint before it."
 
 
 class LoaderCheckpoint(keras.callbacks.Callback):
@@ -109,18 +112,14 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                 f"{folder} has version {state['version']!r}, but this tutorlib reads version 1 "
                 "only. Restore it with the tutorlib that wrote it."
             )
+        _check_fields(folder, state)
         _check_model(folder, state["model"], _description(model))
-        nbytes = os.path.getsize(folder / VARIABLES_FILE)
-        if nbytes != state["nbytes"]:
-            raise ValueError(
-                f"{folder / VARIABLES_FILE} has {nbytes} bytes, but {state['nbytes']} were "
-                "written: remove the folder to resume from the checkpoint before it"
-            )
-        self.loader.load_state_dict(state["loader"])
-        with open(folder / VARIABLES_FILE, "rb") as file:
-            for variable in _variables(model):
-                value = np.load(file, allow_pickle=False)
-                variable.assign(value.view(np.dtype(variable.dtype)))  # NumPy has no bfloat16
+        _check_content(folder / VARIABLES_FILE, state)
+        try:
+            self.loader.load_state_dict(state.get("loader", {}))
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from error
+        _read_variables(folder / VARIABLES_FILE, model)
         return state["fit_epoch"]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -179,6 +178,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         try:
             with new_checkpoint(self.path, self._epoch, self._batch, content) as folder:
                 content["nbytes"] = _write_variables(folder / VARIABLES_FILE, model)
+                content["sha256"] = _sha256(folder / VARIABLES_FILE)
             remove_old(self.path, self.keep)
         except OSError as error:
             message = (
@@ -201,11 +201,37 @@ def _description(model: keras.Model) -> dict[str, Any]:
     return {"optimizer": type(model.optimizer).__name__, "variables": variables}
 
 
+def _check_fields(folder: Path, state: dict[str, Any]) -> None:
+    """Raise ValueError unless a state of version 1 has the fields that `_save` writes."""
+    model = state.get("model")
+    variables = model.get("variables") if isinstance(model, dict) else None
+    wrong = [name for name in ("fit_epoch", "nbytes") if type(state.get(name)) is not int]
+    wrong += [] if "fit_epoch" in wrong or 0 <= state["fit_epoch"] < 2**48 else ["fit_epoch"]
+    if not isinstance(variables, list) or any(
+        not isinstance(variable, list) or [type(part) for part in variable] != [str, str]
+        for variable in variables
+    ):
+        wrong.append("model")
+    if wrong:
+        raise ValueError(f"{folder} was changed: {wrong} of its state are not as saved. {RESUME}")
+
+
+def _check_content(path: Path, state: dict[str, Any]) -> None:
+    """Raise ValueError unless the file with the variables is as it was written."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing. {RESUME}")
+    nbytes = os.path.getsize(path)
+    if nbytes != state["nbytes"]:
+        raise ValueError(f"{path} has {nbytes} bytes, but {state['nbytes']} were written. {RESUME}")
+    if state.get("sha256", written := _sha256(path)) != written:  # older ones have no checksum
+        raise ValueError(f"{path} was changed: its checksum differs. {RESUME}")
+
+
 def _check_model(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise ValueError if dtypes, shapes or optimizer differ; names of variables may differ."""
     lines = []
-    if was["optimizer"] != now["optimizer"]:
-        lines = [f"the optimizer was {was['optimizer']}, is {now['optimizer']}"]
+    if was.get("optimizer") != now["optimizer"]:
+        lines = [f"the optimizer was {was.get('optimizer')}, is {now['optimizer']}"]
     none = [None, "nothing"]
     for old, new in itertools.zip_longest(was["variables"], now["variables"], fillvalue=none):
         if old[1] != new[1]:
@@ -224,3 +250,30 @@ def _write_variables(path: Path, model: keras.Model) -> int:
         for variable in _variables(model):
             np.save(file, keras.ops.convert_to_numpy(variable), allow_pickle=False)
         return file.tell()
+
+
+def _read_variables(path: Path, model: keras.Model) -> None:
+    """Assign all variables; what a file says of its arrays is compared before it is believed."""
+    with open(path, "rb") as file:
+        for variable in _variables(model):
+            start, dtype = file.tell(), np.dtype(variable.dtype)
+            try:
+                np.lib.format.read_magic(file)
+                shape, _, stored = np.lib.format.read_array_header_1_0(file)
+            except (ValueError, SyntaxError, tokenize.TokenError) as error:
+                raise ValueError(
+                    f"{path} was changed at byte {start}: {error}. {RESUME}"
+                ) from error
+            if shape != tuple(variable.shape) or stored.itemsize != dtype.itemsize:
+                raise ValueError(
+                    f"{path} was changed at byte {start}: {variable.path} is {variable.dtype} "
+                    f"{list(variable.shape)}, got {stored} {list(shape)}. {RESUME}"
+                )
+            file.seek(start)
+            value = np.load(file, allow_pickle=False)
+            variable.assign(value.view(dtype))  # NumPy has no bfloat16
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -51,7 +51,7 @@ def find_checkpoints(path: str | os.PathLike[str]) -> list[Checkpoint]:
 def _read_state(folder: Path) -> dict[str, Any] | None:
     try:
         state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
         return None
     return state if isinstance(state, dict) and "version" in state else None
 
