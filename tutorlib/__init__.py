@@ -46,6 +46,7 @@ _ROOMS = {
         "HashedCross",
         "JoinExternal",
         "JoinGroupby",
+        "LabelEncoder",
         "LambdaOp",
         "ListSlice",
         "LogOp",

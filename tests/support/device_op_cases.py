@@ -20,6 +20,7 @@ from tutorlib.ops import (
     HashedCross,
     JoinExternal,
     JoinGroupby,
+    LabelEncoder,
     LambdaOp,
     ListSlice,
     LogOp,
@@ -117,6 +118,10 @@ OPS = {
     ),
     "JoinGroupby, combined": lambda: (
         ["few", "text"] >> JoinGroupby(["x"], ["sum", "min"], combo=True)
+    ),
+    "LabelEncoder": lambda: ["few", "gaps", "yes", "x", "small", "text", "holes"] >> LabelEncoder(),
+    "LabelEncoder, classes": lambda: (
+        ["few", "gaps", "x"] >> LabelEncoder({"few": [0, 2.5, 2], "gaps": [9, 2]}, unknown="null")
     ),
     "LambdaOp": lambda: ["x", "few", "gaps", "numbers"] >> LambdaOp(halves),
     "LambdaOp of texts": lambda: (

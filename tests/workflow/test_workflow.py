@@ -15,6 +15,7 @@ from tutorlib.chunk import Chunk, Ragged
 from tutorlib.ops import (
     Categorify,
     HashBucket,
+    LabelEncoder,
     LambdaOp,
     LogOp,
     Normalize,
@@ -140,7 +141,7 @@ def test_a_passed_through_column_has_the_role_of_its_type_unless_declared():
     roles = {column.name: column.role for column in fitted.fit(chunk).output_schema}
     assert roles == {"id": "categorical", "x": "continuous", "rating": "label", "w": "weight"}
     assert fitted.embedding_sizes() == {}
-    label = Workflow(["id"] >> Categorify(), label_names=["id"]).fit(chunk).output_schema["id"]
+    label = Workflow(["id"] >> LabelEncoder()).fit(chunk).output_schema["id"]
     assert (label.role, label.cardinality) == ("label", None)
 
 

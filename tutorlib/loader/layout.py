@@ -33,9 +33,10 @@ def batch_dtype(column: Column) -> np.dtype:
             and for types that no batch can hold (decimals, binary, ...).
     """
     if column.dtype == "string":
+        op = "LabelEncoder" if column.role == "label" else "Categorify or HashBucket"
         raise ValueError(
-            f"column {column.name!r} holds strings; turn them into ids with a Workflow (Categorify "
-            "or HashBucket) and loader.map(workflow)"
+            f"column {column.name!r} holds strings; turn them into ids with a Workflow ({op}) and "
+            "loader.map(workflow)"
         )
     try:
         dtype = np.dtype(column.dtype)

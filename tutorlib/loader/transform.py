@@ -48,6 +48,7 @@ def online(workflow: Any, source: ParquetSource, given: Schema) -> Online:
     made = workflow.output_schema
     kept = [column for column in given if column.role in ("label", "weight")]
     kept_names = [column.name for column in kept]
+    workflow.check_label_ids(column.name for column in kept if column.role == "label")
     unchanged = {name for group in workflow.groups if not group.ops for name in group.names}
     features = [
         given[column.name] if column.name in unchanged and column.name in given else column

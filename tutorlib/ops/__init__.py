@@ -20,6 +20,7 @@ from tutorlib.ops.filling import FillMedian, FillMissing
 from tutorlib.ops.hash_bucket import HashBucket, HashedCross
 from tutorlib.ops.join_external import JoinExternal
 from tutorlib.ops.join_groupby import JoinGroupby
+from tutorlib.ops.label_encoder import LabelEncoder
 from tutorlib.ops.list_slice import ListSlice
 from tutorlib.ops.normalize import Normalize, NormalizeMinMax
 from tutorlib.ops.registry import OPS, ROW_OPS, is_builtin, op_class, row_op_class, saved_name
@@ -32,8 +33,8 @@ from tutorlib.ops.target_encoding import TargetEncoding
 __all__ = [
     "FIRST_OOV_ID", "NULL_ID", "OPS", "PADDING_ID", "ROW_OPS", "Bucketize", "Categorify", "Clip",
     "ColumnGroup", "ColumnOp", "Dropna", "FillMedian", "FillMissing", "Filter", "HashBucket",
-    "HashedCross", "JoinExternal", "JoinGroupby", "LambdaOp", "LearningOp", "ListSlice", "LogOp",
-    "Normalize", "NormalizeMinMax", "Op", "Rename", "RowOp", "Select", "SpillingOp",
-    "TargetEncoding", "as_group", "column_type", "exact_sum", "is_builtin", "op_class", "role_of",
-    "row_op_class", "saved_name",
+    "HashedCross", "JoinExternal", "JoinGroupby", "LabelEncoder", "LambdaOp", "LearningOp",
+    "ListSlice", "LogOp", "Normalize", "NormalizeMinMax", "Op", "Rename", "RowOp", "Select",
+    "SpillingOp", "TargetEncoding", "as_group", "column_type", "exact_sum", "is_builtin",
+    "op_class", "role_of", "row_op_class", "saved_name",
 ]  # fmt: skip

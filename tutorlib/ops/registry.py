@@ -16,6 +16,7 @@ from tutorlib.ops.filling import FillMedian, FillMissing
 from tutorlib.ops.hash_bucket import HashBucket, HashedCross
 from tutorlib.ops.join_external import JoinExternal
 from tutorlib.ops.join_groupby import JoinGroupby
+from tutorlib.ops.label_encoder import LabelEncoder
 from tutorlib.ops.list_slice import ListSlice
 from tutorlib.ops.normalize import Normalize, NormalizeMinMax
 from tutorlib.ops.rename import Rename
@@ -27,8 +28,8 @@ Kind = TypeVar("Kind")
 ROOM = "tutorlib.ops"
 _OPS: tuple[type[Op], ...] = (
     Bucketize, Categorify, Clip, FillMedian, FillMissing, HashBucket, HashedCross, JoinExternal,
-    JoinGroupby, LambdaOp, ListSlice, LogOp, Normalize, NormalizeMinMax, Rename, Select,
-    TargetEncoding,
+    JoinGroupby, LabelEncoder, LambdaOp, ListSlice, LogOp, Normalize, NormalizeMinMax, Rename,
+    Select, TargetEncoding,
 )  # fmt: skip
 OPS: dict[str, type[Op]] = {kind.__name__: kind for kind in _OPS}
 ROW_OPS: dict[str, type[RowOp]] = {"Dropna": Dropna, "Filter": Filter}

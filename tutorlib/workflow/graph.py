@@ -11,7 +11,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from tutorlib.chunk import Chunk
-from tutorlib.ops import ColumnGroup, RowOp, as_group, role_of
+from tutorlib.ops import (
+    Categorify,
+    ColumnGroup,
+    HashBucket,
+    HashedCross,
+    LabelEncoder,
+    Rename,
+    RowOp,
+    Select,
+    as_group,
+    role_of,
+)
 from tutorlib.parquet import type_words
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow.inputs import ColumnType, as_source
@@ -55,6 +66,7 @@ class OpGraph:
                 )
         if weight_name in self.label_names:
             raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
+        self.check_label_ids(self.label_names)
         self.row_ops = [row_ops] if isinstance(row_ops, RowOp) else list(row_ops)
         for op in self.row_ops:
             if not isinstance(op, RowOp):
@@ -182,6 +194,60 @@ class OpGraph:
         """
         schema = self.output_schema
         return Schema(c for c in schema if c.cardinality is not None).embedding_sizes()
+
+    def check_label_ids(self, names: Iterable[str]) -> None:
+        """Raise ValueError for output columns that cannot be labels, as ids of features.
+
+        `Categorify(joint=True)` may make a label: its ids are those of a feature to predict.
+        """
+        for group in self.groups:
+            makers = [op for op in group.ops if not isinstance(op, Rename | Select)]
+            last = makers[-1] if makers else None
+            if isinstance(last, Categorify | HashBucket | HashedCross):
+                for name in set(names) & set(group.output_names):
+                    if isinstance(last, Categorify) and last.joint:
+                        continue
+                    raise ValueError(
+                        f"label {name!r}: {type(last).__name__} makes ids for features, not "
+                        "classes 0 to n - 1: Categorify begins with padding, null and out of "
+                        "vocabulary, and hashed classes collide. Use LabelEncoder; to predict the "
+                        "ids of a feature, Categorify(joint=True) over both."
+                    )
+
+    @property
+    def classes(self) -> dict[str, list[Any]]:
+        """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
+        return {name: encoder.classes_of(name) for name, encoder in self._label_encoders().items()}
+
+    def decode(self, name: str, predictions: Any) -> Any:
+        """Return the classes of a label that a model predicts: see `LabelEncoder.decode`.
+
+        Raises:
+            ValueError: if no LabelEncoder makes the label, or the predictions do not fit it.
+
+        Example:
+            >>> import numpy as np
+            >>> from tutorlib.ops import LabelEncoder
+            >>> from tutorlib.workflow import Workflow
+            >>> workflow = Workflow(["y"] >> LabelEncoder()).fit(Chunk({"y": np.array([3, 5])}))
+            >>> workflow.classes, workflow.decode("y", np.array([[0.9], [0.1]])).tolist()
+            ({'y': [3, 5]}, [5, 3])
+        """
+        encoders = self._label_encoders()
+        if name not in encoders:
+            raise ValueError(f"no LabelEncoder makes {name!r}; it makes {[*encoders]}")
+        return encoders[name].decode(name, predictions)
+
+    def _label_encoders(self) -> dict[str, LabelEncoder]:
+        """Return {column: its op}, the column as the op sees it."""
+        found = {}
+        for group in self.groups:
+            names: Sequence[str] = group.names
+            for op in group.ops:
+                if isinstance(op, LabelEncoder):
+                    found.update(dict.fromkeys(names, op))
+                names = op.output_names(names)
+        return found
 
     def check_data(self, data: Any) -> None:
         """Raise ValueError unless `data` has the columns that the workflow was fitted on.

@@ -19,8 +19,9 @@ class Workflow(OpGraph):
     """Preprocessing of a data set: groups of columns, each with the ops that it goes through.
 
     Only columns of groups are among the outputs; a plain list of names passes columns through. The
-    role of an output column is label if `label_names` says so; otherwise its last op sets it, and
-    without ops its type: floating point is continuous, integers and strings are categorical.
+    role of an output column is label if `label_names` says so or LabelEncoder makes it; otherwise
+    its last op sets it, and without ops its type: floating point is continuous, integers and
+    strings are categorical.
 
     Args:
         *groups: `["a", "b"] >> Op() >> Op()`, or lists of names.
@@ -36,8 +37,8 @@ class Workflow(OpGraph):
             the columns that it was fitted on; empty before `fit`.
 
     Raises:
-        ValueError: if two groups output the same column, or a label or weight is not an output, or
-            is both.
+        ValueError: if two groups output the same column, a label or weight is not an output, or is
+            both, or a label gets the ids of Categorify or HashBucket.
 
     Example:
         >>> import numpy as np
