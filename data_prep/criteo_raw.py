@@ -172,7 +172,9 @@ def raw_to_parquet(
 
 def _convert_day(path: Path, target: Path, skip: bool) -> tuple[int, BadLines]:
     rows, bad = 0, BadLines(path.name)
-    with pq.ParquetWriter(target, RAW_SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(
+        target, RAW_SCHEMA, compression="zstd", write_page_checksum=True
+    ) as writer:
         held: list[pa.Table] = []
         for table in read_day(path, bad):
             rows += table.num_rows

@@ -197,7 +197,7 @@ def etl(
         refuse_overlap(output / name, [source])
     with new_parts(output, parts, settings) as staging:
         movies = read_movies(files[1])
-        pq.write_table(movies, staging.path / "movies.parquet")
+        pq.write_table(movies, staging.path / "movies.parquet", write_page_checksum=True)
         is_valid = split_rows(files[0], split, valid_share, seed)
         staging.metadata.update(join_and_split(files[0], movies, is_valid, staging.path / "joined"))
         staging.metadata.update(_fit_and_write(staging.path, row_group_rows, seed))
@@ -301,8 +301,8 @@ def join_and_split(
                         ("genres", genres.type), ("rating", pa.float32())])  # fmt: skip
     positive, count, start = np.zeros(2), np.zeros(2), 0
     with (
-        pq.ParquetWriter(folder / "train.parquet", schema) as train,
-        pq.ParquetWriter(folder / "valid.parquet", schema) as valid,
+        pq.ParquetWriter(folder / "train.parquet", schema, write_page_checksum=True) as train,
+        pq.ParquetWriter(folder / "valid.parquet", schema, write_page_checksum=True) as valid,
         tqdm(total=len(is_valid), unit=" ratings", desc="join", disable=None) as bar,
     ):
         for table in _read_ratings(ratings):

@@ -219,7 +219,7 @@ def test_combinations_through_disk_learned(tmp_path):
         ({"combo": True, "vocabularies": {"p": [(None, None)]}}, "a tuple of nulls alone"),
         (
             {"combo": True, "vocabularies": {"p": [(1, "a"), (2, "a"), (1, "a")]}},
-            r"'p': Categorify: vocabulary: keys must be unique, \(1, 'a'\) stands twice",
+            r"'p': Categorify: vocabulary: keys must be unique, but \(1, 'a'\) appears twice",
         ),
     ],
 )

@@ -51,10 +51,12 @@ def test_the_graph_hashes_as_the_definition_says(words, values, num_buckets):
     assert np.array_equal(hashing_tf.to_buckets(hashes, num_buckets), want)
 
 
-def test_a_long_text_among_short_ones():
-    words = ["x" * 10_001, *["short"] * 10_000]
-    hashes = tf.function(hashing_tf.hash_strings)(tf.constant(words)).numpy()
-    assert hashes[[0, 1]].tolist() == [hash_text(words[0]), hash_text("short")]
+def test_texts_that_end_before_at_and_after_each_doubling_among_many_short_ones():
+    lengths = [0, *(2**k + d for k in range(3, 15) for d in (-1, 0, 1))]
+    words = [*("x" * n for n in lengths), *["short"] * 10_000]
+    hashes = tf.function(hashing_tf.hash_strings)(tf.constant(words)).numpy().tolist()
+    assert hashes[: len(lengths) + 1] == [hash_text(word) for word in words[: len(lengths) + 1]]
+    assert set(hashes[len(lengths) :]) == {hash_text("short")}
 
 
 def test_key_table_with_many_keys_finds_them_and_no_others():

@@ -51,20 +51,27 @@ def test_a_folder_that_has_the_name_of_an_old_output_stays(tmp_path, output):
     assert (tmp_path / "out/new").exists()
 
 
-@pytest.mark.parametrize("name", ["out", "out.partial"])
-def test_a_file_does_not_replace_a_folder(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "message"), [("out", "out is a folder"), ("out.partial", "was not made by tutorlib")]
+)
+def test_a_file_does_not_replace_a_folder(tmp_path, name, message):
     thesis_in(tmp_path / name)
-    with pytest.raises(IsADirectoryError, match=f"{name} is a folder"):
+    with pytest.raises(OSError, match=message):
         new_file(tmp_path / "out").__enter__()
     assert (tmp_path / name / "thesis.txt").exists()
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_a_folder_does_not_replace_a_file(tmp_path, output):
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(FileExistsError, match="out is a file"):
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [*((output, name) for output in OUTPUTS for name in ("out", "out.partial")),
+     (new_file, "out.partial"), (scratch_folder, "out")],
+)  # fmt: skip
+def test_a_file_of_another_is_neither_written_nor_replaced_by_a_folder(tmp_path, output, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match=f"{name} is a file"):
         output(tmp_path / "out").__enter__()
-    assert os.listdir(tmp_path) == ["out"]
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_a_scratch_folder_of_another_is_refused(tmp_path):

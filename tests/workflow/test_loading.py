@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.workflow_rows import rows, workflow, write
 from tutorlib.chunk import Chunk
-from tutorlib.ops import Categorify, LambdaOp
+from tutorlib.ops import Categorify, Dropna, LambdaOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
@@ -166,6 +166,25 @@ def test_a_field_of_the_wrong_kind_is_refused_with_its_rule(tmp_path, change, me
     folder = Workflow(["id"]).fit(Chunk({"id": np.arange(3)})).save(tmp_path / "saved")
     with pytest.raises(ValueError, match=message):
         Workflow.load(tampered(folder, tmp_path / "changed", lambda c: c.update(change)))
+
+
+MORE_FIELDS = {
+    "more": lambda c: c.update(more=1),
+    "row_ops[0].more": lambda c: c["row_ops"][0].update(more=None),
+    "groups[0].more": lambda c: c["groups"][0].update(more=[]),
+    "groups[0].ops[0].more": lambda c: first_op(c).update(more={"shell": True}),
+    "groups[0].ops[0].learned.more": lambda c: first_op(c)["learned"].update(more=[1.0, 2.0]),
+    "groups[0].ops[0].config.more": lambda c: first_op(c)["config"].update(more=1),
+}
+
+
+@pytest.mark.parametrize("place", MORE_FIELDS)
+def test_a_field_that_no_workflow_writes_is_refused_by_its_place(tmp_path, place):
+    data = Chunk({"x": np.array([1.0, 2.0])})
+    folder = Workflow(["x"] >> Normalize(), row_ops=[Dropna(["x"])]).fit(data).save(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"workflow\.json: ") as error:
+        Workflow.load(tampered(folder, tmp_path / "b", MORE_FIELDS[place]))
+    assert (place in str(error.value)) or "unexpected keyword argument 'more'" in str(error.value)
 
 
 def test_a_pickle_in_the_schema_of_a_table_is_not_executed(tmp_path):

@@ -1,8 +1,9 @@
 """Outputs that are whole or absent: written under a staging name, then renamed to the target.
 
 The staging name is the target's with `.partial` appended, so both are in the same file system and
-renaming is one step. An error leaves the old target as it was. A process that is killed leaves its
-staging file or folder, which the next call removes.
+renaming is one step. It is a folder with the mark of this library, also where the target is a file.
+An error leaves the old target as it was. A process that is killed leaves its staging folder, which
+the next call removes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def new_file(target: str | os.PathLike[str]) -> Iterator[Path]:
         target: path of the file; one that exists is replaced. Missing folders are made.
 
     Raises:
-        IsADirectoryError: if `target`, or its name with `.partial` appended, is a folder.
+        IsADirectoryError: if `target` is a folder.
+        FileExistsError: if its name with `.partial` appended exists and this library did not make
+            it.
+        BlockingIOError: if another process is writing the same target.
 
     Example:
         >>> import tempfile
@@ -50,17 +54,11 @@ def new_file(target: str | os.PathLike[str]) -> Iterator[Path]:
         ('1 2 3', False)
     """
     target = Path(target)
-    staging = staging_path(target)
-    for path in (target, staging):
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder. Move it away, or choose another file.")
-    staging.unlink(missing_ok=True)
-    staging.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield staging
-        staging.replace(target)
-    finally:
-        staging.unlink(missing_ok=True)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a folder. Move it away, or choose another file.")
+    with scratch_folder(staging_path(target)) as folder:
+        yield folder / target.name
+        (folder / target.name).replace(target)
 
 
 @contextlib.contextmanager
@@ -101,9 +99,10 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     """Give an empty folder for the block; it is removed afterwards, unless the block renamed it.
 
     Raises:
-        FileExistsError: if the folder holds files and was not made by this library.
+        FileExistsError: if the folder holds files and was not made by this library, or is a file.
         BlockingIOError: if another process is using it.
     """
+    check_target(folder)
     with locked_folder(folder):
         refuse_foreign(folder)
         mark(folder)
@@ -135,7 +134,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def check_target(target: Path) -> None:
-    """Raise FileExistsError unless `replace` may rename a folder to `target`."""
+    """Raise FileExistsError unless this library may make, or replace, the folder `target`."""
     if target.exists() and not target.is_dir():
         raise FileExistsError(f"{target} is a file. Move it away, or choose another folder.")
     refuse_foreign(target)

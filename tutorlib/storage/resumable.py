@@ -56,6 +56,7 @@ def resumable_folder(
     target = Path(target)
     staging = staging_path(target)
     check_target(target)
+    check_target(staging)
     with locked_folder(staging):
         refuse_foreign(staging)
         mark(staging)

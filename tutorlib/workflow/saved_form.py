@@ -54,7 +54,8 @@ def write_files(graph: OpGraph, folder: Path) -> None:
     description = {**_description(graph), "fingerprint": fingerprint(graph)}
     folder.mkdir(parents=True, exist_ok=True)
     for file, _, table in _tables(graph):
-        pq.write_table(table.to_arrow(), folder / file, compression="lz4")
+        path = folder / file
+        pq.write_table(table.to_arrow(), path, compression="lz4", write_page_checksum=True)
     (folder / FILE).write_text(json.dumps(description, indent=1), encoding="utf-8")
 
 
@@ -174,6 +175,9 @@ def read_files(kind: type[Graph], folder: Path, functions: Functions) -> Graph:
         _check_numbers("", saved)
         _check(saved)
         graph = _rebuilt(kind, saved, folder, functions)
+        written = json.loads(json.dumps(_description(graph)))
+        if unknown := list(_unknown_fields("", saved, {**written, "fingerprint": ""})):
+            raise ValueError(f"fields that this tutorlib does not know: {', '.join(unknown)}")
         unchanged = fingerprint(graph) == saved["fingerprint"]
     except RecursionError:
         raise ValueError(f"{path}: fields are nested too deeply. {_SAVE_AGAIN}") from None
@@ -203,6 +207,19 @@ def _check_numbers(where: str, value: Any) -> None:
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
         got = reprlib.repr(value)
         raise ValueError(f"{where.lstrip('.')}: integers have at most 64 bits, got {got}")
+
+
+def _unknown_fields(where: str, saved: Any, written: Any) -> Iterator[str]:
+    """Yield the places of fields in the JSON that a workflow made from it does not write."""
+    if isinstance(saved, dict) and isinstance(written, dict):
+        for name, field in saved.items():
+            if name in written:
+                yield from _unknown_fields(f"{where}.{name}", field, written[name])
+            else:
+                yield f"{where}.{name}".lstrip(".")
+    elif isinstance(saved, list) and isinstance(written, list):
+        for k, (field, other) in enumerate(zip(saved, written, strict=False)):
+            yield from _unknown_fields(f"{where}[{k}]", field, other)
 
 
 def _check(saved: Any) -> None:
@@ -258,7 +275,9 @@ def _rebuilt(kind: type[Graph], saved: dict[str, Any], folder: Path, functions: 
         for o, op in enumerate(group["ops"]):
             # Files are found by number: no file name from the JSON is used.
             tables = {
-                name: Chunk.from_arrow(pq.read_table(folder / _table_file(g, o, t)))
+                name: Chunk.from_arrow(
+                    pq.read_table(folder / _table_file(g, o, t), page_checksum_verification=True)
+                )
                 for t, name in enumerate(op["tables"])
             }
             ops.append(op_class(op["op"]).from_config(op["config"], tables, functions))

@@ -70,7 +70,7 @@ class CombinationIndex:
         if len(first) < len(packed):
             twice = int(np.setdiff1d(np.arange(len(packed)), first)[0])
             key = tuple(take(part, np.array([twice])).tolist()[0] for part in self.parts)
-            raise ValueError(f"keys must be unique, {key!r} stands twice")
+            raise ValueError(f"keys must be unique, but {key!r} appears twice")
         return packed
 
     def _number(self, k: int, part: Any) -> Array:
