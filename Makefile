@@ -39,7 +39,7 @@ CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
 
 # The tests run in two processes. The lessons run after them, alone, because they measure speed.
-TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks/run.py tools/check.py tests
+TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks/run.py notebooks/lesson.py tools/check.py tests
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 

@@ -76,6 +76,13 @@ def test_only_cells_tagged_keep_output_have_committed_outputs(page):
         assert "error" not in kinds, cell.source
 
 
+def test_a_committed_output_says_what_holds_instead_of_true(page):
+    for cell in code_cells(page):
+        for output in cell.outputs:
+            text = output.get("text") or output.data["text/plain"]
+            assert not re.search(r"\b(True|False)\b", text), f"{cell.source}\n{text}"
+
+
 def test_every_profile_names_existing_lessons_and_parameters(runner, root):
     lessons = runner.find_lessons(root / "notebooks")
     for path in (root / "notebooks" / "params").glob("*.yaml"):
