@@ -43,7 +43,7 @@ TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks/run.py noteboo
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help setup data tutorial lab check test attack pages bench figures lint constraints clean
+.PHONY: help setup data tutorial lab check test attack pages site bench figures lint constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,10 @@ pages: setup data ## run LESSONS= in place and save the outputs of cells tagged 
 	for page in $(or $(LESSONS:=_*.ipynb),[0-9][0-9]_*.ipynb); do \
 	  jupyter execute --inplace $$page; \
 	  nbstripout --keep-count --keep-id --extra-keys=metadata.language_info.version $$page; done
+
+site: setup ## build a browsable site of the lessons as make tutorial ran them, guides and reference
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
+	@$(PY) site/build.py
 
 bench: setup data ## measure on this machine, into benchmarks/results/
 	@$(PY) -m benchmarks $(ARGS)

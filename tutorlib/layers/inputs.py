@@ -20,7 +20,7 @@ from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema
 def keras_inputs(
     columns: Any, *, batch_layout: str = "columns", multi_hot: str = "nnzs"
 ) -> dict[str, Any]:
-    """Return `keras.Input`s that match a loader's batches, for a functional model.
+    """Return a `keras.Input` for each tensor of a loader's batch, for a functional model.
 
     Ids are int32 where the cardinality fits and int64 otherwise; Keras casts what it is fed. If
     TensorFlow sees a GPU, all ids are int64: it keeps int32 tensors of GPU computations in host
@@ -116,8 +116,9 @@ def bucketed(inputs: Any, *others: Any) -> Any:
         *others: labels and weights, which are passed through.
 
     Returns:
-        The dict, or (dict, *others). `g__values` has 64, 72, 80, ..., 128, 144, ... values, at most
-        an eighth more than before once there are 64; an empty one is padded with zeros.
+        The dict, or a tuple of it and the others. `g__values` has 64, 72, 80, ..., 128, 144, ...
+        values, at most an eighth more than before once there are 64; an empty one is padded with
+        zeros.
 
     Raises:
         ValueError: if `inputs` is not a dict.

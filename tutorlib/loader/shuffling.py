@@ -17,13 +17,15 @@ class ShuffleQuality:
 
     A row's *rank* is its position in the sorted column: where it was before the shuffle.
 
-    |                         | uniform shuffle  | not shuffled               |
-    |-------------------------|------------------|----------------------------|
-    | `batch_variance`        | 1                | about batch_size           |
-    | `batch_distance`        | 1                | about 0.86 sqrt(batch_size)|
-    | `neighbour_correlation` | -1 / num_batches | about 1 - 3 / num_batches  |
-    | `displacement`          | 1                | 0                          |
-    | `effective_batch_size`  | batch_size       | about 1                    |
+    ========================= ================ ===========================
+    number                    uniform shuffle  not shuffled
+    ========================= ================ ===========================
+    `batch_variance`          1                about batch_size
+    `batch_distance`          1                about 0.86 sqrt(batch_size)
+    `neighbour_correlation`   -1 / num_batches about 1 - 3 / num_batches
+    `displacement`            1                0
+    `effective_batch_size`    batch_size       about 1
+    ========================= ================ ===========================
 
     If the rank explains a fraction r of a column's variance linearly, the column's batch means vary
     1 + r (batch_variance - 1) times as much as in a uniform shuffle: with r = 0.01, a
