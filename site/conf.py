@@ -27,3 +27,5 @@ html_theme_options = {
     "navbar_persistent": [],  # the side bar has a search field
 }
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["style.css"]
