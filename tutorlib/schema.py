@@ -7,11 +7,13 @@ import dataclasses
 import functools
 import json
 import reprlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tutorlib.checks import check_choice, check_integer
+from tutorlib.inference import inferred_features, left_out
 
 ROLES = ("categorical", "continuous", "label", "weight")
 BATCH_LAYOUTS = ("columns", "stacked")
@@ -98,6 +100,10 @@ class Column:
 class Schema:
     """The columns of a data set, in order.
 
+    Args:
+        columns: the columns, each name once.
+        left_out: the warning of the columns that inference left out; "" if there are none.
+
     Example:
         >>> schema = Schema([Column("C1", "categorical", cardinality=100), Column("y", "label")])
         >>> schema.categorical.names, schema.labels.names
@@ -107,9 +113,11 @@ class Schema:
     """
 
     columns: tuple[Column, ...]
+    left_out: str = dataclasses.field(compare=False, repr=False)
 
-    def __init__(self, columns: Iterable[Column]) -> None:
+    def __init__(self, columns: Iterable[Column], left_out: str = "") -> None:
         object.__setattr__(self, "columns", tuple(columns))
+        object.__setattr__(self, "left_out", left_out)
         counts = collections.Counter(self.names)
         twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
@@ -231,7 +239,8 @@ class Schema:
             source: a `ParquetSource`, or any object with its `column_types`.
             label_names: label columns.
             cat_names: categorical columns. If neither these nor `cont_names` are given, integers,
-                strings and lists of these are categorical, floating-point numbers continuous.
+                strings and lists of these are categorical, floating-point numbers and booleans
+                continuous. A warning names the columns that remain, and what to do.
             cont_names: continuous columns.
             weight_name: column of sample weights; None for no weights.
             cardinalities: {name: cardinality} where known.
@@ -242,30 +251,12 @@ class Schema:
         Example:
             >>> Schema.from_parquet(ParquetSource("data/train"))  # doctest: +SKIP
         """
-        types = source.column_types
-        named = {
-            "categorical": list(cat_names or ()),
-            "continuous": list(cont_names or ()),
-            "label": list(label_names),
-            "weight": [weight_name] if weight_name else [],
-        }
-        if cat_names is None and cont_names is None:
-            taken = {*named["label"], *named["weight"]}
-            free = [(name, *kind) for name, kind in types.items() if name not in taken]
-            named["categorical"] = [n for n, dtype, _ in free if dtype[:5] not in ("float", "bool")]
-            named["continuous"] = [
-                n for n, dtype, is_list in free if dtype.startswith("float") and not is_list
-            ]
-        roles = [(name, role) for role, names in named.items() for name in names]
-        missing = [name for name, _ in roles if name not in types]
-        if missing:
-            raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")
-        known = cardinalities or {}
-        return cls(
-            Column(name, role, dtype, multi_hot, known.get(name))
-            for name, role in roles
-            for dtype, multi_hot in [types[name]]
+        schema = _from_types(
+            source.column_types, label_names, cat_names, cont_names, weight_name, cardinalities
         )
+        if schema.left_out:
+            warnings.warn(schema.left_out, stacklevel=2)
+        return schema
 
     @classmethod
     def from_feature_columns(cls, feature_columns: Iterable[Any]) -> Schema:
@@ -307,6 +298,38 @@ class Schema:
                 "not; move other transformations into a Workflow."
             )
         return cls(columns)
+
+
+def _from_types(
+    types: Mapping[str, tuple[str, bool]],
+    label_names: Iterable[str],
+    cat_names: Iterable[str] | None,
+    cont_names: Iterable[str] | None,
+    weight_name: str | None,
+    cardinalities: Mapping[str, int] | None = None,
+) -> Schema:
+    """Return the schema of `Schema.from_parquet`, without its warning."""
+    named = {
+        "categorical": list(cat_names or ()),
+        "continuous": list(cont_names or ()),
+        "label": list(label_names),
+        "weight": [weight_name] if weight_name else [],
+    }
+    inferred = cat_names is None and cont_names is None
+    if inferred:
+        taken = {*named["label"], *named["weight"]}
+        named |= inferred_features({name: k for name, k in types.items() if name not in taken})
+    roles = [(name, role) for role, names in named.items() for name in names]
+    missing = [name for name, _ in roles if name not in types]
+    if missing:
+        raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")
+    known = cardinalities or {}
+    columns = [
+        Column(name, role, dtype, multi_hot, known.get(name))
+        for name, role in roles
+        for dtype, multi_hot in [types[name]]
+    ]
+    return Schema(columns, left_out(types, [c.name for c in columns]) if inferred else "")
 
 
 def as_schema(columns: Any) -> Schema:
@@ -355,12 +378,8 @@ def resolve_schema(
     if feature_columns is not None:
         schema = Schema.from_feature_columns(feature_columns)
     if schema is None:
-        return Schema.from_parquet(
-            source,
-            label_names=label_names or (),
-            cat_names=cat_names,
-            cont_names=cont_names,
-            weight_name=weight_name,
+        return _from_types(
+            source.column_types, label_names or (), cat_names, cont_names, weight_name
         )
     missing = [name for name in schema.names if name not in source.column_types]
     if missing:
@@ -379,8 +398,8 @@ def resolve_schema(
         raise ValueError(f"at most one column may hold weights, got {weights}")
     more = [name for name in label_names or () if name not in schema]
     more += [weight_name] if weight_name and weight_name not in schema else []
-    extra = Schema.from_parquet(
-        source,
+    extra = _from_types(
+        source.column_types,
         label_names=[n for n in more if n != weight_name],
         cat_names=(),
         cont_names=(),

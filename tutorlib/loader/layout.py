@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Masked, Ragged, Strings, array_namespace, is_array, to_host
+from tutorlib.inference import is_number, remedy_for
 from tutorlib.schema import ROLES, Column, Schema
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -38,13 +39,13 @@ def batch_dtype(column: Column) -> np.dtype:
             f"column {column.name!r} holds strings; turn them into ids with a Workflow ({op}) and "
             "loader.map(workflow)"
         )
-    try:
-        dtype = np.dtype(column.dtype)
-    except (TypeError, ValueError) as error:
+    if not is_number(column.dtype):
         raise ValueError(
-            f"column {column.name!r}: values of type {column.dtype} cannot be in a batch. Cast it, "
-            "or leave it out by naming the columns (cat_names, cont_names)."
-        ) from error
+            f"column {column.name!r}: values of type {column.dtype} cannot be in a batch; "
+            f"{remedy_for(column.dtype)}, or leave it out by naming the columns (cat_names, "
+            "cont_names)"
+        )
+    dtype = np.dtype(column.dtype)
     if column.role in ("continuous", "weight"):
         return np.dtype(np.float32)
     if dtype.kind == "f":

@@ -38,7 +38,8 @@ class KerasSequenceLoader(LoaderAdapter):
         label_names: names of the label columns; None takes the labels of `schema`, if any.
         feature_columns: list of `tf.feature_column` objects that name the features. Features can
             be named by these, by `cat_names` and `cont_names`, or by `schema`. If nothing names
-            them, integers, strings and lists are categorical, floating-point columns continuous.
+            them, integers, strings and lists of these are categorical, floating-point and boolean
+            columns continuous; a warning names the columns that remain, and what to do.
         cat_names: names of the categorical columns (ids or lists of ids).
         cont_names: names of the continuous columns.
         engine: "parquet", the only one there is.
@@ -338,7 +339,7 @@ class KerasSequenceLoader(LoaderAdapter):
     def _new_pipeline(self) -> Pipeline[Any]:
         """Return a pipeline for the rest of the current epoch."""
         planner, pool = self._planner, self._pool
-        planner.warn_of_poor_shuffle()
+        planner.warn_once()
         budget = self._settings.memory_budget
         if budget is not None and any(batches.is_open for batches in self._open):
             raise RuntimeError(

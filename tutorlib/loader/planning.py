@@ -158,12 +158,14 @@ class Planner:
         """Return the plan of some epoch: all have the same number of rows and batches."""
         return self.plan(0, self._settings.seed) if self._latest is None else self._latest
 
-    def warn_of_poor_shuffle(self) -> None:
-        """Warn, once, if the files do not allow for a good shuffle."""
+    def warn_once(self) -> None:
+        """Warn of columns left out by inference, and of files that allow for no good shuffle."""
         if self._warned:
             return
         self._warned = True
         settings = self._settings
+        if self._schema.left_out:
+            warnings.warn(self._schema.left_out, stacklevel=2)
         doubts = shuffle_doubts(
             self.any_plan(),
             world_size=settings.global_size or 1,

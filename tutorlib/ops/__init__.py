@@ -13,6 +13,7 @@ Transforms run on NumPy and CuPy arrays alike. Learning counts on the CPU, and w
 strings (FillMissing, LambdaOp, Filter) happens in host memory.
 """
 
+from tutorlib.inference import role_of
 from tutorlib.ops.base import ColumnGroup, ColumnOp, LearningOp, Op, Select, SpillingOp, as_group
 from tutorlib.ops.categorify import Categorify
 from tutorlib.ops.elementwise import Bucketize, Clip, LambdaOp, LogOp
@@ -26,7 +27,7 @@ from tutorlib.ops.normalize import Normalize, NormalizeMinMax
 from tutorlib.ops.registry import OPS, ROW_OPS, is_builtin, op_class, row_op_class, saved_name
 from tutorlib.ops.rename import Rename
 from tutorlib.ops.row_ops import Dropna, Filter, RowOp
-from tutorlib.ops.shared.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID, column_type, role_of
+from tutorlib.ops.shared.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID, column_type
 from tutorlib.ops.shared.exact import exact_sum
 from tutorlib.ops.target_encoding import TargetEncoding
 

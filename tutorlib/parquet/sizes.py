@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from tutorlib.inference import is_number
+
 SMALL_CHUNK = 2**20  # bytes
 
 
 def number_width(kind: str) -> int:
     """Return the bytes of a number of a type such as "int32", 0 for a type that is no number."""
-    try:
-        return np.dtype(kind).itemsize
-    except TypeError:
-        return 0
+    return np.dtype(kind).itemsize if is_number(kind) else 0
 
 
 def decoded_bytes(leaves: Iterable[tuple[str, Any]], columns: Mapping[str, int]) -> float:

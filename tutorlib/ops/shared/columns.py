@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Array, Masked, Ragged, Strings, array_namespace, take
+from tutorlib.inference import role_of
 from tutorlib.schema import Column
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
@@ -20,11 +21,6 @@ def column_type(column: Any) -> tuple[str, bool]:
         return column_type(column.values)[0], True
     values = parts_of(column)[0]
     return ("string" if isinstance(values, Strings) else values.dtype.name), False
-
-
-def role_of(dtype: str) -> str:
-    """Return the default role of a dtype: "continuous" for floating point, else "categorical"."""
-    return "continuous" if dtype.startswith("float") else "categorical"
 
 
 def parts_of(column: Any) -> tuple[Any, Array | None]:

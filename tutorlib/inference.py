@@ -1,0 +1,98 @@
+"""The role of a column by its type, and what to do with a column of a type that no batch holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+ColumnTypes = Mapping[str, tuple[str, bool]]
+MOST_NAMED = 5  # columns of one kind that a warning names
+
+
+def role_of(dtype: str) -> str:
+    """Return the default role of a column: "continuous" for floats and booleans.
+
+    Args:
+        dtype: NumPy name of one value, or "string".
+
+    Example:
+        >>> role_of("float32"), role_of("bool"), role_of("int64"), role_of("string")
+        ('continuous', 'continuous', 'categorical', 'categorical')
+    """
+    return "continuous" if dtype.startswith("float") or dtype == "bool" else "categorical"
+
+
+def remedy_for(dtype: str, is_list: bool = False) -> str | None:
+    """Return what to do with a feature of a type that no batch can hold; None for other types.
+
+    Args:
+        dtype: NumPy name of one value, "string", or Arrow's name of a type that NumPy lacks.
+        is_list: whether a row holds a list of values.
+
+    Example:
+        >>> remedy_for("int64"), remedy_for("decimal128(10, 2)")
+        (None, 'cast it to float64 in the data')
+    """
+    if is_list and (dtype.startswith("float") or dtype == "bool"):
+        return "store each number of the list as a column, or cast the lists to integer ids"
+    if dtype == "string" or is_number(dtype):
+        return None
+    if dtype.startswith("decimal"):
+        return "cast it to float64 in the data"
+    if "binary" in dtype:
+        return "cast it to string in the data if it holds text"
+    if dtype == "null":
+        return "all its values are null: leave it out"
+    return "store its parts as columns of numbers or strings"
+
+
+def is_number(dtype: str) -> bool:
+    """Return whether a name is one of NumPy's integers, floating-point numbers or booleans.
+
+    Example:
+        >>> is_number("float16"), is_number("string"), is_number("decimal128(10, 2)")
+        (True, False, False)
+    """
+    return re.fullmatch("bool|u?int(8|16|32|64)|float(16|32|64)", dtype) is not None
+
+
+def inferred_features(types: ColumnTypes) -> dict[str, list[str]]:
+    """Return {"categorical": names, "continuous": names} of the columns that can be features.
+
+    Args:
+        types: {name: (NumPy name of one value or "string", whether a row holds a list)}.
+
+    Example:
+        >>> inferred_features({"id": ("int64", False), "x": ("float32", False)})
+        {'categorical': ['id'], 'continuous': ['x']}
+    """
+    features: dict[str, list[str]] = {"categorical": [], "continuous": []}
+    for name, (dtype, is_list) in types.items():
+        if remedy_for(dtype, is_list) is None:
+            features[role_of(dtype)].append(name)
+    return features
+
+
+def left_out(types: ColumnTypes, used: Collection[str]) -> str:
+    """Return what a warning says of the columns that inference leaves out, "" if there are none.
+
+    Args:
+        types: as for `inferred_features`.
+        used: names of the features, labels and weights.
+    """
+    by_remedy: dict[str, list[str]] = {}
+    for name, (dtype, is_list) in types.items():
+        remedy = remedy_for(dtype, is_list)
+        if name not in used and remedy is not None:
+            words = f"a list of {dtype}" if is_list else dtype
+            by_remedy.setdefault(remedy, []).append(f"{name!r} ({words})")
+    if not by_remedy:
+        return ""
+    parts = []
+    for remedy, columns in by_remedy.items():
+        more = f" and {len(columns) - MOST_NAMED} more" if len(columns) > MOST_NAMED else ""
+        parts.append(f"{', '.join(columns[:MOST_NAMED])}{more}: {remedy}")
+    return (
+        f"these columns are not among the features: {'; '.join(parts)}. Name the features "
+        "(cat_names, cont_names) to choose them yourself, without this warning."
+    )
