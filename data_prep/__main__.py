@@ -1,7 +1,7 @@
-"""`python -m data_prep synthetic|movielens|criteo`: create the data that the lessons read.
+"""`python -m data_prep synthetic|movielens|criteo|csv`: create the data that the lessons read.
 
-Prints the terms of use, runs the command, and turns errors that the user can fix into one line on
-stderr and exit code 1.
+`csv` makes CSV files of your own ready for training. A command prints the terms of use of its data,
+and turns errors that the user can fix into one line on stderr and exit code 1.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from data_prep import criteo, movielens, synthetic_criteo, synthetic_movielens, synthetic_nhot
+from data_prep import (
+    criteo,
+    csv_files,
+    movielens,
+    synthetic_criteo,
+    synthetic_movielens,
+    synthetic_nhot,
+)
 from data_prep.output import DataPrepError
 from data_prep.terms import TERMS
 from tutorlib.memory import thread_count
@@ -25,8 +32,9 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; each command has its `--help`."""
     top = argparse.ArgumentParser(
         prog="python -m data_prep",
-        description="Create the data of the lessons: synthetic, from local files, or by download. A"
-        " command leaves its output unchanged if it exists with the same settings.",
+        description="Create the data of the lessons: synthetic, from local files, or by download. "
+        "Make CSV files of your own ready for training. A command leaves its output unchanged if "
+        "it exists with the same settings.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     synthetic = commands.add_parser(
@@ -37,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     _synthetic_nhot(synthetic)
     _movielens(commands)
     _criteo(commands)
+    _csv(commands)
     return top
 
 
@@ -44,17 +53,23 @@ def _command(
     commands: argparse._SubParsersAction,
     name: str,
     text: str,
-    output: str,
+    output: str | None,
     run: Callable[..., Any],
 ) -> argparse.ArgumentParser:
-    """Add a command: `run(output, **options)` is called with its options as keywords."""
+    """Add a command: `run(output, **options)` is called with its options as keywords.
+
+    Without a default `output`, the folder must be given.
+    """
     command = commands.add_parser(
         name,
         help=text.split(". ")[0],
         description=text,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--output", metavar="FOLDER", default=output, help="output folder")
+    command.add_argument(
+        "--output", "--to", metavar="FOLDER", help="output folder",
+        default=output, required=output is None,
+    )  # fmt: skip
     command.add_argument(
         "--overwrite", action="store_true", help="replace an output made with other settings"
     )
@@ -194,6 +209,59 @@ def _run_criteo(
         criteo.prepare(source, output, workers=workers, client=client, **options)
 
 
+def _csv(commands: argparse._SubParsersAction) -> None:
+    command = _command(
+        commands,
+        "csv",
+        "Make CSV files of your own ready for training: Parquet, with types inferred from all "
+        "values. Plain or gzip. Memory (300 MB) does not grow with the files.",
+        None,
+        _run_csv,
+    )
+    command.add_argument("files", nargs="+", metavar="FILE", help="files with the same columns")
+    header = command.add_mutually_exclusive_group()
+    header.add_argument(
+        "--names", nargs="+", metavar="NAME", help="columns of files that have no header"
+    )
+    header.add_argument(
+        "--no-header", dest="header", action="store_false",
+        help="the first line is a row; columns are called f0, f1, ...",
+    )  # fmt: skip
+    command.add_argument(
+        "--types", nargs="+", default=[], metavar="NAME=TYPE", type=_named_type,
+        help="types of columns, which are not inferred: zip=string amount=float32",
+    )  # fmt: skip
+    command.add_argument(
+        "--null-values", nargs="+", default=[], metavar="TEXT",
+        help="missing values of every column, besides the empty field",
+    )  # fmt: skip
+    command.add_argument(
+        "--strip", default="", metavar="CHARS", help="characters removed at both ends of values"
+    )
+    command.add_argument(
+        "--delimiter", type=lambda text: "\t" if text == "\\t" else text,
+        help="character between fields, \\t for a tab; None: the most frequent of , ; | and tab",
+    )  # fmt: skip
+    command.add_argument("--quote", default='"', help="character around fields; '' for none")
+    command.add_argument("--encoding", default="utf-8", help="such as latin-1 or utf-16")
+    command.add_argument("--skip-lines", type=int, default=0, help="lines before the header")
+    command.add_argument(
+        "--on-bad-lines", choices=("error", "skip"), default="error",
+        help="malformed lines: refuse the data, or leave them out and keep them in _rejected.csv",
+    )  # fmt: skip
+
+
+def _named_type(text: str) -> tuple[str, str]:
+    name, equals, kind = text.rpartition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=TYPE, got {text!r}")
+    return name, kind
+
+
+def _run_csv(output: str, files: list[str], types: list[tuple[str, str]], **options: Any) -> None:
+    csv_files.csv_to_parquet(files, output, types=dict(types), **options)
+
+
 @contextlib.contextmanager
 def _dask_client(address: str | None) -> Iterator[Any]:
     """Yield a client of the Dask cluster at `address`, or None."""
@@ -216,11 +284,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return 0, 1 after an error (printed on stderr), or 130 if interrupted."""
     options = vars(parser().parse_args(argv))
     command, kind, run = options.pop("command"), options.pop("kind", None), options.pop("run")
-    if kind is not None or command == "criteo":
-        terms = command
-    else:
-        terms = "movielens" if options["source"] else options["variant"]
-    print(TERMS[terms].lines(), flush=True)
+    terms = command
+    if command == "movielens" and not kind and not options["source"]:
+        terms = options["variant"]
+    if terms in TERMS:
+        print(TERMS[terms].lines(), flush=True)
     output = options.pop("output")
     try:
         run(output, **options)

@@ -12,7 +12,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -97,16 +97,21 @@ def fetch(
         )
     refuse_overlap(raw, [source])
     with new_output(raw, settings) as staging:
-        _unpack(Path(source), staging.path)
+        unpack(Path(source), staging.path, FILES)
     return raw
 
 
-def _unpack(archive: Path, folder: Path) -> None:
-    """Write the two files of an archive into a folder, which exists."""
+def unpack(archive: Path, folder: Path, names: Sequence[str]) -> None:
+    """Write files of a zip archive, wherever they are in it, into a folder, which exists.
+
+    Raises:
+        DataPrepError: if one is missing or there twice, is larger than the room on the disk, or the
+            archive is damaged.
+    """
     with contextlib.ExitStack() as opened:
         with _reading(archive):
             file = opened.enter_context(zipfile.ZipFile(archive))
-        for name in FILES:
+        for name in names:
             inside = [entry for entry in file.infolist() if entry.filename.split("/")[-1] == name]
             if len(inside) != 1:
                 raise DataPrepError(f"{archive}: {len(inside)} files named {name}, expected 1")

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep import criteo_raw, movielens, synthetic_criteo, synthetic_movielens
+from data_prep import criteo_raw, csv_files, movielens, synthetic_criteo, synthetic_movielens
 from data_prep.output import DataPrepError, read_settings
 from tests.attack.edits import edit_bytes, edit_json, edit_lines
 from tfrecords import read_metadata, write_raw_batches
@@ -293,6 +293,29 @@ def _trained(name: str, *named: str) -> Target:
     return Target(make, _of_training("damage_json_or_bytes"), read, named)
 
 
+# ---- any CSV file -------------------------------------------------------------------------------
+
+
+def _make_any_csv(folder: Path) -> None:
+    (folder / "raw").mkdir()
+    lines = [f'{i},{i / 7:.3f},"a ""b"", {i % 5}\n",2024-01-{i % 28 + 1:02}' for i in range(200)]
+    (folder / "raw" / "any.csv").write_text("id,x,text,day\n" + "\n".join(lines))
+
+
+def _damage_any_csv(folder: Path, rng: Random) -> str:
+    path = folder / "raw" / "any.csv"
+    data, what = edit_lines(path.read_bytes(), b",", rng)
+    path.write_bytes(data)
+    return what
+
+
+def _read_any_csv(folder: Path) -> None:
+    files, kinds = [folder / "raw" / "any.csv"], {"id": "int64", "x": "float32"}
+    csv_files.csv_to_parquet(files, folder / "lax", on_bad_lines="skip")
+    csv_files.csv_to_parquet(files, folder / "typed", types=kinds, on_bad_lines="skip")
+    csv_files.csv_to_parquet(files, folder / "strict")
+
+
 TARGETS = {
     "parquet": Target(_make_parquet, _damage_bytes, _read_parquet),
     "workflow": Target(_make_workflow, _damage_workflow, _read_workflow),
@@ -301,6 +324,7 @@ TARGETS = {
     "json": Target(_make_json, _damage_json, _read_json),
     "criteo": Target(_make_criteo, _damage_criteo, _read_criteo),
     "movielens": Target(_make_movielens, _damage_csv, _read_csv),
+    "csv": Target(_make_any_csv, _damage_any_csv, _read_any_csv),
     "zip": Target(_make_movielens, _damage_zip, _read_zip),
     "state": _trained("state", "state"),
     "checkpoint": _trained("checkpoint"),

@@ -1,0 +1,240 @@
+"""Any CSV file becomes Parquet with the same values, or an error that names file, line and rule."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_prep import csv_lines
+from data_prep.__main__ import main
+from data_prep.csv_files import csv_to_parquet
+from data_prep.csv_types import ColumnType
+from data_prep.output import DataPrepError, read_settings
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetSource
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """Write texts to files, convert them, return the table and what was measured."""
+
+    def run(*texts, **options):
+        files = []
+        for number, text in enumerate(texts):
+            files.append(tmp_path / f"{number}.csv")
+            files[-1].write_bytes(text.encode() if isinstance(text, str) else text)
+        made = csv_to_parquet(files, tmp_path / "out", **options)
+        return pq.read_table(ParquetSource(tmp_path / "out").files), made
+
+    return run
+
+
+def test_each_column_gets_the_narrowest_type_that_takes_all_its_values(convert):
+    table, made = convert(
+        "whole,real,text,flag,day,time,utc,zip,long,none\n"
+        "1,1.5,a,true,2024-02-29,2024-02-29,2024-02-29T10:00:00Z,01234,12345678901234567890,\n"
+        "NA, 2 ,NA,FALSE,1999-12-31,2024-02-29 10:00:00.5,2024-02-29T11:00:00Z,99999,1,NA\n"
+    )
+    kinds = {field.name: str(field.type) for field in table.schema}
+    assert kinds == made["types"]
+    assert kinds == {
+        "whole": "int64", "real": "double", "text": "string", "flag": "bool", "day": "date32[day]",
+        "time": "timestamp[us]", "utc": "timestamp[us, tz=UTC]", "zip": "string",
+        "long": "string", "none": "null",
+    }  # fmt: skip
+    assert table["whole"].to_pylist() == [1, None]
+    assert table["text"].to_pylist() == ["a", "NA"]  # text has only the missing values it is given
+    assert table["zip"].to_pylist() == ["01234", "99999"]
+    assert made["nulls"] == dict.fromkeys(kinds, 0) | {"whole": 1, "none": 2}
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["0x1F"], "string"), (["-5", "0"], "int64"), (["1", "true"], "string"),
+        (["true", "1"], "string"), (["9007199254740993", "0.5"], "string"),
+        (["1e5", "-0.5"], "double"), (["0.5", "00.5"], "string"), (["2024-01-01", "1"], "string"),
+        (["", "NaN"], "null"), (["9223372036854775808"], "string"),
+    ],
+)  # fmt: skip
+def test_types_lose_no_digits_and_do_not_depend_on_blocks(values, kind):
+    whole, parts = ColumnType(), ColumnType()
+    whole.add(pa.chunked_array([values]))
+    for value in values:
+        parts.add(pa.chunked_array([[value]]))
+    assert str(whole.kind) == str(parts.kind) == kind
+
+
+@pytest.mark.parametrize(("last", "kind"), [("0.5", "double"), ("unknown", "string")])
+def test_a_column_that_widens_in_its_last_row_is_read_with_the_wider_type(
+    convert, monkeypatch, capsys, last, kind
+):
+    monkeypatch.setattr(csv_lines, "READ_BLOCK_BYTES", 1_000)  # many blocks
+    table, made = convert("id,x\n" + "".join(f"{i},{i}\n" for i in range(2_000)) + f"2000,{last}\n")
+    assert made["types"] == {"id": "int64", "x": kind}
+    assert table["x"].to_pylist()[-2:] == ([1999.0, 0.5] if kind == "double" else ["1999", last])
+    noted = "x is text because of 'unknown'" in capsys.readouterr().out
+    assert noted == (kind == "string")
+    if noted:
+        assert "0.csv:2002." in made["notes"][0]
+
+
+def test_given_types_and_null_values_are_kept(convert):
+    table, _ = convert(
+        "zip,x,day\n01234,?,?\n5,2,2024-01-01\n",
+        types={"zip": "string", "x": "float32", "day": "date"},
+        null_values=["?"],
+    )
+    assert [str(field.type) for field in table.schema] == ["string", "float", "date32[day]"]
+    assert table["zip"].to_pylist() == ["01234", "5"]
+    assert table["x"].to_pylist() == [None, 2]
+
+
+FORMS = {
+    "gzip": (gzip.compress(b"a,b\n1,x\n2,y\n"), {}),
+    "tabs": ("a\tb\n1\tx\n2\ty\n", {}),
+    "semicolons": ("a;b\n1;x\n2;y\n", {}),
+    "any delimiter": ("a~b\n1~x\n2~y\n", {"delimiter": "~"}),
+    "no header": ("1,x\n2,y\n", {"names": ["a", "b"]}),
+    "utf-16": ("a,b\n1,x\n2,y\n".encode("utf-16"), {"encoding": "utf-16"}),
+    "byte order mark": (b"\xef\xbb\xbfa,b\n1,x\n2,y\n", {}),
+    "CRLF": ("a,b\r\n1,x\r\n2,y\r\n", {}),
+    "CR": ("a,b\r1,x\r2,y", {}),
+    "blank lines": ("\n\na,b\n1,x\n\n2,y\n\n", {}),
+    "lines before the header": ("made by hand\n\na,b\n1,x\n2,y\n", {"skip_lines": 2}),
+    "spaces": ("a, b\n1, x\n2, y.\n", {"strip": " ."}),
+    "single quotes": ("a,b\n1,'x'\n2,y\n", {"quote": "'"}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_file_gives_the_same_rows(convert, form):
+    text, options = FORMS[form]
+    assert convert(text, **options)[0].to_pydict() == {"a": [1, 2], "b": ["x", "y"]}
+
+
+def test_the_encoding_of_text_is_kept_and_a_wrong_one_named(convert, tmp_path):
+    text = "name,x\nJosé,1\n".encode("latin-1")
+    assert convert(text, encoding="latin-1")[0]["name"].to_pylist() == ["José"]
+    with pytest.raises(DataPrepError, match=r"0\.csv:2: not encoded in utf-8.*--encoding"):
+        convert(text, overwrite=True)
+    with pytest.raises(DataPrepError, match=r"0\.csv: not encoded in ascii"):
+        convert(text, encoding="ascii", overwrite=True)
+
+
+fields = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size=6)
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(rows=st.lists(st.tuples(fields, fields), min_size=1, max_size=30), size=st.integers(1, 99))
+def test_text_written_by_pythons_csv_module_is_read_back(tmp_path_factory, rows, size):
+    folder = tmp_path_factory.mktemp("csv")
+    text = io.StringIO(newline="")
+    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([("a", "b"), *rows])
+    (folder / "in.csv").write_bytes(text.getvalue().encode())
+    types = {"a": "string", "b": "string"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_lines, "READ_BLOCK_BYTES", max(size, 60))  # the longest record
+        csv_to_parquet([folder / "in.csv"], folder / "out", types=types)
+    read = pq.read_table(folder / "out/part_00000.parquet").to_pydict()
+    assert list(zip(read["a"], read["b"], strict=True)) == rows
+
+
+BAD = (
+    "id,x,text\n1,0.5,a\n2,0.5\n\n3,0.5,\"line\nbreak\"\n4,0.5,b,more\n5,many,c\n"
+    "6,1.5,\xff\n7,2,\"d\n"
+)  # fmt: skip
+REASONS = {
+    3: "2 fields instead of 3",
+    7: "4 fields instead of 3",
+    8: "x is 'many', must be double",
+    9: "not encoded in utf-8",
+    10: "a quote that opens does not end",
+}
+
+
+def test_malformed_lines_are_refused_with_file_line_and_rule(convert, tmp_path):
+    with pytest.raises(DataPrepError) as raised:
+        convert(BAD.encode("latin-1"), types={"id": "int64", "x": "float64", "text": "string"})
+    message = str(raised.value)
+    assert message.startswith("5 malformed lines in")
+    assert all(f"0.csv:{line}: {reason}" in message for line, reason in REASONS.items())
+    assert "--on-bad-lines skip" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["0.csv"]
+
+
+def test_malformed_lines_are_left_out_counted_and_kept(convert, tmp_path, capsys):
+    table, made = convert(BAD.encode("latin-1"), types={"x": "float64"}, on_bad_lines="skip")
+    assert table["id"].to_pylist() == [1, 3]
+    assert table["text"].to_pylist() == ["a", "line\nbreak"]
+    path = str(tmp_path / "0.csv")
+    assert made["bad_lines"][path]["total"] == 5
+    with open(tmp_path / "out/_rejected.csv", encoding="utf-8", newline="") as file:
+        kept = list(csv.DictReader(file))
+    assert {int(line["line"]): line["reason"][: len(REASONS[int(line["line"])])] for line in kept}
+    assert {int(line["line"]) for line in kept} == set(REASONS)
+    assert {line["text"] for line in kept} >= {"2,0.5", "4,0.5,b,more", "5,many,c", '7,2,"d'}
+    assert "skipped: 5 malformed lines" in capsys.readouterr().out
+
+
+def test_a_line_longer_than_a_block_is_malformed(convert, monkeypatch):
+    monkeypatch.setattr(csv_lines, "READ_BLOCK_BYTES", 200)
+    text = f"a,b\n1,x\n2,{'y' * 900}\n3,z\n"
+    table, made = convert(text, on_bad_lines="skip")
+    assert table.to_pydict() == {"a": [1, 3], "b": ["x", "z"]}
+    [bad] = made["bad_lines"].values()
+    assert bad["first"][0].endswith("0.csv:3: longer than 200 bytes")
+
+
+def test_several_files_are_read_in_order_and_their_columns_by_name(convert):
+    table, made = convert("a,b\n1,x\n", "b,a\ny,2.5\n")
+    assert table.to_pydict() == {"a": [1, 2.5], "b": ["x", "y"]}
+    assert made["rows"] == 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (("a,b\n1,2\n", "a,c\n1,2\n"), {}, r"1\.csv has the columns \['a', 'c'\], but .*0\.csv"),
+        (("a,a\n1,2\n",), {}, r"0\.csv: several columns are called \['a'\]"),
+        (("",), {}, r"0\.csv: it is empty"),
+        (("a,b\n",), {}, r"0\.csv.*no rows"),
+        (('a,"b\n',), {}, r"0\.csv: its first record does not end"),
+        ((gzip.compress(b"a\n1\n" * 999)[:-9],), {}, r"0\.csv cannot be unpacked"),
+        (("a\n1\n",), {"types": {"b": "int64"}}, r"types names the columns \['b'\]"),
+        (("a\n1\n",), {"types": {"a": "list"}}, "no type that text can have"),
+        (("a\n1\n",), {"delimiter": ",,"}, "delimiter must be one ASCII character"),
+        (("a\n1\n",), {"encoding": "utf-9"}, "encoding must be a codec"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(convert, tmp_path, texts, options, message):
+    with pytest.raises((DataPrepError, ValueError), match=message):
+        convert(*texts, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_makes_a_folder_that_a_loader_reads(tmp_path, capsys):
+    file, out = tmp_path / "in.txt", tmp_path / "out"
+    file.write_text("1, 2.5, no\n2, ?, yes\n" * 50)
+    command = ["csv", str(file), "--to", str(out), "--strip", " ", "--null-values", "?",
+               "--names", "a", "b", "y", "--types", "b=float32"]  # fmt: skip
+    assert main(command) == 0
+    assert "100 rows in 1 file" in capsys.readouterr().out
+    made = read_settings(out)
+    assert made["metadata"]["types"] == {"a": "int64", "b": "float", "y": "string"}
+    assert made["metadata"]["nulls"]["b"] == 50
+    loader = KerasSequenceLoader(
+        out, 10, label_names=["a"], cont_names=["b"], cat_names=[], nulls={"b": 0.0}
+    )
+    assert len(loader) == 10
+    assert main(command) == 0
+    assert "left alone" in capsys.readouterr().out
+    assert main([*command[:-1], "b=int8"]) == 1
+    assert "types was" in capsys.readouterr().err
