@@ -113,6 +113,11 @@ class LoaderAdapter(TensorAdapter):
 
     @property
     @abc.abstractmethod
+    def labelled(self) -> bool:
+        """Whether batches hold labels."""
+
+    @property
+    @abc.abstractmethod
     def shuffle(self) -> bool:
         """Whether rows come in random order."""
 
@@ -150,7 +155,9 @@ class LoaderAdapter(TensorAdapter):
             "batch_size": [self.batch_size],
             "shuffle": [True, self.shuffle],  # True is the default of fit
         }
-        refuse_ignored_arguments(self, "a loader", REMEDIES, accepted, shuffled=self.shuffle)
+        refuse_ignored_arguments(
+            self, "a loader", REMEDIES, accepted, shuffled=self.shuffle, labelled=self.labelled
+        )
         self.check_for_fit()
         self._calls = self._calls[-2:] + "n"
         return len(self)

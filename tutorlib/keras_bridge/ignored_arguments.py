@@ -20,10 +20,12 @@ def refuse_ignored_arguments(
     accepted: Mapping[str, Sequence[Any]],
     *,
     shuffled: bool,
+    labelled: bool,
 ) -> None:
     """Raise ValueError if Keras was given an argument that has no effect; for `num_batches` only.
 
-    `predict` with shuffled data is refused too: nobody could tell which row a prediction is of.
+    `predict` with shuffled data is refused too: nobody could tell which row a prediction is of. So
+    are `fit` and `evaluate` without labels if the model compares its output with labels.
 
     Keras asks for `num_batches` in the constructor of its `EpochIterator`, which has most of the
     arguments; `batch_size` and `shuffle` are those of the method that calls the constructor.
@@ -34,6 +36,7 @@ def refuse_ignored_arguments(
         remedies: {argument of `fit`: what to do instead}; other arguments are not looked at.
         accepted: {argument: values that ask for what happens anyway}; None is always accepted.
         shuffled: whether the rows come in random order.
+        labelled: whether the batches hold labels.
     """
     frame: FrameType | None = sys._getframe(2)
     given: dict[str, Any] = {}
@@ -65,3 +68,18 @@ def refuse_ignored_arguments(
             scalar = isinstance(value, int | str | dict)
             shown = f"={value!r}" if scalar else f" (a {type(value).__name__})"
             raise ValueError(f"{name}{shown} with {data} has no effect; {remedy}")
+    if not labelled and _needs_labels(frame.f_locals.get("self"), frame.f_code.co_name):
+        raise ValueError(
+            f"{frame.f_code.co_name} with {data} that has no labels. Name them, "
+            "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
+            "(LabelEncoder, or label_names of the Workflow)."
+        )
+
+
+def _needs_labels(model: Any, method: str) -> bool:
+    """Return whether a method of a model is Keras's own, and compares the output with labels."""
+    steps = {"fit": "train_step", "evaluate": "test_step"}
+    if method not in steps or getattr(model, "_compile_loss", None) is None:
+        return False
+    parts = (getattr(type(model), name) for name in (steps[method], "compute_loss"))
+    return all(part.__module__.startswith("keras.") for part in parts)

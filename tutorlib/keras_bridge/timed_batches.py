@@ -102,8 +102,15 @@ class TimedBatches(TensorAdapter):
     @property
     def num_batches(self) -> int | None:
         """Number of batches of an epoch, or None; refuses what `fit` was given and would ignore."""
-        shuffled = isinstance(self._data, LoaderAdapter) and self._data.shuffle
-        refuse_ignored_arguments(self, "timed batches", REMEDIES, {}, shuffled=shuffled)
+        loader = self._data if isinstance(self._data, LoaderAdapter) else None
+        refuse_ignored_arguments(
+            self,
+            "timed batches",
+            REMEDIES,
+            {},
+            shuffled=loader is not None and loader.shuffle,
+            labelled=loader is None or loader.labelled,
+        )
         return self._num_batches
 
     @property

@@ -162,6 +162,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._file_schema = resolve_schema(
             self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name
         )
+        self._named = any(x is not None for x in (schema, feature_columns, cat_names, cont_names))
         if not self.source.num_rows:
             passing = "" if filters is None else f" that pass filters={filters}"
             raise ValueError(f"there are no rows{passing} in {self.source.files}")
@@ -193,9 +194,10 @@ class KerasSequenceLoader(LoaderAdapter):
         """Transform every chunk on the reader threads as it is read; returns the loader.
 
         Args:
-            workflow_or_function: a fitted `Workflow`, whose features replace the loader's; or a
-                function that takes a `Chunk` and returns a `Chunk` of as many rows, with the
-                columns of the loader's schema in the same types.
+            workflow_or_function: a fitted `Workflow`: its features replace the loader's, but named
+                ones that it does not take stay; its labels and weight are used if the loader names
+                none. Or a function that takes a `Chunk` and returns a `Chunk` of as many rows, with
+                the columns of the loader's schema in the same types.
 
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.
@@ -211,7 +213,7 @@ class KerasSequenceLoader(LoaderAdapter):
                 "Workflow"
             )
         if hasattr(workflow_or_function, "transform"):
-            made = online(workflow_or_function, self.source, self._file_schema)
+            made = online(workflow_or_function, self.source, self._file_schema, self._named)
             self._transform = made.transform
             self._set_schema(made.schema, made.columns)
             _ = self.layout  # refuses columns that no batch can hold
@@ -252,6 +254,11 @@ class KerasSequenceLoader(LoaderAdapter):
     def batch_rows(self, batch: int) -> int:
         """Return the rows of batch number `batch` of an epoch."""
         return self._planner.any_plan().batch_sizes[batch]
+
+    @property
+    def labelled(self) -> bool:
+        """Whether batches hold labels."""
+        return bool(self.schema.labels.columns)
 
     @property
     def shuffle(self) -> bool:
@@ -395,7 +402,7 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         import tensorflow as tf
 
-        if not self.schema.labels.columns:
+        if not self.labelled:
             raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
         signature = dataset_signature(self.peek(), self.schema)
         dataset = tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)

@@ -20,14 +20,16 @@ class Online:
     transform: Callable[[Chunk], Chunk]  # of each chunk of these columns
 
 
-def online(workflow: Any, source: ParquetSource, given: Schema) -> Online:
+def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> Online:
     """Return how a loader applies a fitted workflow to the chunks of a source.
 
     Args:
         workflow: fitted `Workflow`.
         source: the files.
         given: schema of their columns. A column that passes through the workflow unchanged keeps
-            its cardinality; labels and weights stay.
+            its cardinality; labels and weights stay, and without any the workflow's take effect.
+        named: whether the user named the features of `given`. Those that no group of the workflow
+            takes or makes then pass through unchanged.
 
     Raises:
         ValueError: if the workflow drops rows, or needs a column that the files do not have.
@@ -46,7 +48,7 @@ def online(workflow: Any, source: ParquetSource, given: Schema) -> Online:
             f"{list(source.column_types)}"
         )
     made = workflow.output_schema
-    kept = [column for column in given if column.role in ("label", "weight")]
+    kept = [*_targets("label", given, made), *_targets("weight", given, made)]
     kept_names = [column.name for column in kept]
     workflow.check_label_ids(column.name for column in kept if column.role == "label")
     unchanged = {name for group in workflow.groups if not group.ops for name in group.names}
@@ -55,14 +57,24 @@ def online(workflow: Any, source: ParquetSource, given: Schema) -> Online:
         for column in made.features
         if column.name not in kept_names
     ]
-    passed = [name for name in kept_names if name not in made]
+    if named:
+        used = {name for group in workflow.groups for name in group.names}
+        used |= {*made.names, *kept_names}
+        features += [column for column in given.features if column.name not in used]
+    schema = Schema([*features, *kept])
+    passed = [name for name in schema.names if name not in made]
 
     def transform(chunk: Chunk) -> Chunk:
         result = workflow.transform(chunk.select(inputs))
         return result.with_columns({name: chunk[name] for name in passed})
 
-    schema = Schema([*features, *(_with_type_made(column, made) for column in kept)])
     return Online(schema, list(dict.fromkeys([*inputs, *passed])), transform)
+
+
+def _targets(role: str, given: Schema, made: Schema) -> list[Column]:
+    """Return the labels or weights of a loader, with their types; without any, the workflow's."""
+    columns = given.with_role(role)
+    return [_with_type_made(column, made) for column in columns or made.with_role(role)]
 
 
 def _with_type_made(column: Column, made: Schema) -> Column:
