@@ -34,6 +34,7 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
     Raises:
         ValueError: if the workflow drops rows, or needs a column that the files do not have.
     """
+    workflow = workflow.for_columns(source.column_types)
     if workflow.row_ops:
         raise ValueError(
             f"the workflow drops rows by {workflow.row_ops}, but batches are planned before "

@@ -14,6 +14,7 @@ from tutorlib.chunk import Chunk
 from tutorlib.ops import (
     Categorify,
     ColumnGroup,
+    ColumnOp,
     HashBucket,
     HashedCross,
     LabelEncoder,
@@ -57,7 +58,14 @@ class OpGraph:
             raise TypeError(f"label_names takes a list of names, got {label_names!r}")
         if label_names is None:
             label_names = ["label"] if "label" in self.output_names else []
-        self.label_names, self.weight_name = list(label_names), weight_name
+        encoded = [
+            name for group in self.groups for op in group.ops
+            if isinstance(op, LabelEncoder) for name in group.output_names
+        ]  # fmt: skip
+        self.label_names, self.weight_name = (
+            list(dict.fromkeys([*label_names, *encoded])),
+            weight_name,
+        )
         for name in [*self.label_names, *([weight_name] if weight_name else [])]:
             if name not in self.output_names:
                 raise ValueError(
@@ -103,7 +111,8 @@ class OpGraph:
         May be called from several threads at a time.
 
         Args:
-            chunk: rows with at least the columns `input_names`, in the types fitted on.
+            chunk: rows with the columns `input_names`, in the types fitted on. Without those of
+                labels and weight, these are left out of the result: see `for_columns`.
 
         Returns:
             A chunk with the columns `output_names`.
@@ -118,13 +127,50 @@ class OpGraph:
                 f"transform takes a Chunk, got {type(chunk).__name__}. Convert a table with "
                 "Chunk.from_arrow(table)."
             )
-        if missing := [name for name in self.input_names if name not in chunk]:
+        graph = self.for_columns(chunk)
+        if missing := [name for name in graph.input_names if name not in chunk]:
             raise ValueError(f"the workflow needs columns {missing}; there are {chunk.names}")
-        chunk = kept_rows(self.row_ops, chunk)
+        chunk = kept_rows(graph.row_ops, chunk)
         columns: dict[str, Any] = {}
-        for group in self.groups:
+        for group in graph.groups:
             columns.update(group.transform(chunk))
         return Chunk(columns)
+
+    def for_columns(self, names: Iterable[str]) -> Self:
+        """Return the workflow for data that may lack labels and weight, as rows to predict do.
+
+        Labels and weight that cannot be made are not among its outputs, and row ops that read
+        their columns are left out. `transform`, `transform_to_parquet` and `loader.map` apply it to
+        their data themselves.
+
+        Args:
+            names: columns of the data.
+
+        Example:
+            >>> import numpy as np
+            >>> from tutorlib.ops import LogOp
+            >>> from tutorlib.workflow import Workflow
+            >>> workflow = Workflow(["x"] >> LogOp(), ["label"])
+            >>> workflow.for_columns(["x"]).output_names
+            ['x']
+        """
+        given = set(names)
+        if given.issuperset(self.input_names):
+            return self
+        targets = {*self.label_names, self.weight_name}
+        groups = [_with_columns(group, given, targets) for group in self.groups]
+        lacking = copy.copy(self)
+        lacking.groups = [group for group in groups if group is not None]
+        lacking.output_names = [n for group in lacking.groups for n in group.output_names]
+        lacking.label_names = [n for n in self.label_names if n in lacking.output_names]
+        if self.weight_name not in lacking.output_names:
+            lacking.weight_name = None
+        features = {name for group in lacking.groups for name in group.input_names}
+        unlabelled = {n for group in self.groups for n in group.input_names} - features - given
+        lacking.row_ops = [
+            op for op in self.row_ops if not (targets | unlabelled) & (set(op.names) - given)
+        ]
+        return lacking._with_its_types() if lacking.groups else self
 
     def for_serving(self) -> Self:
         """Return the workflow for rows that it was not fitted on: to validate and to predict.
@@ -151,10 +197,13 @@ class OpGraph:
         """
         keeping = copy.copy(self)
         keeping.row_ops = []
-        keeping.input_types = {
-            n: self.input_types[n] for n in keeping.input_names if n in self.input_types
-        }
-        return keeping
+        return keeping._with_its_types()
+
+    def _with_its_types(self) -> Self:
+        """Keep only the types of the columns that are still read."""
+        types = self.input_types
+        self.input_types = {name: types[name] for name in self.input_names if name in types}
+        return self
 
     @property
     def output_schema(self) -> Schema:
@@ -253,7 +302,8 @@ class OpGraph:
         """Raise ValueError unless `data` has the columns that the workflow was fitted on.
 
         Args:
-            data: what `fit` takes. Columns that the workflow does not use do not matter.
+            data: what `fit` takes. Columns that the workflow does not use do not matter; those of
+                labels and weight may be missing.
 
         Raises:
             ValueError: lists each column that is missing or has another type.
@@ -270,7 +320,7 @@ class OpGraph:
         differences = [
             f"{name!r} is {type_words(types[name]) if name in types else 'missing'}, "
             f"was {type_words(kind)}"
-            for name, kind in self.input_types.items()
+            for name, kind in self.for_columns(types).input_types.items()
             if types.get(name) != kind
         ]
         if differences:
@@ -278,6 +328,21 @@ class OpGraph:
                 f"the columns do not match those fitted on: {'; '.join(differences)}. Write the "
                 "data with the same types, or fit the workflow again."
             )
+
+
+def _with_columns(group: ColumnGroup, given: set[str], targets: set[Any]) -> ColumnGroup | None:
+    """Return a group without the target columns that data lacks; None if it made nothing else."""
+    missing = set(group.input_names) - given
+    if not missing:
+        return group
+    kept = [name for name in group.names if name in given]
+    by_column = all(
+        isinstance(op, ColumnOp) and op.output_names(group.names) == list(group.names)
+        for op in group.ops
+    )
+    if kept and by_column and missing <= targets:
+        return ColumnGroup(kept, group.ops)
+    return None if targets.issuperset(group.output_names) else group
 
 
 def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]:

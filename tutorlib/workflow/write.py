@@ -80,8 +80,9 @@ class WriteJob:
     def __post_init__(self) -> None:
         self.graph.check_fitted()
         saved_form.check_functions(self.graph)
-        for source in self.sources.values():
-            self.graph.check_data(source)
+        self.graphs = {n: self.graph.for_columns(s.column_types) for n, s in self.sources.items()}
+        for split, source in self.sources.items():
+            self.graphs[split].check_data(source)
         if not 1 <= self.row_group_rows <= self.rows_per_file:
             raise ValueError(
                 "need 1 <= row_group_rows <= rows_per_file, got "
@@ -120,9 +121,10 @@ class WriteJob:
         """Return the transformed rows of a row range as NumPy arrays."""
         source = self.sources[split]
         with working_in(source):
-            chunk = read_range(source, row_range, self.graph.input_names)
+            graph = self.graphs[split]
+            chunk = read_range(source, row_range, graph.input_names)
             with locate_errors(source, row_range):
-                done = self.graph.transform(chunk)
+                done = graph.transform(chunk)
             return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
 
     def write(self, folder: Path, part: PartFile, chunks: Iterable[Chunk] | None = None) -> None:
@@ -287,7 +289,7 @@ def _write_descriptions(job: WriteJob, folder: Path) -> None:
     if job.graph.input_types:
         for split in job.sources:
             path = folder / split / "_schema.json"
-            path.write_text(job.graph.output_schema.to_json(), encoding="utf-8")
+            path.write_text(job.graphs[split].output_schema.to_json(), encoding="utf-8")
     saved_form.write_files(job.graph, folder / saved_form.SUBFOLDER)
 
 
