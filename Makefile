@@ -13,11 +13,13 @@ GPU ?= $(if $(shell command -v nvidia-smi && nvidia-smi -L 2>/dev/null),1)
 comma := ,
 EXTRAS := notebooks,scale,dev$(if $(GPU),$(comma)gpu)
 
-# Data: rows of synthetic Criteo, or a folder of real day files; a MovieLens archive or folder.
+# Data: rows of synthetic Criteo, or a folder of real day files; a MovieLens archive or folder; an
+# archive or folder of UCI Adult.
 # By default, data that exists is kept, and synthetic data is created if there is none.
 ROWS ?=
 CRITEO ?=
 MOVIELENS ?=
+ADULT ?=
 # Lessons: a profile of notebooks/params/, lessons by number or name, options of notebooks/run.py.
 # ARGS also passes options to pytest (make test) and to the benchmarks (make bench, make figures).
 PROFILE ?= small
@@ -33,10 +35,11 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
 # data_prep writes _settings.json last, so where it exists the data is complete, whatever its origin.
-# Data from CRITEO, ROWS or MOVIELENS also has a file .made-from-NAME.
+# Data from CRITEO, ROWS, MOVIELENS or ADULT also has a file .made-from-NAME.
 made = $(if $2,data/$1/.made-from-$(notdir $(2:/=)),data/$1/_settings.json)
 CRITEO_MADE := $(call made,criteo,$(CRITEO)$(ROWS))
 MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
+ADULT_MADE := $(call made,adult,$(ADULT))
 
 # The tests run in two processes. The lessons run after them, alone, because they measure speed.
 TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks/run.py notebooks/lesson.py tools/check.py tests
@@ -47,7 +50,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS PROFILE LESSONS ARGS MINUTES SEED BASE (see the Makefile)"
+	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS ADULT PROFILE LESSONS ARGS MINUTES SEED BASE (see the Makefile)"
 
 setup: $(INSTALLED) ## create .venv with everything that the lessons and tests need
 
@@ -67,7 +70,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  || true; } || { tail -n 20 $(VENV)/install.log >&2; exit 1; }
 	@rm -f $(VENV)/.installed-*; touch $@; echo "Installed into $(VENV)"
 
-data: $(CRITEO_MADE) $(MOVIELENS_MADE) data/nhot/_settings.json ## create data/ (ROWS=, CRITEO=folder, MOVIELENS=archive)
+data: $(CRITEO_MADE) $(MOVIELENS_MADE) data/nhot/_settings.json $(ADULT_MADE) ## create data/ (ROWS=, CRITEO=, MOVIELENS=, ADULT=path)
 
 $(CRITEO_MADE): | $(INSTALLED)
 	@echo "Criteo: raw rows, then training-ready Parquet"
@@ -86,6 +89,13 @@ $(MOVIELENS_MADE): | $(INSTALLED)
 data/nhot/_settings.json: | $(INSTALLED)
 	@echo "n-hot: rows with lists of ids, training-ready Parquet"
 	@$(PY) -m data_prep synthetic nhot
+
+$(ADULT_MADE): | $(INSTALLED)
+	@echo "Adult: CSV files, then typed Parquet"
+	@$(if $(ADULT),,$(PY) -m data_prep synthetic adult)
+	@$(PY) -m data_prep adult --from '$(or $(ADULT),data/adult/raw)' \
+	  $(if $(ADULT),--overwrite)
+	@rm -f data/adult/.made-*$(if $(ADULT),; touch $@)
 
 tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, LESSONS="01 04"), end with a table
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)

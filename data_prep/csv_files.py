@@ -89,9 +89,6 @@ def csv_to_parquet(
         >>> folder = Path(tempfile.mkdtemp())
         >>> _ = (folder / "a.csv").write_text("id,price\n1,2\n2,3.5\n")
         >>> csv_to_parquet([folder / "a.csv"], folder / "out")["types"]
-        /.../out: 2 rows in 1 file
-          id     int64
-          price  double
         {'id': 'int64', 'price': 'double'}
     """
     check_choice("on_bad_lines", on_bad_lines, ("error", "skip"))
@@ -133,15 +130,13 @@ def csv_to_parquet(
                 sink.write(table)
                 for name in source.names:
                     nulls[name] += table[name].null_count
-        made = sorted((staging.path / "rows").glob("*.parquet"))
-        for part in made:
+        for part in sorted((staging.path / "rows").glob("*.parquet")):
             part.rename(staging.path / part.name)
         remove(staging.path / "rows")
         staging.metadata.update(
             {"rows": sink.num_rows, "types": {name: str(kinds[name]) for name in source.names},
              "nulls": nulls, "bad_lines": source.bad_lines, "notes": notes}
         )  # fmt: skip
-    _report(output, staging.metadata, len(made))
     return staging.metadata
 
 
@@ -291,13 +286,14 @@ def _reject_file(path: Path) -> Iterator[Any]:
         os.unlink(path)
 
 
-def _report(output: str | Path, made: Mapping[str, Any], files: int) -> None:
-    many = "file" if files == 1 else "files"
-    print(f"{output}: {made['rows']:,} rows in {files} {many}")
+def summary(output: str | Path, made: Mapping[str, Any]) -> str:
+    """Return what `csv_to_parquet` returned as lines of text."""
+    lines = [f"{output}: {made['rows']:,} rows"]
     width = max(map(len, made["types"]))
     for name, kind in made["types"].items():
         nulls = made["nulls"][name]
-        print(f"  {name:{width}}  {kind}" + (f", {nulls:,} without a value" if nulls else ""))
+        lines.append(f"  {name:{width}}  {kind}" + (f", {nulls:,} without a value" * bool(nulls)))
     for path, bad in made["bad_lines"].items():
-        print(f"skipped: {bad['total']:,} malformed lines in {path}; see {output}/{REJECTED_FILE}")
-    print("".join(f"note: {note}\n" for note in made["notes"]), end="", flush=True)
+        where = f"{output}/{REJECTED_FILE}"
+        lines.append(f"skipped: {bad['total']:,} malformed lines in {path}; see {where}")
+    return "\n".join([*lines, *(f"note: {note}" for note in made["notes"])])

@@ -23,7 +23,7 @@ class Terms:
 
     Example:
         >>> print(TERMS["synthetic"].lines())
-        Data:     synthetic (Criteo, MovieLens or n-hot shape)
+        Data:     synthetic (Criteo, MovieLens, Adult or n-hot shape)
         Source:   drawn by this command from a seed
         Terms:    none: no row describes a real person or company
         Cite:     -
@@ -51,7 +51,7 @@ class Terms:
 # the data may be redistributed. The licence of Criteo is on the page of the data set.
 TERMS = {
     "synthetic": Terms(
-        "synthetic (Criteo, MovieLens or n-hot shape)",
+        "synthetic (Criteo, MovieLens, Adult or n-hot shape)",
         "drawn by this command from a seed",
         "none: no row describes a real person or company",
         "-",
@@ -83,5 +83,12 @@ TERMS = {
         "Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike). "
         "Synthetic data: none",
         "Criteo AI Lab. Criteo 1TB Click Logs dataset.",
+    ),
+    "adult": Terms(
+        "UCI Adult, or data in its format, as given by --from",
+        "https://archive.ics.uci.edu/dataset/2/adult",
+        "Adult: CC BY 4.0 (name the source, say what was changed). Synthetic data: none",
+        "Barry Becker and Ronny Kohavi. 1996. Adult. UCI Machine Learning Repository. "
+        "https://doi.org/10.24432/C5XW20",
     ),
 }

@@ -92,7 +92,7 @@ def stage():
     folder = ROOT / "build" / "test"
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
     shutil.copy(ROOT / "notebooks" / "lesson.py", folder / "notebooks")
-    for name in ("criteo", "movielens"):
+    for name in ("criteo", "movielens", "adult"):
         data = folder / "data" / name
         assert data_prep(["synthetic", name, "--output", str(data / "raw")]) == 0
         assert data_prep([name, "--from", str(data / "raw"), "--output", str(data)]) == 0

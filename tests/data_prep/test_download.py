@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from data_prep import movielens
+from data_prep import adult, movielens
 from data_prep.__main__ import main
 from data_prep.download import BLOCK_BYTES, download
 from data_prep.output import DataPrepError
@@ -182,6 +182,20 @@ def test_an_archive_is_downloaded_and_unpacked_once(server, tmp_path, monkeypatc
         assert (raw / "ratings.csv").read_text() == "ratings.csv\n"
     assert len(server.requests) == 1
     assert movielens.fetch(tmp_path / "local", source=archive) == tmp_path / "local/raw"
+
+
+def test_the_files_of_adult_are_downloaded_once_and_checked(server, tmp_path, monkeypatch):
+    for name in adult.SHA256:
+        server.files[f"/{name}"] = name.encode()
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        monkeypatch.setitem(adult.SHA256, name, digest)
+    for _ in range(2):
+        folder = adult.fetch(tmp_path / "data", base_url=server.url)
+        assert [(folder / name).read_text() for name in adult.SHA256] == list(adult.SHA256)
+    assert len(server.requests) == 2
+    monkeypatch.setitem(adult.SHA256, "adult.test", "0" * 64)
+    with pytest.raises(DataPrepError, match=r"adult\.test"):
+        adult.fetch(tmp_path / "data", base_url=server.url)
 
 
 def test_a_damaged_archive_is_refused(tmp_path):
