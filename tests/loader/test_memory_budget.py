@@ -3,8 +3,10 @@
 MEMORY_LAYOUTS=100 in the environment draws a hundred layouts in place of four.
 """
 
+import concurrent.futures
 import os
 import sys
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +43,8 @@ def drawn(kind, random):
         return Layout((4_000_000,), columns, budget, batch_size, options=options)
     if kind == "padded":
         columns = {"g": ("list", law, int(random.integers(2, 6))), "x": "int32"}
-        options = {"multi_hot": "padded", "max_list_length": None if law == "pareto" else 100}
+        law = "uniform" if law == "pareto" else law  # without a longest list
+        options = {"multi_hot": "padded", "max_list_length": 100}
         return Layout((100_000,) * 5, columns, budget, batch_size, options=options)
     columns = {f"c{k}": "int32" for k in range(20)} | {f"f{k}": "float32" for k in range(20)}
     return Layout((50_000,) * 15, columns, budget + 40 * MB, batch_size)
@@ -77,15 +80,31 @@ def test_a_budget_holds_one_pass_at_a_time(path):
     assert len(list(zip(first, second, strict=True))) == len(without)
 
 
-def test_a_batch_that_is_padded_beyond_its_part_of_the_budget_is_refused(tmp_path):
-    lists = pa.array([[1]] * 999 + [[1] * 5000])
-    pq.write_table(pa.table({"g": lists}), tmp_path / "x.parquet")
-    loader = KerasSequenceLoader(
-        tmp_path / "x.parquet", 1000, multi_hot="padded", memory_budget=50 * MB
-    )
-    match = r"column 'g': a batch of 1,000 rows padded to 5,000 values .* at least 800,000,000"
-    with pytest.raises(ValueError, match=match):
-        next(iter(loader))
+def test_a_pass_that_waits_for_its_batch_on_another_thread_is_open(path):
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait(chunk):
+        began.set()
+        assert go_on.wait(60)
+        return chunk
+
+    loader = KerasSequenceLoader(path, 10, memory_budget=50 * MB).map(wait)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        rows = threads.submit(lambda: sum(inputs["x"].shape[0] for inputs, _ in loader))
+        assert began.wait(60)
+        with pytest.raises(RuntimeError, match="another pass over this loader is open"):
+            loader.peek()
+        go_on.set()
+        assert rows.result(60) == 1000
+    assert loader.peek() is not None
+
+
+def test_padding_within_a_budget_needs_the_longest_list(path):
+    settings = {"multi_hot": "padded", "memory_budget": 50 * MB}
+    with pytest.raises(ValueError, match=r"needs max_list_length: .* long list of \['g'\]"):
+        KerasSequenceLoader(path, 10, **settings)
+    KerasSequenceLoader(path, 10, cat_names=["x"], cont_names=[], **settings)  # has no lists
+    assert len(list(KerasSequenceLoader(path, 10, max_list_length=4, **settings))) == 100
 
 
 def test_the_same_rows_come_with_steps_as_without(path):

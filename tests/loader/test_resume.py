@@ -481,9 +481,11 @@ def test_a_state_with_a_part_of_another_kind_is_refused(folder, name, part):
         ("epoch", 0.5),
         ("epoch", "1"),
         ("epoch", None),
+        ("epoch", 2**64),
         ("seed", -1),
         ("seed", "a"),
         ("seed", None),
+        ("seed", 10**59),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(folder, name, value):

@@ -38,6 +38,14 @@ def test_seeds_that_end_are_an_error_not_the_end_of_the_epoch(folder, use):
         use(loader)
 
 
+@pytest.mark.parametrize("seed", [1.5, "1", None, -1, 2**64], ids=repr)
+def test_a_seed_that_is_no_integer_of_64_bits_is_refused(folder, seed):
+    match = r"the seed that seed_fn returned for epoch 0 must be .*in \[0, 2\*\*64\), got"
+    with pytest.raises(ValueError, match=match):
+        loader_of(folder, seed_fn=lambda: seed).peek()
+    assert loader_of(folder, seed_fn=lambda: np.uint64(2**64 - 1)).peek() is not None
+
+
 @pytest.mark.parametrize("use", [iterate, fit])
 def test_stop_iteration_of_a_mapped_function_is_an_error_not_the_end_of_the_epoch(folder, use):
     chunks = iter(range(10))

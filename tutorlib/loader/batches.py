@@ -63,11 +63,6 @@ class Batches(Iterator[Any]):
                 self._cursor.advance(self._epoch, self._next, self._num_batches)
         return batch
 
-    @property
-    def is_open(self) -> bool:
-        """Whether this pass has begun and holds memory."""
-        return self._pipeline is not None and not self._closed
-
     def close(self) -> None:
         """Stop the threads of this pass; it then has no more batches."""
         self._closed = True

@@ -48,27 +48,29 @@ class EpochCursor:
         """Return the seed of the current epoch; `seed_fn` is called the first time only.
 
         Raises:
+            ValueError: if `seed_fn` returns something else than an integer in [0, 2**64).
             RuntimeError: if `seed_fn` raises StopIteration, which would end a loop silently.
         """
         epoch = self.position.epoch
         if self._drawn is None or self._drawn[0] != epoch:
             try:
-                seed = self._seed if self._seed_fn is None else int(self._seed_fn())
+                seed = self._seed if self._seed_fn is None else self._seed_fn()
             except StopIteration as error:
                 raise RuntimeError(
                     f"seed_fn must return a seed for every epoch, but raised StopIteration for "
                     f"epoch {epoch}; return seeds from a function that does not end"
                 ) from error
-            self._drawn = epoch, seed
+            name = f"the seed that seed_fn returned for epoch {epoch}"
+            self._drawn = epoch, check_integer(name, seed, 0, bits=64)
         return self._drawn[1]
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the first batch of an epoch; its seed is drawn again.
 
         Raises:
-            ValueError: if `epoch` is below 0.
+            ValueError: if `epoch` is not an integer in [0, 2**64).
         """
-        self.position, self._drawn = Position(check_integer("epoch", epoch, 0)), None
+        self.position, self._drawn = Position(check_integer("epoch", epoch, 0, bits=64)), None
 
     def advance(self, epoch: int, next_batch: int, num_batches: int) -> None:
         """Record that a pass over `epoch` took the batch before `next_batch`.
@@ -115,9 +117,9 @@ def check_state(state: Any, identity: Mapping[str, Any], num_batches: int) -> No
         value = state[name]
         if name == "seed" and value is None and state["batch"] == 0:
             continue  # the epoch has not begun
-        if type(value) is not int or value < 0:
+        if type(value) is not int or not 0 <= value < 2**64:
             raise ValueError(
-                f"{name} of a loader's state must be an integer, at least 0, got {value!r}"
+                f"{name} of a loader's state must be an integer in [0, 2**64), got {value!r}"
             )
     changed = differences({name: state[name] for name in identity}, identity)
     if changed:

@@ -12,7 +12,7 @@ from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches
 from tutorlib.loader.cursor import EpochCursor, Position, check_state
 from tutorlib.loader.layout import Layout
-from tutorlib.loader.pipeline import Pipeline, Stopwatch
+from tutorlib.loader.pipeline import Pipeline, Stopwatch, refuse_second
 from tutorlib.loader.planning import Planner
 from tutorlib.loader.scatter import Scatterer
 from tutorlib.loader.settings import LoaderSettings, check_names, source_of
@@ -76,9 +76,8 @@ class KerasSequenceLoader(LoaderAdapter):
         memory_budget: bytes that a pass over the loader may hold, in the GPU's memory if it works
             there. On a CPU the process grows by at most 1.1 of it plus 32 MiB, which Arrow and
             Python keep. It bounds `buffer_size`, also the automatic one, and allows four threads
-            and one open pass at most. Rows are planned with the mean bytes of their row group;
-            `multi_hot="padded"` without `max_list_length` refuses a batch that is too wide. None
-            sets no bound.
+            and one open pass at most. Rows are planned with the mean bytes of their row group.
+            `multi_hot="padded"` needs `max_list_length` with it. None sets no bound.
         limit_rows: use only this many rows from the start; None for all.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
@@ -171,7 +170,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._stopwatch = Stopwatch()
         self._pool = self._new_pool(limit_bytes=0)
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
-        self._running: weakref.WeakSet[Pipeline[Any]] = weakref.WeakSet()  # also of dropped passes
+        self._running: list[weakref.ref[Pipeline[Any]]] = []  # in order, also of dropped passes
         self._planner.any_plan()  # refuses settings for which there is no plan
 
     def _new_pool(self, limit_bytes: int) -> BufferPool | DevicePool:
@@ -346,13 +345,6 @@ class KerasSequenceLoader(LoaderAdapter):
         """Return a pipeline for the rest of the current epoch."""
         planner, pool = self._planner, self._pool
         planner.warn_once()
-        budget = self._settings.memory_budget
-        if budget is not None and any(batches.is_open for batches in self._open):
-            raise RuntimeError(
-                f"memory_budget={budget:,} bytes holds one pass at a time, but another pass over "
-                "this loader is open. Take its last batch, close() it or the loader, or use a "
-                "second KerasSequenceLoader, which has a budget of its own"
-            )
         source = self.source.for_a_pass(planner.open_row_groups, planner.step_bytes)
         pool.limit_bytes = planner.chunk_size.peak_bytes
         builder = self._format.builder(pool)
@@ -369,7 +361,8 @@ class KerasSequenceLoader(LoaderAdapter):
             first_batch=self.first_batch,
             convert_batches=planner.convert_batches,
         )
-        self._running.add(pipeline)
+        self._running.append(weakref.ref(pipeline, self._running.remove))
+        refuse_second(pipeline, self._running, self._settings.memory_budget)
         return pipeline
 
     def close(self) -> None:
@@ -379,8 +372,9 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         for batches in list(self._open):
             batches.close()
-        for pipeline in list(self._running):
-            pipeline.close()
+        for pipeline in [ref() for ref in self._running[:]]:
+            if pipeline is not None:
+                pipeline.close()
         old, self._pool = self._pool, self._new_pool(self._pool.limit_bytes)
         old.limit_bytes = 0  # memory that is still in use is freed when it comes back
         old.clear()

@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic
 
@@ -160,6 +160,11 @@ class Pipeline(Generic[GroupT]):
         hang nor be interrupted. Its ticket is the reference.
         """
         self._owner = weakref.ref(owner, self._tickets.put)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether batches can still be taken: its owner exists, or has yet to be named."""
+        return not self._stopping and (self._owner is None or self._owner() is not None)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -346,3 +351,25 @@ class Pipeline(Generic[GroupT]):
             if task is not None:
                 task()
             del task  # it may hold a group
+
+
+def refuse_second(
+    pipeline: Pipeline[Any], running: Sequence[weakref.ref[Pipeline[Any]]], budget: int | None
+) -> None:
+    """Raise RuntimeError if an earlier pass over a loader with a budget is open.
+
+    Args:
+        pipeline: of the new pass.
+        running: the pipelines of the loader, in order: of passes that begin on several threads, the
+            first one goes on.
+        budget: bytes, for messages; None for any number of passes.
+    """
+    pipelines = [ref() for ref in running[:]]
+    earlier = pipelines[: pipelines.index(pipeline)]
+    if budget is not None and any(other is not None and other.is_open for other in earlier):
+        pipeline.close()
+        raise RuntimeError(
+            f"memory_budget={budget:,} bytes holds one pass at a time, but another pass over "
+            "this loader is open. Take its last batch, close() it or the loader, or use a "
+            "second KerasSequenceLoader, which has a budget of its own"
+        )

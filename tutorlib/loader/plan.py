@@ -147,7 +147,7 @@ class EpochPlan:
             batch_size=batch_size, partition_rows=partition_rows, parts_per_chunk=parts_per_chunk,
             world_size=world_size, limit_rows=limit_rows, group_rows=group_rows,
         )  # fmt: skip
-        check_integer("epoch", epoch, 0)
+        check_integer("epoch", epoch, 0, bits=64)
         check_integer("seed", seed, 0, bits=64)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, world_size={world_size}), got {rank}")

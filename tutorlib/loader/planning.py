@@ -67,7 +67,12 @@ class Planner:
 
     @functools.cached_property
     def row_bytes(self) -> RowBytes:
-        """Bytes of a row in the places where the loader holds it."""
+        """Bytes of a row in the places where the loader holds it.
+
+        Raises:
+            ValueError: if nothing bounds the width of a padded column within a memory budget.
+        """
+        self._check_padded()
         files = self._source, self._columns, self._schema
         if self._source.memory is not None and self._settings.memory_budget is not None:
             return row_bytes_on_device(*files, min_int_dtype=self._min_int_dtype)
@@ -77,6 +82,19 @@ class Planner:
             )
         # Without a budget, a GPU must have the plan of the CPU.
         return row_bytes(*files, whole=self._whole, stacked=self._settings.stacked)
+
+    def _check_padded(self) -> None:
+        settings = self._settings
+        if settings.memory_budget is None or settings.multi_hot != "padded":
+            return
+        lists = [column.name for column in self._schema if column.multi_hot]
+        if lists and settings.max_list_length is None:
+            raise ValueError(
+                f"multi_hot='padded' with a memory_budget needs max_list_length: without it, one "
+                f"long list of {lists} sets the width of its whole batch, which nothing bounds. "
+                "Give the longest list that the data has, cut the lists (ListSlice in a Workflow), "
+                "or use multi_hot='nnzs'"
+            )
 
     @functools.cached_property
     def chunk_size(self) -> ChunkSize:

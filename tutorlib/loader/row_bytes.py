@@ -23,7 +23,6 @@ EQUAL_WIDTHS = 1.05  # rows of row groups count the same up to this ratio of the
 STEP_COPIES = 6  # of what a thread reads in a step: decoded, as columns, transformed, picked
 STEPS_OF_BUDGET = 128
 AHEAD_PART = 10  # of the budget, for batches that are converted before the consumer takes them
-PADDED_COPIES = 6  # padded batches: converted, the consumer's, and a mask of the cells
 LEAST_STEP_BYTES, MOST_STEP_BYTES = 2**16, 2**22
 
 
@@ -95,8 +94,6 @@ def budgeted_row_bytes(
     decoded = min(largest, max(step, *widths))  # by a thread at a time
     row = ahead_row_bytes(source, columns, schema, settings)
     ahead = (2 * convert_batches(settings, row) + 3) * settings.batch_size * row
-    if settings.padded_bytes is not None:
-        ahead += PADDED_COPIES * settings.padded_bytes * sum(c.multi_hot for c in schema)
     decoding = PLANNED_THREADS * STEP_COPIES * decoded if steps else 0
     return RowBytes(
         batch=float(least),
@@ -135,8 +132,6 @@ def convert_batches(settings: LoaderSettings, row_bytes: float) -> int:
     """
     if settings.memory_budget is None or not row_bytes:
         return CONVERT_BATCHES
-    if settings.padded_bytes is not None:
-        return 1
     most = settings.memory_budget / AHEAD_PART / (settings.batch_size * row_bytes)
     return max(1, min(CONVERT_BATCHES, int(most / 2)))
 

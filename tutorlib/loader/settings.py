@@ -16,7 +16,6 @@ from tutorlib.parquet import ParquetSource
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS
 
 PLANNED_THREADS = 4  # for which a memory budget is divided, so that no order depends on the cores
-PADDED_PART = 20  # of a memory budget, for a padded column of a batch
 
 # The smallest value of each integer.
 LEAST = {
@@ -103,17 +102,6 @@ class LoaderSettings:
     def stacked(self) -> bool:
         """Whether a batch has one matrix for each role instead of one tensor for each column."""
         return self.batch_layout == "stacked"
-
-    @property
-    def padded_bytes(self) -> int | None:
-        """Most bytes of a padded column of a batch; None if it is no question of the budget.
-
-        Without `max_list_length` only the lists of a batch tell its width: a budget sets this part
-        of it aside.
-        """
-        if self.memory_budget is None or self.multi_hot != "padded" or self.max_list_length:
-            return None
-        return self.memory_budget // PADDED_PART
 
     def plan_settings(self) -> dict[str, Any]:
         """Return what decides which rows a batch has, as JSON values: arguments of `EpochPlan`."""

@@ -10,7 +10,6 @@ from tutorlib.chunk import Ragged, array_namespace
 from tutorlib.keras_bridge import gpu_tensor_maker, tensor_maker
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batch_group import ArrayBatch
-from tutorlib.loader.settings import PADDED_PART
 from tutorlib.memory import BufferPool, DevicePool, aligned, aligned_empty
 from tutorlib.schema import Schema
 
@@ -27,7 +26,6 @@ class BatchMaker:
         self._labels = batch_format.schema.labels.names
         self._weights = batch_format.schema.with_role("weight").names
         self._multi_hot = batch_format.settings.multi_hot
-        self._settings = batch_format.settings
         self._max_list_length = batch_format.settings.max_list_length
         self._lengths, self._class_weights = batch_format.lengths, batch_format.class_weights
         self._integer = np.dtype(batch_format.min_int_dtype)
@@ -64,7 +62,7 @@ class BatchMaker:
     def _arrays(self, name: str, lists: Ragged) -> dict[str, Any]:
         values, offsets = lists.values, lists.offsets
         if self._multi_hot == "padded":
-            return {name: self._padded(name, lists)}
+            return {name: self._padded(lists)}
         if self._multi_hot == "nnzs":
             nnzs = array_namespace(offsets).diff(offsets).astype(self._integer)
             return {f"{name}__nnzs": self._copy(nnzs[:, None]), f"{name}__values": values[:, None]}
@@ -74,7 +72,7 @@ class BatchMaker:
         """Return an aligned copy, which shares no memory with another tensor."""
         return aligned(array) if self._pool is None else self._pool.copy(array)
 
-    def _padded(self, name: str, lists: Ragged) -> Any:
+    def _padded(self, lists: Ragged) -> Any:
         values, xp = lists.values, array_namespace(lists.offsets)
         lengths = xp.diff(lists.offsets)
         longest = max(1, int(lengths.max()) if len(lengths) else 0)
@@ -82,21 +80,10 @@ class BatchMaker:
         if self._pool is not None:
             padded = xp.zeros((len(lists), width), values.dtype)
         else:
-            self._check_padded(name, len(lists), width, values.dtype.itemsize)
             padded = aligned_empty((len(lists), width), values.dtype)
             padded[...] = 0
         padded[xp.arange(width) < lengths[:, None]] = values
         return padded if self._pool is None else self._pool.copy(padded)
-
-    def _check_padded(self, name: str, rows: int, width: int, itemsize: int) -> None:
-        nbytes, most = rows * width * itemsize, self._settings.padded_bytes
-        if most is not None and nbytes > most:
-            raise ValueError(
-                f"column {name!r}: a batch of {rows:,} rows padded to {width:,} values has "
-                f"{nbytes:,} bytes, but memory_budget={self._settings.memory_budget:,} leaves "
-                f"{most:,} for it. Give max_list_length or a smaller batch_size, or a "
-                f"memory_budget of at least {nbytes * PADDED_PART:,}"
-            )
 
 
 def _ragged(name: str, tensors: dict[str, Any]) -> dict[str, Any]:
