@@ -15,7 +15,7 @@ from typing import Any
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.inference import inferred_features, left_out
 
-ROLES = ("categorical", "continuous", "label", "weight")
+ROLES = ("categorical", "continuous", "label", "weight", "id")
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 
@@ -47,7 +47,8 @@ class Column:
 
     Args:
         name: name of the column in the Parquet files.
-        role: "categorical", "continuous", "label" or "weight".
+        role: "categorical", "continuous", "label", "weight" or "id". An id says which row it is; it
+            is of any type and never reaches the model.
         dtype: NumPy name of one value, or "string".
         multi_hot: whether a row holds a list of values.
         cardinality: ids are in [0, cardinality); None if unknown or not categorical.
@@ -232,6 +233,7 @@ class Schema:
         cont_names: Iterable[str] | None = None,
         weight_name: str | None = None,
         cardinalities: Mapping[str, int] | None = None,
+        id_names: Iterable[str] = (),
     ) -> Schema:
         """Return a schema from the footers of Parquet files, without reading data.
 
@@ -244,6 +246,7 @@ class Schema:
             cont_names: continuous columns.
             weight_name: column of sample weights; None for no weights.
             cardinalities: {name: cardinality} where known.
+            id_names: columns that are no features, unless they are named as such.
 
         Raises:
             ValueError: if a named column is not in the files.
@@ -252,7 +255,13 @@ class Schema:
             >>> Schema.from_parquet(ParquetSource("data/train"))  # doctest: +SKIP
         """
         schema = _from_types(
-            source.column_types, label_names, cat_names, cont_names, weight_name, cardinalities
+            source.column_types,
+            label_names,
+            cat_names,
+            cont_names,
+            weight_name,
+            id_names,
+            cardinalities,
         )
         if schema.left_out:
             warnings.warn(schema.left_out, stacklevel=2)
@@ -306,9 +315,11 @@ def _from_types(
     cat_names: Iterable[str] | None,
     cont_names: Iterable[str] | None,
     weight_name: str | None,
+    id_names: Iterable[str],
     cardinalities: Mapping[str, int] | None = None,
 ) -> Schema:
     """Return the schema of `Schema.from_parquet`, without its warning."""
+    id_names = list(id_names)
     named = {
         "categorical": list(cat_names or ()),
         "continuous": list(cont_names or ()),
@@ -317,9 +328,11 @@ def _from_types(
     }
     inferred = cat_names is None and cont_names is None
     if inferred:
-        taken = {*named["label"], *named["weight"]}
+        taken = {*named["label"], *named["weight"], *id_names}
         named |= inferred_features({name: k for name, k in types.items() if name not in taken})
     roles = [(name, role) for role, names in named.items() for name in names]
+    others = {name for name, _ in roles}
+    roles += [(name, "id") for name in id_names if name not in others]
     missing = [name for name, _ in roles if name not in types]
     if missing:
         raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")
@@ -350,6 +363,7 @@ def resolve_schema(
     cont_names: Iterable[str] | None,
     label_names: Iterable[str] | None,
     weight_name: str | None,
+    id_names: Iterable[str] | None = None,
 ) -> Schema:
     """Return the schema from the arguments of a loader, checked against the files.
 
@@ -364,6 +378,8 @@ def resolve_schema(
         cont_names: continuous columns.
         label_names: label columns; None means those of `schema`.
         weight_name: column of sample weights; None means that of `schema`.
+        id_names: columns that are no features, unless they are named as such; None means those of
+            `schema`.
 
     Raises:
         ValueError: if features are named in two ways, a column is not in the files, or a column has
@@ -379,7 +395,12 @@ def resolve_schema(
         schema = Schema.from_feature_columns(feature_columns)
     if schema is None:
         return _from_types(
-            source.column_types, label_names or (), cat_names, cont_names, weight_name
+            source.column_types,
+            label_names or (),
+            cat_names,
+            cont_names,
+            weight_name,
+            id_names or (),
         )
     missing = [name for name in schema.names if name not in source.column_types]
     if missing:
@@ -404,6 +425,7 @@ def resolve_schema(
         cat_names=(),
         cont_names=(),
         weight_name=weight_name if weight_name in more else None,
+        id_names=[name for name in id_names or () if name not in schema],
     )
     wanted = set(label_names) if label_names is not None else set(schema.labels.names)
     kept = [c for c in schema if c.role != "label" or c.name in wanted]

@@ -49,7 +49,8 @@ def refuse_ignored_arguments(
     if shuffled and frame.f_code.co_name == "predict":
         raise ValueError(
             f"predict with {data} that shuffles (shuffle=True, the default) would give predictions "
-            "in random order. Make the loader with shuffle=False."
+            "in random order. loader.predict(model) gives them in the order of the files, as a "
+            "table with the columns id_names=[...]; model.predict needs shuffle=False."
         )
     if frame.f_locals.get("x") is adapter:
         validation = frame.f_locals.get("validation_data")

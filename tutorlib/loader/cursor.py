@@ -98,6 +98,35 @@ class EpochCursor:
         self._drawn = None if seed is None else (epoch, seed)
 
 
+class Positioned:
+    """What a loader shows of its cursor."""
+
+    _cursor: EpochCursor
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next `iter()` gives, from 0."""
+        return self._cursor.position.epoch
+
+    @property
+    def first_batch(self) -> int:
+        """Number of the batch that the next `iter()` begins with; 0 unless a state was restored."""
+        return self._cursor.position.first_batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `iter()` give the epoch of this number, from 0, from its first batch on."""
+        self._cursor.set_epoch(epoch)
+
+    @property
+    def position(self) -> Position:
+        """Where the loader stands."""
+        return self._cursor.position
+
+    def return_to(self, position: Position) -> None:
+        """Go back to a position at which this loader has been; the epoch keeps its seed."""
+        self._cursor.position = position
+
+
 def check_state(state: Any, identity: Mapping[str, Any], num_batches: int) -> None:
     """Raise ValueError unless a loader with this identity can continue from the state.
 

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tutorlib.chunk import Chunk
-from tutorlib.keras_bridge import LoaderAdapter
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches
-from tutorlib.loader.cursor import EpochCursor, Position, check_state
+from tutorlib.loader.cursor import EpochCursor, Positioned, check_state
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch, refuse_second
+from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.planning import Planner
+from tutorlib.loader.predictions import PredictingLoader
 from tutorlib.loader.scatter import Scatterer
 from tutorlib.loader.settings import LoaderSettings, check_names, source_of
-from tutorlib.loader.tensors import BatchMaker, dataset_signature
+from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.loader.transform import online
 from tutorlib.memory import BufferPool, DevicePool
 from tutorlib.schema import ROLES, Schema, resolve_schema
 
 
-class KerasSequenceLoader(LoaderAdapter):
+class KerasSequenceLoader(Positioned, PredictingLoader):
     """Shuffled batches of tensors from Parquet files, prefetched on threads.
 
-    `model.fit(loader)`, `evaluate`, `predict` and `validation_data=loader` take it directly, and
-    `for inputs, labels in loader` is one epoch. Each row comes exactly once in an epoch. The order
+    `model.fit(loader)`, `evaluate` and `validation_data=loader` take it directly,
+    `loader.predict(model)` gives predictions as a table, and `for inputs, labels in loader` is one
+    epoch. Each row comes exactly once in an epoch. The order
     is a function of (seed, epoch) alone, whatever the number of threads.
 
     An epoch ends when its last batch is taken. Iterating again before that restarts the same epoch
@@ -60,6 +63,9 @@ class KerasSequenceLoader(LoaderAdapter):
         global_rank: number of this rank, from 0; give both or neither.
         drop_last: whether to leave out the last batch if it is not full.
         schema: `Schema` that names features, labels and weight, with their cardinalities.
+        id_names: names of columns that say which row it is, of any Arrow type. They are no features
+            (unless named as such) and do not reach the model: `predict` and `with_ids` give them.
+            None takes the ids of `schema`, if any.
         weight_name: name of a column of sample weights, float32; None for no weights. With it,
             batches are (inputs, labels, weights) with weights of shape [batch].
         class_weight: {class: weight} of one integer label, as in Keras's `fit`, times the weights
@@ -93,6 +99,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     Attributes:
         source: the `ParquetSource`.
+        id_names: names of the id columns.
 
     Raises:
         FileNotFoundError: if there is no Parquet file.
@@ -134,6 +141,7 @@ class KerasSequenceLoader(LoaderAdapter):
         drop_last: bool = False,
         *,
         schema: Schema | None = None,
+        id_names: Iterable[str] | None = None,
         weight_name: str | None = None,
         class_weight: Mapping[int, float] | None = None,
         seed: int = 0,
@@ -147,7 +155,10 @@ class KerasSequenceLoader(LoaderAdapter):
         max_list_length: int | None = None,
         bucket_lists: bool = False,
     ) -> None:
-        check_names(label_names=label_names, cat_names=cat_names, cont_names=cont_names)
+        check_names(
+            label_names=label_names, cat_names=cat_names, cont_names=cont_names, id_names=id_names
+        )
+        id_names = None if id_names is None else list(id_names)
         self._settings = LoaderSettings(
             batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed, seed_fn=seed_fn,
             buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, memory_budget=memory_budget,
@@ -158,20 +169,28 @@ class KerasSequenceLoader(LoaderAdapter):
         )  # fmt: skip
         self.source = source_of(paths_or_source, filters, device)
         self._file_schema = resolve_schema(
-            self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name
-        )
+            self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name,
+            id_names,
+        )  # fmt: skip
+        ids = self._file_schema.with_role("id").names
+        self.id_names = ids if id_names is None else id_names
         self._named = any(x is not None for x in (schema, feature_columns, cat_names, cont_names))
         if not self.source.num_rows:
             passing = "" if filters is None else f" that pass filters={filters}"
             raise ValueError(f"there are no rows{passing} in {self.source.files}")
         self._transform: Callable[[Chunk], Chunk] | None = None
-        self._set_schema(self._file_schema, self._file_schema.names)
-        self._cursor = EpochCursor(self._settings.seed, seed_fn)
+        columns = (column for column in self._file_schema if column.role != "id")
+        batch_schema = Schema(columns, self._file_schema.left_out)
+        self._set_schema(batch_schema, batch_schema.names)
+        self._begin()
+        self._planner.any_plan()  # refuses settings for which there is no plan
+
+    def _begin(self) -> None:
+        self._cursor = EpochCursor(self._settings.seed, self._settings.seed_fn)
         self._stopwatch = Stopwatch()
         self._pool = self._new_pool(limit_bytes=0)
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
         self._running: list[weakref.ref[Pipeline[Any]]] = []  # in order, also of dropped passes
-        self._planner.any_plan()  # refuses settings for which there is no plan
 
     def _new_pool(self, limit_bytes: int) -> BufferPool | DevicePool:
         if self.source.memory is None:
@@ -239,6 +258,11 @@ class KerasSequenceLoader(LoaderAdapter):
         return sum(self._planner.any_plan().batch_sizes)
 
     @property
+    def plan(self) -> EpochPlan:
+        """Plan of the current epoch: which rows each batch has."""
+        return self._planner.plan(self.epoch, self._cursor.draw_seed())
+
+    @property
     def batch_size(self) -> int:
         """Rows of a full batch."""
         return self._settings.batch_size
@@ -254,11 +278,6 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._planner.any_plan().batch_sizes[batch]
 
     @property
-    def labelled(self) -> bool:
-        """Whether batches hold labels."""
-        return bool(self.schema.labels.columns)
-
-    @property
     def shuffle(self) -> bool:
         """Whether rows come in random order."""
         return bool(self._settings.shuffle)
@@ -267,29 +286,6 @@ class KerasSequenceLoader(LoaderAdapter):
     def device(self) -> str:
         """Where batches are made: "cpu" or "gpu"."""
         return "cpu" if self.source.memory is None else "gpu"
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that the next `iter()` gives, from 0."""
-        return self._cursor.position.epoch
-
-    @property
-    def first_batch(self) -> int:
-        """Number of the batch that the next `iter()` begins with; 0 unless a state was restored."""
-        return self._cursor.position.first_batch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter()` give the epoch of this number, from 0, from its first batch on."""
-        self._cursor.set_epoch(epoch)
-
-    @property
-    def position(self) -> Position:
-        """Where the loader stands."""
-        return self._cursor.position
-
-    def return_to(self, position: Position) -> None:
-        """Go back to a position at which this loader has been; the epoch keeps its seed."""
-        self._cursor.position = position
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, between any two batches, as a small dict of JSON values.
@@ -336,6 +332,20 @@ class KerasSequenceLoader(LoaderAdapter):
         finally:
             batches.close()
 
+    def in_file_order(self, *, labels: bool = True) -> KerasSequenceLoader:
+        """Return a loader of the same rows, of all ranks, unshuffled and without weights.
+
+        Args:
+            labels: whether its batches have labels; without them, labels may be null.
+        """
+        other = copy.copy(self)
+        other._settings = self._settings.in_file_order()
+        unwanted = ("weight",) if labels else ("weight", "label")
+        schema = Schema(column for column in self.schema if column.role not in unwanted)
+        other._set_schema(schema, self._columns if self._transform else schema.names)
+        other._begin()
+        return other
+
     def _new_pass(self, *, moves: bool = True) -> Batches:
         batches = Batches(self._cursor, self._new_pipeline, len(self), moves=moves)
         self._open.add(batches)
@@ -351,7 +361,7 @@ class KerasSequenceLoader(LoaderAdapter):
         step = planner.step_bytes if planner.reads_in_steps else None
         columns, names = self._columns, self.schema.names
         pipeline = Pipeline(
-            planner.plan(self.epoch, self._cursor.draw_seed()),
+            self.plan,
             builder,
             Scatterer(source, columns, builder, self._stopwatch, self._transform, names, step),
             BatchMaker(self._format, pool),
@@ -379,12 +389,6 @@ class KerasSequenceLoader(LoaderAdapter):
         old.limit_bytes = 0  # memory that is still in use is freed when it comes back
         old.clear()
 
-    def __enter__(self) -> KerasSequenceLoader:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     def to_tf_dataset(self) -> Any:
         """Return a `tf.data.Dataset` for code that must have one; each pass is the next epoch.
 
@@ -393,15 +397,7 @@ class KerasSequenceLoader(LoaderAdapter):
         Raises:
             ValueError: without labels, because a dataset cannot hold (inputs, None).
         """
-        import tensorflow as tf
-
-        if not self.labelled:
-            raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
-        signature = dataset_signature(self.peek(), self.schema)
-        dataset = tf.data.Dataset.from_generator(lambda: iter(self), output_signature=signature)
-        if self.first_batch:
-            return dataset  # its first pass is shorter than the others
-        return dataset.apply(tf.data.experimental.assert_cardinality(len(self)))
+        return tf_dataset(self)
 
     def _check_batches(self) -> None:
         if not len(self):

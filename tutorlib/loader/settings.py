@@ -114,6 +114,13 @@ class LoaderSettings:
             "limit_rows": self.limit_rows,
         }
 
+    def in_file_order(self) -> LoaderSettings:
+        """Return settings with which one rank gives all rows, in order and without weights."""
+        return dataclasses.replace(
+            self, shuffle=False, drop_last=False, global_size=None, global_rank=None,
+            class_weight=None,
+        )  # fmt: skip
+
     def threads(self, *, on_device: bool) -> int:
         """Return the number of reader threads, at least 1.
 

@@ -93,13 +93,25 @@ def _ragged(name: str, tensors: dict[str, Any]) -> dict[str, Any]:
     return {name: tf.RaggedTensor.from_row_splits(values, splits, validate=False)}
 
 
-def dataset_signature(batch: Any, schema: Schema) -> Any:
-    """Return the `output_signature` with which a `tf.data.Dataset` takes batches like this one.
+def tf_dataset(loader: Any) -> Any:
+    """Return a `tf.data.Dataset` of which each pass is the next epoch of a `KerasSequenceLoader`.
 
-    Args:
-        batch: (inputs, labels) or (inputs, labels, weights), as `BatchMaker` returns them.
-        schema: schema of the batches.
+    Raises:
+        ValueError: without labels, because a dataset cannot hold (inputs, None).
     """
+    import tensorflow as tf
+
+    if not loader.labelled:
+        raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
+    signature = _dataset_signature(loader.peek(), loader.schema)
+    dataset = tf.data.Dataset.from_generator(lambda: iter(loader), output_signature=signature)
+    if loader.first_batch:
+        return dataset  # its first pass is shorter than the others
+    return dataset.apply(tf.data.experimental.assert_cardinality(len(loader)))
+
+
+def _dataset_signature(batch: Any, schema: Schema) -> Any:
+    """Return the `output_signature` with which a `tf.data.Dataset` takes batches like this one."""
     import tensorflow as tf
 
     def spec(tensor: Any, name: str = "") -> Any:

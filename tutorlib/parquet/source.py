@@ -237,25 +237,44 @@ class ParquetSource:
             >>> [(n, c.tolist()) for n, c in ParquetSource(path).columns(0, ["y", "x"], 1, 3)]
             [('y', [1.0, 1.0]), ('x', [1, 2])]
         """
-        names = self._known(position, names)
+        arrays = self._arrays(position, self._known(position, names), start, stop)
+        with contextlib.closing(arrays):
+            for name, array in arrays:
+                yield name, self._column(position, name, array)
+
+    def table(
+        self, position: int, names: Sequence[str], start: int = 0, stop: int | None = None
+    ) -> pa.Table:
+        """Return rows [start, stop) of a row group with columns of any Arrow type.
+
+        Columns have the types of `arrow_schema`, with dictionaries decoded. Arguments and errors
+        are those of `columns`; not for a source `at` a device's memory.
+        """
+        stored = [self.arrow_schema.field(name).type for name in self._known(position, names)]
+        types = [t.value_type if pa.types.is_dictionary(t) else t for t in stored]
+        arrays = dict(self._arrays(position, names, start, stop))
+        return pa.table(arrays).cast(pa.schema(zip(names, types, strict=True)))
+
+    def _arrays(
+        self, position: int, names: Sequence[str], start: int, stop: int | None
+    ) -> Generator[tuple[str, Any]]:
+        """Yield (name, column) as the reader has them, each decoded when it is asked for."""
         start, stop = self._bounds(position, start, stop)
         group = self.row_groups[position]
         keys = self._keys[group.file]
         if start == stop:
-            schema = pa.schema([self.arrow_schema.field(name) for name in names])
-            empty = schema.empty_table()
-            yield from ((name, self._column(position, name, empty[name])) for name in names)
+            empty = pa.schema([self.arrow_schema.field(name) for name in names]).empty_table()
+            yield from ((name, empty[name]) for name in names)
             return
         first, last, taken = self._stored_slice(position, start, stop)
         stored = [name for name in names if name not in keys]
         with contextlib.closing(self._reader.columns(group, stored, first, last)) as arrays:
             for name in names:
                 if name in keys:
-                    array = pa.repeat(keys[name], stop - start)
+                    yield name, pa.repeat(keys[name], stop - start)
                 else:
                     _, array = next(arrays)
-                    array = array if taken is None else self._reader.take(array, taken)
-                yield name, self._column(position, name, array)
+                    yield name, array if taken is None else self._reader.take(array, taken)
 
     def steps(
         self, position: int, names: Sequence[str], start: int, stop: int, step_bytes: int

@@ -1,0 +1,285 @@
+"""Ids: columns that pass the model by, and predictions that are joined to them."""
+
+import datetime
+import decimal
+import itertools
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tutorlib import Categorify, Chunk, KerasSequenceLoader, ParquetSource, Schema, Workflow
+
+ROWS = 230
+
+
+def table_of(rows):
+    """Rows with an id of each kind; x, from which the model predicts, is the row's number."""
+    numbers = range(rows)
+    day = datetime.datetime(2026, 1, 1)
+    return pa.table(
+        {
+            "text": [f"row {n}" for n in numbers],
+            "big": pa.array([2**64 - 1 - n for n in numbers], pa.uint64()),
+            "exact": pa.array([decimal.Decimal(10**30 + n) for n in numbers], pa.decimal128(38, 0)),
+            "day": pa.array([day + datetime.timedelta(n) for n in numbers], pa.timestamp("us")),
+            "list": pa.array([[n] * (n % 3) for n in numbers], pa.list_(pa.int64())),
+            "struct": [{"a": n, "b": None if n % 2 else str(n)} for n in numbers],
+            "word": pa.array([f"w{n % 7}" for n in numbers]).dictionary_encode(),
+            "nothing": pa.nulls(rows),
+            "x": pa.array(np.arange(rows), pa.float32()),
+            "C": pa.array([f"c{n % 5}" for n in numbers]),
+            "label": pa.array([n % 2 for n in numbers], pa.float32()),
+        }
+    )
+
+
+IDS = ["text", "big", "exact", "day", "list", "struct", "word", "nothing"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Three files of rows in small row groups."""
+    folder, table = tmp_path_factory.mktemp("ids"), table_of(ROWS)
+    for number, (start, stop) in enumerate(itertools.pairwise([0, 90, 100, ROWS])):
+        path = folder / f"{number}.parquet"
+        pq.write_table(table.slice(start, stop - start), path, row_group_size=33)
+    return folder
+
+
+def model_of(outputs=lambda x: x, **names):
+    inputs = {"x": keras.Input((1,), name="x")}
+    identity = keras.layers.Dense(1, kernel_initializer="ones", **names)(inputs["x"])
+    return keras.Model(inputs, outputs(identity))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of()
+
+
+def loader_of(files, batch_size=32, **settings):
+    defaults = {"cat_names": [], "cont_names": ["x"], "id_names": IDS, "label_names": ["label"]}
+    return KerasSequenceLoader(files, batch_size, **{**defaults, **settings})
+
+
+def plain(table):
+    """The table with dictionaries decoded, as ids are given."""
+    word = table["word"].cast(pa.string())
+    return table.set_column(table.column_names.index("word"), "word", word)
+
+
+# ---- what ids are -----------------------------------------------------------------------------
+
+
+def test_ids_of_any_type_do_not_reach_the_model(files):
+    loader = loader_of(files)
+    assert loader.id_names == IDS
+    assert loader.schema.names == ["x", "label"]
+    assert set(loader.peek()[0]) == {"x"}
+
+
+def test_ids_are_not_inferred_as_features_and_may_be_named_as_such(files):
+    ids = [*IDS, "C"]
+    inferred = KerasSequenceLoader(files, 32, id_names=ids, label_names=["label"])
+    assert inferred.schema.features.names == ["x"]
+    both = loader_of(files, cont_names=["x"], id_names=["x"], shuffle=False)
+    ids, (inputs, _) = next(both.with_ids())
+    np.testing.assert_array_equal(ids["x"].to_numpy(), inputs["x"][:, 0])
+
+
+def test_a_schema_names_ids(files):
+    schema = Schema.from_parquet(
+        ParquetSource(files), cat_names=[], cont_names=["x"], id_names=["text"]
+    )
+    assert Schema.from_json(schema.to_json())["text"].role == "id"
+    assert KerasSequenceLoader(files, 32, schema=schema).id_names == ["text"]
+    more = KerasSequenceLoader(files, 32, schema=schema, id_names=["big", "text"])
+    assert (more.id_names, more.schema.names) == (["big", "text"], ["x"])
+
+
+def test_an_id_that_is_not_in_the_files_is_refused(files):
+    with pytest.raises(ValueError, match=r"columns \['user'\] are not in the files"):
+        loader_of(files, id_names=["user"])
+    with pytest.raises(ValueError, match=r"id_names must be a list of names: \['text'\]"):
+        loader_of(files, id_names="text")
+    with pytest.raises(ValueError, match=r"no ids: give the loader id_names"):
+        next(loader_of(files, id_names=[]).with_ids())
+
+
+# ---- ids beside batches -----------------------------------------------------------------------
+
+
+@st.composite
+def layouts(draw):
+    world_size = draw(st.integers(1, 3))
+    shuffle = draw(st.booleans())
+    return {
+        "batch_size": draw(st.integers(2, 60)),
+        "shuffle": shuffle,
+        "seed": draw(st.integers(0, 9)),
+        "drop_last": draw(st.booleans()),
+        "global_size": world_size,
+        "global_rank": draw(st.integers(0, world_size - 1)),
+        "limit_rows": draw(st.none() | st.integers(150, ROWS)),
+        "buffer_size": draw(st.none() | st.integers(1, 70)),
+        "parts_per_chunk": draw(st.none() | st.integers(1, 3)) if shuffle else None,
+        "filters": draw(st.sampled_from([None, [("x", ">", 40)], [("text", "!=", "row 7")]])),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:the shuffle is poor")
+@settings(max_examples=40)
+@given(layout=layouts())
+def test_ids_are_those_of_the_rows_of_the_batch(files, layout):
+    """Rows in the order of the batch, whatever the order, ranks, filters and row groups."""
+    loader = loader_of(files, id_names=["text", "big"], **layout)
+    whole = table_of(ROWS)
+    rows = []
+    with loader:
+        for ids, (inputs, _) in loader.with_ids():
+            numbers = inputs["x"].numpy()[:, 0].astype(int)
+            assert ids.equals(whole.select(["text", "big"]).take(pa.array(numbers)))
+            rows += numbers.tolist()
+    assert len(rows) == len(set(rows)) == loader.num_rows
+    assert loader.epoch == 1
+
+
+def test_ids_of_many_blocks_and_groups_and_of_a_resumed_epoch(files, monkeypatch):
+    monkeypatch.setattr("tutorlib.loader.plan.BLOCK_ROWS", 8)
+    monkeypatch.setattr("tutorlib.loader.plan.GROUP_ROWS", 40)
+    loader = loader_of(files, 16, id_names=["text"])
+    for number, (ids, (inputs, _)) in enumerate(loader.with_ids()):
+        assert ids["text"].to_pylist() == [f"row {int(x)}" for x in inputs["x"].numpy()[:, 0]]
+        if number == 3:
+            state = loader.state_dict()
+    again = loader_of(files, 16, id_names=["text"])
+    again.load_state_dict(state)
+    rest = [(ids["text"].to_pylist(), inputs["x"]) for ids, (inputs, _) in again.with_ids()]
+    assert len(rest) == len(loader) - 4
+    for texts, x in rest:
+        assert texts == [f"row {int(value)}" for value in x.numpy()[:, 0]]
+
+
+def test_a_loop_that_breaks_leaves_no_thread(files, no_thread_is_left):
+    for _ in loader_of(files).with_ids():
+        break
+
+
+# ---- predictions ------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:the shuffle is poor")
+@settings(max_examples=12)
+@given(layout=layouts())
+def test_predictions_are_those_of_all_rows_in_the_order_of_the_files(files, model, layout):
+    loader = loader_of(files, id_names=["text", "big", "x"], **layout)
+    next(iter(loader))
+    before = loader.state_dict()
+    got = loader.predict(model, verbose=0)
+    want = table_of(ROWS)[: layout["limit_rows"]] if layout["filters"] is None else table_of(ROWS)
+    if layout["filters"] is not None:
+        want = pq.read_table(files, filters=layout["filters"])[: layout["limit_rows"]]
+    assert got.select(["text", "big", "x"]).equals(want.select(["text", "big", "x"]))
+    np.testing.assert_array_equal(got["prediction"].to_numpy(), want["x"].to_numpy())
+    assert loader.state_dict() == before
+
+
+def test_the_table_has_ids_of_any_type_labels_and_predictions(files, model):
+    table = loader_of(files).predict(model, labels=True, name="score", verbose=0)
+    want = plain(table_of(ROWS))
+    assert table.column_names == [*IDS, "label", "score"]
+    assert table.drop_columns("score").equals(want.select([*IDS, "label"]))
+    assert table.schema.field("score").type == pa.float32()
+
+
+def outputs_of(kind):
+    def outputs(x):
+        dense = keras.layers.Dense(3, kernel_initializer="ones", name="three")(x)
+        both = {"flat": keras.layers.Flatten()(x), "three": dense}
+        grid = keras.layers.Reshape((3, 1))(dense)
+        return {"three": dense, "dict": both, "list": list(both.values()), "grid": grid}[kind]
+
+    return outputs
+
+
+def test_an_output_of_several_values_is_a_column_of_lists_or_one_for_each_class(files):
+    loader, numbers = loader_of(files, id_names=[]), list(range(ROWS))
+    many = model_of(outputs_of("three"))
+    lists = loader.predict(many, verbose=0)["prediction"]
+    assert lists.type == pa.list_(pa.float32(), 3)
+    assert lists.to_pylist() == [[n] * 3 for n in numbers]
+    by_class = loader.predict(many, class_names=["a", "b", "c"], name="p", verbose=0)
+    assert by_class.to_pydict() == {f"p_{name}": numbers for name in "abc"}
+    grid = loader.predict(model_of(outputs_of("grid")), verbose=0)["prediction"]
+    assert grid.to_pylist() == [[[n]] * 3 for n in numbers]
+
+
+@pytest.mark.parametrize("kind", ["dict", "list"])
+def test_several_outputs_are_a_column_each(files, kind):
+    model, numbers = model_of(outputs_of(kind)), list(range(ROWS))
+    table = loader_of(files, id_names=["big"]).predict(model, verbose=0)
+    names = ["flat", "three"] if kind == "dict" else model.output_names
+    assert table.column_names == ["big", *(f"prediction_{name}" for name in names)]
+    assert table.columns[1].to_pylist() == numbers
+    assert table.columns[2].to_pylist() == [[n] * 3 for n in numbers]
+
+
+def test_what_does_not_make_a_table_is_refused(files, model):
+    class Sum(keras.Model):
+        def call(self, inputs):
+            return keras.ops.sum(inputs["x"])
+
+    loader = loader_of(files, id_names=["text"])
+    with pytest.raises(ValueError, match=r"'prediction' has the shape \(\) for a batch of 32 rows"):
+        loader.predict(Sum(), verbose=0)
+    with pytest.raises(ValueError, match=r"class_names has 2 names, but .* the shape \(32, 1\)"):
+        loader.predict(model, class_names=["no", "yes"], verbose=0)
+    with pytest.raises(ValueError, match=r"columns \['text'\] would be in the table twice"):
+        loader.predict(model, name="text", verbose=0)
+    with pytest.raises(ValueError, match="labels=True needs a loader with label_names"):
+        loader_of(files, label_names=[]).predict(model, labels=True, verbose=0)
+
+
+def test_predictions_are_written_whole_or_not_at_all(files, model, tmp_path):
+    path = tmp_path / "predictions.parquet"
+    loader = loader_of(files)
+    assert loader.predict(model, to=path, verbose=0) == path
+    assert pq.read_table(path).equals(loader.predict(model, verbose=0))
+    with pytest.raises(FileExistsError):
+        loader.predict(model, to=path, verbose=0)
+    path.unlink()
+    with pytest.raises(ValueError, match="class_names"):
+        loader.predict(model, to=path, class_names=[], verbose=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_without_labels_are_predicted_for(tmp_path, model):
+    rows = {"x": [1.0, 2.0], "label": pa.array([None, 0.5], pa.float32()), "n": ["a", "b"]}
+    pq.write_table(pa.table(rows), tmp_path / "new.parquet")
+    loader = loader_of(tmp_path, id_names=["n"], class_weight={0: 1.0})
+    assert loader.predict(model, verbose=0).to_pydict() == {"n": ["a", "b"], "prediction": [1, 2]}
+
+
+def test_rows_go_through_the_mapped_workflow_and_ids_stay_as_they_are(files):
+    """A raw column may be an id too, beside the values that the workflow makes of it."""
+    workflow = Workflow(["C"] >> Categorify(), ["label"]).fit(ParquetSource(files))
+    loader = KerasSequenceLoader(files, 32, id_names=[*IDS, "C"], label_names=["label"])
+    loader.map(workflow)
+    inputs = {"C": keras.Input((1,), name="C")}
+    table = loader.predict(keras.Model(inputs, keras.ops.cast(inputs["C"], "int32")), verbose=0)
+    assert table["exact"].equals(table_of(ROWS)["exact"])
+    raw = Chunk.from_arrow(table_of(ROWS).select(["C", "label"]))
+    assert table["C"].to_pylist() == raw["C"].tolist()
+    assert table["prediction"].to_pylist() == workflow.transform(raw)["C"].tolist()
+
+
+def test_progress_is_shown_as_keras_does(files, model, capsys):
+    loader_of(files).predict(model, verbose=1)
+    assert "8/8" in capsys.readouterr().out
+    loader_of(files).predict(model, verbose=0)
+    assert not capsys.readouterr().out
