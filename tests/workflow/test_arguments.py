@@ -56,11 +56,6 @@ def test_a_memory_budget_must_be_a_positive_number_of_bytes(memory_budget):
         Workflow(["n"] >> Categorify()).fit(ROWS, memory_budget=memory_budget)
 
 
-def test_transform_refuses_anything_but_a_chunk():
-    with pytest.raises(TypeError, match=r"takes a Chunk, got Table\. .*Chunk\.from_arrow\(table\)"):
-        Workflow(["x"]).fit(ROWS).transform(ROWS.to_arrow())
-
-
 @pytest.mark.parametrize(
     ("source", "options", "rule"),
     [

@@ -340,15 +340,15 @@ class Cheap(RowOp):
 @pytest.mark.parametrize(
     ("data", "made"),
     [
-        (rows(3000), Workflow(["price"])),
+        (Chunk.from_arrow(rows(3000)), Workflow(["price"])),
         (None, Workflow(["price"] >> LambdaOp(doubled))),
         (None, Workflow(["price"] >> Doubled())),
         (None, Workflow(["price"], row_ops=[Cheap()])),
         (None, Halved(["price"])),
     ],
-    ids=["rows in memory", "a function", "an op", "a row op", "a workflow"],
+    ids=["a chunk", "a function", "an op", "a row op", "a workflow"],
 )
-def test_a_run_on_rows_in_memory_or_with_code_of_the_user_restarts(
+def test_a_run_on_chunks_or_with_code_of_the_user_restarts(
     data, made, source, tmp_path, monkeypatch
 ):
     """The code may have changed since the part files were written, and only its name is known."""

@@ -36,7 +36,8 @@ class KerasSequenceLoader(Positioned, PredictingLoader):
     in the same order.
 
     Args:
-        paths_or_source: Parquet file, folder, glob pattern, a list of these, or a `ParquetSource`.
+        paths_or_source: Parquet or Arrow file, folder, glob pattern, a list of these; a
+            `ParquetSource`; a part of `split_rows`; a pyarrow Table, a pandas or polars DataFrame.
         batch_size: rows per batch, at least 1.
         label_names: names of the label columns; None takes the labels of `schema`, if any.
         feature_columns: list of `tf.feature_column` objects that name the features. Features can

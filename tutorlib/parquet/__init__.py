@@ -1,13 +1,15 @@
 """Parquet: files to chunks of columns and back.
 
-`source` reads a data set of one or many files, `sink` writes one; `paths` finds files, `filters`
-chooses rows, `slices` reads part of a row group; `device_reader` and `cudf_decoder` read on a GPU.
+`source` reads a data set of one or many files, `sink` writes one; `paths` finds files, `tables`
+makes files of rows in memory, `filters` and `filtered` choose rows, `slices` reads part of a row
+group; `device_reader` and `cudf_decoder` read on a GPU.
 """
 
 from tutorlib.parquet.encoded_source import with_encoded_strings
 from tutorlib.parquet.paths import as_arrow_filesystem, find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding
 from tutorlib.parquet.source import ParquetSource
+from tutorlib.parquet.tables import table_of
 from tutorlib.parquet.types import ParquetError, RowGroup, RowRange, column_type, type_words
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "column_type",
     "fast_encoding",
     "find_files",
+    "table_of",
     "type_words",
     "with_encoded_strings",
 ]

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from tutorlib.chunk import column_from_arrow
 from tutorlib.memory import map_on_threads
-from tutorlib.parquet.paths import DataFile
+from tutorlib.parquet.paths import CSV_ENDINGS, DataFile, csv_remedy
 from tutorlib.parquet.sizes import decoded_bytes, number_width, stream_bytes
 from tutorlib.parquet.slices import Stream, Streams
 from tutorlib.parquet.types import ParquetError, RowGroup, column_type, type_words
@@ -145,6 +145,16 @@ class ParquetFiles:
                 numbers[field.name], first = range(first, stop), stop
             self._leaves_of_files[file] = numbers
         return self._leaves_of_files[file]
+
+    @functools.cached_property
+    def hash_of_content(self) -> str:
+        """Hash of all bytes of the files."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            with file.filesystem.open_input_stream(file.inner) as opened:
+                while block := opened.read(1 << 20):
+                    digest.update(block)
+        return digest.hexdigest()[:16]
 
     def location(self, group: RowGroup) -> str:
         """Return what error messages call a row group."""
@@ -382,9 +392,10 @@ def _footer(file: DataFile) -> pq.FileMetaData:
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ParquetError(
-            f"{file.path}: not a whole Parquet file ({error}). Write it again, or remove it."
-        ) from error
+        remedy = "Write it again, or remove it"
+        if file.path.endswith(CSV_ENDINGS):
+            remedy = csv_remedy(file.path)
+        raise ParquetError(f"{file.path}: not a whole Parquet file ({error}). {remedy}.") from error
 
 
 def _stored_type(kind: pa.DataType) -> tuple[str, bool]:

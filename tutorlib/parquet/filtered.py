@@ -1,10 +1,13 @@
-"""FilteredRowGroups: which rows of the row groups of a source pass its filter."""
+"""Which rows of its row groups a source has: those that pass a filter, or that were drawn."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from tutorlib.memory import map_on_threads
@@ -14,8 +17,88 @@ from tutorlib.parquet.source_sizes import REMEMBERED
 from tutorlib.parquet.types import RowGroup
 
 
-class FilteredRowGroups:
-    """The answers of a filter for row groups, in 1 bit a row; those of the latest are remembered.
+class RowChoice(abc.ABC):
+    """The chosen rows of row groups, in 1 bit a row; those of the latest are remembered.
+
+    Attributes:
+        identity: text that is equal only if the same rows of the same files are chosen.
+    """
+
+    identity: str
+
+    def __init__(self) -> None:
+        self._remembered: dict[tuple[int, int], PassingRows] = {}
+
+    @abc.abstractmethod
+    def counts(self, groups: Sequence[RowGroup]) -> list[tuple[RowGroup, int]]:
+        """Return how many rows are chosen of each row group; those without any may be left out."""
+
+    @abc.abstractmethod
+    def _find(self, group: RowGroup) -> PassingRows:
+        """Return which rows of a row group are chosen."""
+
+    def passing(self, group: RowGroup) -> PassingRows:
+        """Return which rows of a row group are chosen."""
+        place = group.file, group.index
+        passing = self._remembered.get(place)
+        if passing is None:
+            passing = self._find(group)
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # of other threads
+                if len(self._remembered) >= REMEMBERED:
+                    del self._remembered[next(iter(self._remembered))]
+            self._remembered[place] = passing
+        return passing
+
+
+class RowNumbers(Protocol):
+    """A function that chooses rows by their numbers in a source; can be pickled."""
+
+    @property
+    def identity(self) -> str:
+        """Text that two such functions share only if they choose the same rows."""
+
+    def __call__(self, first: int, rows: int) -> range | np.ndarray:
+        """Return which of the rows first, ..., first + rows - 1 are chosen, as numbers from 0."""
+
+
+class ChosenRows(RowChoice):
+    """The rows that are chosen by their numbers in a source.
+
+    Args:
+        stored: the files.
+        groups: the row groups of the source, in order.
+        within: the choice of which the source consists; None for all rows.
+        choose: chooses the rows.
+    """
+
+    def __init__(
+        self,
+        stored: ParquetFiles,
+        groups: Sequence[RowGroup],
+        within: RowChoice | None,
+        choose: RowNumbers,
+    ) -> None:
+        super().__init__()
+        self._stored, self._within, self._choose = stored, within, choose
+        firsts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
+        self._numbers = {(g.file, g.index): (n, g.num_rows) for n, g in zip(firsts, groups)}  # noqa: B905
+        self.identity = f"{within.identity}; {choose.identity}" if within else choose.identity
+
+    def counts(self, groups: Sequence[RowGroup]) -> list[tuple[RowGroup, int]]:
+        """Return how many rows are chosen of each row group."""
+        numbers = (self._numbers[group.file, group.index] for group in groups)
+        return [(g, len(self._choose(*rows))) for g, rows in zip(groups, numbers, strict=True)]
+
+    def _find(self, group: RowGroup) -> PassingRows:
+        first, count = self._numbers[group.file, group.index]
+        rows, stored = np.asarray(self._choose(first, count)), self._stored.num_rows(group)
+        if self._within is not None and count < stored:
+            rows = self._within.passing(group).rows(0, count)[rows]
+        return PassingRows.of(rows, stored)
+
+
+class FilteredRowGroups(RowChoice):
+    """The rows that pass a filter.
 
     Args:
         stored: the files.
@@ -29,8 +112,9 @@ class FilteredRowGroups:
         keys: Sequence[Mapping[str, pa.Scalar]],
         row_filter: RowFilter,
     ) -> None:
+        super().__init__()
         self._stored, self._keys, self.row_filter = stored, keys, row_filter
-        self._remembered: dict[tuple[int, int], PassingRows] = {}
+        self.identity = row_filter.identity
 
     def counts(self, groups: Sequence[RowGroup]) -> list[tuple[RowGroup, int]]:
         """Return how many rows pass of each row group for which the statistics allow any.
@@ -63,17 +147,9 @@ class FilteredRowGroups:
             for known in statistics
         )
 
-    def passing(self, group: RowGroup) -> PassingRows:
+    def _find(self, group: RowGroup) -> PassingRows:
         """Return which rows of a row group pass; reads the columns that the filter uses."""
-        place = group.file, group.index
-        passing = self._remembered.get(place)
-        if passing is None:
-            passing = self.row_filter.passing(self._columns(group))
-            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # of other threads
-                if len(self._remembered) >= REMEMBERED:
-                    del self._remembered[next(iter(self._remembered))]
-            self._remembered[place] = passing
-        return passing
+        return self.row_filter.passing(self._columns(group))
 
     def _columns(self, group: RowGroup) -> Iterator[pa.Table]:
         """Yield the columns that the filter uses, `STEP_ROWS` rows at a time."""

@@ -219,6 +219,14 @@ class PassingRows:
     def __init__(self, bits: np.ndarray, counts: np.ndarray) -> None:
         self._bits, self._counts = bits, counts
 
+    @classmethod
+    def of(cls, rows: np.ndarray, num_rows: int) -> PassingRows:
+        """Return that of `num_rows` stored rows those of the given numbers pass, rising."""
+        passes = np.zeros(num_rows, bool)
+        passes[rows] = True
+        bounds = range(0, num_rows + STEP_ROWS, STEP_ROWS)
+        return cls(np.packbits(passes), np.searchsorted(rows, bounds))
+
     def __len__(self) -> int:
         return int(self._counts[-1])
 

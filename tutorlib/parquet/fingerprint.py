@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from tutorlib.parquet.files import ParquetFiles
+from tutorlib.parquet.tables import IN_MEMORY
 from tutorlib.parquet.types import RowGroup
 
 
@@ -18,7 +19,10 @@ def fingerprint_of(
     column_types: Mapping[str, tuple[str, bool]],
     filters: str | None,
 ) -> dict[str, Any]:
-    """Return metadata, as JSON values, that is equal for the same data set, also when moved."""
+    """Return metadata, as JSON values, that is equal for the same data set, also when moved.
+
+    Footers tell files apart, and all values tell rows in memory apart, which change easily.
+    """
     parts = [PurePath(path).parts for path in stored.paths]
     levels = zip(*(folders[:-1] for folders in parts), strict=False)
     common = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
@@ -35,6 +39,7 @@ def fingerprint_of(
         "file_sizes": _hash([file.size for file in stored.files]),
         "footers": stored.hash_of_footers,
         "filters": filters,
+        **({"content": stored.hash_of_content} if IN_MEMORY in stored.paths else {}),
     }
 
 

@@ -20,6 +20,8 @@ from urllib.parse import unquote
 from pyarrow import fs
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
+ARROW_ENDINGS = (".arrow", ".feather", ".ipc")
+CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # read by pyarrow, without fsspec
 
@@ -36,6 +38,7 @@ class DataFile:
         size: bytes.
         version: changes when the file is written again: time of the last change in ns, or what
             else the filesystem offers; None if it offers nothing.
+        held_by: object that keeps a temporary file from being removed; None for other files.
     """
 
     path: str
@@ -44,6 +47,7 @@ class DataFile:
     keys: dict[str, str | None]
     size: int | None
     version: int | str | None
+    held_by: Any = None
 
     @property
     def is_local(self) -> bool:
@@ -67,6 +71,9 @@ class DataFile:
 
 def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     """Return the Parquet files that `paths` means, in a stable order.
+
+    Of a folder without Parquet files, the files of Arrow's IPC format are returned (`.arrow`,
+    `.feather`, `.ipc`).
 
     Args:
         paths: a file, a folder (searched recursively), a glob pattern, or a list of these. A list
@@ -100,12 +107,15 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         find = _find_local if isinstance(where, fs.LocalFileSystem) else _find_remote
         found = [
             DataFile(prefix + path, where, path, _keys(folders), *_stamp(where, path))
-            for path, folders in find(where, inner)
+            for path, folders in [*find(where, inner, PARQUET_ENDINGS)]
+            or find(where, inner, ARROW_ENDINGS)
         ]
         if not found:
+            csv = any(True for _ in find(where, inner, CSV_ENDINGS))
             raise FileNotFoundError(
                 f"no Parquet file at {text!r} (tried as a file, as a folder of "
-                f"{'/'.join(PARQUET_ENDINGS)} files, and as a glob pattern)"
+                f"{'/'.join(PARQUET_ENDINGS + ARROW_ENDINGS)} files, and as a glob pattern)"
+                f"{'. ' + csv_remedy(text + '/*.csv') if csv else ''}"
             )
         files += found
     if not files:
@@ -191,13 +201,18 @@ def _stamp(filesystem: fs.FileSystem, path: str) -> tuple[int | None, int | str 
 Found = Iterator[tuple[str, Sequence[str]]]  # (path, folders whose names may be keys)
 
 
-def _find_local(_: fs.FileSystem, text: str) -> Found:
+def csv_remedy(path: str) -> str:
+    """Return what a message recommends for a CSV file."""
+    return f"CSV files become Parquet by: python -m data_prep csv {path} --to FOLDER"
+
+
+def _find_local(_: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
     try:
         mode = os.stat(text).st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = 0
     if stat.S_ISDIR(mode):
-        for path in sorted(_walk(text)):
+        for path in sorted(_walk(text, endings)):
             yield path, PurePath(path).relative_to(text).parts[:-1]
         return
     if mode:
@@ -210,8 +225,8 @@ def _find_local(_: fs.FileSystem, text: str) -> Found:
             yield path, parts[:-1]
 
 
-def _walk(folder: str) -> Iterator[str]:
-    """Yield the Parquet files below a folder; a folder that may not be searched is an error."""
+def _walk(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+    """Yield the data files below a folder; a folder that may not be searched is an error."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -219,11 +234,11 @@ def _walk(folder: str) -> Iterator[str]:
     for parent, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not _hidden(name)]
         for name in names:
-            if name.endswith(PARQUET_ENDINGS) and not _hidden(name):
+            if name.endswith(endings) and not _hidden(name):
                 yield str(PurePath(parent, name))
 
 
-def _find_remote(filesystem: fs.FileSystem, text: str) -> Found:
+def _find_remote(filesystem: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
     kind = filesystem.get_file_info(text).type
     if kind == fs.FileType.File:
         yield text, text.split("/")[:-1]
@@ -240,7 +255,7 @@ def _find_remote(filesystem: fs.FileSystem, text: str) -> Found:
             continue
         if pattern and _fits(path.split("/"), pattern):
             yield path, path.split("/")[:-1]
-        elif not pattern and path.endswith(PARQUET_ENDINGS):
+        elif not pattern and path.endswith(endings):
             yield path, below[:-1]
 
 

@@ -111,7 +111,7 @@ class ParquetSink:
 
     def _write_row_group(self, rows: int) -> None:
         whole = pa.concat_tables(self._held)
-        group = whole.slice(0, rows)
+        group = whole.slice(0, rows).combine_chunks()  # equal rows give equal files
         schema = self._schema if self._may_be_null else _as_nulls_are(group)
         if self._writer is None or (
             self._rows_in_file >= self.rows_per_file and not self.single_file

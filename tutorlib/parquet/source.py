@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import os
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,12 @@ from tutorlib.memory import MemorySpace, memory_space
 from tutorlib.parquet.files import ParquetFiles
 from tutorlib.parquet.fingerprint import fingerprint_of
 from tutorlib.parquet.path_keys import typed_keys
-from tutorlib.parquet.paths import find_files
 from tutorlib.parquet.source_sizes import SourceSizes
+from tutorlib.parquet.tables import data_files
 from tutorlib.parquet.types import ParquetError, column_type
 
 if TYPE_CHECKING:
-    from tutorlib.parquet.filtered import FilteredRowGroups
+    from tutorlib.parquet.filtered import RowChoice, RowNumbers
     from tutorlib.parquet.filters import PassingRows
     from tutorlib.parquet.slices import Streams
 
@@ -41,7 +40,8 @@ class ParquetSource:
     columns of the condition.
 
     Args:
-        paths: file, folder, glob pattern or a list of these, also as URLs (see `find_files`).
+        paths: file, folder, glob pattern or a list of these, also as URLs (see `find_files`); or a
+            pyarrow Table, a pandas or polars DataFrame, or other rows in memory (see `data_files`).
         filters: rows to keep, as a `pyarrow.compute.Expression` or a list of conditions such as
             `[("day", "<", 6), ("C1", "in", [1, 2])]` (see `RowFilter`); None keeps all.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds `paths`; None takes it from URLs.
@@ -59,6 +59,7 @@ class ParquetSource:
 
     Raises:
         FileNotFoundError: if there is no file.
+        TypeError: for anything that is neither paths nor rows; it says what to do.
         ParquetError: if a file is not Parquet, is truncated, or differs from the first one in
             columns, keys or types.
         ValueError: if a filter cannot be parsed or does not fit the columns.
@@ -87,24 +88,22 @@ class ParquetSource:
         device: str | None = None,
     ) -> None:
         self.memory: MemorySpace | None = memory_space(device)
-        self.paths = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        self.stored = ParquetFiles(find_files(self.paths, filesystem))
+        self.paths, files = data_files(paths, filesystem)
+        self.stored = ParquetFiles(files)
         self.files = self.stored.paths
         self._keys = typed_keys(self.stored.files, self.stored.schema.names)
         keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
         self.arrow_schema = pa.schema([*self.stored.schema, *keys])
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
         self.row_groups = self.stored.row_groups()
-        self._filtered: FilteredRowGroups | None = None
+        self._choice: RowChoice | None = None
         self._partial = set[int]()  # positions of row groups of which only some rows pass
         if filters is not None:
             from tutorlib.parquet.filtered import FilteredRowGroups
             from tutorlib.parquet.filters import RowFilter
 
             row_filter = RowFilter(filters, self.arrow_schema)
-            self._filtered = FilteredRowGroups(self.stored, self._keys, row_filter)
-            self._apply(self._filtered)
-        self.num_rows = sum(group.num_rows for group in self.row_groups)
+            self._apply(FilteredRowGroups(self.stored, self._keys, row_filter))
         self._device_reader = self._reader_at(self.memory)
 
     def __len__(self) -> int:
@@ -156,20 +155,32 @@ class ParquetSource:
         """Row groups that are being read in slices; `limit` is how many may stay open."""
         return self.stored.streams
 
-    def _apply(self, filtered: FilteredRowGroups) -> None:
-        """Remove row groups and rows that do not pass the filter."""
-        groups, self.row_groups = self.row_groups, []
-        for group, passing in filtered.counts(groups):
-            if 0 < passing < group.num_rows:
-                self._partial.add(len(self.row_groups))
-            if passing:
-                self.row_groups.append(dataclasses.replace(group, num_rows=passing))
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all row groups."""
+        return sum(group.num_rows for group in self.row_groups)
+
+    def choose(self, numbers: RowNumbers) -> ParquetSource:
+        """Return a source of the rows that a function chooses by their numbers; none is read."""
+        from tutorlib.parquet.filtered import ChosenRows
+
+        other = copy.copy(self)
+        other._apply(ChosenRows(self.stored, self.row_groups, self._choice, numbers))
+        return other
+
+    def _apply(self, choice: RowChoice) -> None:
+        """Remove row groups and rows that are not chosen."""
+        chosen = [(group, rows) for group, rows in choice.counts(self.row_groups) if rows]
+        self._choice = choice
+        self.row_groups = [dataclasses.replace(group, num_rows=rows) for group, rows in chosen]
+        stored = self.stored.num_rows
+        self._partial = {n for n, g in enumerate(self.row_groups) if g.num_rows < stored(g)}
 
     def _passing(self, position: int) -> PassingRows | None:
         """Return which stored rows of a row group pass the filter; None if all do."""
-        if position not in self._partial or self._filtered is None:
+        if position not in self._partial or self._choice is None:
             return None
-        return self._filtered.passing(self.row_groups[position])
+        return self._choice.passing(self.row_groups[position])
 
     # ---- metadata ---------------------------------------------------------------------------
 
@@ -199,7 +210,7 @@ class ParquetSource:
             >>> metadata["files"], metadata["rows"], metadata["filters"]
             (1, 5, None)
         """
-        filters = None if self._filtered is None else self._filtered.row_filter.identity
+        filters = None if self._choice is None else self._choice.identity
         return fingerprint_of(self.stored, self.row_groups, self.column_types, filters)
 
     # ---- reading ----------------------------------------------------------------------------

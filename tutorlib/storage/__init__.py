@@ -2,7 +2,8 @@
 
 `atomic` writes a file or folder under a staging name, then renames it; `resumable` continues a
 folder after a kill; `owned` says which folders may be removed; `locks` keeps other processes out;
-`checkpoints` numbers a training's folders. Long writes show their `progress`.
+`checkpoints` numbers a training's folders; a `temporary` folder lives as long as an object. Long
+writes show their `progress`.
 """
 
 from tutorlib.storage.atomic import new_file, new_folder, scratch_folder, temporary_folder
@@ -19,11 +20,13 @@ from tutorlib.storage.owned import (
 )
 from tutorlib.storage.progress import row_bar
 from tutorlib.storage.resumable import METADATA_FILE, new_file_in, resumable_folder
+from tutorlib.storage.temporary import TemporaryFolder
 
 __all__ = [
     "MARK",
     "METADATA_FILE",
     "Checkpoint",
+    "TemporaryFolder",
     "find_checkpoints",
     "is_ours",
     "locked_folder",

@@ -124,13 +124,18 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     What killed processes left under the same prefix is removed first, where locks show that they
     do not live (not on Windows).
     """
+    discard_left(prefix)
+    with scratch_folder(Path(tempfile.mkdtemp(prefix=prefix))) as folder:
+        yield folder
+
+
+def discard_left(prefix: str) -> None:
+    """Remove the temporary folders of this prefix that killed processes left."""
     if sys.platform != "win32":
         for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
             with contextlib.suppress(PermissionError):  # of another user
                 if (left / MARK).exists():
                     discard(left)
-    with scratch_folder(Path(tempfile.mkdtemp(prefix=prefix))) as folder:
-        yield folder
 
 
 def check_target(target: Path) -> None:

@@ -22,12 +22,8 @@ def locked_folder(folder: Path) -> Iterator[None]:
     Raises:
         BlockingIOError: if another process, or another block of this one, holds the lock.
     """
-    if sys.platform == "win32":
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-        return
     try:
-        handle = _open_locked(folder)
+        handle = lock_handle(folder)
     except BlockingIOError as error:
         raise BlockingIOError(
             f"another process is writing {folder}. Wait for it, then try again."
@@ -35,11 +31,18 @@ def locked_folder(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
-def _open_locked(folder: Path) -> int:
-    """Return a descriptor that holds the lock on the folder which now has this name."""
+def lock_handle(folder: Path) -> int | None:
+    """Make a folder and return a descriptor that holds its lock until it is closed.
+
+    The lock is on the folder which now has this name; None on Windows.
+    """
+    if sys.platform == "win32":
+        folder.mkdir(parents=True, exist_ok=True)
+        return None
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         # FileNotFoundError: the process that held the lock has just renamed or removed the folder.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from tutorlib.ops import (
     as_group,
     role_of,
 )
-from tutorlib.parquet import type_words
+from tutorlib.parquet import table_of, type_words
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow.inputs import ColumnType, as_source
 
@@ -105,28 +106,34 @@ class OpGraph:
                 "fit(source) first."
             )
 
-    def transform(self, chunk: Chunk) -> Chunk:
+    def transform(self, chunk: Any) -> Chunk:
         """Return the output columns, in order, for the rows of `chunk` that row ops keep.
 
         May be called from several threads at a time.
 
         Args:
-            chunk: rows with the columns `input_names`, in the types fitted on. Without those of
-                labels and weight, these are left out of the result: see `for_columns`.
+            chunk: rows with the columns `input_names`, in the types fitted on: a `Chunk`, a pyarrow
+                Table, or a pandas or polars DataFrame. Without the columns of labels and weight,
+                these are left out of the result: see `for_columns`.
 
         Returns:
-            A chunk with the columns `output_names`.
+            A chunk with the columns `output_names`; `to_arrow()` and `to_pandas()` convert it.
 
         Raises:
             ValueError: before `fit`, or if a column is missing.
+            TypeError: for anything else, such as paths: `transform_to_parquet` takes these.
             ValueError, TypeError: if values do not fit an op; names op and column.
         """
         self.check_fitted()
-        if not isinstance(chunk, Chunk):
+        if isinstance(chunk, str | os.PathLike | list):
             raise TypeError(
-                f"transform takes a Chunk, got {type(chunk).__name__}. Convert a table with "
-                "Chunk.from_arrow(table)."
+                f"transform takes rows in memory (a Chunk, a Table, a DataFrame), got {chunk!r}; "
+                "transform_to_parquet takes files"
             )
+        if not isinstance(chunk, Chunk):
+            table = table_of(chunk)
+            used = [name for name in table.schema.names if name in self.input_names]
+            chunk = Chunk.from_arrow(table.select(used))
         graph = self.for_columns(chunk)
         if missing := [name for name in graph.input_names if name not in chunk]:
             raise ValueError(f"the workflow needs columns {missing}; there are {chunk.names}")

@@ -11,8 +11,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import pyarrow as pa
-
 from tutorlib.chunk import Chunk
 from tutorlib.ops import column_type
 from tutorlib.parquet import ParquetSource, RowGroup, RowRange
@@ -97,21 +95,17 @@ def as_source(data: Any) -> RowSource:
     """Return `data` as a `RowSource`.
 
     Args:
-        data: `ParquetSource`, rows of one (`split_rows`), any other `RowSource`, the paths that
-            `ParquetSource` takes, a `Chunk`, a list of chunks, a `pyarrow.Table` or a
-            `pandas.DataFrame`.
+        data: `ParquetSource`, rows of one (`split_rows`), any other `RowSource`, a `Chunk`, a list
+            of chunks, or what `ParquetSource` takes: paths, a pyarrow Table, a DataFrame.
 
     Raises:
         ValueError: if there are no row groups.
 
     Example:
+        >>> import pyarrow as pa
         >>> as_source(pa.table({"x": [1, 2]})).column_types
         {'x': ('int64', False)}
     """
-    if hasattr(data, "to_parquet") and hasattr(data, "columns"):  # a pandas DataFrame
-        data = pa.Table.from_pandas(data, preserve_index=False)
-    if isinstance(data, pa.Table):
-        data = Chunk.from_arrow(data)
     if isinstance(data, Chunk):
         data = [data]
     if isinstance(data, list | tuple) and all(isinstance(chunk, Chunk) for chunk in data):

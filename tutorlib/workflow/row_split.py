@@ -7,6 +7,7 @@ sources with filters: `ParquetSource(paths, filters=[("day", "<", 6)])` and its 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from tutorlib.checks import check_integer
 from tutorlib.chunk import Chunk
 from tutorlib.hashing import hash_integers
-from tutorlib.parquet import RowGroup, RowRange
+from tutorlib.parquet import ParquetSource, RowGroup, RowRange
 from tutorlib.workflow.inputs import ColumnType, RowSource, as_source, input_paths, read_range
 
 HASHES = 2**64  # number of different hashes
@@ -23,7 +24,7 @@ HASHES = 2**64  # number of different hashes
 
 def split_rows(
     data: Any, shares: Mapping[str, float], seed: int | None = None
-) -> dict[str, SourceRows]:
+) -> dict[str, ParquetSource | SourceRows]:
     """Return {name: its rows of `data`}: each row is in exactly one part, in the original order.
 
     Args:
@@ -36,7 +37,8 @@ def split_rows(
             on every machine.
 
     Returns:
-        A source for each name.
+        A source for each name, which `Workflow` and `KerasSequenceLoader` take: a `ParquetSource`
+        of files and tables, `SourceRows` of other sources. Nothing is copied.
 
     Raises:
         ValueError: if the shares do not add up to 1, a share is not above 0, or a part has no row.
@@ -73,10 +75,8 @@ def split_rows(
         bounds = [0, *(round(end * source.num_rows) for end in ends), source.num_rows]
     else:
         bounds = [0, *(int(end * HASHES) for end in ends), HASHES]
-    parts = {
-        name: SourceRows(source, low, high, seed)
-        for name, low, high in zip(shares, bounds[:-1], bounds[1:], strict=True)
-    }
+    bounds_of = zip(shares, bounds[:-1], bounds[1:], strict=True)
+    parts = {name: _part(source, RowShare(low, high, seed)) for name, low, high in bounds_of}
     for name, part in parts.items():
         if part.num_rows == 0:
             raise ValueError(
@@ -85,18 +85,48 @@ def split_rows(
     return parts
 
 
+def _part(source: RowSource, share: RowShare) -> ParquetSource | SourceRows:
+    if isinstance(source, ParquetSource):
+        return source.choose(share)
+    return SourceRows(source, share)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowShare:
+    """Rows of which the number, or its hash if there is a seed, is in [low, high)."""
+
+    low: int
+    high: int
+    seed: int | None
+
+    @property
+    def identity(self) -> str:
+        """Text that two shares have in common only if they are equal."""
+        return f"split {self.low} {self.high} {self.seed}"
+
+    def __call__(self, first: int, rows: int) -> range | np.ndarray:
+        """Return which of the rows first, ..., first + rows - 1 belong to it, as numbers from 0."""
+        if self.seed is None:
+            return range(max(0, self.low - first), max(0, min(rows, self.high - first)))
+        start = int(hash_integers(np.array([self.seed]))[0])
+        numbers = np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start)
+        hashes = hash_integers(numbers)
+        chosen = hashes >= np.uint64(self.low)
+        if self.high < HASHES:
+            chosen &= hashes < np.uint64(self.high)
+        return np.flatnonzero(chosen)
+
+
 class SourceRows:
-    """Some rows of a source, as a `RowSource`; made by `split_rows`.
+    """Some rows of a source that is not a `ParquetSource`, as a `RowSource`; by `split_rows`.
 
     Args:
         source: all rows.
-        low: number of the first row; with a seed, the lowest hash.
-        high: number of the row after the last; with a seed, a number above all hashes.
-        seed: seed of the hash; None if rows are chosen by their numbers.
+        share: which rows.
     """
 
-    def __init__(self, source: RowSource, low: int, high: int, seed: int | None) -> None:
-        self.source, self.low, self.high, self.seed = source, low, high, seed
+    def __init__(self, source: RowSource, share: RowShare) -> None:
+        self.source, self._share = source, share
         self.paths = input_paths(source)
         counts = [group.num_rows for group in source.row_groups]
         self._first_rows = np.cumsum([0, *counts])[:-1].tolist()
@@ -125,17 +155,7 @@ class SourceRows:
         return self.source.files
 
     def _rows_in(self, position: int) -> range | np.ndarray:
-        """Return the numbers of the chosen rows within a row group of the source, ascending."""
-        first, rows = self._first_rows[position], self.source.row_groups[position].num_rows
-        if self.seed is None:
-            return range(max(0, self.low - first), max(0, min(rows, self.high - first)))
-        start = int(hash_integers(np.array([self.seed]))[0])
-        numbers = np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start)
-        hashes = hash_integers(numbers)
-        chosen = hashes >= np.uint64(self.low)
-        if self.high < HASHES:
-            chosen &= hashes < np.uint64(self.high)
-        return np.flatnonzero(chosen)
+        return self._share(self._first_rows[position], self.source.row_groups[position].num_rows)
 
     def read(
         self, position: int, columns: Sequence[str] | None = None, start: int = 0,
@@ -158,5 +178,4 @@ class SourceRows:
         metadata = self.source.fingerprint()
         if metadata is None:
             return None
-        splits = [*metadata.get("splits", []), [self.low, self.high, self.seed]]
-        return {**metadata, "splits": splits}
+        return {**metadata, "splits": [*metadata.get("splits", []), self._share.identity]}

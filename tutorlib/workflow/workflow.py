@@ -70,8 +70,9 @@ class Workflow(OpGraph):
         to the last bit for any number of threads or workers.
 
         Args:
-            source: `ParquetSource`, rows of one (`split_rows`), its paths, a `Chunk`, a list of
-                chunks, a `pyarrow.Table`, a `pandas.DataFrame`, or any `RowSource`.
+            source: `ParquetSource`, rows of one (`split_rows`), paths of Parquet or Arrow files, a
+                pyarrow Table, a pandas or polars DataFrame, a `Chunk`, a list of chunks, or any
+                `RowSource`.
             client: `distributed.Client` of a Dask cluster. Its workers fit instead of threads; they
                 must see the files under the same paths, and some of them may die. None for threads.
             threads: at least 1; None for one per usable core.

@@ -1,0 +1,102 @@
+"""A loader and a Workflow take what the reader has: tables, DataFrames, Arrow files, splits."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from tutorlib import Categorify, KerasSequenceLoader, Normalize, Workflow
+from tutorlib.chunk import Chunk
+from tutorlib.parquet import ParquetSource
+from tutorlib.workflow import split_rows
+
+ROWS = 5000
+TABLE = pa.table(
+    {
+        "id": np.arange(ROWS, dtype="int32"),
+        "x": np.linspace(0, 1, ROWS, dtype="float32"),
+        "name": [f"n{k % 7}" for k in range(ROWS)],
+        "label": pa.array(np.arange(ROWS) % 2, pa.float32()),
+    }
+)
+
+
+def loader_of(data, **options):
+    names = {"label_names": ["label"], "cat_names": ["id"], "cont_names": ["x"]}
+    return KerasSequenceLoader(data, 256, **{**names, **options})
+
+
+def ids_of(batches):
+    return [int(k) for inputs, _ in batches for k in np.asarray(inputs["id"])[:, 0]]
+
+
+def test_an_epoch_over_a_table_contains_each_row_once_and_resumes():
+    loader = loader_of(TABLE, memory_budget=64 << 20)
+    batches = iter(loader)
+    first = ids_of([next(batches) for _ in range(5)])
+    state = loader.state_dict()
+    batches.close()
+    changed = TABLE.set_column(0, "id", pa.array(np.roll(np.arange(ROWS, dtype="int32"), 1)))
+    with pytest.raises(ValueError, match=r"data\.content was"):
+        loader_of(changed, memory_budget=64 << 20).load_state_dict(state)
+    again = loader_of(
+        pa.Table.from_batches(TABLE.to_batches(max_chunksize=77)), memory_budget=64 << 20
+    )
+    again.load_state_dict(state)
+    assert sorted(first + ids_of(again)) == list(range(ROWS))
+
+
+@pytest.mark.filterwarnings("ignore:the shuffle is poor")
+def test_ranks_and_filters_work_on_a_table():
+    ranks = [
+        loader_of(TABLE, global_size=2, global_rank=r, filters=[("id", "<", 999)]) for r in (0, 1)
+    ]
+    assert sorted([*ids_of(ranks[0]), *ids_of(ranks[1])]) == list(range(999))
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("in_files", [True, False])
+def test_the_parts_of_a_split_train_and_validate_on_different_rows(tmp_path, seed, in_files):
+    data = TABLE if in_files else Chunk.from_arrow(TABLE.drop_columns(["name"]))
+    parts = split_rows(data, {"train": 0.8, "valid": 0.2}, seed)
+    train, valid = (ids_of(loader_of(part)) for part in parts.values())
+    assert sorted(train + valid) == list(range(ROWS))
+    assert len(train) == parts["train"].num_rows
+    if seed is None:
+        assert min(valid) == 4000
+
+
+def test_a_part_of_a_split_keeps_to_a_memory_budget_and_can_be_pickled(tmp_path):
+    part = split_rows(TABLE, {"train": 0.8, "valid": 0.2}, 1)["train"]
+    whole = ids_of(loader_of(part))
+    assert ids_of(loader_of(pickle.loads(pickle.dumps(part)))) == whole
+    small = loader_of(part, memory_budget=64 << 20)
+    assert sorted(ids_of(small)) == sorted(whole)
+
+
+def test_a_workflow_gives_the_same_values_of_every_kind_of_rows(tmp_path):
+    pl = pytest.importorskip("polars")
+    frame = TABLE.to_pandas()
+    kinds = [TABLE, frame, pl.from_arrow(TABLE), Chunk.from_arrow(TABLE)]
+    found = []
+    for rows in kinds:
+        workflow = Workflow(["x"] >> Normalize(), ["name"] >> Categorify(), ["label"]).fit(rows)
+        found.append(workflow.transform(rows).to_pandas())
+        folder = workflow.transform_to_parquet(rows, tmp_path / "out", overwrite=True)
+        written = Chunk.concat(list(ParquetSource(folder).chunks())).to_pandas()
+        pd.testing.assert_frame_equal(written, found[-1])
+    for other in found[1:]:
+        pd.testing.assert_frame_equal(other, found[0])
+    mapped = KerasSequenceLoader(frame, 500, schema=None, shuffle=False).map(workflow)
+    inputs, _ = next(iter(mapped))
+    np.testing.assert_array_equal(np.asarray(inputs["x"])[:, 0], found[0]["x"][:500])
+
+
+def test_transform_refuses_paths_and_what_is_no_table():
+    workflow = Workflow(["x"]).fit(TABLE)
+    with pytest.raises(TypeError, match="transform_to_parquet takes files"):
+        workflow.transform("train.parquet")
+    with pytest.raises(TypeError, match="got a dict"):
+        workflow.transform({"x": [1.0]})
