@@ -7,12 +7,14 @@ import sys
 import keras
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 from tests.support.ops_served import (
     as_batch,
     assert_same_bits,
+    in_batch_dtypes,
     raw_tensors,
     rows_of_all_kinds,
     workflow_of_all_kinds,
@@ -20,13 +22,20 @@ from tests.support.ops_served import (
 from tutorlib.chunk import Chunk
 from tutorlib.models import DLRM, movielens_network
 from tutorlib.ops import (
+    Bucketize,
     Categorify,
     Clip,
+    FillMedian,
     FillMissing,
     HashBucket,
+    HashedCross,
     JoinExternal,
+    JoinGroupby,
     LogOp,
     Normalize,
+    NormalizeMinMax,
+    Rename,
+    TargetEncoding,
 )
 from tutorlib.serving import export_serving
 from tutorlib.workflow import Workflow
@@ -277,3 +286,66 @@ def test_a_signature_takes_a_column_by_its_name(tmp_path, name):
     assert list(signature.structured_input_signature[1]) == [name]
     out = signature(**{name: tf.constant([1.0, 2.0], tf.float64)})["predictions"]
     np.testing.assert_allclose(out, model.predict({name: np.array([[1.0], [2.0]])}, verbose=0))
+
+
+def nulls_of_all_kinds(count=400, seed=0):
+    generator = np.random.default_rng(seed)
+
+    def some(values):
+        return pa.array(values, mask=generator.random(count) < 0.3)
+
+    lists = [[None if n % 3 == 0 else n for n in range(i % 5)] for i in range(count)]
+    return pa.table(
+        {
+            "n": some(generator.integers(-5, 50, count)),
+            "whole": some(generator.integers(0, 9, count)),
+            "x": some(generator.normal(size=count)),
+            "word": some(generator.choice(["a", "bb", "Müller"], count)),
+            "yes": some(generator.random(count) < 0.5),
+            "ns": pa.array(lists, pa.list_(pa.int64())),
+            "movieId": some(generator.integers(1, 80, count)),
+            "full": generator.integers(0, 9, count),
+            "label": generator.integers(0, 2, count).astype(np.float32),
+        }
+    )
+
+
+def every_op_that_fills_or_learns():
+    groups = [
+        ["n", "word", "yes", "ns", "full"] >> Categorify(),
+        ["n", "word"] >> Categorify(combo=True),
+        ["n", "x", "yes"] >> FillMissing(1, add_binary_cols=True),
+        ["word"] >> FillMissing("?") >> Categorify(),
+        ["n", "x", "whole"] >> FillMedian(add_binary_cols=True),
+        ["ns"] >> FillMedian(),
+        ["n", "x"] >> FillMedian() >> Normalize(),
+        ["n", "whole"] >> Normalize(),
+        ["whole"] >> FillMissing(0) >> NormalizeMinMax(),
+        ["n", "word", "yes"] >> HashBucket(50),
+        ["n", "word"] >> HashedCross(99),
+        ["n", "word"] >> JoinGroupby(["x", "whole"], ["count", "mean", "max"]),
+        ["n", "word", "ns"] >> TargetEncoding("label", None),
+        (["movieId"] >> JoinExternal(MOVIES, "movieId"))[["genres"]] >> Categorify(),
+        ["n"] >> FillMissing(0) >> Bucketize([0, 10]),
+    ]
+    return Workflow(
+        *(group >> Rename(postfix=f"_{k}") for k, group in enumerate(groups)), ["label"]
+    )
+
+
+def test_what_was_null_in_fitting_may_be_null_in_serving_for_every_op(tmp_path):
+    """Without `nullable`, a null arrived as whatever number stood in its place."""
+    pq.write_table(nulls_of_all_kinds(), tmp_path / "rows.parquet", row_group_size=100)
+    workflow = every_op_that_fills_or_learns().fit(tmp_path / "rows.parquet")
+    rows = Chunk.from_arrow(nulls_of_all_kinds())
+    offline = workflow.for_serving().transform(rows).drop(workflow.label_names)
+    want = in_batch_dtypes(as_batch(offline), workflow.output_schema)
+    path = export_serving(as_they_are(want), workflow, tmp_path / "served")
+    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+    asked = set(signature.structured_input_signature[1])
+    assert {n.removesuffix("__valid") for n in asked if n.endswith("__valid")} == {
+        "n", "whole", "word", "yes", "ns", "movieId"
+    }  # fmt: skip
+    raw = raw_tensors(workflow.to_keras(), rows, workflow.nullable)
+    got = signature(**{name: raw[name] for name in asked})
+    assert_same_bits({name: got[name] for name in want}, want)

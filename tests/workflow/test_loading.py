@@ -158,6 +158,7 @@ def test_loading_executes_nothing_from_the_files(tmp_path):
         ({"format_version": "3"}, "'format_version' must be of type int, got '3'"),
         ({"format_version": True}, "'format_version' must be of type int, got True"),
         ({"label_names": [7]}, "label_names must be strings, got 7"),
+        ({"nullable": [7]}, "nullable must be strings, got 7"),
         ({"groups": [[]]}, r"a group must be a JSON object, got \[\]"),
         ({"inputs": {"id": ["int64"]}}, r"input 'id' must be \[name, is list\]"),
     ],

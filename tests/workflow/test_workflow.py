@@ -184,7 +184,7 @@ def test_load_refuses_another_format_version_an_unknown_op_and_changed_files(tmp
     content = json.loads(text)
     for other in (2, 99):
         path.write_text(json.dumps({**content, "format_version": other}))
-        message = f"format version {other}, but this tutorlib reads version 3. Fit and save"
+        message = f"format version {other}, but this tutorlib reads version 4. Fit and save"
         with pytest.raises(ValueError, match=message):
             Workflow.load(folder)
     path.write_text(text.replace('"tutorlib.ops.HashBucket"', '"evil.Evil"'))

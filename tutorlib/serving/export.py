@@ -23,7 +23,7 @@ def export_serving(
     workflow: Any,
     path: str | os.PathLike[str],
     *,
-    nullable: Iterable[str] = (),
+    nullable: Iterable[str] | None = None,
     functions: Functions | None = None,
     batch_layout: str = "columns",
     multi_hot: str = "nnzs",
@@ -41,8 +41,9 @@ def export_serving(
         model: takes the workflow's output. If it returns a dict, the signature does too.
         workflow: a fitted `Workflow`.
         path: folder to write; it appears complete or not at all.
-        nullable: raw columns that may hold nulls. Each has a second tensor, `{name}__valid`: bool,
-            False at a null. Floating-point columns need none, their null is NaN.
+        nullable: raw columns that may hold nulls; None for those that held nulls when the workflow
+            was fitted. Each has a second tensor, `{name}__valid`: bool, False at a null.
+            Floating-point columns need none, their null is NaN.
         functions: {name: function of tensors} for the Python functions of LambdaOps.
         batch_layout: as the model was made: see `keras_inputs`.
         multi_hot: as the model was made: see `keras_inputs`.

@@ -55,6 +55,7 @@ class ServedWorkflow(keras.layers.Layer):
         batch_layout: "columns" or "stacked", as the model was made: see `keras_inputs`.
         multi_hot: "nnzs", "offsets", "ragged" or "padded", as the model was made: see
             `keras_inputs`.
+        nullable: raw columns that held nulls when the workflow was fitted.
 
     Raises:
         ValueError: if ops cannot be served, with the reason for each; in a call, if a column is
@@ -81,6 +82,7 @@ class ServedWorkflow(keras.layers.Layer):
         functions: Functions | None = None,
         batch_layout: str = "columns",
         multi_hot: str = "nnzs",
+        nullable: Iterable[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, trainable=False, **kwargs)
@@ -103,6 +105,7 @@ class ServedWorkflow(keras.layers.Layer):
         self._chains.all = [_Chain(group, schema.names, functions) for group in groups]
         needed = dict.fromkeys(name for chain in self._chains.all for name in chain.needed)
         self.types = {name: types[name] for name in needed}
+        self.nullable = [name for name in nullable if name in self.types]
         self.built = True
 
     def __call__(self, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -137,13 +140,14 @@ class ServedWorkflow(keras.layers.Layer):
             "path)."
         )
 
-    def raw_inputs(self, nullable: Iterable[str] = ()) -> dict[str, tf.TensorSpec]:
+    def raw_inputs(self, nullable: Iterable[str] | None = None) -> dict[str, tf.TensorSpec]:
         """Return {name: TensorSpec} of the raw tensors that a call takes, of any shape.
 
         Args:
-            nullable: raw columns with nulls, for which a tensor `{name}__valid` is added.
+            nullable: raw columns with nulls, for which a tensor `{name}__valid` is added; None for
+                those that held nulls when the workflow was fitted.
         """
-        return raw_specs(self.types, nullable)
+        return raw_specs(self.types, self.nullable if nullable is None else nullable)
 
 
 class _Chain(tf.Module):

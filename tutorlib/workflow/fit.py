@@ -13,6 +13,7 @@ from tutorlib.workflow.dask_cluster import fit_on_cluster
 from tutorlib.workflow.fit_pass import FitPass, Merger, next_pass
 from tutorlib.workflow.graph import OpGraph
 from tutorlib.workflow.inputs import RowSource
+from tutorlib.workflow.nulls import columns_with_nulls
 from tutorlib.workflow.spill import Runs
 
 
@@ -38,7 +39,7 @@ def fit_graph(
     if missing := [name for name in graph.fit_names if name not in types]:
         raise ValueError(f"columns {missing} are not in the data, which has {[*types]}")
     _reset(graph)
-    number = 0
+    number, read, nulls = 0, set[str](), set[str]()
     try:
         while work := next_pass(graph, source):
             if source.num_rows == 0:
@@ -49,14 +50,18 @@ def fit_graph(
                     _fit_on_threads(work, threads, memory_budget, done)
                 else:
                     fit_on_cluster(client, work, done)
+            read.update(work.columns)
+            nulls.update(work.kept_rows.nulls)
+        nulls |= columns_with_nulls(source, [n for n in graph.input_names if n not in read])
     except BaseException:
         _reset(graph)
         raise
     graph.input_types = {name: types[name] for name in graph.input_names}
+    graph.nullable = [name for name in graph.input_names if name in nulls]
 
 
 def _reset(graph: OpGraph) -> None:
-    graph.input_types = {}
+    graph.input_types, graph.nullable = {}, []
     for group in graph.groups:
         for op in group.ops:
             op.reset()

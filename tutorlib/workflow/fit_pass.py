@@ -16,6 +16,7 @@ from tutorlib.ops import ColumnGroup, LearningOp, RowOp
 from tutorlib.parquet import RowRange, with_encoded_strings
 from tutorlib.workflow.graph import OpGraph, kept_rows, unfitted_ops
 from tutorlib.workflow.inputs import RowSource, locate_errors, read_range, row_ranges_in
+from tutorlib.workflow.nulls import with_nulls_in
 from tutorlib.workflow.spill import Runs, spillable_nbytes
 
 States = list[dict[str, Any]]  # one for each op that is fitted: {key: state}
@@ -40,7 +41,8 @@ class FitPass:
 
     def __post_init__(self) -> None:
         self.source = with_encoded_strings(self.source)
-        self.ops: list[LearningOp] = [KeptRows(self.row_ops)]
+        self.kept_rows = KeptRows(self.row_ops)
+        self.ops: list[LearningOp] = [self.kept_rows]
         for group, index in self.unfitted:
             op = group.ops[index]
             if not isinstance(op, LearningOp):
@@ -84,30 +86,45 @@ class FitPass:
 
 
 class KeptRows(LearningOp):
-    """Counts the rows that row ops keep, and refuses to fit on none; the first op of each pass."""
+    """What every pass learns: which columns hold nulls. Refuses to fit on no rows.
+
+    Attributes:
+        nulls: columns with nulls in the rows that row ops keep.
+    """
 
     def __init__(self, row_ops: list[RowOp]) -> None:
         self.row_ops = row_ops
+        self.nulls: list[str] = []
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the rows as they are."""
         return chunk
 
-    def partial(self, chunk: Chunk) -> dict[str, int]:
-        """Return the number of rows."""
-        return {"rows": chunk.num_rows}
+    def partial(self, chunk: Chunk) -> dict[str, Any]:
+        """Return the number of rows, and the columns with nulls."""
+        return {"rows": chunk.num_rows, "nulls": frozenset(with_nulls_in(chunk))}
 
-    def merge_states(self, states: Sequence[int]) -> int:
-        """Return the sum."""
-        return sum(states)
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return the sum of numbers, the union of columns."""
+        first = states[0]
+        return first.union(*states[1:]) if isinstance(first, frozenset) else sum(states)
 
-    def finalize(self, state: dict[str, int]) -> None:
+    def finalize(self, state: dict[str, Any]) -> None:
         """Raise ValueError if no row was kept."""
         if state["rows"] == 0:
             raise ValueError(
                 f"the data has no rows to fit on: the row ops {self.row_ops} drop all of them. "
                 "Check their conditions against the data."
             )
+        self.nulls = sorted(state["nulls"])
+
+    def learned(self) -> dict[str, Any]:
+        """Return the columns with nulls."""
+        return {"nulls": self.nulls}
+
+    def restore(self, learned: dict[str, Any], tables: Any) -> None:
+        """Set the columns with nulls."""
+        self.nulls = learned["nulls"]
 
 
 class Merger:

@@ -81,6 +81,7 @@ class OpGraph:
             if not isinstance(op, RowOp):
                 raise TypeError(f"row_ops takes Filter and Dropna, got {op!r}")
         self.input_types: dict[str, ColumnType] = {}
+        self.nullable: list[str] = []
 
     def __repr__(self) -> str:
         row_ops = [f"row_ops={self.row_ops}"] if self.row_ops else []

@@ -39,7 +39,7 @@ from tutorlib.ops import (
 )
 from tutorlib.workflow.graph import OpGraph
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 FILE = "workflow.json"
 _SAVE_AGAIN = "Save the workflow again."
 SUBFOLDER = "_workflow"  # of a folder of transformed rows
@@ -106,6 +106,7 @@ def _description(graph: OpGraph) -> dict[str, Any]:
         "label_names": graph.label_names,
         "weight_name": graph.weight_name,
         "inputs": {name: list(kind) for name, kind in graph.input_types.items()},
+        "nullable": graph.nullable,
         "row_ops": [_named(op) for op in graph.row_ops],
         "groups": [
             {
@@ -233,9 +234,10 @@ def _check(saved: Any) -> None:
             f"format version {saved['format_version']}, but this tutorlib reads version "
             f"{FORMAT_VERSION}. Fit and save the workflow again."
         )
-    fields = {"label_names": list, "inputs": dict, "row_ops": list, "groups": list}
-    _check_fields("the workflow", saved, fingerprint=str, **fields)
+    fields = dict.fromkeys(["label_names", "nullable", "row_ops", "groups"], list)
+    _check_fields("the workflow", saved, fingerprint=str, inputs=dict, **fields)
     _check_names("label_names", saved["label_names"])
+    _check_names("nullable", saved["nullable"])
     if saved["weight_name"] is not None:
         _check_names("weight_name", [saved["weight_name"]])
     for name, kind in saved["inputs"].items():
@@ -292,4 +294,5 @@ def _rebuilt(kind: type[Graph], saved: dict[str, Any], folder: Path, functions: 
         ],
     )
     graph.input_types = {name: (dtype, hot) for name, (dtype, hot) in saved["inputs"].items()}
+    graph.nullable = saved["nullable"]
     return graph

@@ -35,6 +35,7 @@ class Workflow(OpGraph):
         output_names: names of the output columns, in order.
         input_types: {column: (NumPy name of one value or "string", whether a row holds a list)} of
             the columns that it was fitted on; empty before `fit`.
+        nullable: those of these columns that held nulls, other than NaN.
 
     Raises:
         ValueError: if two groups output the same column, a label or weight is not an output, or is
@@ -208,6 +209,7 @@ class Workflow(OpGraph):
             functions=functions,
             batch_layout=batch_layout,
             multi_hot=multi_hot,
+            nullable=serving.nullable,
         )
 
     @property

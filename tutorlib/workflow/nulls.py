@@ -1,0 +1,54 @@
+"""Columns with nulls: what held nulls in fitting may hold nulls in serving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tutorlib.chunk import Chunk, Masked
+from tutorlib.memory import working_in
+from tutorlib.ops.shared.columns import flat
+from tutorlib.parquet import ParquetSource
+from tutorlib.workflow.inputs import RowSource, read_range, row_ranges_in
+from tutorlib.workflow.row_split import SourceRows
+
+
+def with_nulls_in(chunk: Chunk) -> list[str]:
+    """Return the columns that hold a null that is not NaN."""
+    columns = {name: flat(column) for name, column in chunk.items()}
+    return [n for n, c in columns.items() if isinstance(c, Masked) and not bool(c.valid.all())]
+
+
+def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
+    """Return those of the named columns that hold a null that is not NaN.
+
+    The footers of Parquet files answer for nearly all columns; others are read until one is found.
+    Rows that a filter drops may count too.
+    """
+    unsure = [name for name in names if not source.column_types[name][0].startswith("float")]
+    stored = source
+    while isinstance(stored, SourceRows):
+        stored = stored.source
+    found: set[str] = set()
+    if isinstance(stored, ParquetSource):
+        counts = {name: _null_count(stored, name) for name in unsure}
+        # The null count of a list column also counts lists that are empty.
+        found = {n for n, count in counts.items() if count and not source.column_types[n][1]}
+        unsure = [n for n, count in counts.items() if count != 0 and n not in found]
+    for row_range in row_ranges_in(source):
+        if not unsure:
+            break
+        with working_in(source):
+            found.update(with_nulls_in(read_range(source, row_range, unsure)))
+        unsure = [name for name in unsure if name not in found]
+    return found
+
+
+def _null_count(source: ParquetSource, name: str) -> int | None:
+    """Return the nulls of a column in all row groups; None if a footer does not tell."""
+    total = 0
+    for group in source.row_groups:
+        statistics = [leaf.statistics for _, leaf in source.stored.leaves(group, [name])]
+        if not statistics or any(s is None or not s.has_null_count for s in statistics):
+            return None
+        total += sum(s.null_count for s in statistics)
+    return total
