@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tutorlib.checks import check_choice, check_integer
+from tutorlib.display import html_table, shortened
 from tutorlib.inference import inferred_features, left_out
 
 ROLES = ("categorical", "continuous", "label", "weight", "id")
@@ -111,6 +112,8 @@ class Schema:
         (['C1'], ['y'])
         >>> Schema.from_json(schema.to_json()) == schema
         True
+        >>> schema  # a notebook shows a table
+        Schema(1 categorical: C1; 1 label: y)
     """
 
     columns: tuple[Column, ...]
@@ -123,6 +126,15 @@ class Schema:
         twice = sorted(name for name, count in counts.items() if count > 1)
         if twice:
             raise ValueError(f"column names must be unique, these appear twice: {twice}")
+
+    def __repr__(self) -> str:
+        by_role = ((role, self.with_role(role).names) for role in ROLES)
+        parts = [f"{len(names)} {role}: {shortened(names)}" for role, names in by_role if names]
+        return f"Schema({'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        head = [field.name for field in dataclasses.fields(Column)]
+        return html_table(f"Schema: {len(self):,} columns", head, map(dataclasses.astuple, self))
 
     def __iter__(self) -> Iterator[Column]:
         return iter(self.columns)

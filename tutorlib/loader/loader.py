@@ -18,6 +18,7 @@ from tutorlib.loader.planning import Planner
 from tutorlib.loader.predictions import PredictingLoader
 from tutorlib.loader.scatter import Scatterer
 from tutorlib.loader.settings import LoaderSettings, check_names, source_of
+from tutorlib.loader.summary import html_of_batches, html_of_plan
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.loader.transform import online
 from tutorlib.memory import BufferPool, DevicePool
@@ -439,3 +440,7 @@ class KerasSequenceLoader(Positioned, PredictingLoader):
             f"in {plan['chunks']:,} chunks of up to {plan['chunk_rows']:,} rows; at most "
             f"{plan['peak_bytes'] / 2**20:,.0f} MiB)"
         )
+
+    def _repr_html_(self) -> str:
+        plan = html_of_plan(type(self).__name__, self.describe(), self.device)
+        return plan + html_of_batches(self._format)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tutorlib.chunk import Chunk, Ragged
+from tutorlib.display import shortened
 from tutorlib.ops.shared.checks import ColumnChecks, check_real
 from tutorlib.ops.shared.columns import flat
 from tutorlib.ops.shared.group_sums import GroupSums
@@ -56,7 +58,15 @@ class Op(ColumnChecks, ABC):
         return as_group(left) >> self
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        """Return the op with the arguments that are not the defaults."""
+        parameters = inspect.signature(type(self)).parameters.values()
+        given = {p.name: (_plain(getattr(self, p.name, p.default)), p.default) for p in parameters}
+        words = [
+            f"{name}={getattr(value, '__name__', None) or reprlib.repr(value)}"
+            for name, (value, default) in given.items()
+            if value not in ({}, _plain(default))
+        ]
+        return f"{type(self).__name__}({', '.join(words)})"
 
     @abstractmethod
     def transform(self, chunk: Chunk) -> Chunk:
@@ -282,7 +292,7 @@ class ColumnGroup:
         >>> from tutorlib.ops import Clip, FillMissing
         >>> group = ["x"] >> FillMissing(0) >> Clip(min_value=0)
         >>> group
-        ['x'] >> FillMissing() >> Clip()
+        ['x'] >> FillMissing() >> Clip(min_value=0)
         >>> group.transform(Chunk({"x": np.array([np.nan, -1.0, 2.0])}))["x"].tolist()
         [0.0, 0.0, 2.0]
     """
@@ -328,7 +338,7 @@ class ColumnGroup:
         return self >> Select([names] if isinstance(names, str) else list(names))
 
     def __repr__(self) -> str:
-        return " >> ".join([repr(list(self.names)), *map(repr, self.ops)])
+        return " >> ".join([f"[{shortened(map(repr, self.names))}]", *map(repr, self.ops)])
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return the output columns (role, dtype, cardinality) for these input columns."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from tutorlib.chunk import Chunk
+from tutorlib.display import html_table, shortened
 from tutorlib.ops import (
     Categorify,
     ColumnGroup,
@@ -19,6 +20,7 @@ from tutorlib.ops import (
     HashBucket,
     HashedCross,
     LabelEncoder,
+    Op,
     Rename,
     RowOp,
     Select,
@@ -28,6 +30,8 @@ from tutorlib.ops import (
 from tutorlib.parquet import table_of, type_words
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow.inputs import ColumnType, as_source
+
+_MOST_LINES = 30  # of a workflow's text
 
 
 class OpGraph:
@@ -83,9 +87,32 @@ class OpGraph:
         self.input_types: dict[str, ColumnType] = {}
         self.nullable: list[str] = []
 
+    def _title(self) -> str:
+        fitted = "not fitted" if unfitted_ops(self.groups) else "fitted"
+        columns = f"{len(self.input_names):,} columns in, {len(self.output_names):,} out"
+        return f"{type(self).__name__}: {fitted}, {columns}"
+
     def __repr__(self) -> str:
-        row_ops = [f"row_ops={self.row_ops}"] if self.row_ops else []
-        return f"{type(self).__name__}({', '.join([*map(repr, self.groups), *row_ops])})"
+        lines = [self._title(), *(f"  {group!r}" for group in self.groups)]
+        if (rest := len(lines) - _MOST_LINES) > 1:
+            lines[_MOST_LINES:] = [f"  ... {rest:,} more groups"]
+        return "\n".join([*lines, *(f"  rows: {op!r}" for op in self.row_ops)])
+
+    def _repr_html_(self) -> str:
+        is_known = self.input_types and not unfitted_ops(self.groups)
+        schema = self.output_schema if is_known else Schema([])
+        rows = [("rows", repr(op), "", "") for op in self.row_ops]
+        for group in self.groups:
+            columns = [schema[name] for name in group.output_names if name in schema]
+            sizes = [f"{c.name} {c.cardinality:,}" for c in columns if c.cardinality is not None]
+            learned = [line for op in group.ops for line in _learned(op)]
+            learned += [f"cardinality: {shortened(sizes)}"] if sizes else []
+            gives = list(dict.fromkeys(f"{c.role} {c.dtype}" for c in columns))
+            if group.output_names != list(group.names):
+                gives.insert(0, shortened(group.output_names))
+            ops = "\n".join(map(repr, group.ops))
+            rows.append((shortened(group.names), ops, "\n".join(gives), "\n".join(learned)))
+        return html_table(self._title(), ("columns", "ops", "gives", "learned"), rows)
 
     @property
     def input_names(self) -> list[str]:
@@ -351,6 +378,18 @@ def _with_columns(group: ColumnGroup, given: set[str], targets: set[Any]) -> Col
     if kept and by_column and missing <= targets:
         return ColumnGroup(kept, group.ops)
     return None if targets.issuperset(group.output_names) else group
+
+
+def _learned(op: Op) -> Iterator[str]:
+    """Yield what an op has learned, a line for each statistic."""
+    for name, numbers in op.learned().items():
+        if isinstance(numbers, Mapping):
+            known = [f"{n} {v:.4g}" for n, v in numbers.items() if isinstance(v, int | float)]
+            if known:
+                yield f"{name}: {shortened(known)}"
+    tables = [f"{key} {table.num_rows:,}" for key, table in op.learned_tables().items()]
+    if tables:
+        yield f"keys: {shortened(tables)}"
 
 
 def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]:

@@ -1,0 +1,72 @@
+"""What a notebook shows of a loader: the columns of its batches, and its plan, as HTML tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tutorlib.display import html_table
+from tutorlib.loader.batch_format import BatchFormat
+from tutorlib.loader.layout import LIST_PARTS, STACKED_ROLES, Layout
+from tutorlib.schema import Column
+
+LIST_SHAPES = {  # of the tensors in LIST_PARTS
+    "nnzs": ("values, 1", "batch, 1"),
+    "offsets": ("values", "batch + 1"),
+}
+
+
+def text_of_plan(plan: Mapping[str, Any]) -> str:
+    """Return what `KerasSequenceLoader.describe` gives, in a line or two."""
+    return (
+        f"{plan['rows']:,} rows in {plan['batches']:,} batches of {plan['batch_size']:,}; "
+        f"{plan['row_groups']:,} row groups of {plan['files']:,} files in {plan['chunks']:,} "
+        f"chunks of up to {plan['chunk_rows']:,} rows; at most "
+        f"{plan['peak_bytes'] / 2**20:,.0f} MiB"
+    )
+
+
+def html_of_batches(form: BatchFormat) -> str:
+    """Return a table of the columns of a batch: tensor, shape, dtype, role and cardinality."""
+    head = ("column", "role", "tensor", "dtype", "cardinality")
+    try:
+        layout, title = form.layout, "Batches"
+    except ValueError as error:  # strings, before a workflow is mapped
+        rows = [(c.name, c.role, None, c.dtype, c.cardinality) for c in form.schema]
+        return html_table(f"No batches yet: {error}", head, rows)
+    return html_table(title, head, [_row(c, form, layout) for c in form.schema])
+
+
+def _row(column: Column, form: BatchFormat, layout: Layout) -> tuple[object, ...]:
+    name, settings = column.name, form.settings
+    if not column.multi_hot:
+        _, field, index = layout.positions[name]
+        width = len(layout.fields[field].columns)
+        if settings.stacked and column.role in STACKED_ROLES:
+            tensor = f"{column.role}[:, {index}] of [batch, {width}]"
+        else:
+            tensor = f"{name} [batch]" if column.role == "weight" else f"{name} [batch, 1]"
+    elif parts := LIST_PARTS[settings.multi_hot]:
+        shapes = zip(parts, LIST_SHAPES[settings.multi_hot], strict=True)
+        tensor = "\n".join(f"{name}__{part} [{shape}]" for part, shape in shapes)
+    else:
+        tensor = f"{name} [batch, {settings.max_list_length or 'longest'}]"
+    return name, column.role, tensor, layout.dtypes[name], column.cardinality
+
+
+def html_of_plan(title: str, plan: Mapping[str, Any], device: str) -> str:
+    """Return a table of what `KerasSequenceLoader.describe` gives."""
+    budget = plan["budget_bytes"]
+    numbers = {
+        "files": plan["files"],
+        "row groups": plan["row_groups"],
+        "rows": plan["rows"],
+        "batches": plan["batches"],
+        "rows of a batch": plan["batch_size"],
+        "rows shuffled together": plan["shuffle_window_rows"],
+        "threads": plan["threads"],
+        "planned memory, MiB": round(plan["peak_bytes"] / 2**20),
+        "memory budget, MiB": "none" if budget is None else round(budget / 2**20),
+        "device": device,
+    }
+    return html_table(title, ("plan", ""), numbers.items())
