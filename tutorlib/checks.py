@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
+import re
 from collections.abc import Collection
 from typing import Any
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
@@ -55,3 +60,31 @@ def check_positive(**values: int | None) -> None:
     for name, value in values.items():
         if value is not None:
             check_integer(name, value, at_least=1)
+
+
+def check_bytes(name: str, value: Any) -> int | None:
+    """Return a number of bytes, which may be given as text with a unit; None stays None.
+
+    Args:
+        name: what the error calls the value.
+        value: a number, at least 1, or text: "1.5GB" (10**9 bytes each), "512 MiB" (2**20 each).
+
+    Raises:
+        ValueError: if it is neither, or less than a byte.
+
+    Example:
+        >>> check_bytes("memory_budget", "1.5GB"), check_bytes("memory_budget", "2 KiB")
+        (1500000000, 2048)
+    """
+    if value is None:
+        return None
+    number: Any = value if isinstance(value, numbers.Real) else math.nan
+    if isinstance(value, str) and (size := _SIZE.fullmatch(value)):
+        unit = 1024 if size[3] else 1000
+        number = float(size[1]) * unit ** " KMGT".index(size[2].upper() or " ")
+    if not 1 <= number < math.inf:
+        raise ValueError(
+            f"{name} must be a number of bytes, at least 1, or text such as '1.5GB' or '512MiB', "
+            f"got {value!r}"
+        )
+    return int(number)

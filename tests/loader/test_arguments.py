@@ -24,6 +24,12 @@ def test_a_size_that_is_not_positive_and_finite_is_refused(folder, name, value):
         loader_of(folder, **{name: value})
 
 
+def test_a_memory_budget_may_be_text_with_a_unit(folder):
+    assert loader_of(folder, memory_budget="1.5GB").describe()["budget_bytes"] == 1_500_000_000
+    with pytest.raises(ValueError, match=r"text such as '1\.5GB' or '512MiB', got '1 gig'"):
+        loader_of(folder, memory_budget="1 gig")
+
+
 TENSORS = {
     "nnzs": ["g__values", "g__nnzs"],
     "offsets": ["g__values", "g__offsets"],

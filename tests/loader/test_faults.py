@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import os
+import threading
 import time
 
 import keras
@@ -574,3 +575,27 @@ def test_memory_is_let_go_as_soon_as_the_error_is_not_by_the_garbage_collector(t
         assert come_to_an_end(passes_in_memory)
     finally:
         gc.enable()
+
+
+def test_the_error_of_the_first_row_is_raised_whichever_thread_fails_first(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.arange(80.0)}), path, row_group_size=10)
+    later_failed = threading.Event()
+
+    def fail(chunk):
+        first = int(chunk["x"][0])
+        if first == 20:
+            later_failed.wait(20)
+            time.sleep(0.2)
+        if first >= 20:
+            later_failed.set()
+            raise ValueError(f"value {first}")
+        return chunk
+
+    for threads in (4, 1):
+        loader = KerasSequenceLoader(
+            path, 5, cont_names=["x"], cat_names=[], shuffle=False, parts_per_chunk=8,
+            buffer_size=10, reader_kwargs={"threads": threads},
+        ).map(fail)  # fmt: skip
+        with pytest.raises(ParquetError, match=r"value 20.*row group 2"):
+            list(loader)

@@ -33,7 +33,7 @@ def test_fit_refuses_data_without_rows_if_an_op_has_to_learn(op):
 
 
 @pytest.mark.parametrize("op", [Normalize(), Categorify(), FillMedian(), FillMissing(0)])
-@pytest.mark.parametrize("options", [{}, {"memory_budget": 1}], ids=["in memory", "spilling"])
+@pytest.mark.parametrize("options", [{}, {"memory_budget": "1B"}], ids=["in memory", "spilling"])
 def test_fit_on_rows_that_are_all_dropped_names_the_row_ops(op, options):
     group = ["n"] >> op
     if isinstance(op, FillMissing):
@@ -50,9 +50,9 @@ def test_fit_takes_the_column_types_of_data_without_rows_if_no_op_learns():
     assert workflow.output_schema["n"].cardinality == 9
 
 
-@pytest.mark.parametrize("memory_budget", ["1GB", 0, -1, 2.5])
+@pytest.mark.parametrize("memory_budget", ["1G", 0, -1])
 def test_a_memory_budget_must_be_a_positive_number_of_bytes(memory_budget):
-    with pytest.raises(ValueError, match=f"must be a number of bytes, got {memory_budget!r}"):
+    with pytest.raises(ValueError, match=f"must be a number of bytes.*got {memory_budget!r}"):
         Workflow(["n"] >> Categorify()).fit(ROWS, memory_budget=memory_budget)
 
 

@@ -11,12 +11,13 @@ import time
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import all_rows, rows, same, workflow, write
 from tutorlib.chunk import Chunk
 from tutorlib.ops import ColumnOp, Filter, LambdaOp, LogOp, Normalize, RowOp
-from tutorlib.parquet import ParquetSource
+from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.storage import MARK, METADATA_FILE, resumable_folder
 from tutorlib.workflow import Workflow, split_rows
 from tutorlib.workflow import inputs as parts
@@ -395,6 +396,52 @@ def test_a_finished_folder_is_replaced_only_with_overwrite(fitted, source, tmp_p
     assert len(ParquetSource(folder)) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "files", "groups"),
+    [
+        ({}, [3000], [3000]),
+        ({"rows_per_file": 1000}, [1000, 1000, 1000], [1000]),
+        ({"row_group_rows": 800}, [3000], [800, 800, 800, 600]),
+        ({"row_group_rows": 2_000_000}, [3000], [3000]),
+        ({"rows_per_file": 1700, "row_group_rows": 800}, [1600, 1400], [800, 800]),
+    ],
+)
+def test_the_rows_of_a_file_and_of_a_row_group_follow_each_other(
+    fitted, source, tmp_path, options, files, groups
+):
+    written = ParquetSource(fitted.transform_to_parquet(source, tmp_path / "out", **options))
+    with ParquetSink(tmp_path / "sink", **options) as sink:
+        sink.write(rows(3000))
+    for made in (written, ParquetSource(tmp_path / "sink")):
+        sizes = [pq.read_metadata(path) for path in made.files]
+        assert [footer.num_rows for footer in sizes] == files
+        first = sizes[0]
+        counts = [first.row_group(k).num_rows for k in range(first.num_row_groups)]
+        assert counts == groups
+
+
+def test_the_error_of_the_first_row_is_raised_whichever_thread_fails_first(tmp_path):
+    path = write(tmp_path / "rows.parquet", pa.table({"x": np.arange(60.0)}), 10)
+    later_failed = threading.Event()
+
+    def fail(values):
+        first = int(values[0])
+        if first == 0:
+            later_failed.wait(20)  # so that the later part file fails first
+            time.sleep(0.2)
+        if first in (10, 40):
+            later_failed.set()
+            raise ValueError(f"value {first}")
+        return values
+
+    made = Workflow(["x"] >> LambdaOp(fail)).fit(path)
+    sizes = {"row_group_rows": 10, "rows_per_file": 20}
+    for threads in (3, 1):
+        with pytest.raises(ValueError, match="value 10"):
+            made.transform_to_parquet(path, tmp_path / "out", threads=threads, **sizes)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("output", ["data", "data/raw", "data/raw/out"])
 def test_an_output_that_overlaps_the_input_is_refused_and_nothing_is_lost(tmp_path, output):
     (tmp_path / "data/raw").mkdir(parents=True)
@@ -411,8 +458,9 @@ def test_an_output_that_overlaps_the_input_is_refused_and_nothing_is_lost(tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"row_group_rows": 0}, "need 1 <= row_group_rows <= rows_per_file"),
-        ({"row_group_rows": 9, "rows_per_file": 8}, "need 1 <= row_group_rows"),
+        ({"row_group_rows": 0}, "row_group_rows must be at least 1, got 0"),
+        ({"rows_per_file": 0}, "rows_per_file must be at least 1, got 0"),
+        ({"row_group_rows": 9, "rows_per_file": 8}, "row_group_rows=9 is above rows_per_file=8"),
         ({"encoding": "slow"}, "encoding must be one of"),
         ({"threads": 0}, "threads must be at least 1, got 0"),
     ],

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tutorlib.checks import check_bytes
 from tutorlib.chunk import Chunk
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches
@@ -18,7 +19,7 @@ from tutorlib.loader.planning import Planner
 from tutorlib.loader.predictions import PredictingLoader
 from tutorlib.loader.scatter import Scatterer
 from tutorlib.loader.settings import LoaderSettings, check_names, source_of
-from tutorlib.loader.summary import html_of_batches, html_of_plan
+from tutorlib.loader.summary import html_of_batches, html_of_plan, text_of_plan
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.loader.transform import online
 from tutorlib.memory import BufferPool, DevicePool
@@ -81,11 +82,12 @@ class KerasSequenceLoader(Positioned, PredictingLoader):
         check_ids: whether ids outside [0, cardinality) are refused, if the cardinality is known.
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
-        memory_budget: bytes that a pass over the loader may hold, in the GPU's memory if it works
-            there. On a CPU the process grows by at most 1.1 of it plus 32 MiB, which Arrow and
-            Python keep. It bounds `buffer_size`, also the automatic one, and allows four threads
-            and one open pass at most. Rows are planned with the mean bytes of their row group.
-            `multi_hot="padded"` needs `max_list_length` with it. None sets no bound.
+        memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
+            hold, in the GPU's memory if it works there. On a CPU the process grows by at most 1.1
+            of it plus 32 MiB, which Arrow and Python keep. It bounds `buffer_size`, also the
+            automatic one, and allows four threads and one open pass at most. Rows are planned with
+            the mean bytes of their row group. `multi_hot="padded"` needs `max_list_length` with it.
+            None sets no bound.
         limit_rows: use only this many rows from the start; None for all.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
@@ -151,7 +153,7 @@ class KerasSequenceLoader(Positioned, PredictingLoader):
         multi_hot: str = "nnzs",
         check_ids: bool = True,
         filters: Any = None,
-        memory_budget: int | None = None,
+        memory_budget: int | str | None = None,
         limit_rows: int | None = None,
         nulls: str | Mapping[str, float] = "error",
         max_list_length: int | None = None,
@@ -163,7 +165,8 @@ class KerasSequenceLoader(Positioned, PredictingLoader):
         id_names = None if id_names is None else list(id_names)
         self._settings = LoaderSettings(
             batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed, seed_fn=seed_fn,
-            buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, memory_budget=memory_budget,
+            buffer_size=buffer_size, parts_per_chunk=parts_per_chunk,
+            memory_budget=check_bytes("memory_budget", memory_budget),
             reader_kwargs=reader_kwargs, global_size=global_size, global_rank=global_rank,
             drop_last=drop_last, limit_rows=limit_rows, batch_layout=batch_layout,
             multi_hot=multi_hot, bucket_lists=bucket_lists, check_ids=check_ids, nulls=nulls,
@@ -433,13 +436,7 @@ class KerasSequenceLoader(Positioned, PredictingLoader):
         return {**counts, **{f"{name}_s": sums.get(name, 0.0) for name in stages}}
 
     def __repr__(self) -> str:
-        plan = self.describe()
-        return (
-            f"KerasSequenceLoader({plan['rows']:,} rows in {plan['batches']:,} batches of "
-            f"{plan['batch_size']:,}; {plan['row_groups']:,} row groups of {plan['files']:,} files "
-            f"in {plan['chunks']:,} chunks of up to {plan['chunk_rows']:,} rows; at most "
-            f"{plan['peak_bytes'] / 2**20:,.0f} MiB)"
-        )
+        return f"{type(self).__name__}({text_of_plan(self.describe())})"
 
     def _repr_html_(self) -> str:
         plan = html_of_plan(type(self).__name__, self.describe(), self.device)

@@ -17,6 +17,8 @@ from __future__ import annotations
 import _thread
 import atexit
 import functools
+import math
+import operator
 import os
 import threading
 import time
@@ -95,7 +97,7 @@ class Pipeline(Generic[GroupT]):
         self._tickets: SimpleQueue[Any] = SimpleQueue()  # each has one thread look for a task
         self._owner: weakref.ref[Any] | None = None
         self._results: SimpleQueue[deque[Any] | None] = SimpleQueue()  # in order; None: stopped
-        self._errors: list[BaseException] = []
+        self._errors: list[tuple[tuple[float, int], BaseException]] = []  # (chunk, block) of each
         self._stopping = self._began = self._ended = False
         self._closers: list[SimpleQueue[None]] = []  # what waits for the threads to end
         # The threads' own, under _lock, but for _row_slices and the making of groups:
@@ -123,7 +125,8 @@ class Pipeline(Generic[GroupT]):
 
         Raises:
             Exception: what a task raised, on the caller's thread, as soon as the tasks that were
-                running then have ended.
+                running then have ended. Of several errors it is that of the first row range, so
+                that the message does not depend on threads.
             RuntimeError: in a fork of the process, which has none of the threads.
         """
         if self._process != os.getpid():
@@ -146,7 +149,7 @@ class Pipeline(Generic[GroupT]):
         if self._stopping or received is None:
             self.close()
             if self._errors:
-                raise self._errors.pop()  # and nothing here holds it or its traceback
+                raise self._first_error()
             return None
         batch = received.popleft()
         self._next_out += 1
@@ -220,11 +223,16 @@ class Pipeline(Generic[GroupT]):
             for closer in list(self._closers):
                 closer.put(None)
 
-    def _fail(self, error: BaseException) -> None:
-        """Stop, and have the consumer raise an error."""
-        if not self._errors:
-            self._errors.append(error)
+    def _fail(self, error: BaseException, position: tuple[float, int] = (math.inf, 0)) -> None:
+        """Stop, and have the consumer raise an error; `position` is a chunk and a block of it."""
+        self._errors.append((position, error))
         self._stop()
+
+    def _first_error(self) -> BaseException:
+        """Return the error to raise; nothing here holds it or its traceback any longer."""
+        _, error = min(self._errors, key=operator.itemgetter(0))
+        self._errors.clear()
+        return error
 
     def _read_ahead(self) -> None:
         """Queue chunks up to the one after those that the next batch needs; under the lock."""
@@ -275,7 +283,11 @@ class Pipeline(Generic[GroupT]):
                 arrived[row_slice.group] += row_slice.stop - row_slice.start
         self._stopwatch.add(scatter=time.perf_counter() - started)
         if scatter_plans:
-            self._scatter(row_range, scatter_plans)
+            try:
+                self._scatter(row_range, scatter_plans)
+            except BaseException as error:
+                self._fail(error, (chunk, first_block))
+                return
         del scatter_plans
         with self._lock:
             full = {}

@@ -63,8 +63,6 @@ class LoaderSettings:
         check_choice("engine", self.engine, ("parquet",))
         check_choice("batch_layout", self.batch_layout, BATCH_LAYOUTS)
         check_choice("multi_hot", self.multi_hot, MULTI_HOT_FORMS)
-        if self.memory_budget is not None and not 1 <= self.memory_budget < math.inf:
-            raise ValueError(f"memory_budget must be at least 1 byte, got {self.memory_budget}")
         if self.buffer_size is not None and not 0 < self.buffer_size < math.inf:
             raise ValueError(
                 f"buffer_size must be above 0 and finite, got {self.buffer_size}; for a chunk of "

@@ -7,7 +7,7 @@ group; `device_reader` and `cudf_decoder` read on a GPU.
 
 from tutorlib.parquet.encoded_source import with_encoded_strings
 from tutorlib.parquet.paths import as_arrow_filesystem, find_files
-from tutorlib.parquet.sink import ParquetSink, fast_encoding
+from tutorlib.parquet.sink import ParquetSink, fast_encoding, file_rows
 from tutorlib.parquet.source import ParquetSource
 from tutorlib.parquet.tables import table_of
 from tutorlib.parquet.types import ParquetError, RowGroup, RowRange, column_type, type_words
@@ -21,6 +21,7 @@ __all__ = [
     "as_arrow_filesystem",
     "column_type",
     "fast_encoding",
+    "file_rows",
     "find_files",
     "table_of",
     "type_words",

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk
 from tutorlib.parquet.paths import PARQUET_ENDINGS
 from tutorlib.storage import new_file, new_folder, refuse_existing
@@ -25,8 +26,10 @@ class ParquetSink:
     Args:
         path: target. A name that ends in `.parquet` is one file; anything else is a folder of
             `part_00000.parquet` and so on.
-        row_group_rows: rows of a row group, the unit in which a loader reads; at least 1.
-        rows_per_file: rows of a part file of a folder, rounded down to whole row groups.
+        row_group_rows: rows of a row group, the unit in which a loader reads; at least 1. None for
+            131,072, or `rows_per_file` if that is less.
+        rows_per_file: rows of a part file of a folder, rounded down to whole row groups. None for
+            4,194,304, or `row_group_rows` if that is more.
         encoding: "fast" stores numbers without a dictionary, byte-stream split, LZ4: it reads about
             1.5 times as fast as "default" (dictionary, snappy), and is smaller for columns with
             many different values, up to 1.7 times larger for those with few.
@@ -55,25 +58,21 @@ class ParquetSink:
         self,
         path: str | os.PathLike[str],
         *,
-        row_group_rows: int = 131_072,
-        rows_per_file: int = 4_194_304,
+        row_group_rows: int | None = None,
+        rows_per_file: int | None = None,
         encoding: str = "fast",
         checksums: bool = True,
         overwrite: bool = False,
         schema: pa.Schema | None = None,
     ) -> None:
-        if row_group_rows < 1 or rows_per_file < row_group_rows:
-            raise ValueError(
-                "need 1 <= row_group_rows <= rows_per_file, got "
-                f"row_group_rows={row_group_rows}, rows_per_file={rows_per_file}"
-            )
         if encoding not in ("fast", "default"):
             raise ValueError(f"encoding must be 'fast' or 'default', got {encoding!r}")
         self.path = Path(path)
         refuse_existing(self.path, overwrite)
         self.single_file = self.path.suffix in PARQUET_ENDINGS
-        self.row_group_rows = row_group_rows
-        self.rows_per_file = rows_per_file - rows_per_file % row_group_rows
+        self.row_group_rows, self.rows_per_file = file_rows(
+            row_group_rows, rows_per_file, default=4_194_304
+        )
         self.encoding, self.checksums = encoding, checksums
         self.num_rows = 0
         self._schema, self._may_be_null = schema, schema is not None
@@ -188,6 +187,34 @@ def _field_as_in(field: pa.Field, values: pa.ChunkedArray) -> pa.Field:
         make = pa.list_ if pa.types.is_list(kind) else pa.large_list
         kind = make(_field_as_in(kind.value_field, pc.list_flatten(values)))
     return pa.field(field.name, kind, field.nullable and values.null_count > 0, field.metadata)
+
+
+def file_rows(
+    row_group_rows: int | None, rows_per_file: int | None, *, default: int
+) -> tuple[int, int]:
+    """Return the rows of a row group, and those of a file, which are whole row groups.
+
+    Args:
+        row_group_rows: None for 131,072, or `rows_per_file` if that is less.
+        rows_per_file: None for `default`, or `row_group_rows` if that is more.
+        default: rows of a file.
+
+    Raises:
+        ValueError: if a number is not an integer of at least 1, or no row group fits in a file.
+
+    Example:
+        >>> file_rows(None, 50_000, default=10**6), file_rows(300, 1000, default=10**6)
+        ((50000, 50000), (300, 900))
+    """
+    check_positive(row_group_rows=row_group_rows, rows_per_file=rows_per_file)
+    group = min(131_072, rows_per_file or 131_072) if row_group_rows is None else row_group_rows
+    rows = max(default, group) if rows_per_file is None else rows_per_file
+    if rows < group:
+        raise ValueError(
+            f"a file holds whole row groups, but row_group_rows={group:,} is above rows_per_file="
+            f"{rows:,}. Give rows_per_file alone, or a smaller row_group_rows."
+        )
+    return group, rows - rows % group
 
 
 def fast_encoding(schema: pa.Schema) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from tutorlib.checks import check_bytes
 from tutorlib.memory import map_on_threads, thread_count
 from tutorlib.parquet import RowRange
 from tutorlib.storage import row_bar
@@ -23,7 +24,7 @@ def fit_graph(
     *,
     client: Any,
     threads: int | None,
-    memory_budget: int | None,
+    memory_budget: int | str | None,
     progress: bool | None,
 ) -> None:
     """Fit all ops of a graph, as `Workflow.fit` says; after an error no op is fitted."""
@@ -32,8 +33,7 @@ def fit_graph(
             "threads and memory_budget are for fitting in this process; with client=, set "
             "threads_per_worker and memory_limit of the cluster's workers"
         )
-    if not (memory_budget is None or (isinstance(memory_budget, int) and memory_budget > 0)):
-        raise ValueError(f"memory_budget must be a number of bytes, got {memory_budget!r}")
+    budget = check_bytes("memory_budget", memory_budget)
     threads = thread_count(threads)
     types = source.column_types
     if missing := [name for name in graph.fit_names if name not in types]:
@@ -47,7 +47,7 @@ def fit_graph(
             number += 1
             with row_bar(f"fit, pass {number}", source.num_rows, progress) as done:
                 if client is None:
-                    _fit_on_threads(work, threads, memory_budget, done)
+                    _fit_on_threads(work, threads, budget, done)
                 else:
                     fit_on_cluster(client, work, done)
             read.update(work.columns)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from tutorlib.parquet import file_rows
 from tutorlib.storage import new_folder, refuse_existing, refuse_overlap
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.fit import fit_graph
@@ -60,7 +61,7 @@ class Workflow(OpGraph):
         client: Any = None,
         *,
         threads: int | None = None,
-        memory_budget: int | None = None,
+        memory_budget: int | str | None = None,
         progress: bool | None = None,
     ) -> Self:
         """Fit all ops, in as few passes over the data as they allow.
@@ -77,10 +78,10 @@ class Workflow(OpGraph):
             client: `distributed.Client` of a Dask cluster. Its workers fit instead of threads; they
                 must see the files under the same paths, and some of them may die. None for threads.
             threads: at least 1; None for one per usable core.
-            memory_budget: bytes for the states of Categorify, JoinGroupby and TargetEncoding, at
-                least 1. States beyond it go to files in the temporary folder (TMPDIR) and are
-                merged at the end, for columns with more distinct values than memory holds. What the
-                ops keep in the end has to fit into memory. None for no limit.
+            memory_budget: bytes, or text such as "500MB", for the states of Categorify, JoinGroupby
+                and TargetEncoding. States beyond it go to files in the temporary folder (TMPDIR)
+                and are merged at the end, for columns with more distinct values than memory holds.
+                What the ops keep in the end has to fit into memory. None for no limit.
             progress: True for a bar (needs tqdm), False for none, None for a bar on a terminal.
 
         Returns:
@@ -107,8 +108,8 @@ class Workflow(OpGraph):
         source: Any,
         folder: str | os.PathLike[str],
         *,
-        rows_per_file: int = 1_048_576,
-        row_group_rows: int = 131_072,
+        rows_per_file: int | None = None,
+        row_group_rows: int | None = None,
         encoding: str = "fast",
         shuffle_seed: int | Mapping[str, int | None] | None = None,
         overwrite: bool = False,
@@ -131,8 +132,10 @@ class Workflow(OpGraph):
                 with `split_rows(source, {"train": 0.9, "valid": 0.1})`; fit on the training rows.
             folder: the folder to write.
             rows_per_file: rows read for each part file, rounded down to whole row groups, at least
-                `row_group_rows`. Row ops leave fewer.
-            row_group_rows: rows per row group, the unit that a loader reads, at least 1.
+                `row_group_rows`. Row ops leave fewer. None for 1,048,576, or `row_group_rows` if
+                that is more.
+            row_group_rows: rows per row group, the unit that a loader reads, at least 1. None for
+                131,072, or `rows_per_file` if that is less.
             encoding: "fast" or "default": see `ParquetSink`.
             shuffle_seed: None keeps the order. An integer, at least 0, puts the row groups in
                 random order and shuffles the rows of each part file, for which each thread holds
@@ -158,7 +161,8 @@ class Workflow(OpGraph):
         """
         sources = named_sources(source)
         seeds = named_seeds(shuffle_seed, sources)
-        job = WriteJob(self, sources, rows_per_file, row_group_rows, encoding, seeds)
+        group_rows, rows = file_rows(row_group_rows, rows_per_file, default=1_048_576)
+        job = WriteJob(self, sources, rows, group_rows, encoding, seeds)
         refuse_overlap(folder, job.inputs)
         refuse_existing(folder, overwrite)
         write_data_set(job, folder, client=client, threads=threads, progress=progress)

@@ -72,7 +72,7 @@ class WriteJob:
 
     graph: OpGraph
     sources: dict[str, RowSource]  # {name of the split: rows}
-    rows_per_file: int
+    rows_per_file: int  # whole row groups
     row_group_rows: int
     encoding: str
     shuffle_seeds: dict[str, int | None]  # {name of the split: seed}; None keeps the order
@@ -83,24 +83,18 @@ class WriteJob:
         self.graphs = {n: self.graph.for_columns(s.column_types) for n, s in self.sources.items()}
         for split, source in self.sources.items():
             self.graphs[split].check_data(source)
-        if not 1 <= self.row_group_rows <= self.rows_per_file:
-            raise ValueError(
-                "need 1 <= row_group_rows <= rows_per_file, got "
-                f"row_group_rows={self.row_group_rows}, rows_per_file={self.rows_per_file}"
-            )
         check_choice("encoding", self.encoding, ENCODINGS)
         self.inputs = [path for source in self.sources.values() for path in input_paths(source)]
         self.sources = {n: with_encoded_strings(source) for n, source in self.sources.items()}
 
     def part_files(self) -> list[PartFile]:
-        """Return the part files: `rows_per_file` rows each, rounded down to whole row groups."""
-        rows = self.rows_per_file - self.rows_per_file % self.row_group_rows
+        """Return the part files: `rows_per_file` rows each."""
         parts = []
         for split, source in self.sources.items():
             order = np.arange(len(source.row_groups))
             if (seed := self.shuffle_seeds.get(split)) is not None:
                 np.random.default_rng([seed, 0]).shuffle(order)
-            lists = split_by_rows(row_ranges_in(source, order.tolist()), rows)
+            lists = split_by_rows(row_ranges_in(source, order.tolist()), self.rows_per_file)
             parts += [PartFile(split, number, ranges) for number, ranges in enumerate(lists)]
         return parts
 
@@ -221,22 +215,31 @@ def _write_on_threads(
 ) -> None:
     """Write each part file on a thread of its own, `threads` at a time.
 
-    One shared pool transforms the rows, so that the last part file has all threads.
+    One shared pool transforms the rows, so that the last part file has all threads. If a part file
+    fails, those before it are still written: they may hold the first error, which is raised.
     """
-    stop = threading.Event()
+    stop, failed = threading.Event(), list[int]()
     with ThreadPoolExecutor(threads, thread_name_prefix="transform") as pool:
 
-        def write(part: PartFile) -> None:
-            job.write(folder, part, _prefetched(job, part, pool, stop, done))
+        def write(number: int) -> None:
+            def is_over() -> bool:
+                return stop.is_set() and number > min(failed, default=-1)
 
-        map_on_threads(write, parts, threads, stop)
+            try:
+                chunks = _prefetched(job, parts[number], pool, is_over, done)
+                job.write(folder, parts[number], chunks)
+            except Exception:
+                failed.append(number)
+                raise
+
+        map_on_threads(write, range(len(parts)), threads, stop)
 
 
 def _prefetched(
     job: WriteJob,
     part: PartFile,
     pool: ThreadPoolExecutor,
-    stop: threading.Event,
+    is_over: Callable[[], bool],
     done: Callable[[int], None],
 ) -> Iterator[Chunk]:
     """Yield the transformed row ranges of a part file in order, with some transformed ahead."""
@@ -250,8 +253,8 @@ def _prefetched(
                 return
             row_range, future = futures.popleft()
             chunk = future.result()
-            if stop.is_set():
-                raise CancelledError  # another part file has failed
+            if is_over():
+                raise CancelledError  # an earlier part file has failed, or the user interrupts
             done(row_range.num_rows)
             yield chunk
     finally:
