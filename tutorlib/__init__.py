@@ -69,7 +69,9 @@ __all__ = ["__version__", *sorted(_ROOM_OF)]
 
 def __getattr__(name: str) -> Any:
     if name not in _ROOM_OF:
-        raise AttributeError(f"module 'tutorlib' has no attribute {name!r}")
+        checks = importlib.import_module("tutorlib.checks")
+        form = checks.FORMER_NAMES["tutorlib"].get(name)
+        raise checks.no_attribute("module 'tutorlib'", name, form)
     return getattr(importlib.import_module(f"tutorlib.{_ROOM_OF[name]}"), name)
 
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tutorlib.checks import check_bytes
+from tutorlib.checks import FormerNames, check_bytes
 from tutorlib.chunk import Chunk
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches
@@ -19,14 +19,14 @@ from tutorlib.loader.planning import Planner
 from tutorlib.loader.predictions import PredictingLoader
 from tutorlib.loader.scatter import Scatterer
 from tutorlib.loader.settings import LoaderSettings, check_names, source_of
-from tutorlib.loader.summary import html_of_batches, html_of_plan, text_of_plan
+from tutorlib.loader.summary import html_of_loader, text_of_plan
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.loader.transform import online
 from tutorlib.memory import BufferPool, DevicePool
 from tutorlib.schema import ROLES, Schema, resolve_schema
 
 
-class KerasSequenceLoader(Positioned, PredictingLoader):
+class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
     """Shuffled batches of tensors from Parquet files, prefetched on threads.
 
     `model.fit(loader)`, `evaluate` and `validation_data=loader` take it directly,
@@ -165,12 +165,11 @@ class KerasSequenceLoader(Positioned, PredictingLoader):
         id_names = None if id_names is None else list(id_names)
         self._settings = LoaderSettings(
             batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed, seed_fn=seed_fn,
-            buffer_size=buffer_size, parts_per_chunk=parts_per_chunk,
-            memory_budget=check_bytes("memory_budget", memory_budget),
-            reader_kwargs=reader_kwargs, global_size=global_size, global_rank=global_rank,
-            drop_last=drop_last, limit_rows=limit_rows, batch_layout=batch_layout,
-            multi_hot=multi_hot, bucket_lists=bucket_lists, check_ids=check_ids, nulls=nulls,
-            max_list_length=max_list_length, class_weight=class_weight,
+            buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, reader_kwargs=reader_kwargs,
+            memory_budget=check_bytes("memory_budget", memory_budget), drop_last=drop_last,
+            global_size=global_size, global_rank=global_rank, limit_rows=limit_rows, nulls=nulls,
+            batch_layout=batch_layout, multi_hot=multi_hot, bucket_lists=bucket_lists,
+            check_ids=check_ids, max_list_length=max_list_length, class_weight=class_weight,
         )  # fmt: skip
         self.source = source_of(paths_or_source, filters, device)
         self._file_schema = resolve_schema(
@@ -439,5 +438,4 @@ class KerasSequenceLoader(Positioned, PredictingLoader):
         return f"{type(self).__name__}({text_of_plan(self.describe())})"
 
     def _repr_html_(self) -> str:
-        plan = html_of_plan(type(self).__name__, self.describe(), self.device)
-        return plan + html_of_batches(self._format)
+        return html_of_loader(type(self).__name__, self.describe(), self.device, self._format)

@@ -26,8 +26,12 @@ def text_of_plan(plan: Mapping[str, Any]) -> str:
     )
 
 
-def html_of_batches(form: BatchFormat) -> str:
-    """Return a table of the columns of a batch: tensor, shape, dtype, role and cardinality."""
+def html_of_loader(title: str, plan: Mapping[str, Any], device: str, form: BatchFormat) -> str:
+    """Return tables of what `KerasSequenceLoader.describe` gives, and of a batch's columns."""
+    return _html_of_plan(title, plan, device) + _html_of_batches(form)
+
+
+def _html_of_batches(form: BatchFormat) -> str:
     head = ("column", "role", "tensor", "dtype", "cardinality")
     try:
         layout, title = form.layout, "Batches"
@@ -54,8 +58,7 @@ def _row(column: Column, form: BatchFormat, layout: Layout) -> tuple[object, ...
     return name, column.role, tensor, layout.dtypes[name], column.cardinality
 
 
-def html_of_plan(title: str, plan: Mapping[str, Any], device: str) -> str:
-    """Return a table of what `KerasSequenceLoader.describe` gives."""
+def _html_of_plan(title: str, plan: Mapping[str, Any], device: str) -> str:
     budget = plan["budget_bytes"]
     numbers = {
         "files": plan["files"],

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+from tutorlib.checks import FormerNames
 from tutorlib.chunk import Chunk
 from tutorlib.display import html_table, shortened
 from tutorlib.ops import (
@@ -34,7 +35,7 @@ from tutorlib.workflow.inputs import ColumnType, as_source
 _MOST_LINES = 30  # of a workflow's text
 
 
-class OpGraph:
+class OpGraph(FormerNames):
     """Column groups with the ops that they go through, and row ops that come before all groups.
 
     Args and attributes: see `Workflow`.
