@@ -28,6 +28,7 @@ def schema_of():
             Column("C1", "categorical", cardinality=100, embedding_dim=8),
             Column("genres", "categorical", multi_hot=True, cardinality=21),
             Column("I1", "continuous", "float32"),
+            Column("image", "continuous", "float32", length=8),
             Column("label", "label", "float32"),
             Column("w", "weight", "float32"),
         ]
@@ -63,7 +64,7 @@ def test_a_file_that_holds_no_schema_is_refused_by_name(text, words, tmp_path):
 def test_columns_are_found_by_role_and_name():
     schema = schema_of()
     assert schema.categorical.names == ["C1", "genres"]
-    assert schema.features.names == ["C1", "genres", "I1"]
+    assert schema.features.names == ["C1", "genres", "I1", "image"]
     assert schema.labels.names == ["label"]
     assert schema.embedding_sizes() == {"C1": (100, 8), "genres": (21, 16)}
     assert schema.replace("C1", embedding_dim=4)["C1"].width == 4
@@ -84,6 +85,11 @@ def test_columns_are_found_by_role_and_name():
         (("a", "categorical", 8), "dtype must be a string, got 8"),
         ((7, "categorical"), "column 7: name must be a string, got 7"),
         (("a", "label", "int64", False, 3), "only a categorical column has a cardinality"),
+        (("a", "continuous", "float32", False, None, 3), "only a categorical .* length is for"),
+        (("a", "continuous", "float32", False, None, None, 0), r"length must be in \[1, 2\*\*31\)"),
+        (("a", "continuous", "float32", True, None, None, 3), "this column is multi-hot"),
+        (("a", "categorical", "int64", False, None, None, 3), "this column is categorical"),
+        (("a", "weight", "float32", False, None, None, 3), "this column is weight"),
     ],
 )
 def test_a_column_that_contradicts_itself_is_refused(column, words):
@@ -143,8 +149,8 @@ def test_feature_columns_are_understood_or_listed_in_one_error():
     schema = as_schema(good)
     assert schema.embedding_sizes() == {"C1": (10, 4), "C2": (7, 5), "C3": (9, 6)}
     assert schema.continuous.names == ["I1", "I4", "scores"]
-    assert [c.name for c in schema if c.multi_hot] == ["I4", "scores"]
-    assert schema["I4"].embedding_dim == 2
+    assert [c.name for c in schema if c.multi_hot] == ["scores"]
+    assert schema["I4"].length == schema["I4"].width == 2
     bad = [
         column.bucketized_column(column.numeric_column("I2"), [0.0]),
         column.numeric_column("I3", (3, 2)),

@@ -17,6 +17,7 @@ from tutorlib.display import html_table, shortened
 from tutorlib.inference import inferred_features, left_out
 
 ROLES = ("categorical", "continuous", "label", "weight", "id")
+VECTOR_ROLES = ("continuous", "label")
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
 
@@ -53,12 +54,15 @@ class Column:
         dtype: NumPy name of one value, or "string".
         multi_hot: whether a row holds a list of values.
         cardinality: ids are in [0, cardinality); None if unknown or not categorical.
-        embedding_dim: width of the embedding; None means `embedding_dim_for(cardinality)`. For a
-            continuous column of lists: their length, if it is the same in all rows.
+        embedding_dim: width of the embedding; None means `embedding_dim_for(cardinality)`.
+        length: numbers in each row of a column of vectors, continuous or label; None for one
+            value a row, or for lists, whose length differs from row to row.
 
     Example:
         >>> Column("genres", "categorical", multi_hot=True, cardinality=21).width
         16
+        >>> Column("image", "continuous", "float32", length=64).width
+        64
     """
 
     name: str
@@ -67,6 +71,7 @@ class Column:
     multi_hot: bool = False
     cardinality: int | None = None
     embedding_dim: int | None = None
+    length: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("name", "dtype"):
@@ -75,19 +80,30 @@ class Column:
                 raise ValueError(f"column {self.name!r:.60}: {field} must be a string, got {got}")
         check_choice(f"column {self.name!r}: role", self.role, ROLES)
         check_choice(f"column {self.name!r}: multi_hot", self.multi_hot, (True, False))
-        for field, bits in (("cardinality", 63), ("embedding_dim", 31)):
+        for field, bits in (("cardinality", 63), ("embedding_dim", 31), ("length", 31)):
             value = getattr(self, field)
             if value is not None:
                 number = check_integer(f"column {self.name!r}: {field}", value, 1, bits)
                 object.__setattr__(self, field, number)
         if self.cardinality is not None and self.role != "categorical":
             raise ValueError(f"column {self.name!r}: only a categorical column has a cardinality")
+        if self.embedding_dim is not None and self.role != "categorical":
+            raise ValueError(
+                f"column {self.name!r}: only a categorical column has an embedding_dim; "
+                "length is for vectors of numbers"
+            )
+        if self.length is not None and (self.multi_hot or self.role not in VECTOR_ROLES):
+            kind = "multi-hot" if self.multi_hot else self.role
+            raise ValueError(
+                f"column {self.name!r}: length is for vectors, which are continuous or labels and "
+                f"not multi-hot; this column is {kind}"
+            )
 
     @property
     def width(self) -> int:
-        """Number of model inputs: width of the embedding, or 1 for a column without one."""
+        """Number of model inputs: width of the embedding, length of the vectors, or 1."""
         if self.role != "categorical":
-            return 1
+            return self.length or 1
         if self.embedding_dim is not None:
             return self.embedding_dim
         if self.cardinality is None:
@@ -306,8 +322,7 @@ class Schema:
             elif kind == "NumericColumn" and shape == (1,):
                 column = Column(inner.key, "continuous", "float32")
             elif kind == "NumericColumn" and len(shape) == 1:
-                metadata = {"multi_hot": True, "embedding_dim": shape[0]}
-                column = Column(inner.key, "continuous", "float32", **metadata)
+                column = Column(inner.key, "continuous", "float32", length=shape[0])
             else:
                 refused.append(f"{type(item).__name__}({getattr(item, 'name', item)})")
                 continue

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings, gather_rows, row_ids
+from tutorlib.chunk import (
+    Chunk,
+    Masked,
+    Ragged,
+    Strings,
+    as_lists,
+    flat_values,
+    gather_rows,
+    row_ids,
+    with_flat_values,
+)
 
 rows = st.lists(
     st.fixed_dictionaries(
@@ -17,6 +27,8 @@ rows = st.lists(
             "ns": st.none() | st.text(max_size=3),
             "l": st.lists(st.integers(0, 9), max_size=3),
             "ls": st.lists(st.none() | st.text(max_size=2), max_size=3),
+            "v": st.lists(st.integers(0, 9), min_size=2, max_size=2),
+            "nv": st.lists(st.none() | st.integers(0, 9), min_size=3, max_size=3),
         }
     ),
     max_size=12,
@@ -29,6 +41,8 @@ TYPES = pa.schema(
         "ns": pa.string(),
         "l": pa.list_(pa.int16()),
         "ls": pa.list_(pa.string()),
+        "v": pa.list_(pa.float32(), 2),
+        "nv": pa.list_(pa.int8(), 3),
     }
 )
 
@@ -132,3 +146,40 @@ def test_nbytes_counts_values_offsets_and_masks():
     ragged = Ragged(np.zeros(3, np.int32), np.zeros(3, np.int64))
     masked = Masked(np.zeros(2, np.int64), np.zeros(2, bool))
     assert Chunk({"r": ragged, "m": masked}).nbytes == 12 + 24 + 16 + 2
+
+
+NUMBERS = [pa.float16(), pa.float32(), pa.float64(), pa.int8(), pa.uint64(), pa.bool_()]
+
+
+@pytest.mark.parametrize("kind", NUMBERS, ids=str)
+def test_a_list_of_fixed_size_is_a_vector_and_back(kind):
+    array = pa.array([[1, 0], [0, 1], [1, 1]], pa.list_(pa.int8(), 2)).cast(pa.list_(kind, 2))
+    column = Chunk.from_arrow(pa.table({"v": array}).slice(1))["v"]
+    assert column.shape == (2, 2)
+    assert column.tolist() == [[0, 1], [1, 1]]
+    assert Chunk({"v": column}).to_arrow()["v"].type == pa.list_(kind, 2)
+
+
+def test_a_tensor_is_a_vector_of_its_values_in_order():
+    kind = pa.fixed_shape_tensor(pa.float32(), [2, 2])
+    storage = pa.array([[1, 2, 3, 4], [5, 6, 7, 8]], pa.list_(pa.float32(), 4))
+    table = pa.table({"t": pa.ExtensionArray.from_storage(kind, storage)})
+    assert Chunk.from_arrow(table)["t"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize(("kind", "null"), [(pa.float32(), np.nan), (pa.int32(), None)])
+def test_a_null_vector_has_a_null_in_each_place(kind, null):
+    first, second, third = pa.array([1, 2, 3], kind).to_pylist()
+    array = pa.array([[first, second], None, [third, None]], pa.list_(kind, 2))
+    column = Chunk.from_arrow(pa.table({"v": array}))["v"]
+    assert repr(column.tolist()) == repr([[first, second], [null, null], [third, null]])
+
+
+def test_vectors_are_lists_where_lists_are_needed_and_values_keep_their_rows():
+    vectors = np.array([[1, 2, 3], [4, 5, 6]])
+    lists = as_lists(vectors)
+    assert lists.tolist() == vectors.tolist()
+    assert np.shares_memory(lists.values, vectors)
+    assert with_flat_values(vectors, flat_values(vectors) * 2).tolist() == [[2, 4, 6], [8, 10, 12]]
+    text = Strings.from_arrow(pa.array(list("abcdef")))
+    assert with_flat_values(vectors, text).tolist() == [["a", "b", "c"], ["d", "e", "f"]]

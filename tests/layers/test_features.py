@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.support.layer_cases import (
     COMBINERS,
@@ -127,36 +126,35 @@ def test_weights_of_a_column_are_another_column_and_no_feature(form, tmp_path):
     np.testing.assert_array_equal(reloaded(model, tmp_path)(data), out)
 
 
-# ---- columns of n numbers -----------------------------------------------------------------------
+# ---- vectors ------------------------------------------------------------------------------------
 
-VECTOR = Column("v", "continuous", "float32", multi_hot=True, embedding_dim=2)
+VECTOR = Column("v", "continuous", "float32", length=2)
 VECTORS = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
 
 
-@forms
-def test_a_column_of_n_numbers_is_passed_through(form):
-    data = {
-        "nnzs": {"v__values": VECTORS.reshape(-1, 1), "v__nnzs": np.full((3, 1), 2)},
-        "offsets": {"v__values": VECTORS.ravel(), "v__offsets": np.array([0, 2, 4, 6])},
-        "ragged": {"v": tf.RaggedTensor.from_tensor(VECTORS)},
-        "padded": {"v": VECTORS},
-    }[form]
+def test_a_vector_is_passed_through_and_has_a_weight_for_each_number(tmp_path):
     columns = [VECTOR, Column("a", "continuous")]
-    data = as_tensors(data | {"a": np.array([[7.0], [8.0], [9.0]], np.float32)})
-    inputs = keras_inputs(columns, multi_hot=form)
+    data = as_tensors({"v": VECTORS, "a": np.array([[7.0], [8.0], [9.0]], np.float32)})
+    inputs = keras_inputs(columns)
     model = keras.Model(inputs, DenseFeatures(columns)(inputs))
     assert model.output_shape == (None, 3)
     np.testing.assert_array_equal(model(data), [[7, 1, 2], [8, 3, 4], [9, 5, 6]])
+    np.testing.assert_array_equal(reloaded(model, tmp_path)(data), model(data))
     linear = LinearFeatures(columns)
     linear.build({name: x.shape for name, x in data.items()})
     linear.numeric_kernel.assign([[100.0], [10.0], [1.0]])
     np.testing.assert_array_equal(linear(data), [[712], [834], [956]])
 
 
-def test_a_row_with_another_number_of_values_is_nan_and_shifts_no_other():
-    values = np.arange(1, 7, dtype=np.float32)
-    out = DenseFeatures([VECTOR])({"v__values": values, "v__nnzs": np.array([2, 3, 0, 1])})
-    np.testing.assert_array_equal(out, [[1, 2], [np.nan] * 2, [np.nan] * 2, [np.nan] * 2])
+def test_a_vector_as_wide_as_the_embeddings_is_stacked_with_them():
+    columns = [Column("a", "categorical", cardinality=3, embedding_dim=2), VECTOR]
+    out = DenseFeatures(columns, aggregation="stack")({"a": np.array([[1]]), "v": VECTORS[:1]})
+    np.testing.assert_array_equal(out[0, 1], [1, 2])
+
+
+def test_a_vector_is_that_many_columns_of_the_stacked_matrix():
+    columns = [Column("a", "continuous"), VECTOR]
+    assert keras_inputs(columns, batch_layout="stacked")["continuous"].shape == (None, 3)
 
 
 # ---- what is refused ----------------------------------------------------------------------------

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk.columns import Masked, Ragged, Strings, to_host
+from tutorlib.chunk.columns import (
+    Masked,
+    Ragged,
+    Strings,
+    flat_values,
+    is_vectors,
+    to_host,
+    with_flat_values,
+    with_null_rows,
+)
 
 
 def column_from_arrow(array: Any) -> Any:
@@ -24,12 +33,16 @@ def column_from_arrow(array: Any) -> Any:
             array = pa.concat_arrays(array.chunks)
     if "string_view" in str(array.type):
         array = array.cast(pa.large_string())
+    if isinstance(array.type, pa.FixedShapeTensorType):
+        array = array.storage
     kind = array.type
     if pa.types.is_dictionary(kind):
         return column_from_arrow(array.dictionary_decode())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _ragged_from_arrow(array)
     if pa.types.is_fixed_size_list(kind):
+        if vector_length(kind):
+            return _vectors_from_arrow(array)
         return _ragged_from_arrow(array.cast(pa.large_list(kind.value_type)))
     if pa.types.is_temporal(kind):
         array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
@@ -51,6 +64,34 @@ def column_from_arrow(array: Any) -> Any:
     return values if valid is None else Masked(values, valid)
 
 
+def vector_length(arrow_type: Any) -> int | None:
+    """Return k for an Arrow type of which each value is a vector of k numbers, else None.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> vector_length(pa.list_(pa.float32(), 8)), vector_length(pa.list_(pa.float32()))
+        (8, None)
+    """
+    import pyarrow as pa
+
+    if isinstance(arrow_type, pa.FixedShapeTensorType):
+        arrow_type = arrow_type.storage_type
+    if not pa.types.is_fixed_size_list(arrow_type):
+        return None
+    kind, types = arrow_type.value_type, pa.types
+    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    return arrow_type.list_size or None if numbers else None
+
+
+def _vectors_from_arrow(array: Any) -> Any:
+    rows, length = len(array), array.type.list_size
+    column = column_from_arrow(array.values.slice(array.offset * length, rows * length))
+    vectors = with_flat_values(np.empty((rows, length), bool), column)
+    if not array.null_count:
+        return vectors
+    return with_null_rows(vectors, array.is_valid().to_numpy(zero_copy_only=False))
+
+
 def _ragged_from_arrow(array: Any) -> Ragged:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -69,6 +110,9 @@ def column_to_arrow(column: Any) -> Any:
     """Return a column as a `pyarrow.Array`; NaN remains NaN, a `Masked` null becomes null."""
     import pyarrow as pa
 
+    if is_vectors(column):
+        length = (column.values if isinstance(column, Masked) else column).shape[1]
+        return pa.FixedSizeListArray.from_arrays(column_to_arrow(flat_values(column)), length)
     if isinstance(column, Ragged):
         return pa.LargeListArray.from_arrays(
             pa.array(to_host(column.offsets)), column_to_arrow(column.values)

@@ -1,8 +1,9 @@
 """The kinds of column: arrays, lists, strings and values with nulls, of NumPy or CuPy.
 
-There are four kinds, laid out as in Arrow and cuDF, so that conversion copies nothing:
+There are five kinds, laid out as in Arrow and cuDF, so that conversion copies nothing:
 
 * an array `values[n]`: one number a row, no nulls (in floating point, a null is NaN);
+* an array `values[n, k]`: one vector a row, of k numbers, no nulls;
 * `Ragged`: one list a row, as `values[nnz]` and `offsets[n + 1]`;
 * `Strings`: one string a row, as UTF-8 bytes and `offsets[n + 1]`;
 * `Masked`: values of which some are null, and `valid[n]`.
@@ -181,8 +182,8 @@ class Masked:
     """Values of which some are null.
 
     Args:
-        values: array [n] or `Strings`; the value at a null is undefined.
-        valid: bool [n], False at a null.
+        values: array [n] or [n, k], or `Strings`; the value at a null is undefined.
+        valid: bool of the shape of the values, False at a null.
     """
 
     values: Any
@@ -206,13 +207,89 @@ class Masked:
 
     def tolist(self) -> list[Any]:
         """Return the values, None at a null."""
+        if is_vectors(self):
+            return as_lists(self).tolist()
         valid = self.valid.tolist()
         return [v if ok else None for v, ok in zip(self.values.tolist(), valid, strict=True)]
 
 
+def is_vectors(column: Any) -> bool:
+    """Return whether a column holds vectors: an array [n, k], or `Masked` values of this shape."""
+    array = column.valid if isinstance(column, Masked) else column
+    return is_array(array) and array.ndim == 2
+
+
+def flat_values(column: Any) -> Any:
+    """Return the values of all rows of a column of lists or vectors; else the column itself.
+
+    Example:
+        >>> flat_values(np.array([[1, 2], [3, 4]])).tolist()
+        [1, 2, 3, 4]
+    """
+    if isinstance(column, Ragged):
+        return column.values
+    if not is_vectors(column):
+        return column
+    if isinstance(column, Masked):
+        return Masked(column.values.reshape(-1), column.valid.reshape(-1))
+    return column.reshape(-1)
+
+
+def with_flat_values(column: Any, values: Any) -> Any:
+    """Return other values, of all rows, in the lists or vectors of a column.
+
+    Values that vectors cannot hold, which are strings, become lists.
+
+    Example:
+        >>> with_flat_values(np.array([[1, 2], [3, 4]]), np.arange(4)).tolist()
+        [[0, 1], [2, 3]]
+    """
+    if isinstance(column, Ragged):
+        return Ragged(values, column.offsets)
+    if not is_vectors(column):
+        return values
+    held = values.values if isinstance(values, Masked) else values
+    if not is_array(held):
+        return Ragged(values, as_lists(column).offsets)
+    shape = (column.valid if isinstance(column, Masked) else column).shape
+    if isinstance(values, Masked):
+        return Masked(values.values.reshape(shape), values.valid.reshape(shape))
+    return values.reshape(shape)
+
+
+def with_null_rows(vectors: Any, valid: Array) -> Any:
+    """Return vectors with nulls in the rows that are not `valid`: NaN in floating point.
+
+    Args:
+        vectors: column of vectors, [n, k].
+        valid: bool [n].
+    """
+    values = vectors.values if isinstance(vectors, Masked) else vectors
+    xp = array_namespace(values)
+    if values.dtype.kind == "f":
+        return xp.where(valid[:, None], values, values.dtype.type("nan"))
+    known = vectors.valid if isinstance(vectors, Masked) else xp.ones(values.shape, dtype=bool)
+    return Masked(values, known & valid[:, None])
+
+
+def as_lists(column: Any) -> Any:
+    """Return vectors as `Ragged`, without copying values; any other column as it is.
+
+    Example:
+        >>> as_lists(np.array([[1, 2], [3, 4]])).offsets.tolist()
+        [0, 2, 4]
+    """
+    if not is_vectors(column):
+        return column
+    array = column.valid if isinstance(column, Masked) else column
+    rows, length = array.shape
+    offsets = array_namespace(array).arange(rows + 1, dtype=np.int64) * length
+    return Ragged(flat_values(column), offsets)
+
+
 def take(column: Any, rows: Array) -> Any:
     """Return the given rows of a column of any kind."""
-    return column.take(rows)
+    return column[rows] if is_array(column) and column.ndim == 2 else column.take(rows)
 
 
 def slice_rows(column: Any, start: int, stop: int) -> Any:
@@ -258,8 +335,9 @@ def concat_columns(parts: Sequence[Any]) -> Any:
 
 
 def _all_valid(column: Any) -> Masked:
-    xp = array_namespace(column.offsets if isinstance(column, _Offsets) else column)
-    return Masked(column, xp.ones(len(column), dtype=bool))
+    if isinstance(column, _Offsets):
+        return Masked(column, array_namespace(column.offsets).ones(len(column), dtype=bool))
+    return Masked(column, array_namespace(column).ones(column.shape, dtype=bool))
 
 
 def to_host(array: Array) -> np.ndarray:

@@ -60,18 +60,6 @@ def refuse_multi_hot(features: Schema, who: str) -> None:
         )
 
 
-def vector_length(column: Column) -> int | None:
-    """Return n for a continuous column of n numbers per row, None for any other column."""
-    if column.role == "continuous" and column.multi_hot:
-        return column.embedding_dim
-    return None
-
-
-def feature_width(column: Column) -> int:
-    """Return how many numbers a column becomes: its embedding's width, its length, or 1."""
-    return vector_length(column) or column.width
-
-
 def _read_legacy(items: Iterable[Any]) -> Features:
     found: list[Column] = []
     combiners, weights, refused = {}, {}, []

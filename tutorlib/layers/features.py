@@ -13,14 +13,12 @@ import keras
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.layers.columns import feature_width, read_columns, refuse_multi_hot, vector_length
+from tutorlib.layers.columns import read_columns, refuse_multi_hot
 from tutorlib.layers.tables import (
     COMBINERS,
     EmbeddingBag,
-    is_ragged,
     list_batch_size,
     register,
-    values_and_counts,
 )
 from tutorlib.schema import Column, Schema
 
@@ -78,11 +76,11 @@ class _TableFeatures(FeatureLayer):
         super().__init__(Schema(c for c in schema if c.name not in weights.values()), **kwargs)
         self._check_categorical("weights", weights)
         self.weights_of = weights
-        lists = [c.name for c in self.schema.continuous if c.multi_hot and not vector_length(c)]
+        lists = [c.name for c in self.schema.continuous if c.multi_hot]
         if lists:
             raise ValueError(
                 f"columns {lists} hold lists of numbers; continuous columns must hold one number "
-                "per row, or n numbers with embedding_dim=n. Name weights of ids in `weights`."
+                "per row, or k numbers with length=k. Name weights of ids in `weights`."
             )
         given, default = ({}, combiner) if isinstance(combiner, str) else (combiner, "mean")
         check_choice("combiner", default, COMBINERS)
@@ -134,9 +132,8 @@ class _TableFeatures(FeatureLayer):
         return table(found)
 
     def numbers(self, inputs: Mapping[str, Any], column: Column) -> Any:
-        """Return the numbers of one continuous column, [batch, 1] or [batch, n]."""
-        found = _vectors(inputs, column) if column.multi_hot else inputs[column.name]
-        return ops.cast(found, self.compute_dtype)
+        """Return the numbers of one continuous column, [batch, 1] or [batch, k]."""
+        return ops.cast(inputs[column.name], self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
@@ -181,27 +178,10 @@ def _column_batch_size(column: Column, input_shape: Mapping[str, Any]) -> int | 
         return list_batch_size(list_inputs(input_shape, column.name))
     if column.name not in input_shape:
         raise ValueError(f"column {column.name!r} is missing; the batch has {sorted(input_shape)}")
-    shape = tuple(input_shape[column.name])
-    if len(shape) != 2 or shape[1] != 1:
-        raise ValueError(f"column {column.name!r} must have shape [batch, 1], got {shape}")
+    shape, length = tuple(input_shape[column.name]), column.length or 1
+    if len(shape) != 2 or shape[1] != length:
+        raise ValueError(f"column {column.name!r} must have shape [batch, {length}], got {shape}")
     return shape[0]
-
-
-def _vectors(inputs: Mapping[str, Any], column: Column) -> Any:
-    """Return a column of n numbers per row as [batch, n]; a row of another length gets NaN."""
-    found, length = list_inputs(inputs, column.name), column.embedding_dim
-    if "ids" in found and not is_ragged(found["ids"]):
-        if found["ids"].shape[1] not in (length, None):
-            raise ValueError(
-                f"column {column.name!r} must have shape [batch, {length}], got "
-                f"{tuple(found['ids'].shape)}"
-            )
-        return ops.reshape(found["ids"], (-1, length))
-    values, counts = values_and_counts(found)
-    starts = ops.cumsum(counts) - counts
-    values = ops.pad(values, [[0, length]])  # for a last row that is too short
-    positions = starts[:, None] + ops.arange(length, dtype=starts.dtype)
-    return ops.where(counts[:, None] == length, ops.take(values, positions, axis=0), float("nan"))
 
 
 @register
@@ -211,8 +191,7 @@ class DenseFeatures(_TableFeatures):
     Columns are ordered by name. Each categorical column has a table of its own, whose path ends in
     `{column}/embedding_weights`; `FusedEmbedding` needs one gather where this needs one per column.
 
-    A continuous column with `multi_hot=True` and `embedding_dim=n` holds n numbers per row; a row
-    of another length gives NaN.
+    A column of vectors, with `length=k`, is k numbers.
 
     Args:
         columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out. For
@@ -225,8 +204,9 @@ class DenseFeatures(_TableFeatures):
             weights are lists as long as those of the ids, in the same form, and no features.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
-    Shapes: dict of [batch, 1] tensors, multi-hot columns in any form of `keras_inputs` -> [batch,
-        sum of widths] for "concat", [batch, columns, width] for "stack". An empty list gives zeros.
+    Shapes: dict of [batch, 1] tensors, vectors as [batch, k], multi-hot columns in any form of
+        `keras_inputs` -> [batch, sum of widths] for "concat", [batch, columns, width] for "stack".
+        An empty list gives zeros.
 
     Raises:
         ValueError: if a choice is unknown, a cardinality is not known, a continuous column holds
@@ -253,7 +233,7 @@ class DenseFeatures(_TableFeatures):
     ) -> None:
         super().__init__(columns, combiner, weights, **kwargs)
         check_choice("aggregation", aggregation, ("concat", "stack"))
-        widths = {column.name: feature_width(column) for column in self.in_name_order()}
+        widths = {column.name: column.width for column in self.in_name_order()}
         if aggregation == "stack" and len(set(widths.values())) > 1:
             raise ValueError(
                 f"aggregation='stack' needs equal widths, got {widths}. Give each column the same "
@@ -275,7 +255,7 @@ class DenseFeatures(_TableFeatures):
 
     def compute_output_shape(self, input_shape: Mapping[str, Any]) -> tuple[int | None, ...]:
         """Return (batch, sum of widths) or (batch, columns, width)."""
-        batch, widths = self.batch_size(input_shape), [feature_width(c) for c in self.schema]
+        batch, widths = self.batch_size(input_shape), [c.width for c in self.schema]
         if self.aggregation == "stack":
             return (batch, len(widths), widths[0])
         return (batch, sum(widths))
@@ -287,7 +267,7 @@ class DenseFeatures(_TableFeatures):
 
 @register
 class ScalarDenseFeatures(DenseFeatures):
-    """`DenseFeatures` for columns with one value per row.
+    """`DenseFeatures` for columns with one value or one vector per row.
 
     Args:
         columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
@@ -370,7 +350,7 @@ class LinearFeatures(_TableFeatures):
         """Check the shapes and create tables, numeric kernel and bias."""
         super().build(input_shape)
         if self._continuous:
-            size = sum(feature_width(column) for column in self._continuous)
+            size = sum(column.width for column in self._continuous)
             self.numeric_kernel = self.add_weight(
                 name="numeric_kernel", shape=(size, 1), initializer="zeros"
             )

@@ -11,7 +11,7 @@ from keras import ops
 
 from tutorlib.checks import check_choice
 from tutorlib.keras_bridge import min_int_dtype_of_models
-from tutorlib.layers.columns import read_columns, refuse_multi_hot, vector_length
+from tutorlib.layers.columns import read_columns, refuse_multi_hot
 from tutorlib.layers.rows import INT32_IDS
 from tutorlib.loader.list_lengths import LENGTHS, bucket_length
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema
@@ -36,9 +36,10 @@ def keras_inputs(
     Returns:
         For "columns": {name: Input [batch, 1]}. A multi-hot column `g` gives, by form,
         {`g__values` [nnz, 1], `g__nnzs` [batch, 1]}, {`g__values` [nnz], `g__offsets` [batch + 1]},
-        or {`g` [batch, None]}; a padded column of n numbers per row is [batch, n]. For "stacked":
-        {"categorical": [batch, n_cat], "continuous": [batch, n_cont]} in the order of the schema,
-        without a role that has no columns. Numbers are float32.
+        or {`g` [batch, None]}. A column of vectors of k numbers gives {name: Input [batch, k]}. For
+        "stacked": {"categorical": [batch, n_cat], "continuous": [batch, n_cont]} in the order of
+        the schema, where a vector has k neighbouring columns, without a role that has no columns.
+        Numbers are float32.
 
     Raises:
         ValueError: if a choice is unknown, or `batch_layout` is "stacked" and a column is
@@ -66,7 +67,9 @@ def keras_inputs(
         if column.multi_hot:
             inputs |= _multi_hot_inputs(column, multi_hot)
         else:
-            inputs[column.name] = keras.Input((1,), name=column.name, dtype=_input_dtype(column))
+            inputs[column.name] = keras.Input(
+                (column.length or 1,), name=column.name, dtype=_input_dtype(column)
+            )
     return inputs
 
 
@@ -79,7 +82,8 @@ def _stacked_inputs(features: Schema) -> dict[str, Any]:
         if len(columns):
             dtypes = {_input_dtype(column) for column in columns}
             dtype = "int64" if "int64" in dtypes else dtypes.pop()
-            inputs[role] = keras.Input((len(columns),), name=role, dtype=dtype)
+            width = sum(column.length or 1 for column in columns)
+            inputs[role] = keras.Input((width,), name=role, dtype=dtype)
     return inputs
 
 
@@ -90,8 +94,7 @@ def _multi_hot_inputs(column: Column, form: str) -> dict[str, Any]:
         shape = (1,) if form == "nnzs" else ()
         dtypes = {f"{name}__values": dtype, f"{name}__{form}": min_int_dtype_of_models()}
         return {key: keras.Input(shape, name=key, dtype=dtypes[key]) for key in dtypes}
-    length = vector_length(column) if form == "padded" else None
-    return {name: keras.Input((length,), name=name, dtype=dtype, ragged=form == "ragged")}
+    return {name: keras.Input((None,), name=name, dtype=dtype, ragged=form == "ragged")}
 
 
 def _input_dtype(column: Column) -> str:
