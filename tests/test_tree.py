@@ -308,6 +308,10 @@ for folder in ("train", "valid"):
     with ParquetSink(folder + "/part.parquet") as sink:
         columns = {name: rng.random(5000, dtype="float32") for name in ("x1", "x2", "label")}
         sink.write(Chunk(columns))
+with open("people.csv", "w") as file:
+    file.write("person,city,age,income\\n")
+    for n in range(600):
+        file.write(f"p{n},{rng.choice(['Lyon', 'Oslo'])},{20 + n % 50},{['low', 'high'][n % 2]}\\n")
 """
 
 
@@ -316,7 +320,11 @@ def test_the_examples_in_the_readme_run_one_after_the_other(tmp_path):
     examples = "".join(re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL))
     for folder in ("train", "valid"):
         (tmp_path / folder).mkdir()
-    done = run_python(README_DATA + examples, cwd=tmp_path)
+    assert run_python(README_DATA, cwd=tmp_path).returncode == 0
+    command = re.search(r"^python -m (data_prep csv .*)$", readme, flags=re.MULTILINE)[1]
+    csv = f"import data_prep.__main__ as m; m.main({command.split()[1:]!r})"
+    assert run_python(csv, cwd=tmp_path).returncode == 0
+    done = run_python(examples, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "val_loss" in done.stdout
     assert list((tmp_path / "checkpoints").iterdir())
