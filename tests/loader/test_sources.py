@@ -10,6 +10,7 @@ import pytest
 from tutorlib import Categorify, KerasSequenceLoader, Normalize, Workflow
 from tutorlib.chunk import Chunk
 from tutorlib.parquet import ParquetSource
+from tutorlib.schema import Column, Schema
 from tutorlib.workflow import split_rows
 
 ROWS = 5000
@@ -100,3 +101,38 @@ def test_transform_refuses_paths_and_what_is_no_table():
         workflow.transform("train.parquet")
     with pytest.raises(TypeError, match="got a dict"):
         workflow.transform({"x": [1.0]})
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """The output of a Workflow, of which a loader needs to be told nothing."""
+    groups = ["x"] >> Normalize(), ["name"] >> Categorify(), ["label", "id"]
+    folder = tmp_path_factory.mktemp("etl") / "out"
+    parts = split_rows(TABLE, {"train": 0.8, "valid": 0.2})
+    return Workflow(*groups).fit(TABLE).transform_to_parquet(parts, folder)
+
+
+def test_the_schema_of_a_prepared_folder_is_used_and_arguments_come_first(prepared):
+    stored = Schema.load(prepared / "train" / "_schema.json")
+    loader = KerasSequenceLoader(prepared / "train", 100)
+    assert loader.schema.features == stored.features
+    assert loader.schema.labels.names == ["label"]
+    assert loader.schema["name"].cardinality == stored["name"].cardinality == 10
+    other = KerasSequenceLoader(prepared / "train", 100, label_names=["id"])
+    assert (other.schema.labels.names, other.schema.features.names) == (["id"], ["x", "name"])
+    named = KerasSequenceLoader(prepared / "train", 100, cat_names=["name"])
+    assert named.schema.features == stored.select(["name"])
+    assert named.schema.labels.names == ["label"]
+    assert not KerasSequenceLoader(prepared / "train", 100, label_names=[]).schema.labels.names
+    given = KerasSequenceLoader(prepared / "train", 100, schema=Schema([Column("x", "continuous")]))
+    assert given.schema.names == ["x"]
+
+
+def test_folders_with_one_schema_are_read_together_and_a_damaged_schema_is_refused(prepared):
+    both = KerasSequenceLoader([prepared / "train", prepared / "valid"], 100)
+    assert both.num_rows == ROWS
+    assert both.schema["name"].cardinality == 10
+    file = prepared / "valid" / "_schema.json"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"valid/_schema\.json: a schema is a JSON list"):
+        KerasSequenceLoader(prepared / "valid", 100)

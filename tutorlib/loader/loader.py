@@ -12,6 +12,7 @@ from tutorlib.chunk import Chunk
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches
 from tutorlib.loader.cursor import EpochCursor, Positioned, check_state
+from tutorlib.loader.folder_schema import schema_of_arguments
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch, refuse_second
 from tutorlib.loader.plan import EpochPlan
@@ -23,7 +24,7 @@ from tutorlib.loader.summary import html_of_loader, text_of_plan
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.loader.transform import online
 from tutorlib.memory import BufferPool, DevicePool
-from tutorlib.schema import ROLES, Schema, resolve_schema
+from tutorlib.schema import ROLES, Schema
 
 
 class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
@@ -40,6 +41,8 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
     Args:
         paths_or_source: Parquet or Arrow file, folder, glob pattern, a list of these; a
             `ParquetSource`; a part of `split_rows`; a pyarrow Table, a pandas or polars DataFrame.
+            The `_schema.json` of a local folder gives roles, labels and cardinalities; arguments
+            come first.
         batch_size: rows per batch, at least 1.
         label_names: names of the label columns; None takes the labels of `schema`, if any.
         feature_columns: list of `tf.feature_column` objects that name the features. Features can
@@ -172,7 +175,7 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
             check_ids=check_ids, max_list_length=max_list_length, class_weight=class_weight,
         )  # fmt: skip
         self.source = source_of(paths_or_source, filters, device)
-        self._file_schema = resolve_schema(
+        self._file_schema = schema_of_arguments(
             self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name,
             id_names,
         )  # fmt: skip

@@ -1,0 +1,82 @@
+"""The `_schema.json` that `transform_to_parquet` writes, as a loader of that folder uses it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tutorlib.schema import Schema, resolve_schema
+
+SCHEMA_FILE = "_schema.json"
+
+
+def folder_schema(paths: Iterable[Any]) -> Schema | None:
+    """Return the schema that all of these local folders hold; None without one, or if they differ.
+
+    Raises:
+        ValueError: if a `_schema.json` holds no schema.
+    """
+    files = [Path(path) / SCHEMA_FILE for path in paths]
+    if not files or not all(file.is_file() for file in files):
+        return None
+    first, *others = map(Schema.load, files)
+    return first if all(other == first for other in others) else None
+
+
+def schema_of_arguments(
+    source: Any,
+    schema: Schema | None,
+    feature_columns: Iterable[Any] | None,
+    cat_names: Iterable[str] | None,
+    cont_names: Iterable[str] | None,
+    label_names: Iterable[str] | None,
+    weight_name: str | None,
+    id_names: Iterable[str] | None,
+) -> Schema:
+    """Return what `resolve_schema` does, with the schema of the folder where arguments are silent.
+
+    Args:
+        source: a `ParquetSource`.
+        schema: columns; replaces the schema of the folder.
+        feature_columns: `tf.feature_column` objects; replace the schema of the folder.
+        cat_names: categorical columns, with the cardinalities of the folder's schema.
+        cont_names: continuous columns.
+        label_names: label columns; None means those of either schema.
+        weight_name: column of sample weights; None means that of either schema.
+        id_names: columns that are no features, unless they are named as such.
+    """
+    stored = None
+    if schema is None and feature_columns is None:
+        stored = folder_schema(source.paths)
+    by_name = cat_names is not None or cont_names is not None
+    cat_names, cont_names, label_names, id_names = (
+        None if names is None else list(names)
+        for names in (cat_names, cont_names, label_names, id_names)
+    )
+    if stored is not None:
+        features = {*(cat_names or ()), *(cont_names or ())}
+        taken = {*(label_names or ()), *(id_names or ()), weight_name, *features}
+        if label_names is None:
+            label_names = [name for name in stored.labels.names if name not in taken]
+        if weight_name is None:
+            weights = [name for name in stored.with_role("weight").names if name not in taken]
+            weight_name = next(iter(weights), None)
+        if not by_name:
+            schema = Schema(column for column in stored.features if column.name not in taken)
+    resolved = resolve_schema(
+        source, schema, feature_columns, cat_names, cont_names, label_names, weight_name, id_names
+    )
+    if stored is None or not by_name:
+        return resolved
+    return Schema((_with_sizes(column, stored) for column in resolved), resolved.left_out)
+
+
+def _with_sizes(column: Any, stored: Schema) -> Any:
+    if column.name not in stored or stored[column.name].role != column.role:
+        return column
+    known = stored[column.name]
+    return dataclasses.replace(
+        column, cardinality=known.cardinality, embedding_dim=known.embedding_dim
+    )
