@@ -2,13 +2,12 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from tests.support.ops import column
 from tutorlib.chunk import Chunk
-from tutorlib.ops import (
-    LambdaOp,
-)
+from tutorlib.ops import Filter, LambdaOp
 
 
 def test_lambda_op_applies_the_function_to_values_that_are_there():
@@ -22,8 +21,6 @@ def test_lambda_op_applies_the_function_to_values_that_are_there():
 
 
 def test_lambda_op_gets_texts_as_an_arrow_array():
-    import pyarrow.compute as pc
-
     chunk = Chunk({"s": column(["ab", None, "c"])})
     out = (["s"] >> LambdaOp(pc.utf8_upper, dtype="string")).transform(chunk)
     assert out["s"].tolist() == ["AB", None, "C"]
@@ -44,3 +41,34 @@ def test_lambda_op_on_a_column_of_nulls_alone_gives_nulls(dtype):
 def test_lambda_op_refuses_another_number_of_values():
     with pytest.raises(ValueError, match=r"'x': LambdaOp gave 2 values .* and got 1 back"):
         (["x"] >> LambdaOp(lambda x: x[:1])).transform(Chunk({"x": np.arange(2)}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "string"])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.list_(pa.int64())])
+def test_the_function_is_never_called_without_values(dtype, kind):
+    def largest(values):
+        return values - values.max()
+
+    rows = Chunk({"x": column([], kind)})
+    out = (["x"] >> LambdaOp(largest, dtype)).transform(rows)["x"]
+    assert out.tolist() == []
+    lists = Chunk({"x": column([[], []], pa.list_(pa.int64()))})
+    assert (["x"] >> LambdaOp(largest, dtype)).transform(lists)["x"].tolist() == [[], []]
+    assert Filter(largest, ["x"]).apply(rows)["x"].tolist() == []
+
+
+def test_a_comparison_of_strings_says_what_to_write_instead():
+    chunk = Chunk({"s": column(["a", "b", None])})
+    with pytest.raises(TypeError, match=r"'s': LambdaOp .* got False\. .*pc\.equal\(x, 'a'\)"):
+        (["s"] >> LambdaOp(lambda x: x == "a")).transform(chunk)
+    equal = (["s"] >> LambdaOp(lambda x: pc.equal(x, "a"))).transform(chunk)["s"]
+    assert str(equal.tolist()) == "[1.0, 0.0, nan]"
+    with pytest.raises(TypeError, match=r"'x': LambdaOp .* expects an array, got 5"):
+        (["x"] >> LambdaOp(lambda x: 5)).transform(Chunk({"x": np.arange(3)}))
+
+
+def test_an_error_in_the_function_names_column_and_argument():
+    with pytest.raises(AttributeError) as raised:
+        (["s"] >> LambdaOp(lambda x: x.upper())).transform(Chunk({"s": column(["a"])}))
+    (note,) = raised.value.__notes__
+    assert note == "column 's': LambdaOp called the function with a LargeStringArray"

@@ -267,8 +267,9 @@ def run_until(number, fitted, source, target, monkeypatch, error=Interrupted, **
 
     with monkeypatch.context() as patch:
         patch.setattr(Workflow, "transform", failing)
-        with pytest.raises(error):
+        with pytest.raises(error) as raised:
             fitted.transform_to_parquet(source, target, threads=1, **{**SIZES, **options})
+    return raised.value
 
 
 def part_files(folder):
@@ -314,8 +315,24 @@ def test_a_run_restarts_if_anything_changed(change, fitted, source, interrupted,
     )
 
 
+FACTOR = 2
+FACTORS = {"half": 0.5}  # may change without a word
+
+
+def twice(values):
+    return np.multiply(values, FACTOR)
+
+
 def doubled(values):
-    return values * 2
+    return twice(values)
+
+
+def dear(chunk):
+    return chunk["price"] > 0.5 * FACTOR
+
+
+def halved(values):
+    return values * FACTORS["half"]
 
 
 class Doubled(ColumnOp):
@@ -342,7 +359,7 @@ class Cheap(RowOp):
     ("data", "made"),
     [
         (Chunk.from_arrow(rows(3000)), Workflow(["price"])),
-        (None, Workflow(["price"] >> LambdaOp(doubled))),
+        (None, Workflow(["price"] >> LambdaOp(halved))),
         (None, Workflow(["price"] >> Doubled())),
         (None, Workflow(["price"], row_ops=[Cheap()])),
         (None, Halved(["price"])),
@@ -362,8 +379,55 @@ def test_a_run_on_chunks_or_with_code_of_the_user_restarts(
     assert not kept.items() & part_files(tmp_path / "out").items()
 
 
-def test_an_error_leaves_no_files(fitted, source, tmp_path, monkeypatch):
-    run_until(5, fitted, source, tmp_path / "out", monkeypatch, error=OSError)
+@pytest.mark.parametrize(
+    "made",
+    [
+        Workflow(["price"] >> LambdaOp(doubled)),
+        Workflow(["price"], row_ops=[Filter(dear, ["price"])]),
+    ],
+    ids=["LambdaOp", "Filter"],
+)
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_run_with_functions_of_a_module_resumes_unless_what_they_do_changed(
+    made, changed, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(parts, "RANGE_ROWS", 50)
+    run_until(5, made.fit(source), source, tmp_path / "out", monkeypatch)
+    kept = part_files(tmp_path / "out.partial")
+    assert kept
+    if changed:
+        monkeypatch.setitem(globals(), "FACTOR", 3)
+    made.transform_to_parquet(source, tmp_path / "out", **SIZES)
+    resumed = kept.items() <= part_files(tmp_path / "out").items()
+    assert resumed != changed
+    whole = made.transform_to_parquet(source, tmp_path / "whole", **SIZES)
+    assert contents(tmp_path / "out") == contents(whole)
+
+
+def test_an_error_keeps_finished_part_files_and_says_where_and_how_to_go_on(
+    fitted, source, tmp_path, monkeypatch
+):
+    """As a full disk raises it."""
+    error = run_until(5, fitted, source, tmp_path / "out", monkeypatch, error=OSError)
+    (note,) = error.__notes__
+    assert f"kept in {tmp_path / 'out.partial'}. Running the same call again resumes" in note
+    kept = part_files(tmp_path / "out.partial")
+    assert 2 <= len(kept) < 15
+    out = fitted.transform_to_parquet(source, tmp_path / "out", **SIZES)
+    assert kept.items() <= part_files(out).items()
+    assert contents(out) == contents(
+        fitted.transform_to_parquet(source, tmp_path / "undisturbed", **SIZES)
+    )
+
+
+@pytest.mark.parametrize(("parts_before", "data"), [(0, None), (5, Chunk.from_arrow(rows(3000)))])
+def test_an_error_leaves_no_files_that_no_run_can_use(
+    fitted, source, tmp_path, monkeypatch, parts_before, data
+):
+    data = source if data is None else data
+    monkeypatch.setattr(parts, "RANGE_ROWS", 50)
+    error = run_until(parts_before, fitted, data, tmp_path / "out", monkeypatch, error=OSError)
+    assert not hasattr(error, "__notes__")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -376,7 +440,7 @@ def test_an_error_in_one_part_file_stops_all_threads_and_is_raised(tmp_path):
     with pytest.raises(ValueError, match=r"got -7.0 at value 10 .*row group 64 of .*rows\.parquet"):
         made.transform_to_parquet(source, tmp_path / "out", threads=4, **SIZES)
     assert threading.active_count() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_another_process_writes_is_refused(fitted, source, tmp_path):

@@ -32,6 +32,7 @@ from tutorlib.ops.rename import Rename
 from tutorlib.ops.row_ops import Dropna, Filter, RowOp
 from tutorlib.ops.shared.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID, column_type
 from tutorlib.ops.shared.exact import exact_sum
+from tutorlib.ops.shared.functions import code_identity
 from tutorlib.ops.target_encoding import TargetEncoding
 
 __all__ = [
@@ -39,8 +40,8 @@ __all__ = [
     "ColumnGroup", "ColumnOp", "Dropna", "FillMedian", "FillMissing", "Filter", "HashBucket",
     "HashedCross", "JoinExternal", "JoinGroupby", "LabelEncoder", "LambdaOp", "LearningOp",
     "ListSlice", "LogOp", "Normalize", "NormalizeMinMax", "Op", "Rename", "RowOp", "Select",
-    "SpillingOp", "TargetEncoding", "as_group", "column_type", "exact_sum", "is_builtin",
-    "op_class", "role_of", "row_op_class", "saved_name",
+    "SpillingOp", "TargetEncoding", "as_group", "code_identity", "column_type", "exact_sum",
+    "is_builtin", "op_class", "role_of", "row_op_class", "saved_name",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # mypy would take any name for one that exists

@@ -209,9 +209,10 @@ def _at_least(number: float) -> float:
 class LambdaOp(ColumnOp):
     """Applies a function to each column's values.
 
-    The function gets the values that are not null: a NumPy array, on a GPU a CuPy array; strings as
-    a `pyarrow` array in host memory. A workflow is saved with the function's name, never its code:
-    `Workflow.load(folder, functions={name: f})` takes the function again.
+    The function gets the values that are not null, at least one: a NumPy array, on a GPU a CuPy
+    array; strings as a `pyarrow` array in host memory, for `pyarrow.compute`. A workflow is saved
+    with the function's name, never its code: `Workflow.load(folder, functions={name: f})` takes the
+    function again.
 
     Returns (from transform): columns of `dtype`. A null stays null, NaN in floating point; lists
     keep their lengths.
@@ -243,7 +244,10 @@ class LambdaOp(ColumnOp):
         """Return the function's result for the values that are not null."""
         values, valid = parts_of(column)
         if valid is None:
-            return self._call(name, values)
+            if len(values):
+                return self._call(name, values)
+            anchor = values.offsets if isinstance(values, Strings) else values
+            return self._zeros(0, array_namespace(anchor))
         xp = array_namespace(valid)
         if not bool(valid.any()):
             return with_nulls(self._zeros(len(valid), xp), valid)
@@ -259,7 +263,18 @@ class LambdaOp(ColumnOp):
 
     def _call(self, name: str, values: Any) -> Any:
         argument = column_to_arrow(values) if isinstance(values, Strings) else values
-        result = self.function(argument)
+        kind = type(argument).__name__
+        try:
+            result = self.function(argument)
+        except Exception as error:
+            error.add_note(self._wrong(name, f"called the function with a {kind}"))
+            raise
+        if not hasattr(result, "__len__"):
+            rule = f"gave the function a {kind} and expects an array, got {result!r}"
+            if isinstance(values, Strings):
+                rule += ". Strings come as an Arrow array, to which pyarrow.compute applies: "
+                rule += "pc.equal(x, 'a') for x == 'a'."
+            raise TypeError(self._wrong(name, rule))
         if len(result) != len(values):
             rule = f"gave {len(values)} values to the function and got {len(result)} back"
             raise ValueError(self._wrong(name, rule))

@@ -161,8 +161,10 @@ class Filter(RowOp):
 
     def keep(self, chunk: Chunk) -> Array:
         """Return bool [n], True for rows that meet the condition."""
-        if self.function is not None:
+        if self.function is not None and chunk.num_rows:
             return self._called(self.function, chunk.select(self.names))
+        if self.function is not None:
+            return np.zeros(0, dtype=bool)
         kept = None
         for every in self.condition:
             met = None

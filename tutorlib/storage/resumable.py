@@ -17,7 +17,7 @@ from typing import Any
 
 from tutorlib.storage.atomic import check_target, recover, replace, staging_path
 from tutorlib.storage.locks import locked_folder
-from tutorlib.storage.owned import clear, mark, refuse_foreign, remove
+from tutorlib.storage.owned import MARK, clear, mark, refuse_foreign, remove
 
 METADATA_FILE = "_building.json"
 WRITING_FOLDER = "_writing"
@@ -29,9 +29,10 @@ def resumable_folder(
 ) -> Iterator[Path]:
     """Give a folder, which becomes `target` when the block ends without an error.
 
-    If the process is killed or interrupted, the folder stays as `{target}.partial`. The next call
-    with equal metadata gives it back with the files that were finished by `new_file_in`; a call
-    with other metadata gives an empty one. An error removes it.
+    If the process is killed or interrupted, or an error ends the block, the folder stays as
+    `{target}.partial`. The next call with equal metadata gives it back with the files that were
+    finished by `new_file_in`; a call with other metadata gives an empty one. After an error the
+    folder goes if a later call could not use it: without metadata, or without a finished file.
 
     Args:
         target: path of the folder; one that this library made is replaced. Missing parents are
@@ -64,8 +65,15 @@ def resumable_folder(
         _clear_unless_equal(staging, metadata)
         try:
             yield staging
-        except Exception:
-            remove(staging)
+        except Exception as error:
+            shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
+            if metadata is None or not _has_finished_files(staging):
+                remove(staging)
+                raise
+            error.add_note(
+                f"The finished files are kept in {staging}. Running the same call again resumes "
+                f"with the next one and makes {target} of it; or delete the folder."
+            )
             raise
         shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
         (staging / METADATA_FILE).unlink()
@@ -93,6 +101,11 @@ def new_file_in(folder: Path, name: str) -> Iterator[Path]:
         path.replace(folder / name)
     finally:
         path.unlink(missing_ok=True)
+
+
+def _has_finished_files(staging: Path) -> bool:
+    files = (path.name for path in staging.rglob("*") if path.is_file())
+    return any(name not in (MARK, METADATA_FILE) for name in files)
 
 
 def _clear_unless_equal(staging: Path, metadata: Mapping[str, Any] | None) -> None:

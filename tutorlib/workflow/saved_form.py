@@ -32,6 +32,7 @@ from tutorlib.ops import (
     LambdaOp,
     Op,
     RowOp,
+    code_identity,
     is_builtin,
     op_class,
     row_op_class,
@@ -76,12 +77,14 @@ def ops_with_functions(graph: OpGraph) -> list[LambdaOp | Filter]:
     return [op for op in ops if isinstance(op, LambdaOp | Filter) and op.function is not None]
 
 
-def has_user_code(graph: OpGraph) -> bool:
-    """Return whether a function or a class of the user takes part: only its name is saved."""
+def user_code(graph: OpGraph) -> dict[str, str] | None:
+    """Return {name: `code_identity`} of the user's functions; None if any code is not known."""
     classes_are_ours = type(graph).__module__.startswith("tutorlib.") and all(
         is_builtin(type(op)) for op in _all_ops(graph)
     )
-    return not classes_are_ours or bool(ops_with_functions(graph))
+    known = {op.function_name: code_identity(op.function) for op in ops_with_functions(graph)}
+    identities = {name: identity for name, identity in known.items() if identity is not None}
+    return identities if classes_are_ours and len(identities) == len(known) else None
 
 
 def _all_ops(graph: OpGraph) -> list[Op | RowOp]:

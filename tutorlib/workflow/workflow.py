@@ -121,9 +121,12 @@ class Workflow(OpGraph):
 
         The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`), `_workflow/`
         (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
-        appears when it is whole; until then all files are in `{folder}.partial`. After a kill the
-        same call resumes if data, workflow and settings are the same, and otherwise restarts. The
-        files are the same to the byte, also after a resume, for any number of threads or workers.
+        appears when it is whole; until then all files are in `{folder}.partial`. After a kill or an
+        error, such as a full disk, the same call resumes if data, workflow and settings are the
+        same, and otherwise restarts. It always restarts for rows in memory, for ops of your own,
+        and for functions (LambdaOp, Filter) that are lambdas or name more than modules, numbers,
+        strings and other functions. The files are the same to the byte, also after a resume, for
+        any number of threads or workers.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that

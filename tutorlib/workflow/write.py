@@ -99,13 +99,15 @@ class WriteJob:
         return parts
 
     def metadata(self) -> dict[str, Any] | None:
-        """Return what decides what the files hold; None for rows in memory and code of the user."""
+        """Return what decides what the files hold; None for rows in memory and unknown code."""
         sources = {name: _source_metadata(source) for name, source in self.sources.items()}
-        if None in sources.values() or saved_form.has_user_code(self.graph):
+        code = saved_form.user_code(self.graph)
+        if None in sources.values() or code is None:
             return None
         settings = ("rows_per_file", "row_group_rows", "encoding", "shuffle_seeds")
         return {
             "workflow": saved_form.fingerprint(self.graph),
+            "functions": code,
             "sources": sources,
             "pyarrow": pa.__version__,
             **{name: getattr(self, name) for name in settings},
@@ -275,15 +277,15 @@ def _remove_empty(folder: Path, parts: list[PartFile]) -> list[dict[str, Any]]:
         rows_of[part.split] += rows
         if rows:
             files.append({"name": part.path, "rows": rows, "bytes": path.stat().st_size})
+    for part in parts:
+        if part.path not in {file["name"] for file in files}:
+            (folder / part.path).unlink()
     for split, rows in rows_of.items():
         if rows == 0:
             raise ValueError(
                 f"nothing to write{f' for {split!r}' if split else ''}: the data has no rows, or "
                 "the row ops drop all of them"
             )
-    for part in parts:
-        if part.path not in {file["name"] for file in files}:
-            (folder / part.path).unlink()
     return files
 
 
