@@ -43,6 +43,7 @@ def assert_same(one, other):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore:class_weight names the classes")
 def test_it_trains_as_keras_does_on_arrays(folder, columns):
     weights = {0: 0.5, 2: 7.0}  # class 1 is not named: it weighs 1
     x, y = {"x": columns["x"][:, None]}, columns["label"][:, None]
@@ -62,6 +63,7 @@ def test_it_multiplies_the_weights_of_the_rows(folder, columns):
     )
 
 
+@pytest.mark.filterwarnings("ignore:class_weight names the classes")
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("layout", ["columns", "stacked"])
 def test_each_batch_holds_the_weight_of_each_label(folder, columns, layout, device, monkeypatch):
@@ -73,6 +75,24 @@ def test_each_batch_holds_the_weight_of_each_label(folder, columns, layout, devi
     np.testing.assert_array_equal(weights, columns["w"] * np.where(columns["clicked"] == 1, 4, 1))
 
 
+def test_a_class_that_is_not_named_is_reported_once_and_weighs_1(folder):
+    loader = loader_of(folder, class_weight={0: 2.0, 2: 3.0})
+    with pytest.warns(UserWarning, match="class_weight names the classes") as caught:
+        weights = np.concatenate([weights for _ in range(2) for _, _, weights in loader])
+    assert set(weights.tolist()) == {1.0, 2.0, 3.0}
+    (warning,) = [w for w in caught if "class_weight" in str(w.message)]
+    assert "the classes [0, 2], but label 'label' also has class 1." in str(warning.message)
+
+
+def test_a_named_class_that_no_row_has_changes_nothing_and_is_not_reported(folder, recwarn):
+    named = {0: 2.0, 1: 5.0, 2: 3.0}
+    loaders = [loader_of(folder, class_weight=w) for w in (named, named | {7: 9.0})]
+    one, other = (np.concatenate([w for _, _, w in loader]) for loader in loaders)
+    assert np.array_equal(one, other)
+    assert not [w for w in recwarn if "class_weight" in str(w.message)]
+
+
+@pytest.mark.filterwarnings("ignore:class_weight names the classes")
 def test_a_validation_loader_without_it_is_not_weighed(folder, columns):
     valid = loader_of(folder)
     plain = trained(loader_of(folder), validation_data=valid)

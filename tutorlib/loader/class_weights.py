@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ LAST_CLASS = 2**24  # up to which float32 holds every integer
 class ClassWeights:
     """Weighs the rows of a batch by the class that their label names.
 
-    A label is rounded to the nearest integer; a class that is not named weighs 1.
+    A label is rounded to the nearest integer. As in Keras, a class that is not named weighs 1 (a
+    warning says so once), and a class that no row has changes nothing.
 
     Args:
         class_weight: {class: weight}, with integer classes from -2**24 to 2**24.
@@ -25,8 +27,8 @@ class ClassWeights:
         ValueError: if there is not exactly one label, or `class_weight` is not such a mapping.
 
     Example:
-        >>> ClassWeights({0: 1.0, 1: 5.0}, ["click"])(np.array([[1.0], [0.0], [2.0]])).tolist()
-        [5.0, 1.0, 1.0]
+        >>> ClassWeights({0: 1.0, 1: 5.0}, ["click"])(np.array([[1.0], [0.0], [1.0]])).tolist()
+        [5.0, 1.0, 5.0]
     """
 
     def __init__(self, class_weight: Mapping[int, float], label_names: Sequence[str]) -> None:
@@ -47,6 +49,7 @@ class ClassWeights:
                 "class_weight must be a dict of integer classes, up to 2**24, to weights, got "
                 f"{class_weight!r}"
             )
+        self._label, self._warned = label_names[0], False
         # An infinite class at the end, which no label has: labels above all classes find it.
         self._classes = np.array([key for key, _ in pairs] + [np.inf], dtype=np.float32)
         self._weights = np.array([weight for _, weight in pairs] + [1], dtype=np.float32)
@@ -64,4 +67,13 @@ class ClassWeights:
         classes = xp.round(labels.reshape(-1).astype(np.float32))
         known, weights = xp.asarray(self._classes), xp.asarray(self._weights)
         places = xp.searchsorted(known, classes)
-        return xp.where(known[places] == classes, weights[places], np.float32(1))
+        named = known[places] == classes
+        if not self._warned and not bool(named.all()):
+            self._warned = True
+            warnings.warn(
+                f"class_weight names the classes {[int(c) for c in self._classes[:-1]]}, but label "
+                f"{self._label!r} also has class {int(classes[~named][0])}. Classes that are not "
+                "named weigh 1, as in Keras; name them to avoid this warning.",
+                stacklevel=2,
+            )
+        return xp.where(named, weights[places], np.float32(1))

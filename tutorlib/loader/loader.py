@@ -75,7 +75,7 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
         weight_name: name of a column of sample weights, float32; None for no weights. With it,
             batches are (inputs, labels, weights) with weights of shape [batch].
         class_weight: {class: weight} of one integer label, as in Keras's `fit`, times the weights
-            of `weight_name`. Classes that are not named weigh 1.
+            of `weight_name`. Classes that are not named weigh 1, with a warning.
         seed: seed of the order, 0 to 2**64 - 1.
         batch_layout: "columns" gives {name: [batch, 1]}; "stacked" gives {"categorical": int
             [batch, n], "continuous": float32 [batch, n]}, with columns in the order of `schema`.
