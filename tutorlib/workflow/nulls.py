@@ -9,7 +9,6 @@ from tutorlib.memory import working_in
 from tutorlib.ops.shared.columns import flat
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow.inputs import RowSource, read_range, row_ranges_in
-from tutorlib.workflow.row_split import SourceRows
 
 
 def with_nulls_in(chunk: Chunk) -> list[str]:
@@ -25,12 +24,9 @@ def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
     Rows that a filter drops may count too.
     """
     unsure = [name for name in names if not source.column_types[name][0].startswith("float")]
-    stored = source
-    while isinstance(stored, SourceRows):
-        stored = stored.source
     found: set[str] = set()
-    if isinstance(stored, ParquetSource):
-        counts = {name: _null_count(stored, name) for name in unsure}
+    if isinstance(source, ParquetSource):
+        counts = {name: _null_count(source, name) for name in unsure}
         # The null count of a list column also counts lists that are empty.
         found = {n for n, count in counts.items() if count and not source.column_types[n][1]}
         unsure = [n for n, count in counts.items() if count != 0 and n not in found]
