@@ -223,9 +223,11 @@ class _Source:
 
 def _infer(source: _Source, kinds: dict[str, pa.DataType]) -> list[str]:
     """Add the types of the other columns to `kinds`; return notes about those that became text."""
-    notes = []
+    notes, given = [], dict(kinds)
     columns = {name: ColumnType() for name in source.names if name not in kinds}
-    for path, block, _ in source.blocks():
+    for path, block, bad in source.blocks():
+        if reasons := _misfits(block, given):
+            without(block, reasons, bad)
         for name, column in columns.items():
             row = column.add(block.table[name])
             if row is not None:
@@ -243,34 +245,35 @@ def _typed(source: _Source, kinds: Mapping[str, pa.DataType]) -> Iterator[pa.Tab
     rows = 0
     for _, block, bad in source.blocks():
         try:
-            table = _table(block, source.names, kinds)
+            table = _table(block, kinds)
         except pa.ArrowInvalid:
             without(block, _misfits(block, kinds), bad)
-            table = _table(block, source.names, kinds)
+            table = _table(block, kinds)
         rows += table.num_rows
         yield table
     if not rows:
         raise DataPrepError(f"{source.first}: no rows to convert in this file, nor in others.")
 
 
-def _table(block: TextBlock, names: Sequence[str], kinds: Mapping[str, pa.DataType]) -> pa.Table:
-    return pa.table({name: converted(block.table[name], kinds[name]) for name in names})
+def _table(block: TextBlock, kinds: Mapping[str, pa.DataType]) -> pa.Table:
+    table = block.table
+    return pa.table({name: converted(table[name], kinds[name]) for name in table.column_names})
 
 
 def _misfits(block: TextBlock, kinds: Mapping[str, pa.DataType]) -> dict[int, str]:
     """Return {row: reason} of values that are not of the type of their column."""
     found: dict[int, str] = {}
-    for name in block.table.column_names:
+    for name, kind in kinds.items():
         try:
-            converted(block.table[name], kinds[name])
+            converted(block.table[name], kind)
         except pa.ArrowInvalid:
             for row in range(block.table.num_rows):
                 value = block.table[name].slice(row, 1)
                 try:
-                    converted(value, kinds[name])
+                    converted(value, kind)
                 except pa.ArrowInvalid:
                     text = value[0].as_py()[:40]
-                    found.setdefault(row, f"{name} is {text!r}, must be {kinds[name]}")
+                    found.setdefault(row, f"{name} is {text!r}, must be {kind}")
     return found
 
 

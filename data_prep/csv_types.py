@@ -21,6 +21,7 @@ _WIDER = (
     (pa.timestamp("us", "UTC"),),
 )  # the narrowest first
 _NO_NUMBER = pa.array(pa_csv.ConvertOptions().null_values)  # "NA", "NaN", "null", ...
+_FEW = 64  # values that are tried first
 _EXACT = 2**53  # float64 holds all integers up to this
 _ALIASES = {"int": "int64", "float": "float64", "text": "string", "str": "string",
             "date": "date32", "timestamp": "timestamp[us]"}  # fmt: skip
@@ -95,11 +96,12 @@ class ColumnType:
         self.kind = self._widened(before, column)
         if self.kind != TEXT:
             return None
-        row = bisect.bisect_left(
-            range(1, len(column)), True, key=lambda n: self._widened(before, column[:n]) == TEXT
+        start = before if before != pa.null() else self._widened(before, column.drop_null()[:1])
+        if start == TEXT:
+            return None
+        return bisect.bisect_left(
+            range(1, len(column)), True, key=lambda n: self._widened(start, column[:n]) == TEXT
         )
-        narrower = self._widened(before, column[:row])
-        return None if narrower == pa.null() else row
 
     def _widened(self, kind: pa.DataType, column: pa.ChunkedArray) -> pa.DataType:
         if _trimmed(column).null_count == len(column):
@@ -112,6 +114,9 @@ class ColumnType:
         return TEXT
 
     def _fits(self, column: pa.ChunkedArray, kind: pa.DataType) -> bool:
+        # Arrow words an error for every value: a cast that fails takes a hundred times as long.
+        if len(column) > _FEW and not self._fits(column[:_FEW], kind):
+            return False
         try:
             values = converted(column, kind)
         except pa.ArrowInvalid:

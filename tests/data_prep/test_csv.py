@@ -160,9 +160,12 @@ REASONS = {
 }
 
 
-def test_malformed_lines_are_refused_with_file_line_and_rule(convert, tmp_path):
+@pytest.mark.parametrize(
+    "types", [{"x": "float64"}, {"id": "int64", "x": "float64", "text": "string"}]
+)
+def test_malformed_lines_are_refused_with_file_line_and_rule(convert, tmp_path, types):
     with pytest.raises(DataPrepError) as raised:
-        convert(BAD.encode("latin-1"), types={"id": "int64", "x": "float64", "text": "string"})
+        convert(BAD.encode("latin-1"), types=types)
     message = str(raised.value)
     assert message.startswith("5 malformed lines in")
     assert all(f"0.csv:{line}: {reason}" in message for line, reason in REASONS.items())
