@@ -5,8 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from tutorlib.inference import embedding_dim_for
 from tutorlib.parquet import ParquetSource
-from tutorlib.schema import Column, Schema, as_schema, embedding_dim_for
+from tutorlib.schema import Column, Schema, as_schema
 
 
 @pytest.mark.parametrize(
@@ -85,11 +86,23 @@ def test_columns_are_found_by_role_and_name():
         (("a", "categorical", 8), "dtype must be a string, got 8"),
         ((7, "categorical"), "column 7: name must be a string, got 7"),
         (("a", "label", "int64", False, 3), "only a categorical column has a cardinality"),
-        (("a", "continuous", "float32", False, None, 3), "only a categorical .* length is for"),
+        (
+            ("a", "continuous", "float32", False, None, 3),
+            "categorical column has an embedding_dim",
+        ),
         (("a", "continuous", "float32", False, None, None, 0), r"length must be in \[1, 2\*\*31\)"),
-        (("a", "continuous", "float32", True, None, None, 3), "this column is multi-hot"),
-        (("a", "categorical", "int64", False, None, None, 3), "this column is categorical"),
-        (("a", "weight", "float32", False, None, None, 3), "this column is weight"),
+        (
+            ("a", "continuous", "float32", True, None, None, 3),
+            "length is for continuous",
+        ),
+        (
+            ("a", "categorical", "int64", False, None, None, 3),
+            "length is for continuous",
+        ),
+        (
+            ("a", "weight", "float32", False, None, None, 3),
+            "length is for continuous",
+        ),
     ],
 )
 def test_a_column_that_contradicts_itself_is_refused(column, words):

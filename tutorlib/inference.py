@@ -1,9 +1,11 @@
-"""The role of a column by its type, and what to do with a column of a type that no batch holds."""
+"""Roles by type, what to do with types that no batch holds, and default widths of embeddings."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+
+from tutorlib.checks import check_integer
 
 ColumnTypes = Mapping[str, tuple[str, bool]]
 MOST_NAMED = 5  # columns of one kind that a warning names
@@ -13,12 +15,13 @@ def role_of(dtype: str) -> str:
     """Return the default role of a column: "continuous" for floats and booleans.
 
     Args:
-        dtype: NumPy name of one value, or "string".
+        dtype: NumPy name of one value or vector, or "string".
 
     Example:
         >>> role_of("float32"), role_of("bool"), role_of("int64"), role_of("string")
         ('continuous', 'continuous', 'categorical', 'categorical')
     """
+    dtype, _ = element_type(dtype)
     return "continuous" if dtype.startswith("float") or dtype == "bool" else "categorical"
 
 
@@ -33,8 +36,11 @@ def remedy_for(dtype: str, is_list: bool = False) -> str | None:
         >>> remedy_for("int64"), remedy_for("decimal128(10, 2)")
         (None, 'cast it to float64 in the data')
     """
+    dtype, length = element_type(dtype)
+    if length is not None:
+        return None
     if is_list and (dtype.startswith("float") or dtype == "bool"):
-        return "store each number of the list as a column, or cast the lists to integer ids"
+        return "their lengths differ: name them in cont_names as weights of the ids of another list"
     if dtype == "string" or is_number(dtype):
         return None
     if dtype.startswith("decimal"):
@@ -54,6 +60,43 @@ def is_number(dtype: str) -> bool:
         (True, False, False)
     """
     return re.fullmatch("bool|u?int(8|16|32|64)|float(16|32|64)", dtype) is not None
+
+
+def embedding_dim_for(cardinality: int) -> int:
+    """Return an embedding width, 16 to 512, for a column of `cardinality` ids.
+
+    The rule is `min(max(16, round(1.6 * cardinality**0.56)), 512)`, about the square root.
+
+    Args:
+        cardinality: number of different ids, at least 1.
+
+    Raises:
+        ValueError: if `cardinality` is below 1.
+
+    Example:
+        >>> embedding_dim_for(21), embedding_dim_for(56586)
+        (16, 512)
+
+    Source: the rule of thumb of fastai's tabular models.
+    """
+    check_integer("cardinality", cardinality, at_least=1, bits=63)
+    return min(max(16, round(1.6 * cardinality**0.56)), 512)
+
+
+def vector_type(dtype: str, length: int) -> str:
+    """Return the NumPy name of a vector: "(8,)float32" for 8 values of "float32"."""
+    return f"({length},){dtype}"
+
+
+def element_type(kind: str) -> tuple[str, int | None]:
+    """Return (type of one value, number of values of a vector or None) of a type's name.
+
+    Example:
+        >>> element_type("(8,)float32"), element_type("string")
+        (('float32', 8), ('string', None))
+    """
+    vector = re.fullmatch(r"\((\d{1,9}),\)(\w+)", kind)
+    return (vector[2], int(vector[1])) if vector else (kind, None)
 
 
 def inferred_features(types: ColumnTypes) -> dict[str, list[str]]:

@@ -14,33 +14,12 @@ from typing import Any
 
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.display import html_table, shortened
-from tutorlib.inference import inferred_features, left_out
+from tutorlib.inference import element_type, embedding_dim_for, inferred_features, left_out
 
 ROLES = ("categorical", "continuous", "label", "weight", "id")
 VECTOR_ROLES = ("continuous", "label")
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
-
-
-def embedding_dim_for(cardinality: int) -> int:
-    """Return an embedding width, 16 to 512, for a column of `cardinality` ids.
-
-    The rule is `min(max(16, round(1.6 * cardinality**0.56)), 512)`, about the square root.
-
-    Args:
-        cardinality: number of different ids, at least 1.
-
-    Raises:
-        ValueError: if `cardinality` is below 1.
-
-    Example:
-        >>> embedding_dim_for(21), embedding_dim_for(56586)
-        (16, 512)
-
-    Source: the rule of thumb of fastai's tabular models.
-    """
-    check_integer("cardinality", cardinality, at_least=1, bits=63)
-    return min(max(16, round(1.6 * cardinality**0.56)), 512)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,19 +64,27 @@ class Column:
             if value is not None:
                 number = check_integer(f"column {self.name!r}: {field}", value, 1, bits)
                 object.__setattr__(self, field, number)
-        if self.cardinality is not None and self.role != "categorical":
-            raise ValueError(f"column {self.name!r}: only a categorical column has a cardinality")
-        if self.embedding_dim is not None and self.role != "categorical":
-            raise ValueError(
-                f"column {self.name!r}: only a categorical column has an embedding_dim; "
-                "length is for vectors of numbers"
-            )
+        if self.role != "categorical" and (self.cardinality or self.embedding_dim):
+            field = "a cardinality" if self.cardinality else "an embedding_dim"
+            raise ValueError(f"column {self.name!r}: only a categorical column has {field}")
         if self.length is not None and (self.multi_hot or self.role not in VECTOR_ROLES):
-            kind = "multi-hot" if self.multi_hot else self.role
             raise ValueError(
-                f"column {self.name!r}: length is for vectors, which are continuous or labels and "
-                f"not multi-hot; this column is {kind}"
+                f"column {self.name!r}: length is for continuous columns and labels that are not "
+                "multi-hot: the number of values of each row"
             )
+
+    def with_type(self, kind: str, is_list: bool) -> Column:
+        """Return the column with the type that data has, as in `ParquetSource.column_types`."""
+        dtype, length = element_type(kind)
+        if length is None and not is_list and self.length is None:
+            return dataclasses.replace(self, dtype=dtype, multi_hot=False)
+        if self.role not in VECTOR_ROLES or (self.multi_hot and self.role == "continuous"):
+            return dataclasses.replace(self, dtype=dtype, multi_hot=True)
+        known = self.length if is_list else length
+        if self.length not in (None, known):
+            got = f"vectors of {length} values" if length else "one value a row"
+            raise ValueError(f"column {self.name!r}: length={self.length}, but the data has {got}")
+        return dataclasses.replace(self, dtype=dtype, multi_hot=known is None, length=known)
 
     @property
     def width(self) -> int:
@@ -365,9 +352,8 @@ def _from_types(
         raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")
     known = cardinalities or {}
     columns = [
-        Column(name, role, dtype, multi_hot, known.get(name))
+        Column(name, role, cardinality=known.get(name)).with_type(*types[name])
         for name, role in roles
-        for dtype, multi_hot in [types[name]]
     ]
     return Schema(columns, left_out(types, [c.name for c in columns]) if inferred else "")
 
@@ -456,9 +442,4 @@ def resolve_schema(
     )
     wanted = set(label_names) if label_names is not None else set(schema.labels.names)
     kept = [c for c in schema if c.role != "label" or c.name in wanted]
-    types = source.column_types
-    return Schema(
-        dataclasses.replace(column, dtype=dtype, multi_hot=multi_hot)
-        for column in [*kept, *extra]
-        for dtype, multi_hot in [types[column.name]]
-    )
+    return Schema(column.with_type(*source.column_types[column.name]) for column in [*kept, *extra])

@@ -1,6 +1,6 @@
 """Chunk: some rows of a data set as a dict of arrays, on the CPU (NumPy) or on a GPU (CuPy)."""
 
-from tutorlib.chunk.arrow import column_from_arrow, column_to_arrow
+from tutorlib.chunk.arrow import column_from_arrow, column_to_arrow, vector_length
 from tutorlib.chunk.chunk import Chunk
 from tutorlib.chunk.columns import (
     Array,
@@ -9,6 +9,7 @@ from tutorlib.chunk.columns import (
     Strings,
     array_namespace,
     as_lists,
+    as_vectors,
     concat_columns,
     copied,
     flat_values,
@@ -32,6 +33,7 @@ __all__ = [
     "Strings",
     "array_namespace",
     "as_lists",
+    "as_vectors",
     "column_from_arrow",
     "column_to_arrow",
     "concat_columns",
@@ -45,6 +47,7 @@ __all__ = [
     "take",
     "to_host",
     "to_namespace",
+    "vector_length",
     "with_flat_values",
     "with_null_rows",
 ]

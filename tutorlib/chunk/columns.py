@@ -287,6 +287,40 @@ def as_lists(column: Any) -> Any:
     return Ragged(flat_values(column), offsets)
 
 
+def as_vectors(lists: Ragged, length: int, first_row: int = 0) -> Any:
+    """Return lists of `length` numbers as vectors; values are copied only if lists are missing.
+
+    Args:
+        lists: a null or empty list is a missing vector: null, NaN in floating point, in each place.
+        length: of each list, at least 1.
+        first_row: number of the first row, for messages.
+
+    Raises:
+        ValueError: if a list has another length.
+
+    Example:
+        >>> as_vectors(Ragged(np.arange(4.0), np.array([0, 2, 2, 4])), 2).tolist()
+        [[0.0, 1.0], [nan, nan], [2.0, 3.0]]
+    """
+    xp = array_namespace(lists.offsets)
+    lengths = xp.diff(lists.offsets)
+    valid = lengths == length
+    rows = int(valid.sum())
+    wrong = ~valid & (lengths != 0)
+    if rows < len(lists) and wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"a list of {int(lengths[row])} values at row {first_row + row}, but all lists of this "
+            f"column must have {length}. Write lists of one length, and a missing one as null."
+        )
+    vectors = with_flat_values(xp.empty((rows, length), dtype=bool), lists.values)
+    if rows == len(lists):
+        return vectors
+    if not rows:
+        return with_null_rows(xp.zeros((len(lists), length), dtype=lists.values.dtype), valid)
+    return with_null_rows(take(vectors, xp.maximum(xp.cumsum(valid) - 1, 0)), valid)
+
+
 def take(column: Any, rows: Array) -> Any:
     """Return the given rows of a column of any kind."""
     return column[rows] if is_array(column) and column.ndim == 2 else column.take(rows)

@@ -47,6 +47,12 @@ class BatchFormat:
         self.lengths = list_lengths(settings.multi_hot, settings.bucket_lists, source)
         self.class_weights: ClassWeights | None = None
         if settings.class_weight is not None:
+            vectors = [column.name for column in schema.labels if column.length is not None]
+            if vectors:
+                raise ValueError(
+                    f"class_weight needs a label with one value a row, but {vectors} are vectors; "
+                    "weigh the rows with a column instead (weight_name=...)"
+                )
             self.class_weights = ClassWeights(settings.class_weight, schema.labels.names)
 
     @functools.cached_property

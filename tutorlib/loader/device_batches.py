@@ -24,11 +24,12 @@ from tutorlib.memory import DevicePool, MemorySpace
 
 @dataclasses.dataclass(frozen=True)
 class Bank:
-    """The columns that form one matrix: successive columns of one dtype, or one stacked field."""
+    """The columns that form one matrix: successive columns of one dtype, or one wide field."""
 
     fields: range  # numbers of its fields
     dtype: np.dtype
     width: int
+    columns: int
     stacked: bool  # whether the matrix is [rows, width], for one field, or [width, rows]
 
     @property
@@ -49,13 +50,14 @@ def banks_of(layout: Layout) -> list[Bank]:
     """Return the banks that hold the fields of a layout, in order."""
     banks: list[Bank] = []
     for number, field in enumerate(layout.fields):
-        stacked, width = len(field.columns) > 1, len(field.columns)
+        stacked, count = field.width > 1, len(field.columns)
         last = banks[-1] if banks else None
         if last and not stacked and not last.stacked and last.dtype == field.dtype:
             joined = range(last.fields.start, number + 1)
-            banks[-1] = Bank(joined, field.dtype, len(joined), stacked=False)
+            banks[-1] = Bank(joined, field.dtype, len(joined), len(joined), stacked=False)
         else:
-            banks.append(Bank(range(number, number + 1), field.dtype, width, stacked))
+            one = range(number, number + 1)
+            banks.append(Bank(one, field.dtype, field.width, count, stacked))
     return banks
 
 
@@ -170,7 +172,7 @@ class DeviceBuilder(BatchBuilder[DeviceGroup, DevicePool]):
                 cells = layout.cells(column, values, first_row=first_row)
                 _check_space(name, cells, space.xp)
                 waiting[number][index + field - bank.fields.start] = cells
-                if len(waiting[number]) == bank.width:
+                if len(waiting[number]) == bank.columns:
                     arrays = waiting.pop(number)
                     _scatter_bank(bank, number, arrays, scatter_plans, orders, space.xp)
             elif name in layout.ragged:
@@ -197,7 +199,11 @@ def _scatter_bank(
     orders: Sequence[Any],
     xp: Any,
 ) -> None:
-    matrix = xp.stack([columns[index] for index in range(bank.width)], axis=1 - bank.row_axis)
+    ordered = [columns[index] for index in sorted(columns)]
+    if len(ordered) == bank.width:
+        matrix = xp.stack(ordered, axis=1 - bank.row_axis)
+    else:
+        matrix = xp.concatenate([cells.reshape(len(cells), -1) for cells in ordered], axis=1)
     for scatter_plan, order in zip(scatter_plans, orders, strict=True):
         block, first = matrix, scatter_plan.start
         if order is not None:

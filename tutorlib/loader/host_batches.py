@@ -135,8 +135,13 @@ class HostBuilder(BatchBuilder[HostGroup, BufferPool]):
                 column, number, index = layout.positions[name]
                 field = layout.fields[number]
                 cells = layout.cells(column, values, first_row=first_row)
-                if len(field.columns) == 1:
+                if field.width == 1:
                     run.add(number, cells.view(field.cell))
+                elif len(field.columns) == 1:
+                    vectors = np.ascontiguousarray(cells).reshape(-1).view(field.cell)
+                    for scatter_plan in scatter_plans:
+                        _scatter_records(vectors, number, scatter_plan)
+                    del vectors
                 else:
                     waiting = records.setdefault(number, _Records(field, self.pool))
                     made = waiting.add(index, cells)
@@ -225,8 +230,11 @@ class _Records:
         count, rows = len(self._field.columns), len(column)
         if len(self._columns) < count:
             return None
+        values = self._pool.empty((rows, self._field.width), self._field.dtype)
+        if self._field.width > count:
+            self._copy_with_vectors(values)
+            return values.reshape(-1).view(self._field.cell)
         columns = [self._columns.pop(index) for index in range(count)]
-        values = self._pool.empty((rows, count), self._field.dtype)
         step = min(RECORD_ROWS, rows)
         side_by_side = self._pool.empty((count, _unlike(step)), self._field.dtype)
         for start in range(0, rows, RECORD_ROWS):
@@ -235,6 +243,14 @@ class _Records:
                 target[: len(part)] = cells[start : start + RECORD_ROWS]
             part[:] = side_by_side[:, : len(part)].T
         return values.reshape(-1).view(self._field.cell)
+
+    def _copy_with_vectors(self, values: np.ndarray) -> None:
+        columns, self._columns = self._columns, {}
+        for start in range(0, len(values), RECORD_ROWS):
+            part = values[start : start + RECORD_ROWS]
+            for index, column in columns.items():
+                cells = column[start : start + RECORD_ROWS].reshape(len(part), -1)
+                part[:, index : index + cells.shape[1]] = cells
 
 
 def _unlike(rows: int) -> int:

@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Masked, Ragged, Strings, array_namespace, is_array, to_host
+from tutorlib.chunk import (
+    Masked,
+    Ragged,
+    Strings,
+    array_namespace,
+    as_lists,
+    as_vectors,
+    flat_values,
+    is_array,
+    is_vectors,
+    to_host,
+)
 from tutorlib.inference import is_number, remedy_for
 from tutorlib.schema import ROLES, Column, Schema
 
@@ -59,21 +70,26 @@ def batch_dtype(column: Column) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What is copied as one: a column, or the columns of a stacked matrix as records."""
+    """What is copied as one: a column, a vector, or the columns of a stacked matrix as records."""
 
     name: str
     dtype: np.dtype
     columns: tuple[Column, ...]
 
     @property
+    def width(self) -> int:
+        """Values of a row."""
+        return sum(column.length or 1 for column in self.columns)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a row."""
-        return self.dtype.itemsize * len(self.columns)
+        return self.dtype.itemsize * self.width
 
     @property
     def cell(self) -> np.dtype:
         """A dtype of which one value is the field of a row."""
-        return np.dtype(f"u{self.nbytes}" if len(self.columns) == 1 else f"V{self.nbytes}")
+        return np.dtype(f"u{self.nbytes}" if self.width == 1 else f"V{self.nbytes}")
 
 
 class Layout:
@@ -91,10 +107,11 @@ class Layout:
 
     Attributes:
         dtypes: {name: dtype in a batch}.
-        fields: list of `Field`, in order: one for each scalar column, or one for each stacked role.
-        positions: {name of a scalar column: (column, number of its field, index in the field)}.
-        ragged: {name: multi-hot column}.
-        row_bytes: bytes of a row in a batch, without multi-hot columns.
+        fields: list of `Field`, in order: one for each column, or one for each stacked role.
+            Lists have none.
+        positions: {name of a column: (column, number of its field, first index in the field)}.
+        ragged: {name: column of lists}.
+        row_bytes: bytes of a row in a batch, without lists.
 
     Raises:
         ValueError: if a column cannot be in a batch, names clash, or `nulls` does not fit.
@@ -127,9 +144,11 @@ class Layout:
                 together.setdefault(name, []).append(column)
         for name, chosen in together.items():
             dtype = max((self.dtypes[c.name] for c in chosen), key=lambda dtype: dtype.itemsize)
-            for index, column in enumerate(chosen):
+            index = 0
+            for column in chosen:
                 self.dtypes[column.name] = dtype
                 self.positions[column.name] = column, len(self.fields), index
+                index += column.length or 1
             self.fields.append(Field(name, dtype, tuple(chosen)))
         self.row_bytes = sum(field.nbytes for field in self.fields)
 
@@ -138,17 +157,23 @@ class Layout:
 
         Args:
             column: column of the schema.
-            values: its values as they were read: an array of NumPy or CuPy, or `Masked`.
+            values: its values as they were read: an array of NumPy or CuPy, or `Masked`. A column
+                of vectors may also come as `Ragged`.
             first_row: number of the row of `values[0]`, for messages.
-            offsets: int64 [n + 1] of the lists that hold the values; None for scalar columns.
+            offsets: where a row's values are, if it has several: int64 [n + 1] of lists, or the
+                length of vectors; None for one value a row.
 
         Returns:
-            Array of the same length.
+            Array of the same length; [n, k] for vectors of k > 1 numbers.
 
         Raises:
             ValueError: for nulls, ids out of range or a kind that does not fit the schema; the
                 message names the column, the rule, the value and the row.
         """
+        if column.length is not None and offsets is None:
+            flat = _vector_values(column, values, first_row)
+            cells = self.cells(column, flat, first_row=first_row, offsets=column.length)
+            return cells if column.length == 1 else cells.reshape(-1, column.length)
         dtype = self.dtypes[column.name]
         if isinstance(values, Masked):
             values = self._without_nulls(column, values, first_row, offsets)
@@ -214,6 +239,7 @@ class Layout:
 
         Arguments are those of `cells`; it also refuses lists longer than `max_list_length`.
         """
+        lists = as_lists(lists)
         if not isinstance(lists, Ragged):
             raise ValueError(
                 f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
@@ -240,10 +266,11 @@ def _check_columns(columns: Sequence[Column], stacked: bool, parts: Sequence[str
                 f"column {column.name!r} has the name of a tensor that a list column becomes; "
                 "rename it"
             )
-        if column.multi_hot and column.role != "categorical":
-            raise ValueError(
-                f"column {column.name!r}: a list must be categorical, not {column.role}"
-            )
+        if column.multi_hot and column.role not in STACKED_ROLES:
+            advice = ""
+            if column.role == "label":
+                advice = ". Lists of k values in every row can be labels: Column(..., length=k)"
+            raise ValueError(f"column {column.name!r}: a {column.role} must not be a list{advice}")
         in_matrix = column.role in STACKED_ROLES and not column.multi_hot
         if stacked and column.name in STACKED_ROLES and not in_matrix:
             raise ValueError(
@@ -283,10 +310,27 @@ def _widened(dtype: np.dtype, min_int_dtype: str) -> np.dtype:
     return max(dtype, np.dtype(min_int_dtype)) if dtype.kind == "i" else dtype
 
 
+def _vector_values(column: Column, values: Any, first_row: int) -> Any:
+    """Return the values of all rows of a column of vectors, of which every row has `length`."""
+    length = column.length
+    if isinstance(values, Ragged) and length is not None:
+        try:
+            values = as_vectors(values, length, first_row)
+        except ValueError as error:
+            raise ValueError(f"column {column.name!r}: {error}") from error
+    array = values.valid if isinstance(values, Masked) else values
+    if not is_vectors(values) or array.shape[1] != length:
+        shape = f"[rows, {array.shape[1]}]" if is_vectors(values) else "one value a row"
+        raise ValueError(
+            f"column {column.name!r}: the schema says {length} numbers in each row, got {shape}"
+        )
+    return flat_values(values)
+
+
 def _row(index: Any, offsets: Any) -> int:
-    """Return the row of the value at `index`: itself, or the number of the list that holds it."""
-    if offsets is None:
-        return int(index)
+    """Return the row of the value at `index`; `offsets` as in `Layout.cells`."""
+    if offsets is None or isinstance(offsets, int):
+        return int(index) // (offsets or 1)
     return int(np.searchsorted(to_host(offsets), int(index), side="right") - 1)
 
 

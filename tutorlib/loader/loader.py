@@ -77,8 +77,9 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
         class_weight: {class: weight} of one integer label, as in Keras's `fit`, times the weights
             of `weight_name`. Classes that are not named weigh 1, with a warning.
         seed: seed of the order, 0 to 2**64 - 1.
-        batch_layout: "columns" gives {name: [batch, 1]}; "stacked" gives {"categorical": int
-            [batch, n], "continuous": float32 [batch, n]}, with columns in the order of `schema`.
+        batch_layout: "columns" gives {name: [batch, 1]}, of vectors [batch, k]; "stacked" gives
+            {"categorical": int [batch, n], "continuous": float32 [batch, n]}, with columns in the
+            order of `schema`, a vector as k of them.
         multi_hot: form of a list column g: "nnzs" gives `g__values` [nnz, 1] and `g__nnzs`
             [batch, 1]; "offsets" gives `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged"
             gives a tf.RaggedTensor g; "padded" gives g [batch, longest], padded with 0.

@@ -39,11 +39,11 @@ def row_bytes(
         stacked: whether columns become records.
     """
     stored = {name: source.sizes.nbytes_per_row([name]) for name in columns}
-    scalars = sum(_value_bytes(column) for column in schema if not column.multi_hot)
+    scalars = sum(_cell_bytes(column) for column in schema if not column.multi_hot)
     records = 2 * scalars if stacked else 0  # and their columns
     reading = READING_COPIES * (sum if whole else max)(stored.values()) + records
     return RowBytes(
-        batch=scalars + _list_bytes(source, stored),
+        batch=scalars + _list_bytes(source, stored, schema),
         reading=reading,
         slicing=max(reading, SLICE_COPIES * sum(stored.values()) + records),
         stream=source.sizes.stream_nbytes(columns),
@@ -73,10 +73,10 @@ def budgeted_row_bytes(
         whole: whether all columns of a row range are read before its rows are scattered.
     """
     steps, step = reads_in_steps(source, columns, whole=whole), step_bytes(budget_bytes)
-    scalars = sum(_value_bytes(column) for column in schema if not column.multi_hot)
+    scalars = sum(_cell_bytes(column) for column in schema if not column.multi_hot)
     batch, values = np.full(len(source), float(scalars)), np.zeros(len(source))
     for name in columns:
-        if source.column_types[name][1]:
+        if _is_list(source, name, schema):
             counts = np.array(source.sizes.row_group_values(name))
             width = _value_bytes(schema[name]) if name in schema else 8
             batch += LIST_COPIES * (counts * width + OFFSET_BYTES)
@@ -162,20 +162,32 @@ def row_bytes_on_device(
     """
     wide = 1 if min_int_dtype == "int32" else 2  # times the CPU's bytes, at most
     stored = {name: source.sizes.nbytes_per_row([name]) for name in columns}
-    scalars = sum(wide * _value_bytes(column) for column in schema if not column.multi_hot)
+    scalars = sum(wide * _cell_bytes(column) for column in schema if not column.multi_hot)
     reading = READING_COPIES * sum(stored.values()) + SCATTER_COPIES * scalars
     return RowBytes(
-        batch=scalars + _list_bytes(source, stored, wide),
+        batch=scalars + _list_bytes(source, stored, schema, wide),
         reading=reading,
         slicing=reading,
         stream=sum(stored.values()) * max(group.num_rows for group in source.row_groups),
     )
 
 
-def _list_bytes(source: ParquetSource, stored: dict[str, float], wide: int = 1) -> float:
+def _list_bytes(
+    source: ParquetSource, stored: dict[str, float], schema: Schema, wide: int = 1
+) -> float:
     """Return the bytes of a row's lists with their offsets."""
-    lists = [nbytes for name, nbytes in stored.items() if source.column_types[name][1]]
+    lists = [nbytes for name, nbytes in stored.items() if _is_list(source, name, schema)]
     return sum(LIST_COPIES * (wide * nbytes + 8) for nbytes in lists)
+
+
+def _is_list(source: ParquetSource, name: str, schema: Schema) -> bool:
+    """Return whether a column is read as lists; vectors of ids become such."""
+    return source.column_types[name][1] or (name in schema and schema[name].multi_hot)
+
+
+def _cell_bytes(column: Column) -> int:
+    """Return the bytes of a row of a column without lists in a batch."""
+    return _value_bytes(column) * (column.length or 1)
 
 
 def _value_bytes(column: Column) -> int:

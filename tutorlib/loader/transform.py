@@ -82,4 +82,6 @@ def _with_type_made(column: Column, made: Schema) -> Column:
     """Return a label or weight column with the type that the workflow gives it."""
     if column.name not in made:
         return column
-    return Column(column.name, column.role, made[column.name].dtype)
+    return Column(
+        column.name, column.role, made[column.name].dtype, length=made[column.name].length
+    )

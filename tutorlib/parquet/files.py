@@ -296,6 +296,17 @@ class ParquetFiles:
         )
         return Stream(batches, file.close)
 
+    def first_rows(self, group: RowGroup, names: Sequence[str], rows: int) -> pa.Table:
+        """Return the first rows of a row group, at most `rows`, and keep nothing open.
+
+        Raises:
+            ParquetError: if a column cannot be decoded, or the file has changed.
+        """
+        rows = min(rows, self.num_rows(group))
+        with self.errors_at(group, names):
+            with contextlib.closing(self._open_stream(group, list(names), rows)) as stream:
+                return stream.read(0, rows)
+
     def step_rows(self, group: RowGroup, names: Sequence[str], step_bytes: int) -> int:
         """Return how many rows of these columns have about `step_bytes` when decoded, at least 1.
 

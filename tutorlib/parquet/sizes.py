@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.inference import is_number
+from tutorlib.inference import element_type, is_number
 
 SMALL_CHUNK = 2**20  # bytes
 
 
 def number_width(kind: str) -> int:
-    """Return the bytes of a number of a type such as "int32", 0 for a type that is no number."""
-    return np.dtype(kind).itemsize if is_number(kind) else 0
+    """Return the bytes of a number or vector of a type such as "int32", 0 for any other type."""
+    dtype, length = element_type(kind)
+    return np.dtype(dtype).itemsize * (length or 1) if is_number(dtype) else 0
 
 
 def decoded_bytes(leaves: Iterable[tuple[str, Any]], columns: Mapping[str, int]) -> float:

@@ -1,6 +1,6 @@
 """ParquetSource: Parquet files as one sequence of row groups, read as chunks of columns.
 
-Opening reads the footers only; they give the row counts and column types. Any thread may then read
+Opening reads the footers; they give the row counts and column types. Any thread may then read
 a row group, a slice of it, or some of its columns.
 """
 
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tutorlib.checks import check_positive
-from tutorlib.chunk import Chunk
+from tutorlib.chunk import Chunk, as_vectors
 from tutorlib.memory import MemorySpace, memory_space
 from tutorlib.parquet.files import ParquetFiles
 from tutorlib.parquet.fingerprint import fingerprint_of
 from tutorlib.parquet.path_keys import typed_keys
 from tutorlib.parquet.source_sizes import SourceSizes
 from tutorlib.parquet.tables import data_files
-from tutorlib.parquet.types import ParquetError, column_type
+from tutorlib.parquet.types import ParquetError, column_types
+from tutorlib.parquet.vectors import vector_lengths
 
 if TYPE_CHECKING:
     from tutorlib.parquet.filtered import RowChoice, RowNumbers
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ParquetSource:
-    """Parquet files as one sequence of row groups; opening it reads the footers only.
+    """Parquet files as one sequence of row groups; opening reads footers and a few rows of lists.
 
     Folders named `key=value`, as Hive and Spark write them, add a column `key` that has this value
     in all rows below the folder. For a folder that is given, the folders below it count; for a file
@@ -52,7 +53,8 @@ class ParquetSource:
         files: paths or URLs of the files, in order.
         row_groups: `RowGroup` of every row group over all files, in order, without empty ones.
         num_rows: number of rows of all row groups.
-        column_types: {name: (NumPy name of one value or "string", whether a row holds a list)}.
+        column_types: {name: (NumPy name of one value or "string", whether a row holds a list)};
+            "(8,)float32" for vectors, see `vector_lengths`.
         arrow_schema: `pyarrow.Schema` of the columns, keys included.
         stored: `ParquetFiles`, the files without filter and keys.
         memory: `MemorySpace` of the columns; None for NumPy arrays that Arrow decoded.
@@ -94,7 +96,8 @@ class ParquetSource:
         self._keys = typed_keys(self.stored.files, self.stored.schema.names)
         keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
         self.arrow_schema = pa.schema([*self.stored.schema, *keys])
-        self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
+        self._vectors = vector_lengths(self.stored)
+        self.column_types = column_types(self.arrow_schema, self._vectors)
         self.row_groups = self.stored.row_groups()
         self._choice: RowChoice | None = None
         self._partial = set[int]()  # positions of row groups of which only some rows pass
@@ -182,8 +185,6 @@ class ParquetSource:
             return None
         return self._choice.passing(self.row_groups[position])
 
-    # ---- metadata ---------------------------------------------------------------------------
-
     @property
     def sizes(self) -> SourceSizes:
         """Bytes of decoded rows and of open row groups, estimated from the footers."""
@@ -212,8 +213,6 @@ class ParquetSource:
         """
         filters = None if self._choice is None else self._choice.identity
         return fingerprint_of(self.stored, self.row_groups, self.column_types, filters)
-
-    # ---- reading ----------------------------------------------------------------------------
 
     def columns(
         self, position: int, names: Sequence[str], start: int = 0, stop: int | None = None
@@ -251,7 +250,7 @@ class ParquetSource:
         arrays = self._arrays(position, self._known(position, names), start, stop)
         with contextlib.closing(arrays):
             for name, array in arrays:
-                yield name, self._column(position, name, array)
+                yield name, self._column(position, name, array, start)
 
     def table(
         self, position: int, names: Sequence[str], start: int = 0, stop: int | None = None
@@ -331,17 +330,17 @@ class ParquetSource:
         with contextlib.closing(tables):
             for table in tables:
                 end = start + table.num_rows
-                yield start, end, self._columns_of(position, names, table)
+                yield start, end, self._columns_of(position, names, table, start)
                 start = end
                 del table
 
     def _columns_of(
-        self, position: int, names: Sequence[str], table: pa.Table
+        self, position: int, names: Sequence[str], table: pa.Table, start: int
     ) -> Iterator[tuple[str, Any]]:
         keys = self._keys[self.row_groups[position].file]
         for name in names:
             array = pa.repeat(keys[name], table.num_rows) if name in keys else table[name]
-            yield name, self._column(position, name, array)
+            yield name, self._column(position, name, array, start)
 
     def read(
         self, position: int, columns: Sequence[str] | None = None, start: int = 0,
@@ -442,8 +441,9 @@ class ParquetSource:
         first, last = int(rows[0]), int(rows[-1]) + 1
         return first, last, rows - first
 
-    def _column(self, position: int, name: str, array: Any) -> Any:
+    def _column(self, position: int, name: str, array: Any, first_row: int) -> Any:
         try:
-            return self._reader.column(array)
-        except TypeError as error:
+            column, length = self._reader.column(array), self._vectors.get(name)
+            return column if length is None else as_vectors(column, length, first_row)
+        except (TypeError, ValueError) as error:
             raise ParquetError(f"{self.location(position)}, column {name!r}: {error}") from error

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
+
+from tutorlib.chunk import vector_length
+from tutorlib.inference import element_type, vector_type
 
 
 class ParquetError(ValueError):
@@ -38,10 +42,18 @@ class RowRange:
 def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
     """Return (NumPy name of one value or "string", whether a row holds a list).
 
+    Fixed-size lists and tensors of numbers are vectors, of which NumPy has names too.
+
     Example:
         >>> column_type(pa.list_(pa.int32())), column_type(pa.large_string())
         (('int32', True), ('string', False))
+        >>> column_type(pa.list_(pa.float32(), 8))
+        ('(8,)float32', False)
     """
+    length = vector_length(arrow_type)
+    if length:
+        stored = getattr(arrow_type, "storage_type", arrow_type)
+        return vector_type(column_type(stored.value_type)[0], length), False
     if is_list(arrow_type):
         return column_type(arrow_type.value_type)[0], True
     if pa.types.is_dictionary(arrow_type):
@@ -57,6 +69,12 @@ def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
     return str(arrow_type), False
 
 
+def column_types(schema: pa.Schema, vectors: Mapping[str, int]) -> dict[str, tuple[str, bool]]:
+    """Return {name: column type}; `vectors` are {name: length} of lists that are vectors."""
+    types = {field.name: column_type(field.type) for field in schema}
+    return types | {n: (vector_type(types[n][0], length), False) for n, length in vectors.items()}
+
+
 def is_list(arrow_type: pa.DataType) -> bool:
     """Return whether each value of an Arrow type is a list, of any of Arrow's three kinds."""
     types = pa.types
@@ -69,4 +87,7 @@ def is_list(arrow_type: pa.DataType) -> bool:
 
 def type_words(kind: tuple[str, bool]) -> str:
     """Return what error messages call a column type: "int64" or "a list of int64"."""
+    dtype, length = element_type(kind[0])
+    if length is not None:
+        return f"a vector of {length} {dtype}"
     return f"a list of {kind[0]}" if kind[1] else kind[0]

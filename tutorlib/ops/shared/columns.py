@@ -8,8 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Array, Masked, Ragged, Strings, array_namespace, take
-from tutorlib.inference import role_of
+from tutorlib.chunk import (
+    Array,
+    Masked,
+    Ragged,
+    Strings,
+    array_namespace,
+    is_vectors,
+    take,
+)
+from tutorlib.inference import role_of, vector_type
 from tutorlib.schema import Column
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
@@ -20,6 +28,8 @@ def column_type(column: Any) -> tuple[str, bool]:
     if isinstance(column, Ragged):
         return column_type(column.values)[0], True
     values = parts_of(column)[0]
+    if is_vectors(values):
+        return vector_type(values.dtype.name, values.shape[1]), False
     return ("string" if isinstance(values, Strings) else values.dtype.name), False
 
 
