@@ -377,3 +377,17 @@ def test_movielens_a_film_without_an_entry_has_no_genres(tmp_path):
     assert set(train.loc[train["movieId"] == 2, "genres"]) == {()}
     assert set(train.loc[train["movieId"] == 1, "genres"]) == {("Drama", "War")}
     assert pq.read_table(tmp_path / "data/movies.parquet")["title"].to_pylist() == ['A, The "B"']
+
+
+def test_a_flipped_bit_in_any_parquet_file_is_found(prepared, films, tmp_path):
+    paths = [path for folder in (prepared[0], films[0]) for path in folder.rglob("*.parquet")]
+    folders = {path.parent.name for path in paths} | {path.name for path in paths}
+    assert {"train", "valid", "workflow", "parquet", "movies.parquet"} <= folders
+    for path in paths:
+        data, leaf = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(0).column(0)
+        start = leaf.dictionary_page_offset or leaf.data_page_offset
+        data[start + leaf.total_compressed_size - 1] ^= 4  # the last byte of the last page
+        changed = tmp_path / "changed.parquet"
+        changed.write_bytes(data)
+        with pytest.raises(OSError, match="CRC checksum verification failed"):
+            pq.read_table(changed, page_checksum_verification=True)
