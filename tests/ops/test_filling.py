@@ -31,6 +31,7 @@ def test_fill_missing_by_hand():
     assert [out["f"].dtype, out["n"].dtype] == [np.float32, np.int32]
     texts = (["s"] >> FillMissing("?")).transform(Chunk({"s": column(["a", None])}))
     assert texts["s"].tolist() == ["a", "?"]
+    assert (["f"] >> FillMissing()).transform(chunk)["f"].tolist() == [0, 2]
 
 
 def test_fill_missing_adds_indicator_columns_behind_the_others():
