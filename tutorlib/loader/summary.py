@@ -42,14 +42,15 @@ def _html_of_batches(form: BatchFormat) -> str:
 
 
 def _row(column: Column, form: BatchFormat, layout: Layout) -> tuple[object, ...]:
-    name, settings = column.name, form.settings
-    if not column.multi_hot:
-        _, field, index = layout.positions[name]
-        width = len(layout.fields[field].columns)
-        if settings.stacked and column.role in STACKED_ROLES:
-            tensor = f"{column.role}[:, {index}] of [batch, {width}]"
-        else:
-            tensor = f"{name} [batch]" if column.role == "weight" else f"{name} [batch, 1]"
+    name, settings, width = column.name, form.settings, column.length or 1
+    if not column.multi_hot and settings.stacked and column.role in STACKED_ROLES:
+        beside = [c for c in form.schema.with_role(column.role) if not c.multi_hot]
+        widths = [c.length or 1 for c in beside]
+        first = sum(widths[: beside.index(column)])
+        where = first if width == 1 else f"{first}:{first + width}"
+        tensor = f"{column.role}[:, {where}] of [batch, {sum(widths)}]"
+    elif not column.multi_hot:
+        tensor = f"{name} [batch]" if column.role == "weight" else f"{name} [batch, {width}]"
     elif parts := LIST_PARTS[settings.multi_hot]:
         shapes = zip(parts, LIST_SHAPES[settings.multi_hot], strict=True)
         tensor = "\n".join(f"{name}__{part} [{shape}]" for part, shape in shapes)
