@@ -182,3 +182,50 @@ def test_a_loader_names_the_op_that_a_text_label_needs(census):
 def test_a_served_workflow_leaves_labels_out(census):
     workflow = Workflow(["x"] >> Normalize(), ["income"] >> LabelEncoder()).fit(census)
     assert list(workflow.to_keras()({"x": np.zeros(2)})) == ["x"]
+
+
+# --- lists of labels ----------------------------------------------------------------------------
+
+LISTS = [["b", "a"], [], ["c", None, "c"], ["a"]]
+
+
+def test_lists_of_classes_become_a_multi_hot_target():
+    op = fit(LabelEncoder(), chunk_of(tags=LISTS[:1]), chunk_of(tags=LISTS[1:]))
+    assert op.classes_of("tags") == ["a", "b", "c"]
+    target = op.transform(chunk_of(tags=LISTS))["tags"]
+    assert target.dtype == np.float32
+    assert target.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
+    classes = [row.tolist() for row in op.decode("tags", target, multi_hot=True)]
+    assert classes == [["a", "b"], [], ["c"], ["a"]]
+
+
+def test_an_unknown_class_in_a_list_is_refused_by_its_row_or_left_out():
+    with pytest.raises(ValueError, match=r"column 'tags': .* got 'c' at row 2 of the chunk"):
+        LabelEncoder(["a", "b"]).transform(chunk_of(tags=LISTS))
+    for unknown, first in (("null", [0, 0]), (-1, [0, 0]), (1, [0, 1]), (9, [0, 0])):
+        target = LabelEncoder(["a", "b"], unknown).transform(chunk_of(tags=LISTS))["tags"]
+        assert target.tolist() == [[1, 1], [0, 0], first, [1, 0]]
+
+
+def test_a_model_trains_on_lists_of_labels_online_and_offline(tmp_path):
+    numbers = np.arange(64.0) % 8
+    tags = [[n for n, there in (("low", x < 4), ("odd", x % 2 == 1)) if there] for x in numbers]
+    raw = write(tmp_path / "rows.parquet", chunk_of(x=numbers.tolist(), tags=tags), 16)
+    workflow = Workflow(["x"], ["tags"] >> LabelEncoder()).fit(raw)
+    folder = workflow.transform_to_parquet(raw, tmp_path / "out", row_group_rows=16)
+    assert workflow.output_schema["tags"].length == 2
+    options = {"batch_size": 16, "label_names": ["tags"], "shuffle": False}
+    online = KerasSequenceLoader(raw, **options).map(workflow)
+    offline = KerasSequenceLoader(folder, **options)
+    for (_, one), (_, other) in zip(online, offline, strict=True):
+        assert one.shape == (16, 2)
+        assert one.dtype == other.dtype == "float32"
+        assert np.array_equal(one, other)
+    inputs = {"x": keras.Input((1,), name="x")}
+    model = keras.Model(inputs, keras.layers.Dense(2, "sigmoid")(inputs["x"]))
+    model.compile("sgd", "binary_crossentropy")
+    assert np.isfinite(model.fit(online, verbose=0).history["loss"]).all()
+    predicted = workflow.decode("tags", model.predict(online, verbose=0))
+    assert len(predicted) == 64
+    truth = np.concatenate([labels for _, labels in online])
+    assert [row.tolist() for row in workflow.decode("tags", truth)] == tags

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,12 +19,20 @@ from tutorlib.chunk import (
     Strings,
     array_namespace,
     column_from_arrow,
+    row_ids,
     slice_rows,
     take,
 )
 from tutorlib.hashing import KeyIndex
 from tutorlib.ops.base import ColumnOp, LearningOp
-from tutorlib.ops.shared.columns import column_type, id_dtype, missing_in, parts_of, with_nulls
+from tutorlib.ops.shared.columns import (
+    column_type,
+    flat,
+    id_dtype,
+    missing_in,
+    parts_of,
+    with_nulls,
+)
 from tutorlib.ops.shared.counts import count_integers, count_strings
 from tutorlib.ops.shared.keys import find_keys
 from tutorlib.schema import Column
@@ -40,19 +47,20 @@ class LabelEncoder(ColumnOp, LearningOp):
     workflow leaves labels out.
 
     Returns (from transform): int32 ids, int64 for more than 2**31 classes; a null or NaN stays
-    null.
+    null. Of a column of lists, a multi-hot target, float32 [rows, n] with 1 for each class in a
+    row's list, as `binary_crossentropy` over n sigmoids takes it; its nulls have no class.
 
     Args:
         classes: strings, numbers or booleans in the order of their ids, or {name: classes}. None
             learns those in the data, sorted: numbers by value, strings by their UTF-8 bytes.
         unknown: what other values become: "error" refuses them, "null" makes them null, and an
             integer from -1 on is their id. Keras's sparse losses skip the id that their
-            `ignore_class` names, such as -1.
+            `ignore_class` names, such as -1. In lists, an id that no class has is left out.
 
     Raises:
         ValueError: if classes are not unique or `unknown` is another value; in `finalize`, for a
             column of nulls; in `transform`, for an unknown value, with its row.
-        TypeError: for strings where classes are numbers, or the other way round, and for lists.
+        TypeError: for strings where classes are numbers, or the other way round.
 
     Example:
         >>> op = LabelEncoder()
@@ -110,7 +118,7 @@ class LabelEncoder(ColumnOp, LearningOp):
         }
 
     def _distinct(self, name: str, column: Any) -> pa.Array:
-        self._check_no_lists(name, column)
+        column = flat(column)
         missing = missing_in(column)
         values = take(parts_of(column)[0], array_namespace(missing).flatnonzero(~missing))
         if isinstance(values, Strings):
@@ -150,9 +158,29 @@ class LabelEncoder(ColumnOp, LearningOp):
         """Return the classes of a column in the order of their ids."""
         return self._classes(name).values.tolist()
 
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Return the ids of a column's values."""
-        self._check_no_lists(name, column)
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the ids of single values, the multi-hot targets of lists."""
+        made = {
+            name: self._multi_hot(name, column)
+            if isinstance(column, Ragged)
+            else self.transform_column(name, column)
+            for name, column in chunk.items()
+        }
+        return Chunk(made)
+
+    def _multi_hot(self, name: str, lists: Ragged) -> Array:
+        """Return float32 [rows, classes], 1 where a class is in a row's list."""
+        rows = row_ids(lists.offsets)
+        ids, valid = parts_of(self.transform_column(name, lists.values, rows))
+        size = len(self.classes_of(name))
+        known = (ids >= 0) & (ids < size)
+        known = known if valid is None else known & valid
+        target = array_namespace(rows).zeros((len(lists), size), dtype=np.float32)
+        target[rows[known], ids[known]] = 1
+        return target
+
+    def transform_column(self, name: str, column: Any, rows: Array | None = None) -> Any:
+        """Return the ids of a column's values; `rows` has the row of each for messages."""
         known = self._classes(name)
         values, _ = parts_of(column)
         self._check_kind(name, values, known.values)
@@ -161,16 +189,18 @@ class LabelEncoder(ColumnOp, LearningOp):
         wrong = (found == 0) & ~missing
         if bool(wrong.any()):
             if self.unknown == "error":
-                raise ValueError(self._unknown_value(name, values, int(wrong.argmax())))
+                place = int(wrong.argmax())
+                row = place if rows is None else int(rows[place])
+                value = slice_rows(values, place, place + 1).tolist()[0]
+                raise ValueError(self._unknown_value(name, value, row))
             if self.unknown == "null":
                 missing = missing | wrong
             else:
                 ids[wrong] = self.unknown
         return with_nulls(ids, ~missing)
 
-    def _unknown_value(self, name: str, values: Any, row: int) -> str:
+    def _unknown_value(self, name: str, value: Any, row: int) -> str:
         """Return the message about a value that is not among the classes."""
-        value = slice_rows(values, row, row + 1).tolist()[0]
         return self._wrong(
             name,
             f"knows the classes {reprlib.repr(self.classes_of(name))}, got {value!r} at row {row} "
@@ -178,7 +208,7 @@ class LabelEncoder(ColumnOp, LearningOp):
             "unknown='null' or an id for such values.",
         )
 
-    def decode(self, name: str, predictions: Any) -> np.ndarray:
+    def decode(self, name: str, predictions: Any, multi_hot: bool = False) -> Any:
         """Return the classes that a model predicts.
 
         Args:
@@ -186,17 +216,21 @@ class LabelEncoder(ColumnOp, LearningOp):
             predictions: integer ids [n] or [n, 1]; probabilities [n, classes], of which the largest
                 wins; or, of two classes, the probability of the second one, [n] or [n, 1], which
                 wins from 0.5 on.
+            multi_hot: whether rows have several classes: predictions are [n, classes], and those
+                from 0.5 on are of the row.
 
         Returns:
-            Array [n] of classes.
+            Array [n] of classes; if `multi_hot`, a list of n such arrays.
 
         Raises:
             ValueError: if the shape does not fit the number of classes, or an id is not theirs.
         """
         classes, given = np.array(self.classes_of(name)), np.asarray(predictions)
+        if multi_hot and given.ndim == 2 and given.shape[1] == len(classes):
+            return [classes[row >= 0.5] for row in given]
         if given.dtype.kind == "f" and given.ndim == 2 and given.shape[1] == len(classes):
             ids = given.argmax(axis=1)
-        elif given.ndim > 2 or given.size != len(given):
+        elif multi_hot or given.ndim > 2 or given.size != len(given):
             rule = f"has {len(classes)} classes, got predictions of shape {given.shape}"
             raise ValueError(self._wrong(name, rule))
         elif given.dtype.kind != "f":
@@ -212,14 +246,14 @@ class LabelEncoder(ColumnOp, LearningOp):
         return classes[ids]
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return label columns of ids."""
+        """Return label columns: ids, and vectors in place of lists."""
+        sizes = [len(self.classes_of(column.name)) for column in columns]
         return [
-            dataclasses.replace(c, role="label", dtype=self._dtype(c.name), cardinality=None)
-            for c in columns
+            Column(column.name, "label", "float32", length=size)
+            if column.multi_hot
+            else Column(column.name, "label", id_dtype(size))
+            for column, size in zip(columns, sizes, strict=True)
         ]
-
-    def _dtype(self, name: str) -> str:
-        return id_dtype(len(self.classes_of(name)))
 
 
 class _Classes:

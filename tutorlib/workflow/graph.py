@@ -321,7 +321,8 @@ class OpGraph(FormerNames):
         encoders = self._label_encoders()
         if name not in encoders:
             raise ValueError(f"no LabelEncoder makes {name!r}; it makes {[*encoders]}")
-        return encoders[name].decode(name, predictions)
+        _, lists = self.input_types.get(name, ("", False))
+        return encoders[name].decode(name, predictions, multi_hot=lists)
 
     def _label_encoders(self) -> dict[str, LabelEncoder]:
         """Return {column: its op}, the column as the op sees it."""
