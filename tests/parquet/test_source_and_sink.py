@@ -54,7 +54,7 @@ def test_chunks_of_a_given_size_hold_the_rows_in_order(tmp_path):
         for start in range(0, 20, 5):
             sink.write(Chunk({"i": np.arange(start, start + 5)}))
     source = ParquetSource(tmp_path / "d")
-    assert len(source.files) == 4
+    assert [Path(file).name for file in source.files] == [f"part_0000{k}.parquet" for k in range(4)]
     assert source.num_rows == 20
     chunks = list(source.chunks(rows=7))
     assert [chunk.num_rows for chunk in chunks] == [7, 7, 6]
@@ -138,6 +138,7 @@ def test_the_fast_encoding_is_what_it_says(tmp_path):
     assert "BYTE_STREAM_SPLIT" in encodings["l.list.element"].encodings
     assert encodings["s"].compression == "LZ4"
     assert fast_encoding(pa.schema([("s", pa.string())]))["use_byte_stream_split"] is False
+    assert fast_encoding(pa.schema([("s", pa.string())]))["use_dictionary"] == ["s"]
 
 
 def test_an_error_while_writing_leaves_nothing(tmp_path):
