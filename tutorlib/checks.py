@@ -6,6 +6,9 @@ import math
 import numbers
 import operator
 import re
+
+
+import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Self
 
@@ -153,3 +156,15 @@ def check_bytes(name: str, value: Any) -> int | None:
             f"got {value!r}"
         )
     return int(number)
+
+
+def check_path(name: str, value: Any, advice: str) -> None:
+    """Raise TypeError, with advice, if `value` is no path.
+
+    Example:
+        >>> check_path("log_dir", 4096, "Give a folder.")
+        Traceback (most recent call last):
+        TypeError: log_dir must be a path, got 4096. Give a folder.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a path, got {value!r}. {advice}")

@@ -13,7 +13,12 @@ import pytest
 import tensorflow as tf
 
 from tests.support.training import FakeClock, StepsTake, compiled_model, data, fit
-from tutorlib.callbacks import KerasSequenceValidater, MemoryLogger, ThroughputLogger
+from tutorlib.callbacks import (
+    KerasSequenceValidater,
+    LoaderCheckpoint,
+    MemoryLogger,
+    ThroughputLogger,
+)
 from tutorlib.callbacks.memory import host_memory
 
 
@@ -223,3 +228,12 @@ def test_gpu_memory_is_what_tensors_hold():
     assert after["gpu_mib"][0] - before["gpu_mib"][0] == pytest.approx(256, abs=16)
     assert after["gpu_peak_mib"][0] >= after["gpu_mib"][0]
     del held
+
+
+def test_a_batch_size_in_the_place_of_a_path_is_refused():
+    with pytest.raises(
+        TypeError, match=r"log_dir must be a path, got 65536\. Throughput"
+    ):
+        ThroughputLogger(65536)
+    with pytest.raises(TypeError, match=r"path must be a path, got 65536\. .*\(folder, loader\)"):
+        LoaderCheckpoint(65536, None)

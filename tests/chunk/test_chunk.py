@@ -103,10 +103,11 @@ def test_numbers_are_not_copied_from_arrow():
     assert column.ctypes.data == array.buffers()[1].address
 
 
-def test_a_null_float_is_nan_and_a_null_list_is_empty():
+def test_a_null_float_is_nan_and_a_null_list_stays_null():
     chunk = Chunk.from_arrow(pa.table({"x": [1.5, None], "l": [None, [1]]}))
     assert np.isnan(chunk["x"]).tolist() == [False, True]
-    assert chunk["l"].tolist() == [[], [1]]
+    assert chunk["l"].tolist() == [None, [1]]
+    assert chunk["l"].offsets.tolist() == [0, 0, 1]
 
 
 def test_columns_of_unequal_length_are_refused():

@@ -19,9 +19,12 @@ import pytest
 
 from tests.support.leftovers import come_to_an_end, passes_in_memory, reader_threads
 from tests.support.loaders import loader_with
+from tutorlib.chunk import Chunk, column_to_arrow
 from tutorlib.loader import KerasSequenceLoader
+from tutorlib.ops import Clip
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
+from tutorlib.workflow import Workflow
 
 GROUP = 100  # rows of a row group; a file has two
 ROW = 37  # of row group 1 of b.parquet: there is the fault
@@ -319,6 +322,43 @@ def test_a_number_too_large_for_float32_is_refused_also_beside_one_that_is_fille
     loader = KerasSequenceLoader(tmp_path, 3, ["y"], cont_names=["x"], nulls="fill")
     message = error_of(iterate, loader)
     assert "column 'x': -1e+39 at row 2 is too large for float32" in message
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int64())])
+def test_a_null_list_is_a_null_refused_or_filled_with_an_empty_list(tmp_path, kind):
+    lists = [[1], [], [2, 3], None, [4]]
+    write(tmp_path / "a.parquet", {"g": pa.array(lists, kind), "y": [0.0, 1, 0, 1, 0]})
+    loader = KerasSequenceLoader(tmp_path, 5, ["y"], shuffle=False)
+    assert "column 'g': null instead of a list at row 3; pass nulls='fill'" in error_of(
+        iterate, loader
+    )
+    filled = KerasSequenceLoader(tmp_path, 5, ["y"], shuffle=False, nulls="fill").peek()[0]
+    assert filled["g__nnzs"].numpy()[:, 0].tolist() == [1, 0, 2, 0, 1]
+    source = ParquetSource(tmp_path / "a.parquet")
+    chunk = source.read(0)
+    rows = np.array([3, 0, 3])
+    parts = [chunk.slice(2, 4)["g"], Chunk.concat([chunk, chunk.slice(3, 4)])["g"]]
+    made = [chunk["g"].take(rows), *parts, chunk.slice(0, 2)["g"]]
+    want = [[None, [1], None], [[2, 3], None], [*lists, None], [[1], []]]
+    assert [column.tolist() for column in made] == want
+    assert [column_to_arrow(column).to_pylist() for column in made] == want
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.float16()])
+def test_an_infinite_value_is_refused_with_its_row(tmp_path, value, kind):
+    numbers = np.array([1.0, 2.0, value, 3.0], "float16")
+    columns = {"x": pa.array(numbers).cast(kind), "z": [1.0, 2.0, 3.0, 4.0], "y": [0.0, 1, 0, 1]}
+    write(tmp_path / "a.parquet", columns)
+    for changes in ({}, {"nulls": "fill"}, {"batch_layout": "stacked"}):
+        loader = KerasSequenceLoader(tmp_path, 4, ["y"], shuffle=False, **changes)
+        message = error_of(iterate, loader)
+        assert f"column 'x': {value} at row 2; limit it with Clip" in message
+    loader = KerasSequenceLoader(tmp_path, 4, ["x"], cont_names=["z"])
+    assert f"column 'x': {value} at row 2; a label must be finite" in error_of(iterate, loader)
+    clipped = Workflow(["x"] >> Clip(-9, 9), ["y"], label_names=["y"]).fit(tmp_path)
+    loader = KerasSequenceLoader(tmp_path, 4, ["y"], shuffle=False).map(clipped)
+    assert loader.peek()[0]["x"].numpy()[2, 0] == np.sign(value) * 9
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int16(), pa.bool_()])

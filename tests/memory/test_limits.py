@@ -3,12 +3,18 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from tutorlib.loader import KerasSequenceLoader
 from tutorlib.memory import (
+    gpu_not_used,
+    has_gpu,
     host_memory_bytes,
     limit_tensorflow_memory,
     loader_gpu_bytes,
@@ -63,6 +69,32 @@ def test_a_gpu_that_is_not_there_is_refused():
 def test_without_a_gpu_nothing_is_changed(monkeypatch):
     monkeypatch.setenv("TF_MEMORY_ALLOCATION", "0.3")
     assert limit_tensorflow_memory() is None
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="a GPU is there")
+def test_an_allocation_that_nothing_applies_is_said_until_it_is_applied(monkeypatch, tmp_path):
+    pq.write_table(pa.table({"x": [1.0]}), tmp_path / "a.parquet")
+    monkeypatch.setenv("TF_MEMORY_ALLOCATION", "0.3")
+    monkeypatch.setattr("tutorlib.memory.limits._GIVEN", {})
+    with pytest.warns(UserWarning, match=r"=0.3 is set, but .* limit_tensorflow_memory\(\) is"):
+        KerasSequenceLoader(tmp_path, 1)
+    limit_tensorflow_memory()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KerasSequenceLoader(tmp_path, 1)
+
+
+def test_a_gpu_that_is_not_used_is_said_with_what_to_do():
+    assert "a GPU, but batches are made on the CPU: pass device='gpu'" in gpu_not_used(None)
+    assert "since CuPy is missing, or device='cpu'" in gpu_not_used("CuPy is missing")
+
+
+@pytest.mark.skipif(not has_gpu(), reason="needs an NVIDIA GPU")
+@pytest.mark.gpu
+def test_the_default_device_of_a_machine_with_a_gpu_is_said(tmp_path):
+    pq.write_table(pa.table({"x": [1.0]}), tmp_path / "a.parquet")
+    with pytest.warns(UserWarning, match="a GPU, but batches are made on the CPU"):
+        KerasSequenceLoader(tmp_path, 1)
 
 
 @pytest.mark.gpu

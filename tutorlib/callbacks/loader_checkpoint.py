@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tutorlib.checks import check_positive
+from tutorlib.checks import check_path, check_positive
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 
@@ -69,6 +69,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         keep: int = 2,
     ) -> None:
         super().__init__()
+        check_path("path", path, "Call LoaderCheckpoint(folder, loader).")
         check_positive(every_n_batches=every_n_batches, keep=keep)
         self.path, self.loader = Path(path), loader
         self.every_n_batches, self.keep = every_n_batches, keep

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tutorlib.checks import check_positive
+from tutorlib.checks import check_path, check_positive
 
 COUNTS_TO = 2**24  # a float32 does not hold every integer above
 
@@ -48,7 +48,7 @@ class ThroughputLogger(keras.callbacks.Callback):
     include the first step of a `fit`, which compiles, nor validation.
 
     Args:
-        log_dir: folder for the TensorBoard scalars `samples_per_s` (one per window) and
+        log_dir: a path, the folder for the TensorBoard scalars `samples_per_s` (one per window) and
             `epoch_samples_per_s`, by the optimizer's step; None writes none.
         every_steps: steps per window, at least 1.
         clock: function that returns seconds and never goes back.
@@ -59,6 +59,7 @@ class ThroughputLogger(keras.callbacks.Callback):
             step; if that is its only step, `samples_per_s` is NaN.
 
     Raises:
+        TypeError: if `log_dir` is no path, such as the batch size.
         ValueError: if `every_steps` is below 1; from `fit`, if the model has no loss metric.
         RuntimeError: from `fit`, if the model's `train_step` does not count rows, or something
             resets the metrics within an epoch.
@@ -82,6 +83,9 @@ class ThroughputLogger(keras.callbacks.Callback):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__()
+        if log_dir is not None:
+            advice = "ThroughputLogger() needs no batch size: it counts the rows itself."
+            check_path("log_dir", log_dir, advice)
         check_positive(every_steps=every_steps)
         self.log_dir, self.every_steps, self.clock = log_dir, every_steps, clock
         self.windows: list[Throughput] = []

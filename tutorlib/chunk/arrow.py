@@ -96,14 +96,16 @@ def _ragged_from_arrow(array: Any) -> Ragged:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    valid = None
     if array.null_count:  # a null list may span values
+        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
         array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     column = column_from_arrow(values)
     if isinstance(column, Ragged):
         raise TypeError(f"Arrow type {array.type} is not supported: lists of lists")
-    return Ragged(column, offsets - offsets[0])
+    return Ragged(column, offsets - offsets[0], valid)
 
 
 def column_to_arrow(column: Any) -> Any:
@@ -115,7 +117,9 @@ def column_to_arrow(column: Any) -> Any:
         return pa.FixedSizeListArray.from_arrays(column_to_arrow(flat_values(column)), length)
     if isinstance(column, Ragged):
         return pa.LargeListArray.from_arrays(
-            pa.array(to_host(column.offsets)), column_to_arrow(column.values)
+            pa.array(to_host(column.offsets)),
+            column_to_arrow(column.values),
+            mask=None if column.valid is None else pa.array(~to_host(column.valid)),
         )
     if isinstance(column, Strings):
         return Strings(to_host(column.data), to_host(column.offsets)).to_arrow()

@@ -121,19 +121,36 @@ class Ragged(_Offsets):
     Args:
         values: column of length nnz: an array, `Strings` or `Masked`.
         offsets: int64 [n + 1] from 0 to nnz; row i holds values[offsets[i]:offsets[i + 1]].
+        valid: bool [n], False at a null list, which has no values; None if no list is null. Ops
+            that make lists of lists return an empty list for a null one.
     """
 
     values: Any
     offsets: Array
+    valid: Array | None = None
 
     @property
     def _flat(self) -> Any:
         return self.values
 
-    def tolist(self) -> list[list[Any]]:
-        """Return the rows as lists."""
+    def take(self, rows: Array) -> Ragged:
+        """Return the given rows, in the given order."""
+        taken: Ragged = super().take(rows)
+        taken.valid = None if self.valid is None else self.valid[rows]
+        return taken
+
+    def slice(self, start: int, stop: int) -> Ragged:
+        """Return rows [start, stop); values are shared, offsets copied."""
+        part: Ragged = super().slice(start, stop)
+        part.valid = None if self.valid is None else self.valid[start:stop]
+        return part
+
+    def tolist(self) -> list[Any]:
+        """Return the rows as lists, None at a null list."""
         flat, offsets = self.values.tolist(), self.offsets.tolist()
-        return [flat[a:b] for a, b in itertools.pairwise(offsets)]
+        lists = [flat[a:b] for a, b in itertools.pairwise(offsets)]
+        valid = [True] * len(lists) if self.valid is None else self.valid.tolist()
+        return [row if ok else None for row, ok in zip(lists, valid, strict=True)]
 
 
 @dataclasses.dataclass(eq=False)
@@ -335,6 +352,9 @@ def copied(column: Any) -> Any:
     """Return a copy of a column of any kind that shares no memory with it."""
     if isinstance(column, Masked):
         return Masked(copied(column.values), column.valid.copy())
+    if isinstance(column, Ragged):
+        valid = None if column.valid is None else column.valid.copy()
+        return Ragged(copied(column.values), column.offsets.copy(), valid)
     if isinstance(column, _Offsets):
         return type(column)(copied(column._flat), column.offsets.copy())
     return column.copy()
@@ -364,8 +384,18 @@ def concat_columns(parts: Sequence[Any]) -> Any:
         ends = np.cumsum([0] + [int(part.offsets[-1]) for part in parts])
         shifted = [p.offsets[1:] + end for p, end in zip(parts, ends, strict=False)]
         offsets = xp.concatenate([first.offsets[:1], *shifted])
-        return type(first)(concat_columns([part._flat for part in parts]), offsets)
+        made = type(first)(concat_columns([part._flat for part in parts]), offsets)
+        if isinstance(made, Ragged) and any(part.valid is not None for part in parts):
+            made.valid = xp.concatenate([valid_lists(part) for part in parts])
+        return made
     return array_namespace(first).concatenate(parts)
+
+
+def valid_lists(lists: Ragged) -> Array:
+    """Return bool [n], False at a null list."""
+    if lists.valid is not None:
+        return lists.valid
+    return array_namespace(lists.offsets).ones(len(lists), dtype=bool)
 
 
 def _all_valid(column: Any) -> Masked:
@@ -383,7 +413,8 @@ def to_namespace(column: Any, xp: Any) -> Any:
     """Return a column of any kind in the memory of the array library `xp`, numpy or cupy."""
     moved = to_host if xp is np else xp.asarray
     if isinstance(column, Ragged):
-        return Ragged(to_namespace(column.values, xp), moved(column.offsets))
+        valid = None if column.valid is None else moved(column.valid)
+        return Ragged(to_namespace(column.values, xp), moved(column.offsets), valid)
     if isinstance(column, Strings):
         return Strings(moved(column.data), moved(column.offsets))
     if isinstance(column, Masked):

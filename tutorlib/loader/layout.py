@@ -194,10 +194,11 @@ class Layout:
                 f"column {column.name!r}: holds {values.dtype}, but the schema says {column.dtype}"
             )
         xp = array_namespace(values)
-        if values.dtype.kind == "f" and len(values) and xp.isnan(values.min()):
-            values = self._without_nulls(
-                column, Masked(values, ~xp.isnan(values)), first_row, offsets
-            )
+        if values.dtype.kind == "f" and len(values):
+            if not xp.isfinite(values.min()) or not xp.isfinite(values.max()):
+                present = Masked(values, ~xp.isnan(values))
+                values = self._without_nulls(column, present, first_row, offsets)
+                _refuse_infinity(column, values, first_row, offsets)
         if column.cardinality is not None and self.check_ids and len(values):
             _check_ids(column.name, column.cardinality, values, first_row, offsets)
         elif dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
@@ -243,6 +244,12 @@ class Layout:
         if not isinstance(lists, Ragged):
             raise ValueError(
                 f"column {column.name!r}: the schema says multi-hot, but a row holds one value"
+            )
+        if lists.valid is not None and column.name not in self._fills and not lists.valid.all():
+            raise ValueError(
+                f"column {column.name!r}: null instead of a list at row "
+                f"{first_row + int(lists.valid.argmin())}; pass nulls='fill', which makes it an "
+                "empty list, or drop the row with filters="
             )
         if self.max_list_length is not None and len(lists):
             lengths = array_namespace(lists.offsets).diff(lists.offsets)
@@ -334,6 +341,21 @@ def _row(index: Any, offsets: Any) -> int:
     return int(np.searchsorted(to_host(offsets), int(index), side="right") - 1)
 
 
+def _refuse_infinity(column: Column, values: Any, first_row: int, offsets: Any) -> None:
+    """Raise ValueError for an infinite value, of which a training only makes NaN."""
+    wrong = array_namespace(values).isinf(values)
+    if not wrong.any():
+        return
+    index = int(wrong.argmax())
+    advice = "limit it with Clip in a Workflow, or drop the row with filters="
+    if column.role in ("label", "weight"):
+        advice = f"a {column.role} must be finite: correct it, or drop the row with filters="
+    raise ValueError(
+        f"column {column.name!r}: {_at(values, index)} at row "
+        f"{first_row + _row(index, offsets)}; {advice}"
+    )
+
+
 def _narrowed(column: Column, values: Any, dtype: np.dtype, first_row: int, offsets: Any) -> Any:
     """Return the values in a narrower floating-point dtype; raises ValueError on overflow."""
     if isinstance(values, np.ndarray):  # a CPU reports overflow; a GPU does not
@@ -342,7 +364,7 @@ def _narrowed(column: Column, values: Any, dtype: np.dtype, first_row: int, offs
     with np.errstate(over="ignore"):
         made = values.astype(dtype)
     xp = array_namespace(values)
-    wrong = xp.isinf(made) & ~xp.isinf(values)
+    wrong = xp.isinf(made)
     if not wrong.any():
         return made
     index = int(wrong.argmax())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +12,14 @@ import keras
 
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.keras_bridge import gpu_tensor_maker
-from tutorlib.memory import memory_space, thread_count
+from tutorlib.memory import (
+    allocation_not_applied,
+    gpu_not_used,
+    has_gpu,
+    memory_space,
+    missing_for_gpu,
+    thread_count,
+)
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS
 
@@ -159,6 +167,10 @@ def source_of(paths_or_source: Any, filters: Any, device: str | None) -> Parquet
     if device is not None:
         space = memory_space(device)
         source = source if space is source.memory else source.at(space)
+    elif source.memory is None and has_gpu():
+        warnings.warn(gpu_not_used(missing_for_gpu()), stacklevel=3)
+    if keras.backend.backend() == "tensorflow" and (doubt := allocation_not_applied()):
+        warnings.warn(doubt, stacklevel=3)
     if source.memory is not None and source.memory.on_gpu:
         gpu_tensor_maker()  # refuses a Keras backend that cannot take batches from there
     return source

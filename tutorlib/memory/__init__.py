@@ -10,6 +10,9 @@ from tutorlib.memory.device_pool import DevicePool
 from tutorlib.memory.host_pool import ALIGNMENT, BufferPool, aligned, aligned_empty
 from tutorlib.memory.limits import (
     DEVICES,
+    allocation_not_applied,
+    gpu_not_used,
+    has_gpu,
     host_memory_bytes,
     limit_tensorflow_memory,
     loader_gpu_bytes,
@@ -40,7 +43,10 @@ __all__ = [
     "MemorySpace",
     "aligned",
     "aligned_empty",
+    "allocation_not_applied",
+    "gpu_not_used",
     "gpu_space",
+    "has_gpu",
     "host_memory_bytes",
     "limit_tensorflow_memory",
     "loader_gpu_bytes",

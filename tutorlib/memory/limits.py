@@ -74,6 +74,7 @@ def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None
 
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
+        _GIVEN["tensorflow"] = 0
         return None
     if allocation is None:
         allocation = os.environ.get(ENVIRONMENT_VARIABLE, "0.5")
@@ -91,6 +92,37 @@ def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None
 
 
 _GIVEN: dict[str, int] = {}  # bytes of the GPU's memory
+
+
+def allocation_not_applied() -> str:
+    """Return a warning if TF_MEMORY_ALLOCATION is set, but TensorFlow was not limited; else ""."""
+    allocation = os.environ.get(ENVIRONMENT_VARIABLE)
+    if allocation is None or "tensorflow" in _GIVEN:
+        return ""
+    return (
+        f"{ENVIRONMENT_VARIABLE}={allocation} is set, but does not limit TensorFlow until "
+        "limit_tensorflow_memory() is called, right after tensorflow is imported"
+    )
+
+
+def gpu_not_used(missing: str | None) -> str:
+    """Return the warning that batches are made on the CPU, although the machine has a GPU.
+
+    Args:
+        missing: what `missing_for_gpu` returns.
+    """
+    remedy = "pass device='gpu' to make them there"
+    if missing is not None:
+        remedy = f"device='gpu' cannot be used, since {missing}"
+    return (
+        f"this machine has a GPU, but batches are made on the CPU: {remedy}, or device='cpu' to "
+        "keep it so without this warning"
+    )
+
+
+def has_gpu() -> bool:
+    """Return whether the driver of an NVIDIA GPU shows a device (on Linux)."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def loader_gpu_bytes() -> int:

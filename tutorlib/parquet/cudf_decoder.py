@@ -128,9 +128,9 @@ class CudfDecoder:
         """Return a column of pylibcudf as a column of a chunk, over the same memory."""
         kind, size = column.type().id(), column.size()
         if kind == self._plc.TypeId.LIST:
-            # A null list has no values in Parquet, so it is read as an empty list.
-            lists = column.list_view()
-            return Ragged(self._column(lists.child()), self._offsets(lists.offsets(), size))
+            lists = column.list_view()  # in which a null list of Parquet has no values
+            offsets = self._offsets(lists.offsets(), size)
+            return Ragged(self._column(lists.child()), offsets, self._valid(column))
         if kind == self._plc.TypeId.STRING:
             offsets = self._offsets(column.child(0) if size else None, size)
             data = column.data()
@@ -141,14 +141,20 @@ class CudfDecoder:
             values = self._array(column.data(), np.bool_, size)
         else:
             values = self._array(column.data(), np.dtype(kind.name.lower()), size)
-        mask = column.null_mask()
-        if mask is None or not column.null_count():
+        valid = self._valid(column)
+        if valid is None:
             return values
-        plain = self._plc.transform.mask_to_bools(mask.ptr, 0, size, self._stream())
-        valid = self._array(plain.data(), np.bool_, size)
         if isinstance(values, Strings) or values.dtype.kind != "f":
             return Masked(values, valid)
         return self._xp.where(valid, values, values.dtype.type("nan"))
+
+    def _valid(self, column: Any) -> Any:
+        """Return bool [n], False at a null; None if there is no null."""
+        mask, size = column.null_mask(), column.size()
+        if mask is None or not column.null_count():
+            return None
+        plain = self._plc.transform.mask_to_bools(mask.ptr, 0, size, self._stream())
+        return self._array(plain.data(), np.bool_, size)
 
     def _offsets(self, column: Any, size: int) -> Any:
         """Return the offsets of lists or strings, int64 [size + 1]; libcudf's may be int32."""
