@@ -320,7 +320,17 @@ ndarray.__module__ = "cupy"  # by which `chunk.is_array` knows one
 # ---- functions -----------------------------------------------------------------------------------
 
 ELEMENTWISE = ("abs", "isinf", "isnan", "log1p", "maximum", "minimum", "not_equal", "right_shift")
-ELEMENTWISE += ("add", "equal", "greater", "left_shift", "less", "multiply", "subtract", "sqrt")
+ELEMENTWISE += (
+    "isfinite",
+    "add",
+    "equal",
+    "greater",
+    "left_shift",
+    "less",
+    "multiply",
+    "subtract",
+    "sqrt",
+)
 REDUCTIONS = ("all", "any", "max", "min")
 REDUCTIONS_WITH_DTYPE = ("argmax", "argmin", "sum")
 PARAMETERS = {  # of CuPy's functions, as far as the project needs them
