@@ -38,6 +38,7 @@ _ROOMS = {
         "Bucketize",
         "Categorify",
         "Clip",
+        "DateParts",
         "Dropna",
         "FillMedian",
         "FillMissing",

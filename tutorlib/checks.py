@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-import re
-
-
 import os
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Self
 

@@ -43,6 +43,8 @@ def remedy_for(dtype: str, is_list: bool = False) -> str | None:
         return "their lengths differ: name them in cont_names as weights of the ids of another list"
     if dtype == "string" or is_number(dtype):
         return None
+    if is_time(dtype):
+        return "make features of it with DateParts in a Workflow"
     if dtype.startswith("decimal"):
         return "cast it to float64 in the data"
     if "binary" in dtype:
@@ -97,6 +99,11 @@ def element_type(kind: str) -> tuple[str, int | None]:
     """
     vector = re.fullmatch(r"\((\d{1,9}),\)(\w+)", kind)
     return (vector[2], int(vector[1])) if vector else (kind, None)
+
+
+def is_time(dtype: str) -> bool:
+    """Return whether a name is one of NumPy's dates or durations, such as "datetime64[ms]"."""
+    return dtype.startswith(("datetime64", "timedelta64"))
 
 
 def inferred_features(types: ColumnTypes) -> dict[str, list[str]]:

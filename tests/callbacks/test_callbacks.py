@@ -231,9 +231,7 @@ def test_gpu_memory_is_what_tensors_hold():
 
 
 def test_a_batch_size_in_the_place_of_a_path_is_refused():
-    with pytest.raises(
-        TypeError, match=r"log_dir must be a path, got 65536\. Throughput"
-    ):
+    with pytest.raises(TypeError, match=r"log_dir must be a path, got 65536\. Throughput"):
         ThroughputLogger(65536)
     with pytest.raises(TypeError, match=r"path must be a path, got 65536\. .*\(folder, loader\)"):
         LoaderCheckpoint(65536, None)

@@ -28,6 +28,7 @@ OPS = {
     "Bucketize": (["x"], ops.Bucketize({"x": np.array([0.5, 1])})),
     "Categorify": (["n", "t"], ops.Categorify(1, {"n": 9}, 2, {"t": ["b", "a"]})),
     "Clip": (["x"], ops.Clip(max_value=np.float32(1.5))),
+    "DateParts": (["n"], ops.DateParts(["month", "age_days"], np.datetime64("2024-05-06"), "s")),
     "FillMedian": (["x", "n"], ops.FillMedian(True, 100)),
     "FillMissing": (["t"], ops.FillMissing("?", True)),
     "HashBucket": (["n"], ops.HashBucket({"n": np.int64(9)})),

@@ -14,6 +14,7 @@ from tutorlib.ops import (
     Bucketize,
     Categorify,
     Clip,
+    DateParts,
     FillMedian,
     FillMissing,
     HashBucket,
@@ -28,6 +29,7 @@ from tutorlib.ops import (
     Rename,
     TargetEncoding,
 )
+from tutorlib.ops.date_parts import SIZES
 from tutorlib.serving.base import round_to
 from tutorlib.workflow import Workflow
 
@@ -128,6 +130,7 @@ def joined_to_itself(values):
     return [2 * text.as_py() for text in values]
 
 
+PARTS = [*SIZES, "year", "age_days", "age_seconds", "total_days", "total_seconds"]
 FUNCTIONS = {
     "doubled": lambda values: values * 2,
     "joined_to_itself": lambda values: tf.strings.join([values, values]),
@@ -179,6 +182,7 @@ WORKFLOWS = {
     "Clip, from below": [[*INTEGERS, "x", "y", "h", "xs"] >> FillMissing(0) >> Clip(min_value=-1)],
     "Clip, from above": [[*INTEGERS, "x", "y", "h", "xs"] >> FillMissing(0) >> Clip(max_value=0)],
     "Clip, nulls": [["x", "y", "h", "xs"] >> Clip(-1, 300)],
+    "DateParts": [INTEGERS >> DateParts(PARTS, "2024-02-29T10:11:12.5", unit="ms")],
     "JoinExternal, texts": [JOIN[["text", "words"]] >> Categorify()],
     "JoinExternal, numbers": [JOIN[["number"]] >> FillMissing(5), JOIN[["price", "sizes"]]],
     "LambdaOp": [["x", "n"] >> LambdaOp(doubled)],

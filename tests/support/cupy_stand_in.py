@@ -320,17 +320,8 @@ ndarray.__module__ = "cupy"  # by which `chunk.is_array` knows one
 # ---- functions -----------------------------------------------------------------------------------
 
 ELEMENTWISE = ("abs", "isinf", "isnan", "log1p", "maximum", "minimum", "not_equal", "right_shift")
-ELEMENTWISE += (
-    "isfinite",
-    "add",
-    "equal",
-    "greater",
-    "left_shift",
-    "less",
-    "multiply",
-    "subtract",
-    "sqrt",
-)
+ELEMENTWISE += ("add", "equal", "greater", "left_shift", "less", "multiply", "subtract", "sqrt")
+ELEMENTWISE += ("isfinite",)
 REDUCTIONS = ("all", "any", "max", "min")
 REDUCTIONS_WITH_DTYPE = ("argmax", "argmin", "sum")
 PARAMETERS = {  # of CuPy's functions, as far as the project needs them

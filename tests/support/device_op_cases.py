@@ -12,6 +12,7 @@ from tutorlib.ops import (
     Bucketize,
     Categorify,
     Clip,
+    DateParts,
     Dropna,
     FillMedian,
     FillMissing,
@@ -103,6 +104,9 @@ OPS = {
     ),
     "Clip": lambda: ["few", "gaps", "positive"] >> Clip(1, 5),
     "Clip, one limit": lambda: ["x", "few", "large", "small"] >> Clip(min_value=0),
+    "DateParts": lambda: (
+        ["row", "gaps", "ids"] >> DateParts(["week", "day", "age_days"], "2024-02-29", unit="D")
+    ),
     "FillMedian": lambda: ["x", "gaps", "numbers", "few"] >> FillMedian(),
     "FillMedian, rounded": lambda: ["x", "row"] >> FillMedian(True, max_values=9),
     "FillMissing": lambda: ["x", "gaps", "numbers"] >> FillMissing(3, add_binary_cols=False),

@@ -1,6 +1,11 @@
 """Chunk: some rows of a data set as a dict of arrays, on the CPU (NumPy) or on a GPU (CuPy)."""
 
-from tutorlib.chunk.arrow import column_from_arrow, column_to_arrow, vector_length
+from tutorlib.chunk.arrow import (
+    column_from_arrow,
+    column_to_arrow,
+    time_dtype,
+    vector_length,
+)
 from tutorlib.chunk.chunk import Chunk
 from tutorlib.chunk.columns import (
     Array,
@@ -45,6 +50,7 @@ __all__ = [
     "row_ids",
     "slice_rows",
     "take",
+    "time_dtype",
     "to_host",
     "to_namespace",
     "vector_length",

@@ -45,7 +45,8 @@ def column_from_arrow(array: Any) -> Any:
             return _vectors_from_arrow(array)
         return _ragged_from_arrow(array.cast(pa.large_list(kind.value_type)))
     if pa.types.is_temporal(kind):
-        array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+        counts = column_from_arrow(array.cast(pa.int64() if kind.bit_width == 64 else pa.int32()))
+        return _with_unit(counts, time_dtype(kind))
     if pa.types.is_floating(array.type):
         if array.null_count:
             array = pc.fill_null(array, float("nan"))
@@ -90,6 +91,28 @@ def _vectors_from_arrow(array: Any) -> Any:
     if not array.null_count:
         return vectors
     return with_null_rows(vectors, array.is_valid().to_numpy(zero_copy_only=False))
+
+
+def time_dtype(kind: Any) -> str:
+    """Return the NumPy name of an Arrow type of dates, times or durations, without time zone.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> time_dtype(pa.timestamp("ms", "UTC")), time_dtype(pa.time32("s"))
+        ('datetime64[ms]', 'timedelta64[s]')
+    """
+    import pyarrow as pa
+
+    if pa.types.is_date(kind):
+        return "datetime64[D]" if pa.types.is_date32(kind) else "datetime64[ms]"
+    return f"{'datetime' if pa.types.is_timestamp(kind) else 'timedelta'}64[{kind.unit}]"
+
+
+def _with_unit(counts: Any, dtype: str) -> Any:
+    """Return integers as NumPy's dates or durations."""
+    if isinstance(counts, Masked):
+        return Masked(_with_unit(counts.values, dtype), counts.valid)
+    return counts.astype(np.int64, copy=False).view(dtype)
 
 
 def _ragged_from_arrow(array: Any) -> Ragged:

@@ -19,6 +19,7 @@ from tutorlib.checks import FORMER_NAMES, no_attribute
 from tutorlib.inference import role_of
 from tutorlib.ops.base import ColumnGroup, ColumnOp, LearningOp, Op, Select, SpillingOp, as_group
 from tutorlib.ops.categorify import Categorify
+from tutorlib.ops.date_parts import DateParts
 from tutorlib.ops.elementwise import Bucketize, Clip, LambdaOp, LogOp
 from tutorlib.ops.filling import FillMedian, FillMissing
 from tutorlib.ops.hash_bucket import HashBucket, HashedCross
@@ -37,7 +38,8 @@ from tutorlib.ops.target_encoding import TargetEncoding
 
 __all__ = [
     "FIRST_OOV_ID", "NULL_ID", "OPS", "PADDING_ID", "ROW_OPS", "Bucketize", "Categorify", "Clip",
-    "ColumnGroup", "ColumnOp", "Dropna", "FillMedian", "FillMissing", "Filter", "HashBucket",
+    "ColumnGroup", "ColumnOp", "DateParts", "Dropna", "FillMedian", "FillMissing", "Filter",
+    "HashBucket",
     "HashedCross", "JoinExternal", "JoinGroupby", "LabelEncoder", "LambdaOp", "LearningOp",
     "ListSlice", "LogOp", "Normalize", "NormalizeMinMax", "Op", "Rename", "RowOp", "Select",
     "SpillingOp", "TargetEncoding", "as_group", "code_identity", "column_type", "exact_sum",

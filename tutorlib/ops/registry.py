@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from tutorlib.ops.base import Op, Select
 from tutorlib.ops.categorify import Categorify
+from tutorlib.ops.date_parts import DateParts
 from tutorlib.ops.elementwise import Bucketize, Clip, LambdaOp, LogOp
 from tutorlib.ops.filling import FillMedian, FillMissing
 from tutorlib.ops.hash_bucket import HashBucket, HashedCross
@@ -27,9 +28,9 @@ Kind = TypeVar("Kind")
 
 ROOM = "tutorlib.ops"
 _OPS: tuple[type[Op], ...] = (
-    Bucketize, Categorify, Clip, FillMedian, FillMissing, HashBucket, HashedCross, JoinExternal,
-    JoinGroupby, LabelEncoder, LambdaOp, ListSlice, LogOp, Normalize, NormalizeMinMax, Rename,
-    Select, TargetEncoding,
+    Bucketize, Categorify, Clip, DateParts, FillMedian, FillMissing, HashBucket, HashedCross,
+    JoinExternal, JoinGroupby, LabelEncoder, LambdaOp, ListSlice, LogOp, Normalize, NormalizeMinMax,
+    Rename, Select, TargetEncoding,
 )  # fmt: skip
 OPS: dict[str, type[Op]] = {kind.__name__: kind for kind in _OPS}
 ROW_OPS: dict[str, type[RowOp]] = {"Dropna": Dropna, "Filter": Filter}

@@ -266,6 +266,8 @@ def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
         return there & xp.asarray(_compared_strings(values, comparison, value))
     if values.dtype.kind == "b":
         values = values.astype(np.uint8)
+    if values.dtype.kind in "mM":
+        values = values.view(np.int64)
     comparison, value = number_comparison(values.dtype, comparison, value)
     if comparison in COMPARE:
         return there & COMPARE[comparison](values, value)

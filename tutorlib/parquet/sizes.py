@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.inference import element_type, is_number
+from tutorlib.inference import element_type, is_number, is_time
 
 SMALL_CHUNK = 2**20  # bytes
 
@@ -15,7 +15,9 @@ SMALL_CHUNK = 2**20  # bytes
 def number_width(kind: str) -> int:
     """Return the bytes of a number or vector of a type such as "int32", 0 for any other type."""
     dtype, length = element_type(kind)
-    return np.dtype(dtype).itemsize * (length or 1) if is_number(dtype) else 0
+    if not (is_number(dtype) or is_time(dtype)):
+        return 0
+    return np.dtype(dtype).itemsize * (length or 1)
 
 
 def decoded_bytes(leaves: Iterable[tuple[str, Any]], columns: Mapping[str, int]) -> float:

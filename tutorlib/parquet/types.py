@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import vector_length
+from tutorlib.chunk import time_dtype, vector_length
 from tutorlib.inference import element_type, vector_type
 
 
@@ -59,7 +59,7 @@ def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
     if pa.types.is_dictionary(arrow_type):
         return column_type(arrow_type.value_type)
     if pa.types.is_temporal(arrow_type):
-        return f"int{arrow_type.bit_width}", False
+        return time_dtype(arrow_type), False
     if pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type):
         return np.dtype(arrow_type.to_pandas_dtype()).name, False
     if pa.types.is_boolean(arrow_type):

@@ -25,11 +25,14 @@ class ServedColumn:
         values: one value a row, [n]; of a column of lists the values of all lists, [nnz].
         valid: bool, as `values`, False at a null; None for no nulls and for floats (NaN is null).
         splits: int64 [rows + 1]: row i of lists has values[splits[i]:splits[i + 1]]; else None.
+        dtype: NumPy name of dates or durations, whose values are the integers that they count;
+            else None.
     """
 
     values: tf.Tensor
     valid: tf.Tensor | None = None
     splits: tf.Tensor | None = None
+    dtype: str | None = None
 
     def with_values(self, values: tf.Tensor, valid: tf.Tensor | None = None) -> ServedColumn:
         """Return a column of other values in the same lists; floating-point nulls become NaN."""

@@ -56,7 +56,7 @@ class ServedListSlice(ServedByColumn[ListSlice]):
             values = tf.concat([values, self._padding(name, values.dtype)], axis=0)
             valid = None if valid is None else tf.concat([valid, [True]], axis=0)
         valid = None if valid is None else tf.gather(valid, positions)
-        return ServedColumn(tf.gather(values, positions), valid, splits)
+        return ServedColumn(tf.gather(values, positions), valid, splits, column.dtype)
 
     def _padding(self, name: str, dtype: tf.DType) -> tf.Tensor:
         """Return the value that pads lists, [1]."""

@@ -9,6 +9,7 @@ from tutorlib import ops
 from tutorlib.ops import Op
 from tutorlib.serving.base import Functions, ServedOp
 from tutorlib.serving.columns import ServedListSlice, ServedRename, ServedSelect
+from tutorlib.serving.dates import ServedDateParts
 from tutorlib.serving.keys import (
     ServedCategorify,
     ServedGroupOp,
@@ -30,6 +31,7 @@ SERVED: dict[type[Op], type[ServedOp[Any]]] = {
     ops.Bucketize: ServedBucketize,
     ops.Categorify: ServedCategorify,
     ops.Clip: ServedClip,
+    ops.DateParts: ServedDateParts,
     ops.FillMedian: ServedFill,
     ops.FillMissing: ServedFill,
     ops.HashBucket: ServedHashBucket,

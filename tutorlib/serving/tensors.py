@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tutorlib.inference import is_time
 from tutorlib.loader.layout import batch_dtype
 from tutorlib.schema import Column, Schema
 from tutorlib.serving.base import ServedColumn, require
@@ -33,22 +35,35 @@ def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]
         for part, kind in parts.items():
             if part in specs:
                 raise ValueError(f"two raw tensors would be called {part!r}; rename a column")
-            specs[part] = tf.TensorSpec(None, tf.as_dtype(kind), name=part)
+            specs[part] = tf.TensorSpec(None, tf.as_dtype(tensor_dtype(kind)), name=part)
     return specs
 
 
+def tensor_dtype(dtype: str) -> str:
+    """Return the dtype of a raw tensor: int64 for dates and durations, in the column's unit."""
+    return "int64" if is_time(dtype) else dtype
+
+
 def lists_as_tensors(types: Types, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs with Python lists as tensors, lists of lists as RaggedTensors."""
+    """Return the inputs with Python lists as tensors, lists of lists as RaggedTensors.
+
+    NumPy's dates become the integers that they count.
+    """
     if not isinstance(inputs, Mapping):
         raise TypeError(f"a served workflow takes a dict of columns, got {type(inputs).__name__}")
-    return {
-        name: _as_tensor(types, name, value) if isinstance(value, list) else value
-        for name, value in inputs.items()
-    }
+    tensors = {}
+    for name, value in inputs.items():
+        if isinstance(value, list):
+            value = _as_tensor(types, name, value)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "mM" and name in types:
+            value = value.astype(types[name][0]).view(np.int64)
+        tensors[name] = value
+    return tensors
 
 
 def _as_tensor(types: Types, name: str, values: list[Any]) -> Any:
-    dtype, lists = types.get(name.removesuffix("__values"), (None, False))
+    kind, lists = types.get(name.removesuffix("__values"), (None, False))
+    dtype = None if kind is None else tensor_dtype(kind)
     try:
         if lists and name in types:
             return tf.ragged.constant(values, dtype, ragged_rank=1)
@@ -81,13 +96,14 @@ def _read_column(types: Types, name: str, inputs: Mapping[str, Any]) -> ServedCo
             f"raw column {name!r} is missing: give {need}. The workflow takes {[*types]}, got "
             f"{sorted(inputs)}"
         )
-    values = _one_per_row(name, values, dtype)
+    values = _one_per_row(name, values, tensor_dtype(dtype))
     valid = inputs.get(f"{name}__valid")
     if valid is not None:
         valid = _one_per_row(f"{name}__valid", valid, "bool")
         rule = f"{name}__valid must have the shape of the values of {name!r}"
         require(tf.size(valid) == tf.size(values), rule)
-    return ServedColumn(values, None, splits).with_values(values, valid)
+    column = ServedColumn(values, None, splits).with_values(values, valid)
+    return dataclasses.replace(column, dtype=dtype) if is_time(dtype) else column
 
 
 def _list_parts(name: str, inputs: Mapping[str, Any]) -> tuple[Any, Any]:

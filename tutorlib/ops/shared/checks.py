@@ -69,6 +69,9 @@ class ColumnChecks:
         if isinstance(values, Strings):
             rule = "takes numbers, got strings. Use Categorify or HashBucket."
             raise TypeError(self._wrong(name, rule))
+        if values.dtype.kind in "mM":
+            rule = f"takes numbers, got {values.dtype}. Make them of dates with DateParts."
+            raise TypeError(self._wrong(name, rule))
         return values, valid
 
     def _floats(self, name: str, column: Any) -> Array:
@@ -86,8 +89,13 @@ class ColumnChecks:
             raise ValueError(self._wrong(name, rule))
 
     def _keys(self, name: str, column: Any) -> tuple[Any, Array | None]:
-        """Return (values, valid) of integers, booleans or strings; TypeError for floats."""
+        """Return (values, valid) of integers, booleans or strings; TypeError for floats.
+
+        Dates and times are the integers that they count.
+        """
         values, valid = parts_of(column)
+        if not isinstance(values, Strings) and values.dtype.kind in "mM":
+            values = values.view(np.int64)
         if not isinstance(values, Strings) and values.dtype.kind not in "iub":
             rule = (
                 f"takes integers or strings, got {values.dtype}. In pandas, integers with missing "
