@@ -49,6 +49,8 @@ def remedy_for(dtype: str, is_list: bool = False) -> str | None:
         return "cast it to float64 in the data"
     if "binary" in dtype:
         return "cast it to string in the data if it holds text"
+    if "list_view" in dtype:
+        return "cast it to a list in the data"
     if dtype == "null":
         return "all its values are null: leave it out"
     return "store its parts as columns of numbers or strings"

@@ -16,6 +16,7 @@ from tutorlib.chunk.columns import (
     with_flat_values,
     with_null_rows,
 )
+from tutorlib.inference import remedy_for
 
 
 def column_from_arrow(array: Any) -> Any:
@@ -31,7 +32,7 @@ def column_from_arrow(array: Any) -> Any:
         array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
         if isinstance(array, pa.ChunkedArray):
             array = pa.concat_arrays(array.chunks)
-    if "string_view" in str(array.type):
+    if str(array.type) == "string_view":
         array = array.cast(pa.large_string())
     if isinstance(array.type, pa.FixedShapeTensorType):
         array = array.storage
@@ -54,8 +55,7 @@ def column_from_arrow(array: Any) -> Any:
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not (text or pa.types.is_integer(array.type) or pa.types.is_boolean(kind)):
         raise TypeError(
-            f"Arrow type {kind} is not supported; cast it to a number or a string, or leave the "
-            "column out"
+            f"Arrow type {kind} is not supported; {remedy_for(str(kind))}, or leave the column out"
         )
     valid = None
     if array.null_count:
@@ -127,7 +127,10 @@ def _ragged_from_arrow(array: Any) -> Ragged:
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     column = column_from_arrow(values)
     if isinstance(column, Ragged):
-        raise TypeError(f"Arrow type {array.type} is not supported: lists of lists")
+        raise TypeError(
+            f"Arrow type {array.type} is not supported; {remedy_for(str(array.type))}, or leave "
+            "the column out"
+        )
     return Ragged(column, offsets - offsets[0], valid)
 
 

@@ -36,6 +36,8 @@ def _string_bytes(leaf: Any) -> float:
     if statistics is None or not statistics.has_min_max:
         return stored
     ends = (statistics.min, statistics.max)
+    if not isinstance(ends[0], str | bytes):  # such as a decimal
+        return stored
     lengths = [len(end.encode() if isinstance(end, str) else bytes(end)) for end in ends]
     return max(stored, leaf.num_values * sum(lengths) / 2)
 

@@ -55,7 +55,8 @@ def column_type(arrow_type: pa.DataType) -> tuple[str, bool]:
         stored = getattr(arrow_type, "storage_type", arrow_type)
         return vector_type(column_type(stored.value_type)[0], length), False
     if is_list(arrow_type):
-        return column_type(arrow_type.value_type)[0], True
+        nested = is_list(arrow_type.value_type)
+        return (str(arrow_type), False) if nested else (column_type(arrow_type.value_type)[0], True)
     if pa.types.is_dictionary(arrow_type):
         return column_type(arrow_type.value_type)
     if pa.types.is_temporal(arrow_type):
