@@ -146,7 +146,7 @@ def test_ids_are_those_of_the_rows_of_the_batch(files, layout):
             assert ids.equals(whole.select(["text", "big"]).take(pa.array(numbers)))
             rows += numbers.tolist()
     assert len(rows) == len(set(rows)) == loader.num_rows
-    assert loader.epoch == 1
+    assert loader.epoch == (len(loader) > 0)
 
 
 def test_ids_of_many_blocks_and_groups_and_of_a_resumed_epoch(files, monkeypatch):

@@ -34,8 +34,8 @@ def export_serving(
     `tf.saved_model.load(path).signatures["serving_default"](**raw)["predictions"]` predicts where
     there is TensorFlow and nothing of this library, as in TensorFlow Serving. The
     signature takes one tensor for each raw column, [batch] or [batch, 1], in the column's dtype; a
-    column `g` of lists is `g__values` [nnz] and `g__nnzs` [batch]. Raw columns that none of the
-    model's features is made of, such as labels, are not part of it.
+    column `g` of lists is `g__values` [nnz] and `g__nnzs` int32 [batch]. Raw columns that none of
+    the model's features is made of, such as labels, are not part of it.
 
     Args:
         model: takes the workflow's output. If it returns a dict, the signature does too.

@@ -110,5 +110,9 @@ class ColumnChecks:
         if not isinstance(values, Strings) and values.dtype == np.uint64 and len(values):
             largest = int(values.max())
             if largest >= 2**63:
-                raise ValueError(self._wrong(name, f"takes integers below 2**63, got {largest}"))
+                rule = (
+                    f"takes integers below 2**63, got {largest}. HashBucket takes any; or store "
+                    "them as strings."
+                )
+                raise ValueError(self._wrong(name, rule))
         return values, valid
