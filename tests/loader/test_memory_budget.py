@@ -1,10 +1,12 @@
 """memory_budget holds in bytes: real memory of fresh processes over drawn layouts.
 
-MEMORY_LAYOUTS=100 in the environment draws a hundred layouts in place of four.
+MEMORY_LAYOUTS=100 in the environment draws a hundred layouts in place of five, MEMORY_SEED=1 other
+ones.
 """
 
 import concurrent.futures
 import os
+import re
 import sys
 import threading
 
@@ -16,8 +18,9 @@ import pytest
 from tests.support.loader_memory import MB, Layout, measure
 from tutorlib.loader import KerasSequenceLoader
 
-KINDS = ["lists", "filter", "padded", "strings", "numbers"]
-LAYOUTS = int(os.environ.get("MEMORY_LAYOUTS", 4))
+KINDS = ["lists", "filter", "padded", "strings", "uneven", "numbers"]
+LAYOUTS = int(os.environ.get("MEMORY_LAYOUTS", 5))
+SEED = int(os.environ.get("MEMORY_SEED", 0))
 ALLOWED_BYTES = 32 * 2**20  # beside 1.1 of the budget, as the docstring of the loader says
 
 
@@ -31,6 +34,10 @@ def drawn(kind, random):
         means[int(random.integers(6))] = 1000
         columns = {"a.b": ("list", "fixed", means), "x": "int32"}
         return Layout((10_000,) * 6, columns, budget, batch_size)
+    if kind == "uneven":  # lists differ in length within a row group
+        means, law = int(random.integers(50, 500)), str(random.choice(["late", "sorted"]))
+        groups = int(random.choice([1, 4]))
+        return Layout((8_000,) * groups, {"g": ("list", law, means)}, budget, batch_size)
     if kind == "strings":
         distinct = random.choice([None, 40])
         columns = {"s": ("string", 1000 if distinct is None else 4000, distinct), "y": "int32"}
@@ -53,10 +60,37 @@ def drawn(kind, random):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/clear_refs")
 @pytest.mark.parametrize("number", range(LAYOUTS))
 def test_memory_stays_within_the_budget_whatever_the_rows_are(number, tmp_path):
-    layout = drawn(KINDS[number % len(KINDS)], np.random.default_rng(number))
+    layout = drawn(KINDS[number % len(KINDS)], np.random.default_rng([SEED, number]))
     measured = measure(layout, tmp_path, seed=number)
     assert measured["peak"] <= 1.1 * layout.budget + ALLOWED_BYTES, layout
     assert "refused" not in measured or "memory_budget" in measured["refused"], measured
+
+
+def late_lists(path, row_group_rows):
+    """Write 20,000 lists, all but the last tenth of them with one value."""
+    lengths = np.ones(20_000, np.int64)
+    lengths[-2000:] = 2000
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    lists = pa.LargeListArray.from_arrays(offsets, np.arange(offsets[-1]) % 1000)
+    pq.write_table(pa.table({"g": lists}), path, row_group_size=row_group_rows)
+    return int(offsets[-1])
+
+
+def values_in(path, budget):
+    loader = KerasSequenceLoader(path, 50, memory_budget=budget)
+    return sum(inputs["g__values"].shape[0] for inputs, _ in loader)
+
+
+def test_lists_far_longer_than_the_mean_of_their_row_group_are_refused_with_what_would_do(tmp_path):
+    path, small = tmp_path / "x.parquet", tmp_path / "small.parquet"
+    count, budget = late_lists(path, 20_000), 30 * MB
+    with pytest.raises(ValueError, match="far longer than their row group's mean: ") as refused:
+        values_in(path, budget)
+    advice = re.search(
+        r"smaller row groups .* memory_budget of at least ([\d,]+), ", str(refused.value)
+    )
+    assert values_in(path, int(advice[1].replace(",", ""))) == count
+    assert late_lists(small, 1000) == values_in(small, budget)
 
 
 @pytest.fixture

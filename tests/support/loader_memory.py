@@ -57,6 +57,9 @@ def _lists(random, law, mean, rows):
         lengths = (random.pareto(1.5, rows) * mean / 2).astype(np.int64)
     elif law == "sorted":
         lengths = np.sort(random.integers(0, 2 * mean + 1, rows))
+    elif law == "late":  # a tenth of the rows, at the end, has nearly all values
+        lengths = np.ones(rows, np.int64)
+        lengths[-(rows // 10) :] = 10 * mean - 9
     else:
         lengths = random.integers(0, 2 * mean + 1, rows)
     offsets = np.concatenate([[0], np.cumsum(lengths)])

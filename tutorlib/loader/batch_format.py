@@ -9,6 +9,7 @@ from tutorlib.keras_bridge import min_int_dtype_on_gpu
 from tutorlib.loader.batch_group import BatchBuilder
 from tutorlib.loader.class_weights import ClassWeights
 from tutorlib.loader.device_batches import DeviceBuilder
+from tutorlib.loader.held_lists import HeldLists
 from tutorlib.loader.host_batches import HostBuilder
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.list_lengths import list_lengths
@@ -69,10 +70,12 @@ class BatchFormat:
             min_int_dtype=self.min_int_dtype,
         )
 
-    def builder(self, pool: BufferPool | DevicePool) -> BatchBuilder[Any, Any]:
+    def builder(
+        self, pool: BufferPool | DevicePool, held: HeldLists | None = None
+    ) -> BatchBuilder[Any, Any]:
         """Return what makes batches as arrays, in the memory of a pool."""
         if isinstance(pool, BufferPool):
-            return HostBuilder(self.layout, pool, self.lengths)
+            return HostBuilder(self.layout, pool, self.lengths, held)
         return DeviceBuilder(self.layout, pool, self.lengths)
 
     def check_for_fit(self) -> None:

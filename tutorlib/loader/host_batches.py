@@ -18,6 +18,7 @@ import numpy as np
 
 from tutorlib.chunk import Ragged, gather_rows
 from tutorlib.loader.batch_group import ArrayBatch, BatchBuilder, BatchGroup, ScatterPlan
+from tutorlib.loader.held_lists import HeldLists
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.list_lengths import ListLengths
 from tutorlib.memory import ALIGNMENT, BufferPool
@@ -30,10 +31,15 @@ class HostGroup(BatchGroup):
     """The rows of some successive batches in host memory; `fields` has one cell a row."""
 
     def __init__(
-        self, layout: Layout, num_rows: int, pool: BufferPool, lengths: ListLengths
+        self,
+        layout: Layout,
+        num_rows: int,
+        pool: BufferPool,
+        lengths: ListLengths,
+        held: HeldLists,
     ) -> None:
         super().__init__(layout, num_rows, ALIGNMENT, lengths)
-        self._pool = pool
+        self._pool, self._held = pool, held
         self._memory = pool.empty((self._padded(num_rows) * layout.row_bytes,), np.uint8)
         self.fields = self._views(self._memory, num_rows)
 
@@ -45,6 +51,11 @@ class HostGroup(BatchGroup):
             fields.append(memory[start : start + num_rows * field.nbytes].view(field.cell))
             start += stride * field.nbytes
         return fields
+
+    def add_lists(self, name: str, first: int, lists: Ragged) -> None:
+        """Keep the lists of some rows; raises ValueError beyond what a memory budget planned."""
+        self._held.add(self, lists.values.nbytes + lists.offsets.nbytes)
+        super().add_lists(name, first, lists)
 
     def run(self, number: int, count: int) -> np.ndarray:
         """Return `count` fields of equal width from field number `number` on, [count, num_rows]."""
@@ -113,11 +124,28 @@ def _joined(parts: Sequence[Ragged], length: int, pool: BufferPool) -> Ragged:
 
 
 class HostBuilder(BatchBuilder[HostGroup, BufferPool]):
-    """Makes batches in host memory."""
+    """Makes batches in host memory.
+
+    Args:
+        layout: how the columns lie in a batch.
+        pool: gives the memory of batches.
+        lengths: gives the lengths of the arrays of lists; None for as long as they must be.
+        held: counts the bytes of lists; None for any number.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        pool: BufferPool,
+        lengths: ListLengths | None = None,
+        held: HeldLists | None = None,
+    ) -> None:
+        super().__init__(layout, pool, lengths)
+        self._held = held or HeldLists()
 
     def new_group(self, num_rows: int) -> HostGroup:
         """Return an empty group of batches with so many rows in all."""
-        return HostGroup(self.layout, num_rows, self.pool, self.lengths)
+        return HostGroup(self.layout, num_rows, self.pool, self.lengths, self._held)
 
     def scatter(
         self,

@@ -90,7 +90,8 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
             hold, in the GPU's memory if it works there. On a CPU the process grows by at most 1.1
             of it plus 32 MiB, which Arrow and Python keep. It bounds `buffer_size`, also the
             automatic one, and allows four threads and one open pass at most. Rows are planned with
-            the mean bytes of their row group. `multi_hot="padded"` needs `max_list_length` with it.
+            the mean bytes of their row group; lists so much longer that the plan cannot hold them
+            are refused when they are read. `multi_hot="padded"` needs `max_list_length` with it.
             None sets no bound.
         limit_rows: use only this many rows from the start; None for all.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
@@ -365,7 +366,7 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
         planner.warn_once()
         source = self.source.for_a_pass(planner.open_row_groups, planner.step_bytes)
         pool.limit_bytes = planner.chunk_size.peak_bytes
-        builder = self._format.builder(pool)
+        builder = self._format.builder(pool, planner.held_lists())
         step = planner.step_bytes if planner.reads_in_steps else None
         columns, names = self._columns, self.schema.names
         pipeline = Pipeline(

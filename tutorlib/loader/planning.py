@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from tutorlib.loader.held_lists import HeldLists
 from tutorlib.loader.pipeline import CONVERT_BATCHES
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.row_bytes import (
@@ -149,6 +150,27 @@ class Planner:
         """Whether each row range is read, transformed and scattered in steps of `step_bytes`."""
         return self.step_bytes is not None and reads_in_steps(
             self._source, self._columns, whole=self._whole
+        )
+
+    def held_lists(self) -> HeldLists:
+        """Return what counts the lists of a pass: a budget plans with the mean of row groups.
+
+        The plan has room for copies; beyond it, lists may take a tenth of the budget and 16 MiB.
+        """
+        budget = self._settings.memory_budget
+        if self.step_bytes is None or budget is None:
+            return HeldLists()
+        planned = self.chunk_size.held_rows * self.row_bytes.lists
+        return HeldLists(int(planned + budget / 20 + 2**23), self._advice_for_lists)
+
+    def _advice_for_lists(self) -> str:
+        whole = self.chunk_size.whole_bytes
+        remedy = "Write the files with smaller row groups (ParquetSink(row_group_rows=...))"
+        if not self.chunk_size.opened or not whole:
+            return f"{remedy}, or give a larger memory_budget"
+        return (
+            f"{remedy}, or give a memory_budget of at least {whole:,}, with which chunks hold "
+            "whole row groups"
         )
 
     @functools.cached_property

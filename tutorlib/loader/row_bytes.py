@@ -97,6 +97,7 @@ def budgeted_row_bytes(
     decoding = PLANNED_THREADS * STEP_COPIES * decoded if steps else 0
     return RowBytes(
         batch=float(least),
+        lists=float(((batch - scalars) / LIST_COPIES / costs).max()),
         reading=0 if steps else READING_COPIES * max(stored) + records,
         slicing=0 if steps else SLICE_COPIES * sum(stored) + records,
         stream=stream,

@@ -38,6 +38,7 @@ class RowBytes:
         fixed: bytes that do not depend on the rows of a chunk.
         costs: how many rows a row of each row group counts as, at least 1; None if all count as 1.
             All of the above are bytes of a row that counts as 1.
+        lists: bytes of its lists, which `batch` counts several times; only with a budget.
     """
 
     batch: float
@@ -48,6 +49,7 @@ class RowBytes:
     ordering: float = 0
     fixed: float = 0
     costs: Sequence[float] | None = None
+    lists: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,8 @@ class ChunkSize:
         peak_bytes: bytes that the loader holds at most, as planned.
         group_rows: most rows of a group of batches.
         opened: row groups that are open between two slices; 0 if all are read whole.
+        held_rows: most rows held at a time, as rows that count as 1.
+        whole_bytes: a budget with which chunks hold whole row groups; 0 if they never do.
     """
 
     partition_rows: int
@@ -67,6 +71,8 @@ class ChunkSize:
     peak_bytes: int
     group_rows: int = GROUP_ROWS
     opened: int = 0
+    held_rows: int = dataclasses.field(default=0, compare=False)
+    whole_bytes: int = dataclasses.field(default=0, compare=False)
 
     @property
     def chunk_rows(self) -> int:
@@ -152,6 +158,13 @@ def chunk_size(
         rows = held * row_bytes.batch + ordered * row_bytes.ordering + reading + order
         return int(rows + streams + row_bytes.fixed)
 
+    # With another budget, more row groups may stay open, and steps and batches ahead take a part.
+    whole = largest * (parts if parts_per_chunk else -(-parts // 2))
+    whole_bytes = 0
+    if whole <= wanted_rows or total <= wanted_rows:
+        opened = 0 if whole <= wanted_rows else lanes
+        whole_bytes = int(peak_bytes(min(whole, total), opened) / 0.7)
+
     def most_rows(candidates: range, opened: int) -> int:
         """Return the last of the candidates that is within the budget, 0 if none is."""
         if budget_bytes is None:
@@ -174,7 +187,9 @@ def chunk_size(
             most_parts = chunk_rows // least_part if opened else chunk_rows // largest
             parts = min(opened or parts, most_parts)
             peak = peak_bytes(min(chunk_rows, total), opened)
-            return ChunkSize(chunk_rows // parts, parts, peak, group_rows(chunk_rows), opened)
+            group, held = group_rows(chunk_rows), 2 * min(total, max(chunk_rows, batch_rows))
+            part_rows = chunk_rows // parts
+            return ChunkSize(part_rows, parts, peak, group, opened, math.ceil(held), whole_bytes)
     sizes = [(largest, 0), (least_part, 1)] if can_slice else [(largest, 0)]
     least_bytes = min(peak_bytes(rows, opened) for rows, opened in sizes if rows <= wanted_rows)
     raise ValueError(

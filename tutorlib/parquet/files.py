@@ -29,6 +29,7 @@ STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
 STREAM_PAGE = 1_572_864  # bytes that a stream holds for each column, measured with 1 MiB pages
 STREAM_ROWS = 16_384  # least number of rows that a stream decodes in one step
 STEP_COPIES = 2  # of a decoded step that a stream holds: the reader's buffers, and what is left
+STEP_PARTS = 8  # of a step, which are decoded one by one
 OPENING_THREADS = 8
 
 
@@ -218,31 +219,45 @@ class ParquetFiles:
             return self.streams.read(key, first, last, rows, opener)
 
     def tables(
-        self, group: RowGroup, names: Sequence[str], first: int, last: int, step_rows: int
+        self,
+        group: RowGroup,
+        names: Sequence[str],
+        first: int,
+        last: int,
+        step_rows: int,
+        step_bytes: int | None = None,
     ) -> Generator[pa.Table]:
         """Yield stored rows [first, last), `step_rows` at a time, decoded on this thread.
 
-        The stream of the row group belongs to this thread until the last table has been taken.
+        The stream of the row group belongs to this thread until the last table has been taken. With
+        `step_bytes`, an eighth of a step is decoded at a time, and a step ends when it has so many
+        bytes: footers tell the mean width of rows, and those in one place may be wider.
 
         Raises:
             ParquetError: if a column cannot be decoded, or the file has changed.
         """
         names, rows = list(names), self.num_rows(group)
+        decoded_rows = step_rows if step_bytes is None else max(1, step_rows // STEP_PARTS)
         self.refuse_change(group)
         with contextlib.ExitStack() as stack:
             with self.errors_at(group, names):
                 if last - first == rows:
-                    stream: Any = self._open_stream(group, names, step_rows)
+                    stream: Any = self._open_stream(group, names, decoded_rows)
                     stack.callback(stream.close)
                 else:
                     key = (group.file, group.index, *names)
-                    opener = functools.partial(self._open_stream, group, names, step_rows)
+                    opener = functools.partial(self._open_stream, group, names, decoded_rows)
                     held = self.streams.hold(key, first, last, rows, opener)
                     stream = stack.enter_context(held)
-            for start in range(first, last, step_rows):
+            parts: list[pa.Table] = []
+            for start in range(first, last, decoded_rows):
+                stop = min(start + decoded_rows, last)
                 with self.errors_at(group, names):
-                    table = stream.read(start, min(start + step_rows, last))
-                yield table
+                    parts.append(stream.read(start, stop))
+                rows_left = step_rows - sum(part.num_rows for part in parts)
+                wide = step_bytes is not None and sum(part.nbytes for part in parts) >= step_bytes
+                if wide or rows_left <= 0 or stop == last:
+                    yield _joined(parts)
 
     def refuse_change(self, group: RowGroup) -> None:
         """Raise ParquetError if the file of a row group has changed since its footer was read."""
@@ -389,6 +404,13 @@ def _leaf_count(kind: pa.DataType) -> int:
     if isinstance(kind, pa.BaseExtensionType):
         return _leaf_count(kind.storage_type)
     return sum(_leaf_count(kind.field(k).type) for k in range(kind.num_fields)) or 1
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    """Return the tables one after the other; the list is then empty and holds none of them."""
+    table = pa.concat_tables(parts)
+    parts.clear()
+    return table
 
 
 def _check_length(table: pa.Table, rows: int) -> pa.Table:

@@ -165,7 +165,11 @@ class FilteredRowGroups(RowChoice):
 
 
 def passing_tables(
-    tables: Generator[pa.Table], passing: PassingRows, first: int, step_rows: int
+    tables: Generator[pa.Table],
+    passing: PassingRows,
+    first: int,
+    step_rows: int,
+    step_bytes: int,
 ) -> Generator[pa.Table]:
     """Yield the rows that pass of tables of a row group, about `step_rows` at a time.
 
@@ -173,7 +177,8 @@ def passing_tables(
         tables: stored rows, in order; closed at the end.
         passing: which rows pass.
         first: number of the first stored row.
-        step_rows: a table that is yielded has half as many rows at least, but for the last.
+        step_rows: a table that is yielded has half as many rows at least, but for the last,
+        step_bytes: or half as many bytes.
     """
     kept: list[pa.Table] = []
     with contextlib.closing(tables):
@@ -181,7 +186,8 @@ def passing_tables(
             rows = passing.between(first, first + table.num_rows)
             kept.append(table.take(pa.array(rows - first)))
             first += table.num_rows
-            if sum(part.num_rows for part in kept) >= step_rows / 2:
+            nbytes = sum(part.nbytes for part in kept)
+            if sum(part.num_rows for part in kept) >= step_rows / 2 or nbytes >= step_bytes / 2:
                 yield pa.concat_tables(kept)
                 kept = []
     if any(part.num_rows for part in kept):

@@ -323,10 +323,10 @@ class ParquetSource:
 
             first = int(passing.rows(start, start + 1)[0])
             last = int(passing.rows(stop - 1, stop)[0]) + 1
-            tables = self.stored.tables(group, stored, first, last, step_rows)
-            tables = passing_tables(tables, passing, first, step_rows)
+            tables = self.stored.tables(group, stored, first, last, step_rows, step_bytes)
+            tables = passing_tables(tables, passing, first, step_rows, step_bytes)
         else:
-            tables = self.stored.tables(group, stored, start, stop, step_rows)
+            tables = self.stored.tables(group, stored, start, stop, step_rows, step_bytes)
         with contextlib.closing(tables):
             for table in tables:
                 end = start + table.num_rows
