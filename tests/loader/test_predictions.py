@@ -278,6 +278,15 @@ def test_rows_go_through_the_mapped_workflow_and_ids_stay_as_they_are(files):
     assert table["prediction"].to_pylist() == workflow.transform(raw)["C"].tolist()
 
 
+def test_ids_that_a_workflow_passes_through_are_ids_of_the_files_that_it_writes(files, tmp_path):
+    workflow = Workflow(["C"] >> Categorify(), ["text", "big"], ["label"]).fit(ParquetSource(files))
+    workflow.transform_to_parquet(ParquetSource(files), tmp_path / "ready", progress=False)
+    loader = KerasSequenceLoader(tmp_path / "ready", 32, id_names=["text", "big"], shuffle=False)
+    assert (loader.schema.features.names, loader.schema.labels.names) == (["C"], ["label"])
+    ids = pa.concat_tables(ids for ids, _ in loader.with_ids())
+    assert ids.to_pydict() == table_of(ROWS).select(["text", "big"]).to_pydict()
+
+
 def test_progress_is_shown_as_keras_does(files, model, capsys):
     loader_of(files).predict(model, verbose=1)
     assert "8/8" in capsys.readouterr().out
