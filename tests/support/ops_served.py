@@ -93,6 +93,7 @@ class Served:
         self.transform = tf.function(
             lambda raw: columns_batch(
                 {n: c for n, c in self.layer.transform(raw).items() if n in self.layer.schema},
+                self.layer.schema,
                 "nnzs",
             ),
             input_signature=signature,

@@ -82,6 +82,6 @@ def _with_type_made(column: Column, made: Schema) -> Column:
     """Return a label or weight column with the type that the workflow gives it."""
     if column.name not in made:
         return column
-    return Column(
-        column.name, column.role, made[column.name].dtype, length=made[column.name].length
-    )
+    by_workflow = made[column.name]
+    length = column.length if by_workflow.multi_hot else by_workflow.length
+    return Column(column.name, column.role, by_workflow.dtype, length=length)

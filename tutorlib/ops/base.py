@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.chunk import Chunk, flat_values, with_flat_values
 from tutorlib.display import shortened
 from tutorlib.ops.shared.checks import ColumnChecks, check_real
-from tutorlib.ops.shared.columns import flat
 from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.ops.shared.keys import CombinationIndex
 from tutorlib.schema import Column
@@ -133,19 +132,18 @@ def _plain(value: Any) -> Any:
 
 
 class ColumnOp(Op):
-    """An op that transforms each column by itself, and of a list column the values of all lists."""
+    """An op that transforms each column by itself, and of lists and vectors all their values."""
 
     @abstractmethod
     def transform_column(self, name: str, column: Any) -> Any:
-        """Return a column transformed; of a list column, it gets and returns the flat values."""
+        """Return a column transformed; of lists or vectors, it gets and returns all values, [n]."""
 
     def transform(self, chunk: Chunk) -> Chunk:
-        """Return the columns transformed; lists keep their lengths."""
+        """Return the columns transformed; lists and vectors keep their lengths."""
         result = {}
         for name, column in chunk.items():
-            values = self.transform_column(name, flat(column))
-            ragged = isinstance(column, Ragged)
-            result[name] = Ragged(values, column.offsets) if ragged else values
+            values = self.transform_column(name, flat_values(column))
+            result[name] = with_flat_values(column, values)
         return Chunk(result)
 
 

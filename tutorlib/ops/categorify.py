@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import Array, Chunk, Strings, array_namespace, take
+from tutorlib.chunk import Array, Chunk, Strings, array_namespace, flat_values, take
 from tutorlib.hashing import hash_values, to_buckets
 from tutorlib.ops.base import ColumnOp, Op, SpillingOp
 from tutorlib.ops.shared.columns import (
     FIRST_OOV_ID,
     NULL_ID,
     as_ids,
-    flat,
     id_dtype,
     missing_in,
     per_column,
@@ -145,7 +144,7 @@ class Categorify(ColumnOp, SpillingOp):
         for name, column in chunk.items():
             if name in self.vocabularies:
                 continue
-            values, valid = self._keys_to_learn(name, flat(column))
+            values, valid = self._keys_to_learn(name, flat_values(column))
             if valid is not None:
                 values = take(values, array_namespace(valid).flatnonzero(valid))
             count = count_strings if isinstance(values, Strings) else count_integers

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.chunk import Chunk, Ragged, flat_values
 from tutorlib.ops.base import Op
-from tutorlib.ops.shared.columns import NULL_ID, column_type, flat, parts_of
+from tutorlib.ops.shared.columns import NULL_ID, column_type, parts_of
 from tutorlib.schema import Column
 
 FIRST_ID = 2  # 0 is padding and 1 is null, as in Categorify
@@ -87,7 +87,7 @@ class DateParts(Op):
         """Return the parts of each column."""
         result: dict[str, Any] = {}
         for name, column in chunk.items():
-            values, valid = parts_of(flat(column))
+            values, valid = parts_of(flat_values(column))
             kind = column_type(values)[0]
             unit = self.unit_for(name, kind)
             counts = values.astype(np.int64)

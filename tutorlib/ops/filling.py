@@ -17,11 +17,12 @@ from tutorlib.chunk import (
     array_namespace,
     column_from_arrow,
     column_to_arrow,
+    flat_values,
     to_namespace,
 )
 from tutorlib.ops.base import ColumnOp, StatisticsOp
 from tutorlib.ops.shared.checks import check_fill
-from tutorlib.ops.shared.columns import column_type, flat, missing_in, parts_of
+from tutorlib.ops.shared.columns import column_type, missing_in, parts_of
 from tutorlib.ops.shared.counts import add_integer_counts, coarsened, count_integers
 from tutorlib.schema import Column
 
@@ -160,7 +161,7 @@ class FillMedian(_Filler, StatisticsOp):
         """Return {column: (whether integers, bits rounded off, values, counts)}."""
         state = {}
         for name, column in chunk.items():
-            values, valid = self._numbers(name, flat(column))
+            values, valid = self._numbers(name, flat_values(column))
             values = values if valid is None else values[valid]
             whole = values.dtype.kind != "f"
             if whole:

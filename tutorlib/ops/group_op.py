@@ -15,13 +15,15 @@ from tutorlib.chunk import (
     Masked,
     Ragged,
     array_namespace,
+    as_lists,
     column_from_arrow,
+    flat_values,
     row_ids,
     to_host,
 )
 from tutorlib.memory import DeviceCache
 from tutorlib.ops.base import SpillingOp
-from tutorlib.ops.shared.columns import flat, float_dtype
+from tutorlib.ops.shared.columns import float_dtype
 from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.ops.shared.keys import CombinationIndex, combination_name
 from tutorlib.schema import Column
@@ -85,7 +87,7 @@ class GroupOp(SpillingOp):
         own = chunk.drop([*self.extra_columns, *self.extra_fit_columns])
         keys = self.key_names(own.names)
         if not self.combo:
-            return {key: {key: own[key]} for key in keys}
+            return {key: {key: as_lists(own[key])} for key in keys}
         for name, column in own.items():
             self._check_no_lists(name, column)
         return {keys[0]: dict(own)}
@@ -101,7 +103,7 @@ class GroupOp(SpillingOp):
             if isinstance(first, Ragged):
                 repeated = to_host(row_ids(first.offsets))
                 values = {name: column[repeated] for name, column in summed.items()}
-            flat_parts = [flat(part) for part in parts.values()]
+            flat_parts = [flat_values(part) for part in parts.values()]
             for name, part in zip(parts, flat_parts, strict=True):
                 self._keys_to_learn(name, part)
             if folds is not None:
@@ -161,7 +163,9 @@ class GroupOp(SpillingOp):
         for key, parts in self._parts_by_key(chunk).items():
             (first, *_) = parts.values()
             offsets = first.offsets if isinstance(first, Ragged) else None
-            at: Any = self._positions(key, {name: flat(part) for name, part in parts.items()})
+            at: Any = self._positions(
+                key, {name: flat_values(part) for name, part in parts.items()}
+            )
             xp = array_namespace(at)
             if folds is not None:
                 at = at, 1 + (folds if offsets is None else folds[row_ids(offsets)])

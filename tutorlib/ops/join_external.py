@@ -95,8 +95,8 @@ class JoinExternal(Op):
         """Return the columns, then those of the table in the default role of their dtype."""
         joined = []
         for name in self.columns_ext:
-            dtype, multi_hot = column_type(self.table[name])
-            joined.append(Column(name, role_of(dtype), dtype, multi_hot))
+            kind, is_list = column_type(self.table[name])
+            joined.append(Column(name, role_of(kind)).with_type(kind, is_list))
         return [*columns, *joined]
 
     def get_config(self) -> dict[str, Any]:

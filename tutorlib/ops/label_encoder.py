@@ -18,7 +18,9 @@ from tutorlib.chunk import (
     Ragged,
     Strings,
     array_namespace,
+    as_lists,
     column_from_arrow,
+    flat_values,
     row_ids,
     slice_rows,
     take,
@@ -27,7 +29,6 @@ from tutorlib.hashing import KeyIndex
 from tutorlib.ops.base import ColumnOp, LearningOp
 from tutorlib.ops.shared.columns import (
     column_type,
-    flat,
     id_dtype,
     missing_in,
     parts_of,
@@ -118,7 +119,7 @@ class LabelEncoder(ColumnOp, LearningOp):
         }
 
     def _distinct(self, name: str, column: Any) -> pa.Array:
-        column = flat(column)
+        column = flat_values(column)
         missing = missing_in(column)
         values = take(parts_of(column)[0], array_namespace(missing).flatnonzero(~missing))
         if isinstance(values, Strings):
@@ -164,7 +165,7 @@ class LabelEncoder(ColumnOp, LearningOp):
             name: self._multi_hot(name, column)
             if isinstance(column, Ragged)
             else self.transform_column(name, column)
-            for name, column in chunk.items()
+            for name, column in ((name, as_lists(column)) for name, column in chunk.items())
         }
         return Chunk(made)
 
@@ -250,7 +251,7 @@ class LabelEncoder(ColumnOp, LearningOp):
         sizes = [len(self.classes_of(column.name)) for column in columns]
         return [
             Column(column.name, "label", "float32", length=size)
-            if column.multi_hot
+            if column.multi_hot or column.length is not None
             else Column(column.name, "label", id_dtype(size))
             for column, size in zip(columns, sizes, strict=True)
         ]

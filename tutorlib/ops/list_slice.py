@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tutorlib.chunk import (
     Chunk,
     Ragged,
     array_namespace,
+    as_lists,
     column_from_arrow,
     concat_columns,
     gather_rows,
@@ -21,7 +23,8 @@ from tutorlib.chunk import (
 )
 from tutorlib.ops.base import Op
 from tutorlib.ops.shared.checks import check_fill
-from tutorlib.ops.shared.columns import column_type
+from tutorlib.ops.shared.columns import column_type, with_lists
+from tutorlib.schema import Column
 
 
 class ListSlice(Op):
@@ -74,7 +77,12 @@ class ListSlice(Op):
         """Return the slices."""
         return Chunk({name: self._sliced(name, column) for name, column in chunk.items()})
 
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return columns of lists."""
+        return [with_lists(column) for column in columns]
+
     def _sliced(self, name: str, column: Any) -> Ragged:
+        column = as_lists(column)
         if not isinstance(column, Ragged):
             raise TypeError(self._wrong(name, f"takes lists, got {column_type(column)[0]}"))
         xp = array_namespace(column.offsets)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from tutorlib.chunk import Array, Chunk, array_namespace
+from tutorlib.chunk import Array, Chunk, array_namespace, flat_values
 from tutorlib.hashing import blocks_of
 from tutorlib.ops.base import StatisticsOp
-from tutorlib.ops.shared.columns import flat, float_dtype, of_dtype
+from tutorlib.ops.shared.columns import float_dtype, of_dtype
 from tutorlib.ops.shared.exact import exact_square_sum, exact_sum, sqrt_of_ratio
 from tutorlib.schema import Column
 
@@ -31,7 +31,7 @@ class _Scaler(StatisticsOp):
         """Return {column: state}; NaN and nulls are left out."""
         state = {}
         for name, column in chunk.items():
-            values = self._floats(name, flat(column))
+            values = self._floats(name, flat_values(column))
             missing = array_namespace(values).isnan(values)
             values = values[~missing] if bool(missing.any()) else values
             self._check_size(name, values)

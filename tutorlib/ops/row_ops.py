@@ -14,7 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.chunk import Array, Chunk, Ragged, Strings, array_namespace, column_to_arrow
+from tutorlib.chunk import (
+    Array,
+    Chunk,
+    Ragged,
+    Strings,
+    array_namespace,
+    column_to_arrow,
+    is_vectors,
+)
 from tutorlib.ops.shared.columns import column_type, missing_in, parts_of
 from tutorlib.ops.shared.functions import function_named, name_to_save
 from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP, number_comparison
@@ -107,6 +115,7 @@ class Dropna(RowOp):
                 there = array_namespace(column.offsets).diff(column.offsets) > 0
             else:
                 there = ~missing_in(column)
+                there = there.all(axis=1) if there.ndim == 2 else there
             kept = there if kept is None else kept & there
         return kept
 
@@ -251,7 +260,7 @@ def _comparison(name: str, comparison: str, value: Any) -> tuple[str, str, Any]:
 
 def _compared(name: str, column: Any, comparison: str, value: Any) -> Array:
     """Return bool [n], True where a column meets one comparison."""
-    if isinstance(column, Ragged):
+    if isinstance(column, Ragged) or is_vectors(column):
         raise TypeError(f"column {name!r}: Filter takes one value per row, got lists")
     values, _ = parts_of(column)
     strings = isinstance(values, Strings)

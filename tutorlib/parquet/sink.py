@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk
 from tutorlib.parquet.paths import PARQUET_ENDINGS
+from tutorlib.parquet.types import is_list
 from tutorlib.storage import new_file, new_folder, refuse_existing
 
 
@@ -183,6 +184,8 @@ def _as_nulls_are(table: pa.Table) -> pa.Schema:
 
 def _field_as_in(field: pa.Field, values: pa.ChunkedArray) -> pa.Field:
     kind = field.type
+    if pa.types.is_fixed_size_list(kind) and not values.null_count:
+        kind = pa.list_(_field_as_in(kind.value_field, pc.list_flatten(values)), kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         make = pa.list_ if pa.types.is_list(kind) else pa.large_list
         kind = make(_field_as_in(kind.value_field, pc.list_flatten(values)))
@@ -228,7 +231,7 @@ def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
     dictionary: list[str] = []
     for field in schema:
         kind, path = field.type, field.name
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        if is_list(kind):
             kind, path = kind.value_type, f"{field.name}.list.element"
         number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         (split if number and kind.bit_width in (32, 64) else dictionary).append(path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tutorlib.inference import is_time
+from tutorlib.inference import element_type, is_time
 from tutorlib.loader.layout import batch_dtype
 from tutorlib.schema import Column, Schema
 from tutorlib.serving.base import ServedColumn, require
@@ -18,7 +18,7 @@ Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whet
 
 
 def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]:
-    """Return {name: TensorSpec} of the raw tensors of some columns, of any shape.
+    """Return {name: TensorSpec} of the raw tensors of some columns: [None, k] or of any shape.
 
     Raises:
         ValueError: if a nullable column is not a raw column, or two tensors have the same name.
@@ -28,14 +28,16 @@ def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]
     if unknown:
         raise ValueError(f"nullable: {unknown} are not raw columns; the layer takes {[*types]}")
     specs: dict[str, tf.TensorSpec] = {}
-    for name, (dtype, lists) in types.items():
+    for name, (type_name, lists) in types.items():
+        dtype, length = element_type(type_name)
         parts = {f"{name}__values": dtype, f"{name}__nnzs": "int32"} if lists else {name: dtype}
         if name in nullable:
             parts[f"{name}__valid"] = "bool"
         for part, kind in parts.items():
             if part in specs:
                 raise ValueError(f"two raw tensors would be called {part!r}; rename a column")
-            specs[part] = tf.TensorSpec(None, tf.as_dtype(tensor_dtype(kind)), name=part)
+            shape = None if length is None else [None, length]
+            specs[part] = tf.TensorSpec(shape, tf.as_dtype(tensor_dtype(kind)), name=part)
     return specs
 
 
@@ -62,8 +64,8 @@ def lists_as_tensors(types: Types, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_tensor(types: Types, name: str, values: list[Any]) -> Any:
-    kind, lists = types.get(name.removesuffix("__values"), (None, False))
-    dtype = None if kind is None else tensor_dtype(kind)
+    kind, lists = types.get(name.removesuffix("__values"), ("", False))
+    dtype = tensor_dtype(element_type(kind)[0]) if kind else None
     try:
         if lists and name in types:
             return tf.ragged.constant(values, dtype, ragged_rank=1)
@@ -87,7 +89,7 @@ def read_columns(types: Types, inputs: Mapping[str, Any]) -> dict[str, ServedCol
 
 
 def _read_column(types: Types, name: str, inputs: Mapping[str, Any]) -> ServedColumn:
-    dtype, lists = types[name]
+    (dtype, length), lists = element_type(types[name][0]), types[name][1]
     values, splits = _list_parts(name, inputs) if lists else (inputs.get(name), None)
     if values is None or (lists and splits is None):
         as_lists = f"{name}__values with {name}__nnzs or {name}__offsets, or a RaggedTensor"
@@ -96,10 +98,12 @@ def _read_column(types: Types, name: str, inputs: Mapping[str, Any]) -> ServedCo
             f"raw column {name!r} is missing: give {need}. The workflow takes {[*types]}, got "
             f"{sorted(inputs)}"
         )
-    values = _one_per_row(name, values, tensor_dtype(dtype))
+    values = _flat_in_dtype(name, values, tensor_dtype(dtype), length or 1)
+    if length is not None:  # in the graph, vectors are lists
+        splits = tf.range(tf.size(values, tf.int64) // length + 1) * length
     valid = inputs.get(f"{name}__valid")
     if valid is not None:
-        valid = _one_per_row(f"{name}__valid", valid, "bool")
+        valid = _flat_in_dtype(f"{name}__valid", valid, "bool", length or 1)
         rule = f"{name}__valid must have the shape of the values of {name!r}"
         require(tf.size(valid) == tf.size(values), rule)
     column = ServedColumn(values, None, splits).with_values(values, valid)
@@ -120,8 +124,8 @@ def _flat(tensor: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tensor, [-1])
 
 
-def _one_per_row(name: str, values: Any, dtype: str) -> tf.Tensor:
-    """Return a raw tensor, [n] or [n, 1], as [n] in the dtype that the workflow was fitted on."""
+def _flat_in_dtype(name: str, values: Any, dtype: str, width: int) -> tf.Tensor:
+    """Return a raw tensor, [n, width] or [n], flat in the dtype that the workflow was fitted on."""
     values = tf.convert_to_tensor(values)
     got = values.dtype.name
     fits = got == dtype or ("string" not in (got, dtype) and np.can_cast(got, dtype, "safe"))
@@ -129,8 +133,9 @@ def _one_per_row(name: str, values: Any, dtype: str) -> tf.Tensor:
         raise ValueError(
             f"raw column {name!r}: the workflow was fitted on {dtype}, got {got}. Cast it before."
         )
-    rule = f"raw column {name!r} must have the shape [batch] or [batch, 1]"
-    require(tf.reduce_prod(tf.shape(values)[1:]) == 1, rule)
+    shapes = "[batch] or [batch, 1]" if width == 1 else f"[batch, {width}]"
+    rule = f"raw column {name!r} must have the shape {shapes}"
+    require(tf.reduce_prod(tf.shape(values)[1:]) == width, rule)
     return tf.cast(_flat(values), dtype)
 
 
@@ -169,13 +174,15 @@ def in_batch_dtype(column: Column, made: ServedColumn) -> ServedColumn:
     return ServedColumn(cast, None, made.splits)
 
 
-def columns_batch(columns: Mapping[str, ServedColumn], multi_hot: str) -> dict[str, Any]:
-    """Return a batch with `batch_layout="columns"`: [batch, 1], lists in the form `multi_hot`."""
+def columns_batch(
+    columns: Mapping[str, ServedColumn], schema: Schema, multi_hot: str
+) -> dict[str, Any]:
+    """Return a batch with `batch_layout="columns"`: [batch, k], lists in the form `multi_hot`."""
     batch: dict[str, Any] = {}
     for name, column in columns.items():
         values, splits = column.values, column.splits
-        if splits is None:
-            batch[name] = values[:, None]
+        if not schema[name].multi_hot or splits is None:
+            batch[name] = tf.reshape(values, [-1, schema[name].length or 1])
         elif multi_hot == "nnzs":
             nnzs = tf.cast(splits[1:] - splits[:-1], tf.int32)
             batch |= {f"{name}__values": values[:, None], f"{name}__nnzs": nnzs[:, None]}
@@ -191,8 +198,11 @@ def stacked_batch(columns: Mapping[str, ServedColumn], schema: Schema) -> dict[s
     """Return a batch with `batch_layout="stacked"`: a matrix [batch, columns] for each role."""
     batch = {}
     for role in ("categorical", "continuous"):
-        parts: Sequence[tf.Tensor] = [columns[n].values for n in schema.with_role(role).names]
+        parts: Sequence[tf.Tensor] = [
+            tf.reshape(columns[column.name].values, [-1, column.length or 1])
+            for column in schema.with_role(role)
+        ]
         if parts:
             dtype = max((part.dtype for part in parts), key=lambda dtype: dtype.size)
-            batch[role] = tf.stack([tf.cast(part, dtype) for part in parts], axis=1)
+            batch[role] = tf.concat([tf.cast(part, dtype) for part in parts], axis=1)
     return batch

@@ -39,10 +39,10 @@ class ServedWorkflow(keras.layers.Layer):
       float64 numbers.
 
     A call takes a dict of tensors, arrays or lists, one entry a raw column, [batch] or [batch, 1],
-    in the dtype that the workflow was fitted on or a narrower one. A column `g` of lists is a
-    `tf.RaggedTensor`, or `g__values` [nnz] with `g__nnzs` [batch] or `g__offsets` [batch + 1]. A
-    null is NaN in floating point; in any column `c` it may be marked by False in a bool tensor
-    `c__valid`, of the shape of the column's values. It returns the batch of a
+    in the dtype that the workflow was fitted on or a narrower one, vectors as [batch, k]. A column
+    `g` of lists is a `tf.RaggedTensor`, or `g__values` [nnz] with `g__nnzs` [batch] or `g__offsets`
+    [batch + 1]. A null is NaN in floating point; in any column `c` it may be marked by False in a
+    bool tensor `c__valid`, of the shape of the column's values. It returns the batch of a
     `KerasSequenceLoader` with this workflow, in the same dtypes: float32 numbers, int32 or int64
     ids.
 
@@ -118,7 +118,7 @@ class ServedWorkflow(keras.layers.Layer):
         columns = {c.name: in_batch_dtype(c, made[c.name]) for c in self.schema}
         if self.batch_layout == "stacked":
             return stacked_batch(columns, self.schema)
-        return columns_batch(columns, self.multi_hot)
+        return columns_batch(columns, self.schema, self.multi_hot)
 
     def transform(self, inputs: Mapping[str, Any]) -> dict[str, ServedColumn]:
         """Return the columns as `Workflow.transform` gives them, for a dict of raw tensors."""

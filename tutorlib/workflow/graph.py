@@ -14,6 +14,7 @@ from typing import Any, Self
 from tutorlib.checks import FormerNames
 from tutorlib.chunk import Chunk
 from tutorlib.display import html_table, shortened
+from tutorlib.inference import element_type
 from tutorlib.ops import (
     Categorify,
     ColumnGroup,
@@ -255,9 +256,17 @@ class OpGraph(FormerNames):
         for group in self.groups:
             given = [(name, *self.input_types[name]) for name in group.names]
             columns += group.output_columns(
-                [Column(name, role_of(dtype), dtype, hot) for name, dtype, hot in given]
+                [
+                    Column(name, self._role(name, kind)).with_type(kind, hot)
+                    for name, kind, hot in given
+                ]
             )
         return Schema(self._with_role(column) for column in columns)
+
+    def _role(self, name: str, kind: str) -> str:
+        """Return the role of an input column: vectors of any number may be labels."""
+        _, length = element_type(kind)
+        return "label" if length is not None and name in self.label_names else role_of(kind)
 
     def _with_role(self, column: Column) -> Column:
         if column.name in self.label_names:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tutorlib.chunk import Chunk, Masked
+from tutorlib.chunk import Chunk, Masked, flat_values
+from tutorlib.inference import element_type
 from tutorlib.memory import working_in
-from tutorlib.ops.shared.columns import flat
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow.inputs import RowSource, read_range, row_ranges_in
 
 
 def with_nulls_in(chunk: Chunk) -> list[str]:
     """Return the columns that hold a null that is not NaN."""
-    columns = {name: flat(column) for name, column in chunk.items()}
+    columns = {name: flat_values(column) for name, column in chunk.items()}
     return [n for n, c in columns.items() if isinstance(c, Masked) and not bool(c.valid.all())]
 
 
@@ -23,7 +23,8 @@ def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
     The footers of Parquet files answer for nearly all columns; others are read until one is found.
     Rows that a filter drops may count too.
     """
-    unsure = [name for name in names if not source.column_types[name][0].startswith("float")]
+    types = {name: element_type(source.column_types[name][0])[0] for name in names}
+    unsure = [name for name, dtype in types.items() if not dtype.startswith("float")]
     found: set[str] = set()
     if isinstance(source, ParquetSource):
         counts = {name: _null_count(source, name) for name in unsure}

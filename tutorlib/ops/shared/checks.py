@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Array, Ragged, Strings, array_namespace
+from tutorlib.chunk import Array, Ragged, Strings, array_namespace, is_vectors
 from tutorlib.ops.shared.columns import column_type, parts_of, per_column, with_nulls
 
 LARGEST = sys.float_info.max
@@ -46,7 +46,7 @@ class ColumnChecks:
         return f"column {name!r}: {type(self).__name__} {rule}"
 
     def _check_no_lists(self, name: str, column: Any) -> None:
-        if isinstance(column, Ragged):
+        if isinstance(column, Ragged) or is_vectors(column):
             raise TypeError(self._wrong(name, "takes one value per row, got lists"))
 
     def _require_settings(self, setting: str, names: Sequence[str]) -> list[str]:

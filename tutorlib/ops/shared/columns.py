@@ -16,6 +16,7 @@ from tutorlib.chunk import (
     array_namespace,
     is_vectors,
     take,
+    with_null_rows,
 )
 from tutorlib.inference import role_of, vector_type
 from tutorlib.schema import Column
@@ -38,11 +39,6 @@ def parts_of(column: Any) -> tuple[Any, Array | None]:
     return (column.values, column.valid) if isinstance(column, Masked) else (column, None)
 
 
-def flat(column: Any) -> Any:
-    """Return the values of a column; of a column of lists, those of all lists."""
-    return column.values if isinstance(column, Ragged) else column
-
-
 def with_nulls(values: Any, valid: Array | None) -> Any:
     """Return a column of values with nulls: NaN in floating point (in place), else `Masked`."""
     if valid is None or bool(valid.all()):
@@ -56,6 +52,8 @@ def with_nulls(values: Any, valid: Array | None) -> Any:
 def take_or_null(column: Any, positions: Array) -> Any:
     """Return rows of a column by position from 1; at position 0 a null or an empty list."""
     xp = array_namespace(positions)
+    if is_vectors(column):
+        return with_null_rows(take(column, xp.maximum(positions - 1, 0)), positions > 0)
     if isinstance(column, Ragged):  # an empty list after the last row
         offsets = xp.append(xp.asarray(column.offsets), column.offsets[-1])
         rows = xp.where(positions > 0, positions - 1, len(column))
@@ -102,12 +100,20 @@ def as_ids(columns: Sequence[Column], cardinality: Callable[[str], int]) -> list
     """Return the columns as categorical ones; `cardinality(name)` is the number of ids."""
     sizes = [cardinality(column.name) for column in columns]
     return [
-        dataclasses.replace(column, role="categorical", dtype=id_dtype(size), cardinality=size)
-        for column, size in zip(columns, sizes, strict=True)
+        dataclasses.replace(with_lists(c), role="categorical", dtype=id_dtype(n), cardinality=n)
+        for c, n in zip(columns, sizes, strict=True)
     ]
+
+
+def with_lists(column: Column) -> Column:
+    """Return a column of vectors as one of lists, which ids are; any other column as it is."""
+    multi_hot = column.multi_hot or column.length is not None
+    return dataclasses.replace(column, multi_hot=multi_hot, length=None)
 
 
 def of_dtype(columns: Sequence[Column], dtype: str) -> list[Column]:
     """Return the columns with another dtype and its default role."""
     role = role_of(dtype)
+    if role == "categorical":
+        columns = [with_lists(column) for column in columns]
     return [dataclasses.replace(c, role=role, dtype=dtype, cardinality=None) for c in columns]
