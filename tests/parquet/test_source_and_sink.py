@@ -201,14 +201,6 @@ def test_a_missing_column_is_named(tmp_path):
         ParquetSource(tmp_path / "x.parquet").read(0, ["i", "j"])
 
 
-def test_times_of_different_units_are_not_mixed(tmp_path):
-    for name, unit in (("a", "us"), ("b", "ms")):
-        table = pa.table({"t": pa.array([0], pa.timestamp(unit))})
-        pq.write_table(table, tmp_path / f"{name}.parquet")
-    with pytest.raises(ParquetError, match=r"b\.parquet: column 't' is timestamp\[ms\]"):
-        ParquetSource(tmp_path)
-
-
 def test_rows_with_other_columns_are_refused(tmp_path):
     def write():
         with ParquetSink(tmp_path / "x.parquet") as sink:

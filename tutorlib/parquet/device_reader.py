@@ -96,7 +96,8 @@ class DeviceReader:
     def _decoded(self, group: RowGroup, names: list[str], first: int, last: int) -> dict[str, Any]:
         local = self.stored.files[group.file].is_local
         takes = self._decoder.takes if self._decoder and local else lambda field: False
-        fast = [name for name in names if takes(self.stored.schema.field(name))]
+        own = [name for name in names if name not in self.stored.shared.promoted]
+        fast = [name for name in own if takes(self.stored.schema.field(name))]
         columns = self._decoded_on_device(group, fast, first, last) if fast else {}
         slow = [name for name in names if name not in columns]
         for name, array in self.stored.columns(group, slow, first, last):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,9 +22,10 @@ import pyarrow.parquet as pq
 from tutorlib.chunk import column_from_arrow
 from tutorlib.memory import map_on_threads
 from tutorlib.parquet.paths import CSV_ENDINGS, DataFile, csv_remedy
+from tutorlib.parquet.shared_schema import shared_schema
 from tutorlib.parquet.sizes import decoded_bytes, number_width, stream_bytes
 from tutorlib.parquet.slices import Stream, Streams
-from tutorlib.parquet.types import ParquetError, RowGroup, column_type, type_words
+from tutorlib.parquet.types import ParquetError, RowGroup, column_type
 
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
 STREAM_PAGE = 1_572_864  # bytes that a stream holds for each column, measured with 1 MiB pages
@@ -34,7 +36,9 @@ OPENING_THREADS = 8
 
 
 class ParquetFiles:
-    """Parquet files with their footers, which must agree in the names and types of columns.
+    """Parquet files with their footers, read as the columns that they share.
+
+    A warning, on opening, names columns whose types differ or which cannot be used.
 
     Args:
         files: the files, at least one.
@@ -42,14 +46,14 @@ class ParquetFiles:
     Attributes:
         paths: paths or URLs of the files, for messages.
         footers: `pyarrow.parquet.FileMetaData` of each file.
-        schema: `pyarrow.Schema` of the columns in the files.
+        shared: `SharedSchema` of the files.
+        schema: `pyarrow.Schema` of the columns that all files share.
         streams: `Streams`, row groups that are being read in slices.
         step_bytes: bytes of a slice that are decoded at a time; None for `STREAM_ROWS` rows or all
             of the slice.
 
     Raises:
-        ParquetError: if a file is not Parquet, is truncated, may not be read, or differs from the
-            first one in names or types of columns.
+        ParquetError: if a file is not Parquet, is truncated or may not be read.
 
     Example:
         >>> import tempfile
@@ -65,7 +69,11 @@ class ParquetFiles:
         self.files = list(files)
         self.paths = [file.path for file in self.files]
         self.footers = map_on_threads(_footer, self.files, OPENING_THREADS)
-        self.schema = self._check_schemas()
+        schemas = [footer.schema.to_arrow_schema() for footer in self.footers]
+        self.shared = shared_schema(self.paths, schemas)
+        self.schema = self.shared.schema
+        if doubts := self.shared.doubts():
+            warnings.warn(doubts, stacklevel=3)
         self.streams = Streams()
         self.step_bytes: int | None = None
         self._longest_strings: dict[tuple[int, int, str], int] = {}
@@ -77,25 +85,15 @@ class ParquetFiles:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, streams=Streams(state["streams"]))
 
-    def _check_schemas(self) -> pa.Schema:
-        first = self.footers[0].schema.to_arrow_schema()
-        if len(set(first.names)) < len(first.names):
-            raise ParquetError(f"{self.paths[0]}: column names must be unique, got {first.names}")
-        want = {field.name: _stored_type(field.type) for field in first}
-        for path, footer in zip(self.paths[1:], self.footers[1:], strict=True):
-            have = {f.name: _stored_type(f.type) for f in footer.schema.to_arrow_schema()}
-            missing, extra = [sorted(a.keys() - b.keys()) for a, b in ((want, have), (have, want))]
-            if missing or extra:
-                raise ParquetError(
-                    f"{path}: columns differ from {self.paths[0]}: missing {missing}, extra {extra}"
-                )
-            for name, kind in want.items():
-                if have[name] != kind:
-                    raise ParquetError(
-                        f"{path}: column {name!r} is {type_words(have[name])}, but "
-                        f"{type_words(kind)} in {self.paths[0]}. Write both with one type."
-                    )
-        return first
+    def _in_shared_types(self, table: pa.Table) -> pa.Table:
+        """Return a table of one file with the columns whose types differ in those of all files."""
+        if self.shared.promoted.isdisjoint(table.column_names):
+            return table
+        fields = [
+            self.schema.field(field.name) if field.name in self.shared.promoted else field
+            for field in table.schema
+        ]
+        return table.cast(pa.schema(fields))
 
     def row_groups(self) -> list[RowGroup]:
         """Return the row groups of all files that have rows, in order."""
@@ -185,7 +183,7 @@ class ParquetFiles:
                 with self.errors_at(group, [name]):
                     file = file or stack.enter_context(self._open(group))
                     table = file.read_row_group(group.index, columns=[name], use_threads=False)
-                    _check_length(table, rows)
+                    table = self._in_shared_types(_check_length(table, rows))
                 yield name, table.column(name)
 
     def column(self, array: Any) -> Any:
@@ -209,14 +207,14 @@ class ParquetFiles:
             if last - first == rows:
                 with self._open(group) as file:
                     table = file.read_row_group(group.index, columns=names, use_threads=False)
-                    return _check_length(table, rows)
+                    return self._in_shared_types(_check_length(table, rows))
             self.refuse_change(group)
             key = (group.file, group.index, *names)
             decoded_rows = max(last - first, STREAM_ROWS)
             if self.step_bytes is not None:
                 decoded_rows = self.step_rows(group, names, self.step_bytes)
             opener = functools.partial(self._open_stream, group, names, decoded_rows)
-            return self.streams.read(key, first, last, rows, opener)
+            return self._in_shared_types(self.streams.read(key, first, last, rows, opener))
 
     def tables(
         self,
@@ -253,7 +251,7 @@ class ParquetFiles:
             for start in range(first, last, decoded_rows):
                 stop = min(start + decoded_rows, last)
                 with self.errors_at(group, names):
-                    parts.append(stream.read(start, stop))
+                    parts.append(self._in_shared_types(stream.read(start, stop)))
                 rows_left = step_rows - sum(part.num_rows for part in parts)
                 wide = step_bytes is not None and sum(part.nbytes for part in parts) >= step_bytes
                 if wide or rows_left <= 0 or stop == last:
@@ -360,6 +358,8 @@ class ParquetFiles:
                 1, row_groups=[group.index], columns=[name], use_threads=False
             )
             array = next(batches).column(0)
+        if pa.types.is_null(array.type):  # in this file
+            return 0
         if not pa.types.is_dictionary(array.type):
             array = array.values
         lengths = pc.binary_length(array.dictionary)
@@ -429,8 +429,3 @@ def _footer(file: DataFile) -> pq.FileMetaData:
         if file.path.endswith(CSV_ENDINGS):
             remedy = csv_remedy(file.path)
         raise ParquetError(f"{file.path}: not a whole Parquet file ({error}). {remedy}.") from error
-
-
-def _stored_type(kind: pa.DataType) -> tuple[str, bool]:
-    """Return the type that all files must share: the column type, for times with their unit."""
-    return (str(kind), False) if pa.types.is_temporal(kind) else column_type(kind)

@@ -62,8 +62,7 @@ class ParquetSource:
     Raises:
         FileNotFoundError: if there is no file.
         TypeError: for anything that is neither paths nor rows; it says what to do.
-        ParquetError: if a file is not Parquet, is truncated, or differs from the first one in
-            columns, keys or types.
+        ParquetError: if a file is not Parquet, is truncated, or has other keys than the first.
         ValueError: if a filter cannot be parsed or does not fit the columns.
 
     Example:
@@ -411,7 +410,8 @@ class ParquetSource:
         missing = [name for name in names if name not in self.column_types]
         if missing:
             path = self.files[self.row_groups[position].file]
-            raise ParquetError(f"{path}: no columns {missing}; it has {list(self.column_types)}")
+            why = self.stored.shared.why_missing(missing)
+            raise ParquetError(f"{path}: no columns {missing}{why}; it has {[*self.column_types]}")
         return list(names)
 
     def _bounds(self, position: int, start: int, stop: int | None) -> tuple[int, int]:

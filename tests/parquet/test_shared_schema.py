@@ -1,0 +1,116 @@
+"""Files whose columns differ: what they share is read, and what differs is said or refused."""
+
+import datetime
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.ops import Categorify
+from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.workflow import Workflow
+
+DAY = datetime.datetime(2024, 2, 29, 7)
+COMMON = {  # {name: (values of the first file, of the second, type of both)}
+    "integers": (pa.array([1], pa.int32()), pa.array([2**40]), "int64"),
+    "unsigned": (pa.array([1], pa.uint8()), pa.array([-2], pa.int16()), "int16"),
+    "floats": (pa.array([0.5], pa.float32()), pa.array([0.1]), "float64"),
+    "times": (pa.array([DAY], pa.timestamp("ms")), pa.array([DAY]), "datetime64[us]"),
+    "null integers": (pa.nulls(1), pa.array([3]), "int64"),
+    "null floats": (pa.array([0.5]), pa.nulls(1), "float64"),
+    "null strings": (pa.nulls(1), pa.array(["a"]), "string"),
+    "null lists": (pa.array([[1]]), pa.nulls(1), "int64"),
+}
+SAME = {  # stored in several ways, but of one type
+    "strings": (pa.array(["a"]), pa.array(["b"], pa.large_string()), "string"),
+    "encoded": (pa.array(["a"]).dictionary_encode(), pa.array(["b"]), "string"),
+}
+CONTRADICTIONS = {
+    "text and number": (pa.array(["a"]), pa.array([1]), "int64 in .*b.parquet, but string in "),
+    "list and number": (pa.array([1]), pa.array([[1]]), "a list of int64 in .*, but int64 in "),
+    "integer and float": (pa.array([1]), pa.array([1.0]), "float64 in .*, but int64 in "),
+    "time and number": (pa.array([DAY]), pa.array([1]), r"int64 in .*, but datetime64\[us\] in "),
+}
+
+
+def folder_of(path, one, two):
+    rest = pa.table({"x": [0.5], "y": [1.0]})
+    pq.write_table(
+        one if isinstance(one, pa.Table) else rest.append_column("c", one), path / "a.parquet"
+    )
+    pq.write_table(
+        two if isinstance(two, pa.Table) else rest.append_column("c", two), path / "b.parquet"
+    )
+    return path
+
+
+def doubts_of(path):
+    with warnings.catch_warnings(record=True, action="always") as said:
+        source = ParquetSource(path)
+    return source, [str(one.message) for one in said]
+
+
+@pytest.mark.parametrize("name", COMMON | SAME)
+def test_types_with_a_common_wider_one_are_read_as_that(tmp_path, name):
+    one, two, kind = (COMMON | SAME)[name]
+    source, said = doubts_of(folder_of(tmp_path, one, two))
+    assert source.column_types["c"][0] == kind
+    for position, array in ((0, one), (1, two)):
+        column = source.read(position, ["c"])["c"]
+        whole = source.read(position)["c"]
+        (step,) = [dict(columns)["c"] for _, _, columns in source.steps(position, ["c"], 0, 1, 999)]
+        want = [None if v != v or v is None else v for v in array.to_pylist()]
+        for found in (column, whole, step):
+            assert [None if v != v else v for v in found.tolist()] == want
+    assert len(said) == (name in COMMON)
+    assert not said or "column 'c' is read as " in said[0]
+
+
+def test_promoted_columns_train_and_fit_and_are_filtered_as_others(tmp_path):
+    folder = folder_of(tmp_path, *COMMON["integers"][:2])
+    with pytest.warns(UserWarning, match="'c' is read as int64"):
+        loader = KerasSequenceLoader(folder, 2, ["y"], cat_names=["c"], shuffle=False)
+    assert loader.peek()[0]["c"].numpy().tolist() == [[1], [2**40]]
+    with pytest.warns(UserWarning, match="'c' is read as int64"):
+        some = ParquetSource(folder, filters=[("c", ">", 1)])
+    assert some.read(0, ["c"])["c"].tolist() == [2**40]
+    with pytest.warns(UserWarning, match="'c' is read as int64"):
+        fitted = Workflow(["c"] >> Categorify()).fit(str(folder))
+    assert fitted.embedding_sizes()["c"][0] == 5
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_contradiction_is_said_and_refused_only_where_the_column_is_used(tmp_path, name):
+    one, two, words = CONTRADICTIONS[name]
+    source, said = doubts_of(folder_of(tmp_path, one, two))
+    assert list(source.column_types) == ["x", "y"]
+    assert np.concatenate([chunk["x"] for chunk in source.chunks()]).tolist() == [0.5, 0.5]
+    with pytest.raises(
+        ParquetError, match=rf"no columns \['c'\] \('c' is {words}.*a\.parquet; write"
+    ):
+        source.read(1, ["c"])
+    (message,) = said
+    assert "cannot be used" in message
+
+
+def test_additional_and_missing_and_double_columns_are_left_out_and_said(tmp_path):
+    one = pa.table({"x": [0.5], "gone": [1], "y": [0.0]})
+    names = ["y", "x", "twice", "twice", "new"]
+    two = pa.Table.from_arrays([pa.array([v]) for v in (1.0, 1.5, 1, 2, 3)], names=names)
+    source, said = doubts_of(folder_of(tmp_path, one, two))
+    assert list(source.column_types) == ["x", "y"]
+    assert source.read(1).to_arrow().to_pylist() == [{"x": 1.5, "y": 1.0}]
+    (message,) = said
+    assert "'gone' is not in " in message
+    assert "'new' is in " in message
+    assert "'twice' is in " in message
+    assert "more than once" in message
+    with pytest.raises(ParquetError, match=r"no columns \['new'\] \('new' is in .*, but not in "):
+        source.read(0, ["new"])
+    own = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["i", "i", "x"])
+    pq.write_table(own, tmp_path / "own.parquet")
+    with pytest.warns(UserWarning, match="'i' is in .*own.parquet more than once"):
+        assert ParquetSource(tmp_path / "own.parquet").read(0).to_arrow().to_pylist() == [{"x": 3}]
