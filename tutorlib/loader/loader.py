@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,6 +14,7 @@ from tutorlib.loader.batches import Batches
 from tutorlib.loader.cursor import EpochCursor, Positioned, check_state
 from tutorlib.loader.folder_schema import schema_of_arguments
 from tutorlib.loader.layout import Layout
+from tutorlib.loader.life import LoaderLife
 from tutorlib.loader.pipeline import Pipeline, Stopwatch, refuse_second
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.planning import Planner
@@ -27,13 +28,12 @@ from tutorlib.memory import BufferPool, DevicePool
 from tutorlib.schema import ROLES, Schema
 
 
-class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
+class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader):
     """Shuffled batches of tensors from Parquet files, prefetched on threads.
 
     `model.fit(loader)`, `evaluate` and `validation_data=loader` take it directly,
     `loader.predict(model)` gives predictions as a table, and `for inputs, labels in loader` is one
-    epoch. Each row comes exactly once in an epoch. The order
-    is a function of (seed, epoch) alone, whatever the number of threads.
+    epoch. Each row comes exactly once in an epoch. Seed and epoch alone decide the order.
 
     An epoch ends when its last batch is taken. Iterating again before that restarts the same epoch
     in the same order.
@@ -41,8 +41,7 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
     Args:
         paths_or_source: Parquet or Arrow file, folder, glob pattern, a list of these; a
             `ParquetSource`; a part of `split_rows`; a pyarrow Table, a pandas or polars DataFrame.
-            The `_schema.json` of a local folder gives roles, labels and cardinalities; arguments
-            come first.
+            A local folder's `_schema.json` gives what arguments leave out: roles, cardinalities.
         batch_size: rows per batch, at least 1.
         label_names: names of the label columns; None takes the labels of `schema`, if any.
         feature_columns: list of `tf.feature_column` objects that name the features. Features can
@@ -347,7 +346,7 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
         Args:
             labels: whether its batches have labels; without them, labels may be null.
         """
-        other = copy.copy(self)
+        other = self._twin()
         other._settings = self._settings.in_file_order()
         unwanted = ("weight",) if labels else ("weight", "label")
         schema = Schema(column for column in self.schema if column.role not in unwanted)
@@ -355,12 +354,17 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
         other._begin()
         return other
 
-    def _new_pass(self, *, moves: bool = True) -> Batches:
-        batches = Batches(self._cursor, self._new_pipeline, len(self), moves=moves)
+    def as_numpy(self) -> Batches:
+        """Return the batches of the current epoch as NumPy arrays, whatever Keras's backend is."""
+        return self._new_pass(as_numpy=True)
+
+    def _new_pass(self, *, moves: bool = True, as_numpy: bool = False) -> Batches:
+        new_pipeline = functools.partial(self._new_pipeline, as_numpy)
+        batches = Batches(self._cursor, new_pipeline, len(self), moves=moves)
         self._open.add(batches)
         return batches
 
-    def _new_pipeline(self) -> Pipeline[Any]:
+    def _new_pipeline(self, as_numpy: bool) -> Pipeline[Any]:
         """Return a pipeline for the rest of the current epoch."""
         planner, pool = self._planner, self._pool
         planner.warn_once()
@@ -373,7 +377,7 @@ class KerasSequenceLoader(FormerNames, Positioned, PredictingLoader):
             self.plan,
             builder,
             Scatterer(source, columns, builder, self._stopwatch, self._transform, names, step),
-            BatchMaker(self._format, pool),
+            BatchMaker(self._format, pool, as_numpy=as_numpy),
             threads=planner.threads,
             stopwatch=self._stopwatch,
             at_end=source.close,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Ragged, array_namespace
+from tutorlib.chunk import Ragged, array_namespace, to_host
 from tutorlib.keras_bridge import gpu_tensor_maker, tensor_maker
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batch_group import ArrayBatch
@@ -20,9 +21,17 @@ class BatchMaker:
     Args:
         batch_format: what the batches look like.
         pool: gives the memory of the batches.
+        as_numpy: whether batches are NumPy arrays instead of tensors.
+
+    Raises:
+        ValueError: for ragged tensors as NumPy arrays.
     """
 
-    def __init__(self, batch_format: BatchFormat, pool: BufferPool | DevicePool) -> None:
+    def __init__(
+        self, batch_format: BatchFormat, pool: BufferPool | DevicePool, *, as_numpy: bool = False
+    ) -> None:
+        if as_numpy and batch_format.settings.multi_hot == "ragged":
+            raise ValueError("multi_hot='ragged' gives tensors; for NumPy use 'nnzs' or 'padded'")
         self._labels = batch_format.schema.labels.names
         self._weights = batch_format.schema.with_role("weight").names
         self._multi_hot = batch_format.settings.multi_hot
@@ -31,7 +40,9 @@ class BatchMaker:
         self._integer = np.dtype(batch_format.min_int_dtype)
         self._pool = None if isinstance(pool, BufferPool) else pool
         on_gpu = self._pool is not None and self._pool.space.on_gpu
-        self._tensor = gpu_tensor_maker() if on_gpu else tensor_maker()
+        self._tensor: Callable[[Any], Any] = to_host
+        if not as_numpy:
+            self._tensor = gpu_tensor_maker() if on_gpu else tensor_maker()
 
     def __call__(self, batch: ArrayBatch) -> Any:
         """Return the batch; only padded lists and list lengths are copied."""

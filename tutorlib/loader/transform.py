@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -64,12 +65,13 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
         features += [column for column in given.features if column.name not in used]
     schema = Schema([*features, *kept])
     passed = [name for name in schema.names if name not in made]
-
-    def transform(chunk: Chunk) -> Chunk:
-        result = workflow.transform(chunk.select(inputs))
-        return result.with_columns({name: chunk[name] for name in passed})
-
+    transform = functools.partial(_transformed, workflow, inputs, passed)
     return Online(schema, list(dict.fromkeys([*inputs, *passed])), transform)
+
+
+def _transformed(workflow: Any, inputs: list[str], passed: list[str], chunk: Chunk) -> Chunk:
+    result: Chunk = workflow.transform(chunk.select(inputs))
+    return result.with_columns({name: chunk[name] for name in passed})
 
 
 def _targets(role: str, given: Schema, made: Schema) -> list[Column]:
