@@ -3,6 +3,8 @@
 import copy
 import multiprocessing
 import pickle
+import sys
+import types
 
 import keras
 import numpy as np
@@ -80,3 +82,18 @@ def test_ragged_tensors_are_refused_as_numpy_arrays():
     loader = KerasSequenceLoader(TABLE, 256, multi_hot="ragged", **NAMES)
     with pytest.raises(ValueError, match="for NumPy use 'nnzs' or 'padded'"):
         next(loader.as_numpy())
+
+
+def test_two_workers_of_pytorch_never_give_a_row_twice(monkeypatch):
+    """PyTorch itself is no requirement of the tests: a module answers as in one of its workers."""
+    torch_data = types.ModuleType("torch.utils.data")
+    torch_data.get_worker_info = lambda: types.SimpleNamespace(id=1, num_workers=2)
+    monkeypatch.setitem(sys.modules, "torch.utils.data", torch_data)
+    with pytest.raises(
+        RuntimeError, match=r"2 workers .* each would give every row.*num_workers=0"
+    ):
+        next(iter(KerasSequenceLoader(TABLE, 256, **NAMES)))
+    ranks = [
+        KerasSequenceLoader(TABLE, 256, global_size=2, global_rank=rank, **NAMES) for rank in (0, 1)
+    ]
+    assert sorted(ids_of(ranks[0]) + ids_of(ranks[1])) == list(range(ROWS))

@@ -1,9 +1,10 @@
-"""LoaderLife: what ends, copies and pickles a loader."""
+"""LoaderLife: what ends, copies and pickles a loader; which workers may read a copy."""
 
 from __future__ import annotations
 
 import abc
 import copy
+import sys
 from typing import Any, Self
 
 from tutorlib.loader.pipeline import Stopwatch
@@ -55,3 +56,20 @@ class LoaderLife(abc.ABC):
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def refuse_other_workers(global_size: int | None) -> None:
+    """Raise RuntimeError in one of several PyTorch workers, if each would give every row.
+
+    Args:
+        global_size: number of ranks of the loader; None if it has no ranks.
+    """
+    torch_data = sys.modules.get("torch.utils.data")
+    worker = torch_data and torch_data.get_worker_info()
+    if worker is not None and worker.num_workers > 1 and global_size is None:
+        raise RuntimeError(
+            f"{worker.num_workers} workers of a PyTorch DataLoader iterate over copies of this "
+            "loader, and each would give every row. The loader has threads of its own: use "
+            "num_workers=0, or make a loader in each worker with global_size=num_workers and "
+            "global_rank=torch.utils.data.get_worker_info().id."
+        )

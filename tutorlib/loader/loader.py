@@ -14,7 +14,7 @@ from tutorlib.loader.batches import Batches
 from tutorlib.loader.cursor import EpochCursor, Positioned, check_state
 from tutorlib.loader.folder_schema import schema_of_arguments
 from tutorlib.loader.layout import Layout
-from tutorlib.loader.life import LoaderLife
+from tutorlib.loader.life import LoaderLife, refuse_other_workers
 from tutorlib.loader.pipeline import Pipeline, Stopwatch, refuse_second
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.planning import Planner
@@ -365,7 +365,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
         return batches
 
     def _new_pipeline(self, as_numpy: bool) -> Pipeline[Any]:
-        """Return a pipeline for the rest of the current epoch."""
+        refuse_other_workers(self._settings.global_size)
         planner, pool = self._planner, self._pool
         planner.warn_once()
         source = self.source.for_a_pass(planner.open_row_groups, planner.step_bytes)
