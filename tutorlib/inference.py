@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from tutorlib.checks import check_integer
 
@@ -148,3 +149,18 @@ def left_out(types: ColumnTypes, used: Collection[str]) -> str:
         f"these columns are not among the features: {'; '.join(parts)}. Name the features "
         "(cat_names, cont_names) to choose them yourself, without this warning."
     )
+
+
+def check_in_files(source: Any, names: Iterable[str]) -> None:
+    """Raise ValueError for columns that a source does not have, with the reason if files differ.
+
+    Args:
+        source: a `ParquetSource`, or any object with its `column_types`.
+        names: the columns.
+    """
+    missing = [name for name in names if name not in source.column_types]
+    if missing:
+        stored = getattr(source, "stored", None)
+        why = "" if stored is None else stored.shared.why_missing(missing)
+        have = list(source.column_types)
+        raise ValueError(f"columns {missing} are not in the files, which have {have}{why}")

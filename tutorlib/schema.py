@@ -14,7 +14,13 @@ from typing import Any
 
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.display import html_table, shortened
-from tutorlib.inference import element_type, embedding_dim_for, inferred_features, left_out
+from tutorlib.inference import (
+    check_in_files,
+    element_type,
+    embedding_dim_for,
+    inferred_features,
+    left_out,
+)
 
 ROLES = ("categorical", "continuous", "label", "weight", "id")
 VECTOR_ROLES = ("continuous", "label")
@@ -269,8 +275,8 @@ class Schema:
         Example:
             >>> Schema.from_parquet(ParquetSource("data/train"))  # doctest: +SKIP
         """
-        schema = _from_types(
-            source.column_types,
+        schema = _from_source(
+            source,
             label_names,
             cat_names,
             cont_names,
@@ -323,8 +329,8 @@ class Schema:
         return cls(columns)
 
 
-def _from_types(
-    types: Mapping[str, tuple[str, bool]],
+def _from_source(
+    source: Any,
     label_names: Iterable[str],
     cat_names: Iterable[str] | None,
     cont_names: Iterable[str] | None,
@@ -333,7 +339,7 @@ def _from_types(
     cardinalities: Mapping[str, int] | None = None,
 ) -> Schema:
     """Return the schema of `Schema.from_parquet`, without its warning."""
-    id_names = list(id_names)
+    types, id_names = source.column_types, list(id_names)
     named = {
         "categorical": list(cat_names or ()),
         "continuous": list(cont_names or ()),
@@ -347,9 +353,7 @@ def _from_types(
     roles = [(name, role) for role, names in named.items() for name in names]
     others = {name for name, _ in roles}
     roles += [(name, "id") for name in id_names if name not in others]
-    missing = [name for name, _ in roles if name not in types]
-    if missing:
-        raise ValueError(f"columns {missing} are not in the files, which have {list(types)}")
+    check_in_files(source, [name for name, _ in roles])
     known = cardinalities or {}
     columns = [
         Column(name, role, cardinality=known.get(name)).with_type(*types[name])
@@ -407,19 +411,15 @@ def resolve_schema(
     if feature_columns is not None:
         schema = Schema.from_feature_columns(feature_columns)
     if schema is None:
-        return _from_types(
-            source.column_types,
+        return _from_source(
+            source,
             label_names or (),
             cat_names,
             cont_names,
             weight_name,
             id_names or (),
         )
-    missing = [name for name in schema.names if name not in source.column_types]
-    if missing:
-        raise ValueError(
-            f"columns {missing} are not in the files, which have {list(source.column_types)}"
-        )
+    check_in_files(source, schema.names)
     asked = [(name, "label") for name in label_names or ()]
     asked += [(weight_name, "weight")] if weight_name else []
     for name, role in asked:
@@ -432,8 +432,8 @@ def resolve_schema(
         raise ValueError(f"at most one column may hold weights, got {weights}")
     more = [name for name in label_names or () if name not in schema]
     more += [weight_name] if weight_name and weight_name not in schema else []
-    extra = _from_types(
-        source.column_types,
+    extra = _from_source(
+        source,
         label_names=[n for n in more if n != weight_name],
         cat_names=(),
         cont_names=(),

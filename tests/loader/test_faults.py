@@ -167,18 +167,38 @@ def without_lists(path):
         (cut_to_half, "not a whole Parquet file"),
         (empty, "not a whole Parquet file"),
         (no_parquet, "not a whole Parquet file"),
-        (without_a_column, "missing ['x'], extra []"),
-        (with_a_column_more, "missing [], extra ['z']"),
-        (with_another_type, "column 'C' is string, but int64 in"),
-        (with_wider_values, "column 'C' is int32, but int64 in"),
-        (without_lists, "column 'g' is int64, but a list of int64 in"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_when_it_is_opened(tmp_path, spoil, words):
+def test_a_file_that_is_not_whole_is_refused_when_it_is_opened(tmp_path, spoil, words):
     spoil(folder_with(tmp_path) / "b.parquet")
     message = error_of(loader_of, tmp_path)
     assert "b.parquet" in message.split(":")[0]
     assert words in message
+
+
+@pytest.mark.filterwarnings("ignore:.*it cannot be used")
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (without_a_column, "'x' is not in "),
+        (with_another_type, "'C' is string in "),
+        (without_lists, "'g' is int64 in "),
+    ],
+)
+def test_a_column_that_differs_between_files_is_refused_if_it_is_chosen(tmp_path, spoil, words):
+    spoil(folder_with(tmp_path) / "b.parquet")
+    message = error_of(loader_of, tmp_path, ValueError)
+    assert words in message
+    assert "b.parquet" in message
+
+
+@pytest.mark.filterwarnings("ignore:.*(it cannot be used|is read as int64)")
+@pytest.mark.parametrize("spoil", [with_a_column_more, with_wider_values])
+def test_another_column_or_width_in_a_file_leaves_the_rows_as_they_are(tmp_path, spoil):
+    folder_with(tmp_path)
+    want = rows_of(loader_of(tmp_path))
+    spoil(tmp_path / "b.parquet")
+    assert len(rows_of(loader_of(tmp_path))) == len(want)
 
 
 def test_a_column_that_no_file_has_is_refused_when_they_are_opened(tmp_path):
