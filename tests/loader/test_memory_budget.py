@@ -49,8 +49,8 @@ def drawn(kind, random):
         options = {"filters": [("c", "<", int(random.integers(1, 100)))]}
         return Layout((4_000_000,), columns, budget, batch_size, options=options)
     if kind == "padded":
-        columns = {"g": ("list", law, int(random.integers(2, 6))), "x": "int32"}
         law = "uniform" if law == "pareto" else law  # without a longest list
+        columns = {"g": ("list", law, int(random.integers(2, 6))), "x": "int32"}
         options = {"multi_hot": "padded", "max_list_length": 100}
         return Layout((100_000,) * 5, columns, budget, batch_size, options=options)
     columns = {f"c{k}": "int32" for k in range(20)} | {f"f{k}": "float32" for k in range(20)}
