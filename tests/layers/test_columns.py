@@ -62,7 +62,7 @@ def test_a_layer_over_legacy_columns_comes_back_from_its_config():
 
 
 def test_the_inputs_of_legacy_columns_include_the_weights():
-    assert set(keras_inputs(legacy_columns())) >= {"user", "film", "scores__values", "v__values"}
+    assert set(keras_inputs(legacy_columns())) >= {"user", "film", "scores__values", "v"}
 
 
 def test_one_error_names_every_column_that_is_not_supported():

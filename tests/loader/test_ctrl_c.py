@@ -66,6 +66,7 @@ while interrupted < 300:
         while True:
             for batch in loader:
                 pass
+            left = left or 1  # Python drops an interrupt that comes inside a __del__
     except KeyboardInterrupt:
         pass
     interrupted += 1

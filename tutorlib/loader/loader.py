@@ -364,7 +364,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
         self._open.add(batches)
         return batches
 
-    def _new_pipeline(self, as_numpy: bool) -> Pipeline[Any]:
+    def _new_pipeline(self, as_numpy: bool = False) -> Pipeline[Any]:
         refuse_other_workers(self._settings.global_size)
         planner, pool = self._planner, self._pool
         planner.warn_once()
