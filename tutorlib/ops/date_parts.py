@@ -33,15 +33,17 @@ class DateParts(Op):
     padding, 1 is null, and a part's first value has the id 2, so that the cardinality is the number
     of values and 2.
 
-    | part | values |
-    |---|---|
-    | quarter, month, day, day_of_year | 4, 12, 31, 366, from the first |
-    | week | 53, ISO 8601 weeks from the first |
-    | weekday | 7, from Monday |
-    | hour, minute, second | 24, 60, 60, from 0; also of times of day and durations |
-    | year | the year, continuous |
-    | age_days, age_seconds | from the date to `reference`, continuous; negative after it |
-    | total_days, total_seconds | length of a duration or time of day, continuous |
+    ================================ ===========================================================
+    part                             values
+    ================================ ===========================================================
+    quarter, month, day, day_of_year 4, 12, 31, 366, from the first
+    week                             53, ISO 8601 weeks from the first
+    weekday                          7, from Monday
+    hour, minute, second             24, 60, 60, from 0; also of times of day and durations
+    year                             the year, continuous
+    age_days, age_seconds            from the date to `reference`, continuous; negative after it
+    total_days, total_seconds        length of a duration or time of day, continuous
+    ================================ ===========================================================
 
     Continuous parts are float32 and NaN at a null. Lists keep their lengths. Timestamps count in
     UTC, also those with a time zone: for local hours, store local times.

@@ -52,7 +52,6 @@ class ParquetSource:
     Attributes:
         files: paths or URLs of the files, in order.
         row_groups: `RowGroup` of every row group over all files, in order, without empty ones.
-        num_rows: number of rows of all row groups.
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)};
             "(8,)float32" for vectors, see `vector_lengths`.
         arrow_schema: `pyarrow.Schema` of the columns, keys included.
