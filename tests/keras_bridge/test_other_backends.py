@@ -87,7 +87,7 @@ for form in ("nnzs", "padded", "offsets"):
     inputs = keras_inputs(lists, multi_hot=form)
     output = keras.layers.Dense(1, "sigmoid")(DenseFeatures(lists)(inputs))
     model = compiled(keras.Model(inputs, output))
-    # two batches of the same lengths each epoch: JAX compiles anew for every other length
+    # two batches of the same lengths each epoch: JAX compiles again for every other length
     loader = KerasSequenceLoader(folder, 250, schema=lists, multi_hot=form, shuffle=False)
     if form == "offsets":
         try:
