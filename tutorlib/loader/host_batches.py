@@ -46,11 +46,10 @@ class HostGroup(BatchGroup):
     def _views(self, memory: np.ndarray, num_rows: int) -> list[np.ndarray]:
         """Return the part of the memory that holds each field, aligned, one cell a row."""
         stride = self._padded(num_rows)
-        fields, start = [], 0
-        for field in self.layout.fields:
-            fields.append(memory[start : start + num_rows * field.nbytes].view(field.cell))
-            start += stride * field.nbytes
-        return fields
+        return [
+            memory[stride * start : stride * start + num_rows * field.nbytes].view(field.cell)
+            for field, start in zip(self.layout.fields, self.layout.starts, strict=True)
+        ]
 
     def add_lists(self, name: str, first: int, lists: Ragged) -> None:
         """Keep the lists of some rows; raises ValueError beyond what a memory budget planned."""
@@ -60,7 +59,7 @@ class HostGroup(BatchGroup):
     def run(self, number: int, count: int) -> np.ndarray:
         """Return `count` fields of equal width from field number `number` on, [count, num_rows]."""
         cell, stride = self.layout.fields[number].cell, self._padded(self.num_rows)
-        start = stride * sum(field.nbytes for field in self.layout.fields[:number])
+        start = stride * self.layout.starts[number]
         memory = self._memory[start : start + count * stride * cell.itemsize]
         return memory.view(cell).reshape(count, stride)[:, : self.num_rows]
 

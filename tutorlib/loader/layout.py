@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,17 +78,18 @@ class Field:
     dtype: np.dtype
     columns: tuple[Column, ...]
 
-    @property
+    # Computed once: a pass asks for them for each column of each row slice.
+    @functools.cached_property
     def width(self) -> int:
         """Values of a row."""
         return sum(column.length or 1 for column in self.columns)
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of a row."""
         return self.dtype.itemsize * self.width
 
-    @property
+    @functools.cached_property
     def cell(self) -> np.dtype:
         """A dtype of which one value is the field of a row."""
         return np.dtype(f"u{self.nbytes}" if self.width == 1 else f"V{self.nbytes}")
@@ -111,6 +114,7 @@ class Layout:
             Lists have none.
         positions: {name of a column: (column, number of its field, first index in the field)}.
         ragged: {name: column of lists}.
+        starts: bytes of a row before each field, in order.
         row_bytes: bytes of a row in a batch, without lists.
 
     Raises:
@@ -150,7 +154,9 @@ class Layout:
                 self.positions[column.name] = column, len(self.fields), index
                 index += column.length or 1
             self.fields.append(Field(name, dtype, tuple(chosen)))
-        self.row_bytes = sum(field.nbytes for field in self.fields)
+        *self.starts, self.row_bytes = itertools.accumulate(
+            (field.nbytes for field in self.fields), initial=0
+        )
 
     def cells(self, column: Column, values: Any, *, first_row: int = 0, offsets: Any = None) -> Any:
         """Return the checked values of a column in the dtype of a batch, on the same device.
