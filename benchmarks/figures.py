@@ -301,7 +301,7 @@ def draw_train(result: Mapping[str, Any], path: Path) -> None:
             entry = by_name[name]
             waits = ranged("wait", entry["wait_shares"], entry["wait_share"])
             way = name.removeprefix(f"{heading}: ")
-            more = {"colour": THEIRS if way == train.NATIVE else OURS}
+            more = {"colour": OURS if way in (train.COLUMNS, train.STACKED) else THEIRS}
             more |= {"name": way, "ratio": entry["times_native"]}
             entries.append(entry | waits | more)
         speed = Panel(f"{heading}: samples per second", entries)
@@ -310,10 +310,11 @@ def draw_train(result: Mapping[str, Any], path: Path) -> None:
         path,
         result,
         rows,
-        1.55 * len(rows) + 0.9,
+        0.25 * len(rows) + 0.43 * sum(len(row[0].entries) for row in rows) + 0.9,
         f"Epochs of {result['candidates'][0]['rows']:,} rows, shuffled, in batches of "
         f"{result['batch_size']:,}, {result['optimizer']}, {result['widths']} widths; native: "
-        f"TFRecord.\nMedian and range of {len(result['candidates'][0]['elapsed_s'])} epochs.",
+        "TFRecord, prebatched:\none record per batch, not shuffled. "
+        f"Median and range of {len(result['candidates'][0]['elapsed_s'])} epochs.",
     )
 
 
