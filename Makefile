@@ -42,7 +42,7 @@ MOVIELENS_MADE := $(call made,movielens,$(MOVIELENS))
 ADULT_MADE := $(call made,adult,$(ADULT))
 
 # The tests run in two processes. The lessons run after them, alone, because they measure speed.
-TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks/run.py notebooks/lesson.py tools/check.py tests
+TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks tools/check.py tests
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -113,11 +113,8 @@ test: setup ## run all tests: units, doctests, then every lesson
 attack: setup ## read damaged files for MINUTES=10 (SEED=), report what is not refused well
 	@$(PY) -m tests.attack --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
-pages: setup data ## run LESSONS= in place and save the outputs of cells tagged keep_output
-	@cd notebooks && export PATH="$(abspath $(VENV))/bin:$$PATH" && \
-	for page in $(or $(LESSONS:=_*.ipynb),[0-9][0-9]_*.ipynb); do \
-	  jupyter execute --inplace $$page; \
-	  nbstripout --keep-count --keep-id --extra-keys=metadata.language_info.version $$page; done
+pages: setup data ## run the lessons (LESSONS=), renew the outputs that their pages show
+	@$(PY) notebooks/pages.py $(ARGS) $(LESSONS)
 
 site: setup ## build a browsable site of the lessons as make tutorial ran them, guides and reference
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'

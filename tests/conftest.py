@@ -19,12 +19,14 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # speed is no ma
 hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
+SOLUTION = "solution-"  # begins the ids of a solution's cells in a run
 
 
 @functools.cache
-def load_runner():
-    """Import notebooks/run.py, a script and no package; late, for papermill takes a second."""
-    spec = importlib.util.spec_from_file_location("lesson_runner", ROOT / "notebooks" / "run.py")
+def load_script(name):
+    """Import a script of notebooks/, which is no package; late, for papermill takes a second."""
+    path = ROOT / "notebooks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"lesson_{name}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -34,7 +36,7 @@ def load_runner():
 def pytest_generate_tests(metafunc):
     """Give every test that asks for `lesson` each notebook in turn."""
     if "lesson" in metafunc.fixturenames:
-        lessons = load_runner().find_lessons(ROOT / "notebooks")
+        lessons = load_script("run").find_lessons(ROOT / "notebooks")
         metafunc.parametrize("lesson", lessons, ids=lambda path: path.stem, scope="session")
 
 
@@ -72,7 +74,12 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def runner():
-    return load_runner()
+    return load_script("run")
+
+
+@pytest.fixture(scope="session")
+def pages():
+    return load_script("pages")
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +98,8 @@ def stage():
 
     folder = ROOT / "build" / "test"
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
-    shutil.copy(ROOT / "notebooks" / "lesson.py", folder / "notebooks")
+    for module in (ROOT / "notebooks").glob("*.py"):
+        shutil.copy(module, folder / "notebooks")
     for name in ("criteo", "movielens", "adult"):
         data = folder / "data" / name
         assert data_prep(["synthetic", name, "--output", str(data / "raw")]) == 0
@@ -102,9 +110,10 @@ def stage():
 
 @pytest.fixture(scope="session")
 def executed(runner, profile, stage):
-    """Run a lesson with the small profile, at most once a session: it takes a minute.
+    """Run a lesson and its solutions with the small profile, at most once a session.
 
-    Returns a function: lesson -> (its Result, its executed notebook, the printed progress).
+    Returns a function: lesson -> its Result, its executed notebook without the solutions, the
+    printed progress, and a copy of the page that ran.
     """
     output = stage / "executed"
     done = {}
@@ -112,11 +121,30 @@ def executed(runner, profile, stage):
     def run(lesson: Path):
         if lesson not in done:
             runner.prepare_environment()
-            copy = Path(shutil.copy(lesson, stage / "notebooks"))
+            (stage / "pages").mkdir(exist_ok=True)
+            page = Path(shutil.copy(lesson, stage / "pages"))
+            together = with_solutions(page, lesson.parent / "solutions" / lesson.name)
+            nbformat.write(together, stage / "notebooks" / lesson.name)
             log = io.StringIO()
-            result = runner.run_lesson(copy, profile.get(lesson.stem, {}), output, log)
+            path, parameters = stage / "notebooks" / lesson.name, profile.get(lesson.stem, {})
+            result = runner.run_lesson(path, parameters, output, log)
             notebook = nbformat.read(output / lesson.name, as_version=4)
-            done[lesson] = result, notebook, log.getvalue()
+            notebook.cells = [cell for cell in notebook.cells if not cell.id.startswith(SOLUTION)]
+            done[lesson] = result, notebook, log.getvalue(), page
         return done[lesson]
 
     return run
+
+
+def with_solutions(lesson: Path, solutions: Path):
+    """Return the notebook of a lesson followed by the cells of its solutions, if there are any.
+
+    The cell that runs the lesson is left out, and ids begin with SOLUTION.
+    """
+    together = nbformat.read(lesson, as_version=4)
+    if solutions.is_file():
+        for cell in nbformat.read(solutions, as_version=4).cells:
+            if "lesson" not in cell.metadata.get("tags", []):
+                cell.id = SOLUTION + cell.id
+                together.cells.append(cell)
+    return together

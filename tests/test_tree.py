@@ -345,10 +345,11 @@ def test_pre_commit_uses_the_versions_of_constraints_txt():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     versions = dict(re.findall(r"^([\w.-]+)==([\w.]+)", "\n".join(lines), flags=re.MULTILINE))
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    revisions = {repo["repo"].rsplit("/", 1)[1]: repo["rev"] for repo in hooks["repos"]}
-    for repo, tool in {"ruff-pre-commit": "ruff", "nbstripout": "nbstripout"}.items():
-        assert revisions[repo].lstrip("v") == versions[tool], repo
+    revisions = {repo["repo"].rsplit("/", 1)[-1]: repo.get("rev") for repo in hooks["repos"]}
+    assert revisions["ruff-pre-commit"].lstrip("v") == versions["ruff"]
     assert revisions["codespell"].lstrip("v") == versions["codespell"]
+    local = next(repo for repo in hooks["repos"] if repo["repo"] == "local")
+    assert local["hooks"][0]["additional_dependencies"] == [f"nbformat=={versions['nbformat']}"]
 
 
 @pytest.mark.parametrize("name", ["environment.yml", "environment-gpu.yml"])

@@ -1,4 +1,4 @@
-"""Every lesson runs with the small profile and has the parts that a lesson must have."""
+"""Every lesson and its solutions run with the small profile, and have the parts they must have."""
 
 from __future__ import annotations
 
@@ -65,24 +65,6 @@ def test_a_lesson_has_small_cells_and_one_headline(page):
     assert sum("headline" in tags(cell) for cell in page.cells) == 1
 
 
-def test_only_cells_tagged_keep_output_have_committed_outputs(page):
-    for cell in code_cells(page):
-        if "keep_output" in tags(cell):
-            assert cell.outputs, f"tagged keep_output but has no output:\n{cell.source}"
-            assert cell.execution_count is not None, "nbval skips cells without a count"
-        else:
-            assert not cell.outputs, f"has outputs but no tag keep_output:\n{cell.source}"
-        kinds = {output.output_type for output in cell.outputs}
-        assert "error" not in kinds, cell.source
-
-
-def test_a_committed_output_says_what_holds_instead_of_true(page):
-    for cell in code_cells(page):
-        for output in cell.outputs:
-            text = output.get("text") or output.data["text/plain"]
-            assert not re.search(r"\b(True|False)\b", text), f"{cell.source}\n{text}"
-
-
 def test_every_profile_names_existing_lessons_and_parameters(runner, root):
     lessons = runner.find_lessons(root / "notebooks")
     for path in (root / "notebooks" / "params").glob("*.yaml"):
@@ -95,9 +77,35 @@ def test_the_table_of_lessons_links_each_lesson(runner, root):
     assert linked == [lesson.name for lesson in runner.find_lessons(root / "notebooks")]
 
 
+def test_each_exercise_is_solved_below_its_name(lesson, texts):
+    path = lesson.parent / "solutions" / lesson.name
+    if not path.is_file():
+        pytest.skip("no solutions yet")
+    exercises = "\n".join(texts).split("## Exercises")[1].split("\n## ")[0]
+    names = re.findall(r"^\d+\. \*\*(.+?)[.?]?\*\*", exercises, re.MULTILINE)
+    assert names
+    solutions = nbformat.read(path, as_version=4).cells
+    solved = [cell.source for cell in solutions if cell.cell_type == "markdown"]
+    headings = re.findall(r"^#+ (.*)$", "\n".join(solved), re.MULTILINE)
+    missing = [name for name in names if not any(name in heading for heading in headings)]
+    assert not missing, f"no heading with {missing} in {headings}"
+    assert f"(solutions/{lesson.name})" in exercises, "the exercises do not link their solutions"
+
+
+def test_solutions_begin_with_the_lesson_and_have_no_outputs(lesson):
+    path = lesson.parent / "solutions" / lesson.name
+    if not path.is_file():
+        pytest.skip("no solutions yet")
+    first, *rest = code_cells(nbformat.read(path, as_version=4))
+    assert tags(first) == ["lesson"]
+    assert first.source == f"%cd -q ..\n%run {lesson.name}"
+    assert rest
+    assert not any("lesson" in tags(cell) or cell.outputs for cell in rest)
+
+
 @pytest.mark.notebook
-def test_a_lesson_runs_with_the_small_profile(lesson, executed):
-    result, notebook, log = executed(lesson)
+def test_a_lesson_and_its_solutions_run_with_the_small_profile(lesson, executed):
+    result, notebook, log, _ = executed(lesson)
     assert result.passed, log
     assert result.outcome != "-", "the cell tagged headline printed nothing"
     assert all(cell.execution_count for cell in code_cells(notebook))

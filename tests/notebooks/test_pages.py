@@ -1,4 +1,6 @@
-"""The committed outputs of a lesson equal those of a run, compared as strict nbval does.
+"""What a page shows before it runs: of one kind, of limited size, and true.
+
+The outputs of cells tagged keep_output equal those of a run, compared as strict nbval does.
 
 nbval's collector reads the page and its tags, and nbval's comparison decides. The run is the one of
 `test_lessons.py`, because a second run would double the time. To compare in a run of nbval's own:
@@ -7,10 +9,79 @@ nbval's collector reads the page and its tags, and nbval's comparison decides. T
 
 from __future__ import annotations
 
+import base64
+import copy
+import io
+import re
+
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from nbval.plugin import IPyNbFile, coalesce_streams
+
+PAGE_BYTES, IMAGE_BYTES = 600_000, 60_000
+
+
+@pytest.fixture
+def page(lesson):
+    """The lesson as committed."""
+    return nbformat.read(lesson, as_version=4)
+
+
+def outputs_of(page):
+    """Return (cell, output) of all committed outputs."""
+    cells = [cell for cell in page.cells if cell.cell_type == "code"]
+    return [(cell, output) for cell in cells for output in cell.outputs]
+
+
+def text_of(output) -> str:
+    data = output.get("data", {})
+    return output.get("text", "") + data.get("text/plain", "") + data.get("text/html", "")
+
+
+def test_a_page_has_the_outputs_of_tagged_cells_and_no_others(page, pages):
+    """Nothing written to stderr either, and no metadata that only an editor needs."""
+    stripped = copy.deepcopy(page)
+    pages.strip_page(stripped)
+    assert page == stripped, "`python notebooks/pages.py --strip` and the page's name mends this"
+    for cell in page.cells:
+        if cell.cell_type == "code" and pages.has_tag(cell, *pages.KEPT):
+            assert cell.outputs, f"tagged {cell.metadata.tags} but has no output:\n{cell.source}"
+
+
+def test_a_recorded_output_is_not_compared(page, pages):
+    for cell in page.cells:
+        if pages.has_tag(cell, "recorded_output"):
+            assert pages.has_tag(cell, "nbval-ignore-output"), cell.source
+            assert not pages.has_tag(cell, "keep_output"), cell.source
+
+
+def test_a_page_with_recorded_outputs_names_machine_and_date(page, pages):
+    recorded = any(pages.has_tag(cell, "recorded_output") for cell in page.cells)
+    lines = [cell.source for cell in page.cells if cell.id == pages.RECORDED]
+    assert len(lines) == recorded
+    pattern = r"\*Figures and tables were recorded on .+, \d+ cores, .+, \d{4}-\d\d-\d\d\.\*"
+    assert all(re.fullmatch(pattern, line) for line in lines), lines
+
+
+def test_a_committed_output_is_no_error_and_says_what_holds_instead_of_true(page):
+    for cell, output in outputs_of(page):
+        assert output.output_type != "error", cell.source
+        found = re.search(r"\b(True|False)\b", text_of(output))
+        assert not found, f"{cell.source}\n{text_of(output)}"
+
+
+def test_a_committed_output_names_no_folder_of_the_machine_that_made_it(page):
+    for cell, output in outputs_of(page):
+        found = re.search(r"(?<![\w.:/])/(home|root|tmp|Users|work)/\S*", text_of(output))
+        assert not found, f"{found[0]}\n{cell.source}"
+
+
+def test_a_page_and_its_pictures_are_small(lesson, page):
+    assert lesson.stat().st_size < PAGE_BYTES
+    for cell, output in outputs_of(page):
+        picture = output.get("data", {}).get("image/png", "")
+        assert len(base64.b64decode(picture)) < IMAGE_BYTES, cell.source
 
 
 def differences(page, notebook, request) -> list[str]:
@@ -36,10 +107,9 @@ def differences(page, notebook, request) -> list[str]:
 
 
 @pytest.mark.notebook
-def test_committed_outputs_equal_those_of_a_run(lesson, executed, stage, request):
-    result, notebook, log = executed(lesson)
+def test_committed_outputs_equal_those_of_a_run(lesson, executed, request):
+    result, notebook, log, page = executed(lesson)
     assert result.passed, log
-    page = stage / "notebooks" / lesson.name  # the version that ran
     found = differences(page, notebook, request)
     assert not found, "\n\n".join(["`make pages` updates the committed outputs.", *found])
 
@@ -63,3 +133,34 @@ def test_the_comparison_is_strict(tmp_path, request, kept, given, tag, equal):
     nbformat.write(notebook(kept), tmp_path / "page.ipynb")
     found = differences(tmp_path / "page.ipynb", notebook(given), request)
     assert bool(found) != equal
+
+
+def test_a_page_takes_the_outputs_of_its_run(pages, runner, tmp_path):
+    """In place: parameters, other outputs, stderr, counts and metadata of the run stay away."""
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    cells = [
+        new_markdown_cell("# Title"),
+        new_code_cell("N = 1  # a number", metadata={"tags": ["parameters"]}),
+        new_code_cell("print(N)", metadata={"tags": ["nbval-ignore-output"]}),
+        new_code_cell("import sys\nprint('warned', file=sys.stderr)\nprint('kept')"),
+        new_code_cell("N + 1", metadata={"tags": ["recorded_output", "nbval-ignore-output"]}),
+    ]
+    cells[3].metadata["tags"] = ["keep_output"]
+    path = tmp_path / "01_page.ipynb"
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+    result = runner.run_lesson(path, {"N": 2}, tmp_path / "out", io.StringIO())
+    assert result.passed
+    for _ in range(2):  # again gives the same
+        pages.renew(path, tmp_path / "out" / path.name)
+        page = nbformat.read(path, as_version=4)
+        assert [cell.id for cell in page.cells if cell.id == pages.RECORDED] == [pages.RECORDED]
+        assert page.cells[1].source.startswith("*Figures and tables were recorded on ")
+        code = [cell for cell in page.cells if cell.cell_type == "code"]
+        assert [cell.source for cell in code] == [cell.source for cell in cells[1:]]
+        assert [cell.execution_count for cell in code] == [1, 2, 3, 4]
+        assert [[text_of(output) for output in cell.outputs] for cell in code] == [
+            [], [], ["kept\n"], ["3"],
+        ]  # fmt: skip
+    page.cells[-1].source = "N + 2"
+    with pytest.raises(ValueError, match="another cell"):
+        pages.take_outputs(page, nbformat.read(tmp_path / "out" / path.name, as_version=4), "x")

@@ -8,10 +8,10 @@ from tutorlib.checks import check_positive
 from tutorlib.profiling.intervals import Intervals
 from tutorlib.profiling.trace import Trace
 
-# Mid-tones: readable on white and on black.
+# Mid-tones: readable on white and on black. The figures of lessons and benchmarks have them too.
 TEXT = "#757f89"
-COLOURS = {"ops": "#2f9e75", "kernels": "#2f9e75", "copies": "#b08d57"}
-WAITING, READING = "#d0605e", "#7a8fa6"
+LOADER, NATIVE, WAITING, COPIES = "#2f9e75", "#7a8fa6", "#d0605e", "#b08d57"
+COLOURS = {"ops": LOADER, "kernels": LOADER, "copies": COPIES}
 FINEST = 2000  # gaps shorter than the picture's width divided by this are not drawn
 NARROW = 1 / 15  # steps narrower than this share of the width have no number
 
@@ -83,7 +83,7 @@ def _rows(trace: Trace) -> list[tuple[str, Intervals, str]]:
         for kind, intervals in device.lanes.items():
             rows.append((f"{name}, {kind}", intervals, COLOURS[kind]))
     rows.append(("waiting for data", trace.waiting, WAITING))
-    rows.append(("tf.data's threads", trace.reading, READING))
+    rows.append(("tf.data's threads", trace.reading, NATIVE))
     return [row for row in rows if len(row[1])]
 
 

@@ -1,0 +1,69 @@
+"""Bars of the lessons' figures: one look, values on the bars, colours with one meaning.
+
+NATIVE (grey) is TensorFlow's own way, LOADER (green) is tutorlib's loader, WAITING (red) is time
+spent waiting for data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from tutorlib.profiling.timeline import LOADER, NATIVE, TEXT, WAITING
+
+__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "in_digits"]
+
+
+def in_digits(value: float) -> str:
+    """Return a number with three significant digits, in full.
+
+    Example:
+        >>> [in_digits(value) for value in (1234567, 54.32, 0.01234, 0)]
+        ['1,230,000', '54.3', '0.0123', '0']
+    """
+    if not value:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    digits = max(0, 2 - int(f"{rounded:e}".partition("e")[2]))
+    return f"{rounded:,.{digits}f}"
+
+
+def draw_bars(
+    values: pd.Series | pd.DataFrame | Mapping[str, float],
+    unit: str,
+    colours: Mapping[str, str] | None = None,
+    *,
+    log: bool = False,
+    axes: Any = None,
+) -> Any:
+    """Draw horizontal bars with their values, the first on top; return the matplotlib figure.
+
+    Args:
+        values: {name: value}; a DataFrame makes a panel for each column, all on one scale, and
+            draws no bar where a value is missing.
+        unit: what the axis says, such as "thousand rows per second".
+        colours: {name: colour} of bars that are not NATIVE.
+        log: whether the axis is logarithmic.
+        axes: matplotlib axes to draw into, one for each column; by default, a new figure, 8 inches
+            wide.
+    """
+    import matplotlib.pyplot as plt
+
+    table = values if isinstance(values, pd.DataFrame) else pd.Series(values).to_frame("")
+    table = table.iloc[::-1]  # barh draws from the bottom up
+    if axes is None:
+        size = (8, min(0.4 * len(table) + 0.9, 3.5))
+        grid = {"sharex": True, "sharey": True, "squeeze": False, "layout": "constrained"}
+        axes = plt.subplots(1, len(table.columns), figsize=size, **grid)[1][0]
+    axes = axes if len(table.columns) > 1 else [getattr(axes, "flat", [axes])[0]]
+    for panel, (title, column) in zip(axes, table.items(), strict=True):
+        shades = [(colours or {}).get(name, NATIVE) for name in table.index]
+        bars = panel.barh([str(name) for name in table.index], column, 0.65, color=shades, log=log)
+        texts = [in_digits(value) if pd.notna(value) else "" for value in column]
+        panel.bar_label(bars, texts, padding=4)
+        panel.set(title=title, xlabel=unit)
+        panel.margins(x=0.25 / (1 + log))
+        panel.spines[["top", "right"]].set_visible(False)
+    return axes[0].figure

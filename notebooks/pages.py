@@ -1,0 +1,119 @@
+#!/usr/bin/env python
+"""Renew the outputs that the pages of the lessons show before anything runs.
+
+    python notebooks/pages.py [lesson ...]      # run with the small profile, renew the pages
+    python notebooks/pages.py --executed 04     # take the outputs of the last run instead
+    python notebooks/pages.py --strip FILE ...  # remove all other outputs (pre-commit does this)
+
+A page keeps the outputs of two kinds of cells: `keep_output`, the same on every machine, and
+`recorded_output`, the outputs of one run on the machine and day that the page names. What was
+written to stderr stands on no page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.v4 import new_markdown_cell
+
+HERE = Path(__file__).resolve().parent
+KEPT = ("keep_output", "recorded_output")
+RECORDED = "recorded-on"  # id of the cell that names machine and date
+
+
+def has_tag(cell: Any, *tags: str) -> bool:
+    """Return whether a cell has one of the tags."""
+    return not set(tags).isdisjoint(cell.metadata.get("tags", []))
+
+
+def strip_page(page: Any) -> None:
+    """Remove what a page does not keep: other outputs, stderr, what an editor adds.
+
+    Code cells are counted from 1, because nbval skips cells without a count.
+    """
+    count = 0
+    for cell in page.cells:
+        for name in set(cell.metadata) - {"tags"}:
+            del cell.metadata[name]
+        if cell.cell_type != "code":
+            continue
+        count += bool(cell.source.strip())
+        cell.execution_count = count if cell.source.strip() else None
+        outputs = cell.outputs if has_tag(cell, *KEPT) else []
+        cell.outputs = [output for output in outputs if output.get("name") != "stderr"]
+        for output in cell.outputs:
+            output.pop("transient", None)
+            if "execution_count" in output:
+                output.execution_count = cell.execution_count
+    page.metadata = {"kernelspec": page.metadata["kernelspec"], "language_info": {"name": "python"}}
+
+
+def take_outputs(page: Any, executed: Any, recorded_on: str) -> None:
+    """Give the cells of a page the outputs that they have in an executed copy.
+
+    Raises:
+        ValueError: if the copy was made of another version of the page.
+    """
+    run = {cell.id: cell for cell in executed.cells if not has_tag(cell, "injected-parameters")}
+    page.cells = [cell for cell in page.cells if cell.id != RECORDED]
+    for cell in page.cells:
+        if cell.cell_type == "code":
+            if cell.id not in run or run[cell.id].source != cell.source:
+                raise ValueError(f"the run is not one of this page: another cell {cell.id}")
+            cell.outputs = run[cell.id].outputs
+    if any(has_tag(cell, "recorded_output") for cell in page.cells):
+        line = f"*Figures and tables were recorded on {recorded_on}.*"
+        page.cells.insert(1, new_markdown_cell(line, id=RECORDED))
+
+
+def machine_and_date(executed: Path) -> str:
+    """Return this machine in words, with its GPU or "no GPU", and the date of a run."""
+    from benchmarks.machine import describe_hardware, hardware
+
+    machine = hardware()
+    gpu = "" if machine["gpus"] else ", no GPU"
+    date = datetime.date.fromtimestamp(executed.stat().st_mtime)
+    return f"{describe_hardware(machine)}{gpu}, {date}"
+
+
+def renew(path: Path, executed: Path) -> None:
+    """Write into a page the outputs of its executed copy."""
+    page = nbformat.read(path, as_version=4)
+    take_outputs(page, nbformat.read(executed, as_version=4), machine_and_date(executed))
+    strip_page(page)
+    nbformat.write(page, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 1 if a lesson failed: its page stays as it was."""
+    parser = argparse.ArgumentParser(prog="pages.py", description=__doc__.splitlines()[0])
+    parser.add_argument("lessons", nargs="*", metavar="lesson", help="number or name [all lessons]")
+    parser.add_argument("--executed", action="store_true", help="use the last run, do not run")
+    parser.add_argument("--strip", action="store_true", help="strip the given files, do not run")
+    options = parser.parse_args(arguments)
+    if options.strip:
+        for path in map(Path, options.lessons):
+            page = nbformat.read(path, as_version=4)
+            strip_page(page)
+            nbformat.write(page, path)
+        return 0
+
+    import run  # papermill takes a second
+
+    output = HERE.parent / "build" / "notebooks"
+    if not options.executed and run.main(["--output", str(output), *options.lessons]):
+        return 1
+    for path in run.select_lessons(run.find_lessons(HERE), options.lessons):
+        renew(path, output / path.name)
+        print(f"renewed: {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
