@@ -5,7 +5,18 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tutorlib.profiling import cores_awake
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOISE = 1.1  # two measurements of one thing by `measure_rates` differ by less than this factor
 
 
 def check(claim: str, holds: object) -> None:
@@ -40,6 +51,80 @@ def criteo_rows(data_dir: str) -> Path:
             synthetic_criteo.write_criteo(folder / "raw")
         criteo.prepare(folder / "raw", folder)
     return folder
+
+
+def measure_rates(
+    measured: Mapping[str, Any], turns: int = 3, at_least_s: float = 0.5
+) -> pd.DataFrame:
+    """Measure in turns how fast batches can be read, and how fast models train on them.
+
+    All rates are measured in one way, so that they can be compared: rows of whole epochs, over the
+    seconds from the request for the first batch to the end of the last batch or step. The cores are
+    kept awake (`cores_awake`), since a reader that waits on sleeping cores is slower alone than in
+    a training. All candidates take turns, A B C, A B C, and the first turn, which compiles the
+    training steps and warms the file cache up, does not count. In an epoch whose first step
+    compiles, the reader works ahead, and training looks faster than the reader that feeds it.
+
+    Args:
+        measured: {name: batches} to read and discard them, or {name: (compiled model, batches)} to
+            train with `fit`. Batches are (inputs, labels), in a dataset or a loader. The training
+            is real: it changes the weights of the model.
+        turns: turns that count, at least 1.
+        at_least_s: seconds, at least 0; short epochs are repeated until a turn has taken so long.
+
+    Returns:
+        DataFrame of rows per second, a row per turn and a column per name. Noise only makes a turn
+        slower, so compare `.max()`: then reading is at least as fast as a training that it feeds,
+        up to the factor `NOISE`.
+
+    Example:
+        >>> import numpy as np, tensorflow as tf
+        >>> rows = tf.data.Dataset.from_tensors((np.ones((8, 1)), np.ones((8, 1)))).repeat(3)
+        >>> measure_rates({"reading": rows}, turns=2, at_least_s=0).shape
+        (2, 1)
+    """
+    import pandas as pd
+
+    rates: list[dict[str, float]] = []
+    with cores_awake():
+        for _ in range(1 + turns):
+            rates.append({})
+            for name, subject in measured.items():
+                run = _train if isinstance(subject, tuple) else _read
+                rows, elapsed_s = 0, 0.0
+                while not rows or elapsed_s < at_least_s:
+                    epoch_rows, epoch_s = run(subject)
+                    rows, elapsed_s = rows + epoch_rows, elapsed_s + epoch_s
+                rates[-1][name] = rows / elapsed_s
+    return pd.DataFrame(rates[1:])
+
+
+def _read(batches: Any) -> tuple[int, float]:
+    """Read and discard one epoch; return its rows and seconds."""
+    rows, begin = 0, time.perf_counter()
+    for _, labels in batches:
+        rows += len(labels)
+    return rows, time.perf_counter() - begin
+
+
+def _train(model_and_batches: tuple[Any, Any]) -> tuple[int, float]:
+    """Train one epoch; return its rows and seconds."""
+    import keras
+
+    model, batches = model_and_batches
+    times: list[float] = []
+    clock = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: times.append(time.perf_counter()),
+        on_train_batch_end=lambda batch, logs: times.append(time.perf_counter()),
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`shuffle=True` was passed")  # a dataset shuffles itself
+        model.fit(batches, callbacks=[clock], verbose=0)
+    [loss] = [metric for metric in model.metrics if metric.name == "loss"]
+    rows = int(loss.count)  # a float32, exact to 2**24
+    if rows >= 2**24:
+        raise ValueError("an epoch of 16,777,216 rows or more: measure fewer with `.take(steps)`")
+    return rows, times[-1] - times[0]
 
 
 def loader_device() -> str:
