@@ -101,7 +101,8 @@ tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, LESSONS="01 04")
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)
 
 lab: setup data ## open the lessons in JupyterLab
-	@cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" jupyter lab --LabApp.news_url=None
+	@mkdir -p build && cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONSTARTUP="$$PWD/startup.py" \
+	  LESSON_LOG="$(abspath build/lab.log)" jupyter lab --LabApp.news_url=None
 
 check: setup ## lint, types and the tests of files changed since main (BASE=another revision)
 	@$(PY) tools/check.py --base $(BASE)

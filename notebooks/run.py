@@ -7,7 +7,7 @@ A lesson is a notebook with two tagged cells:
 - `headline`: the last line that it prints becomes the lesson's row in the table.
 
 Each lesson runs in the folder of the notebooks, with the Python that runs this script. The executed
-notebook and its HTML are saved, even if a cell fails.
+notebook, its HTML and a log of TensorFlow's start are saved, even if a cell fails.
 
 Source: papermill, https://papermill.readthedocs.io/en/latest/usage-execute.html
 """
@@ -280,6 +280,9 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: 
     """
     output.mkdir(parents=True, exist_ok=True)
     executed = output.resolve() / path.name
+    log = executed.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    os.environ["LESSON_LOG"] = str(log)
     # papermill inserts a cell with the given parameters
     cells = len(nbformat.read(path, as_version=4).cells) + bool(parameters)
     progress = Progress(path.stem, cells, stream)
@@ -472,11 +475,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare_environment() -> None:
-    """Let kernels find programs such as tensorboard, and reduce TensorFlow's log messages."""
+    """Let kernels find programs such as tensorboard, and move TensorFlow's first messages aside.
+
+    They go to a log next to the executed notebook; `startup.py` says which.
+    """
     programs = str(Path(sys.executable).parent)
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", "")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ["PYTHONSTARTUP"] = str(HERE / "startup.py")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 
@@ -122,6 +123,35 @@ def test_a_lesson_that_calls_sys_exit_fails(runner, tmp_path):
     result = runner.run_lesson(lesson, {}, tmp_path / "out", io.StringIO())
     assert not result.passed
     assert "never reached" in result.outcome
+
+
+STARTS = """import os, sys
+os.write(2, b"WARNING: All log messages before absl::InitializeLog() is called are written\\n")
+os.write(2, b"I0000 00:00:17.2 97 port.cc:153] oneDNN custom operations are on.\\nW0000 00:00:")
+os.write(2, b"17.2 97 cpu.cc:1] Allocation exceeds 10% of free system memory.\\n")
+os.write(2, b"E0000 00:00:17.2 97 cuda_platform.cc:52] failed call to cuInit: INTERNAL\\n")
+os.write(2, b"E0000 00:00:17.2 97 bfc.cc:1] ran out of memory\\n")
+print("a warning of Python", file=sys.stderr)
+"""
+
+
+def test_what_tensorflow_logs_at_its_start_goes_to_a_log_and_warnings_stay(
+    runner, tmp_path, monkeypatch, capfd
+):
+    for name in ("PYTHONSTARTUP", "TF_CPP_MIN_LOG_LEVEL", "PATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    runner.prepare_environment()
+    lesson = write_lesson(tmp_path, "01_starts", "# Starts", STARTS, "import time; time.sleep(0.5)")
+    assert runner.run_lesson(lesson, {}, tmp_path / "out", io.StringIO()).passed
+    log = (tmp_path / "out" / "01_starts.log").read_text()
+    assert [line[:5] for line in log.splitlines()] == ["WARNI", "I0000", "E0000"]
+    cells = nbformat.read(tmp_path / "out" / "01_starts.ipynb", as_version=4).cells
+    seen = "".join(output.text for cell in cells for output in cell.get("outputs", []))
+    seen += capfd.readouterr().err  # under pytest, ipykernel leaves file descriptor 2 alone
+    for real in ("exceeds 10%", "ran out of memory", "a warning of Python"):
+        assert real in seen
+    for start in ("absl", "oneDNN", "cuInit"):
+        assert start not in seen
 
 
 @pytest.mark.parametrize(
