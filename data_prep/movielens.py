@@ -30,6 +30,7 @@ from data_prep.output import (
     finished_metadata,
     new_output,
     new_parts,
+    read_settings,
 )
 from tutorlib.checks import check_choice
 from tutorlib.storage import refuse_overlap
@@ -179,8 +180,9 @@ def etl(
 
     Returns:
         {"train_rows", "valid_rows", "train_positive_share", "valid_positive_share",
-        "valid_base_log_loss", "cardinalities"}. The base log loss is the loss of predicting the
-        positive share of the training rows for every validation row.
+        "valid_base_log_loss", "cardinalities", "source"}. The base log loss is the loss of
+        predicting the positive share of the training rows for every validation row. "source" is
+        what `source_of` returns.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -206,12 +208,54 @@ def etl(
         is_valid = split_rows(files[0], split, valid_share, seed)
         staging.metadata.update(join_and_split(files[0], movies, is_valid, staging.path / "joined"))
         staging.metadata.update(_fit_and_write(staging.path, row_group_rows, seed))
+        staging.metadata["source"] = _source(Path(source))
     print(
         f"{output}: {staging.metadata['train_rows']:,} ratings in train/, "
         f"{staging.metadata['valid_rows']:,} in valid/, {movies.num_rows:,} films",
         flush=True,
     )
     return staging.metadata
+
+
+def source_of(output: str | Path) -> dict[str, Any]:
+    """Return where the ratings of an output of `etl` come from.
+
+    `raw/` is not needed: `etl` records the source. For an output made before it did so, `raw/` is
+    used if it still holds the files that were read.
+
+    Returns:
+        {"kind": "synthetic", "downloaded" (its checksum was compared), "local" (an archive or a
+        folder whose origin nothing proves) or "unknown"; "folder": of the CSV files, or None;
+        "settings", "metadata": of the files' own `_settings.json`, {} if there is none}.
+
+    Raises:
+        DataPrepError: if there is no output of `etl`.
+    """
+    made = read_settings(output)
+    if made is None or made["settings"].get("command") != "movielens etl":
+        raise DataPrepError(f"{output} holds no MovieLens data. Run: python -m data_prep movielens")
+    if "source" in made["metadata"]:
+        return made["metadata"]["source"]
+    raw = Path(output) / "raw"
+    files = [raw / name for name in FILES]
+    if all(path.is_file() for path in files) and fingerprint(files) == made["settings"]["files"]:
+        return _source(raw)
+    return {"kind": "unknown", "folder": None, "settings": {}, "metadata": {}}
+
+
+def _source(folder: Path) -> dict[str, Any]:
+    made: dict[str, Any] = {"settings": {}, "metadata": {}}
+    with contextlib.suppress(DataPrepError):  # a `_settings.json` of the user's own
+        made = read_settings(folder) or made
+    command, archive = (made["settings"].get(name) for name in ("command", "archive"))
+    downloaded = command == "movielens fetch" and archive in SHA256.values()
+    kind = "synthetic" if command == "synthetic movielens" else "local"
+    return {
+        "kind": "downloaded" if downloaded else kind,
+        "folder": str(folder.resolve()),
+        "settings": made["settings"],
+        "metadata": made["metadata"],
+    }
 
 
 def read_movies(path: Path) -> pa.Table:

@@ -1,6 +1,7 @@
 """Raw files become training-ready Parquet: checked line by line, split and fitted as promised."""
 
 import gzip
+import json
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from data_prep import criteo, movielens
 from data_prep.__main__ import main
-from data_prep.output import DataPrepError
+from data_prep.output import SETTINGS_FILE, DataPrepError, read_settings
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES, write_criteo
 from data_prep.synthetic_movielens import write_movielens
 from tutorlib.parquet import ParquetSource
@@ -351,6 +352,30 @@ def test_movielens_time_split_takes_the_latest(films, tmp_path):
     latest = ratings.iloc[-600:].sort_index()  # validation rows keep the order of the file
     valid = read_table(tmp_path / "valid")["rating"].to_numpy()
     np.testing.assert_array_equal(valid, latest["rating"] > 3)
+
+
+def test_movielens_data_without_raw_files_still_says_where_it_is_from(films, tmp_path):
+    shutil.copytree(films[0] / "raw", tmp_path / "raw")  # other modification times, same origin
+    movielens.etl(tmp_path / "raw", tmp_path)
+    shutil.rmtree(tmp_path / "raw")
+    source = movielens.source_of(tmp_path)
+    assert (source["kind"], source["settings"]["users"]) == ("synthetic", 80)
+    assert source["metadata"] == read_settings(films[0] / "raw")["metadata"]
+
+
+def test_movielens_files_of_which_nothing_is_known_are_not_called_real(films, tmp_path):
+    (tmp_path / "mine").mkdir()
+    for name in movielens.FILES:
+        shutil.copy(films[0] / "raw" / name, tmp_path / "mine")
+    movielens.etl(tmp_path / "mine", tmp_path / "data")
+    assert movielens.source_of(tmp_path / "data")["kind"] == "local"
+    record = tmp_path / "data" / SETTINGS_FILE
+    made = json.loads(record.read_text())
+    del made["metadata"]["source"]  # as before the source was recorded
+    record.write_text(json.dumps(made))
+    assert movielens.source_of(tmp_path / "data")["kind"] == "unknown"
+    with pytest.raises(DataPrepError, match="holds no MovieLens data"):
+        movielens.source_of(tmp_path)
 
 
 def test_movielens_malformed_files_are_refused(films, tmp_path):
