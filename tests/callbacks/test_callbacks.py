@@ -9,6 +9,8 @@ import sys
 import keras
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -20,6 +22,7 @@ from tutorlib.callbacks import (
     ThroughputLogger,
 )
 from tutorlib.callbacks.memory import host_memory
+from tutorlib.loader import KerasSequenceLoader
 
 
 def test_throughput_is_rows_over_the_seconds_of_their_steps():
@@ -193,6 +196,25 @@ def test_validater_takes_a_prefix_and_refuses_a_taken_one():
     assert set(history) == {"loss", "val_loss", "test_loss"}
     with pytest.raises(ValueError, match=r"already hold .*'val_loss'"):
         fit([KerasSequenceValidater(data())], epochs=1, validation_data=data())
+
+
+def test_validation_on_the_training_loader_changes_neither_its_epochs_nor_the_weights(tmp_path):
+    x = np.random.default_rng(0).normal(size=200).astype("float32")
+    table = pa.table({"x": x, "label": (x > 0).astype("int32")})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
+
+    def losses(validated):
+        keras.utils.set_random_seed(0)
+        inputs = {"x": keras.Input((1,), name="x")}
+        model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs["x"]))
+        model.compile("sgd", "binary_crossentropy")
+        loader = KerasSequenceLoader(tmp_path, 16, label_names=["label"], seed=1)
+        callbacks = [KerasSequenceValidater(loader)] if validated else []
+        history = model.fit(loader, epochs=3, verbose=0, callbacks=callbacks).history
+        assert loader.epoch == 3
+        return history["loss"]
+
+    assert losses(validated=True) == losses(validated=False)
 
 
 # --- MemoryLogger -------------------------------------------------------------------------------

@@ -57,7 +57,11 @@ for epoch in range(3):
     log = again.fit({"x": x[rows]}, y[rows], sample_weight=weights, batch_size=64, shuffle=False,
                     verbose=0)
     losses += log.history["loss"]
+table = loader.predict(model, labels=True, verbose=0)
 print(json.dumps({
+    "table": table["prediction"].to_pylist(),
+    "table_labels": table["click"].to_pylist(),
+    "labels": y[:, 0].tolist(),
     "loss": history.history["loss"],
     "loss_of_arrays": losses,
     "val_loss": history.history["val_loss"][-1],
@@ -76,6 +80,8 @@ def test_fit_evaluate_and_predict_as_with_arrays_in_the_same_order(backend, fold
     got = run(backend, folder, TRAINS)
     for name in ("loss", "val_loss", "predicted"):
         np.testing.assert_allclose(got[name], got[f"{name}_of_arrays"], rtol=1e-4)
+    np.testing.assert_allclose(got["table"], np.ravel(got["predicted"]), rtol=1e-6)
+    assert got["table_labels"] == got["labels"]
     assert got["epoch"] == 3
     assert "predict with a loader that shuffles" in got["refused"]
 

@@ -49,7 +49,7 @@ def as_batch(chunk):
         assert not isinstance(values, Masked), f"{name} is left with nulls"
         if isinstance(values, Strings):
             values = np.array([text.encode() for text in values.tolist()], object)
-        batch[name] = values[:, None]
+        batch[name] = values if values.ndim == 2 else values[:, None]
     return batch
 
 

@@ -1,16 +1,18 @@
 """A Dask cluster fits and writes the same bits as threads, also when a worker is killed."""
 
 import contextlib
+import copy
 import os
 import signal
 import time
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import OUTPUTS, all_rows, rows, same, workflow, write
-from tutorlib.ops import Categorify, LogOp, Normalize
+from tutorlib.ops import Categorify, LabelEncoder, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
@@ -90,6 +92,24 @@ class Deadly(Normalize):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.02)
         return super().partial(chunk)
+
+
+def test_a_cluster_learns_classes_of_labels_and_numbers_of_vectors(two_workers, tmp_path):
+    vectors = np.arange(600.0).reshape(200, 3)
+    table = pa.table(
+        {
+            "sold": [["no", "yes", "later"][n % 3] for n in range(200)],
+            "v": pa.FixedSizeListArray.from_arrays(vectors.ravel(), 3),
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=30)
+    graph = Workflow(["v"] >> Normalize(), ["sold"] >> LabelEncoder(), label_names=["sold"])
+    on_threads = copy.deepcopy(graph).fit(tmp_path)
+    on_workers = graph.fit(tmp_path, two_workers)
+    assert on_workers.fingerprint == on_threads.fingerprint
+    done = on_workers.transform(ParquetSource(tmp_path).read(0))
+    assert done["sold"][:4].tolist() == [1, 2, 0, 1]  # sorted: later, no, yes
+    np.testing.assert_allclose(done["v"], (vectors[:30] - 299.5) / vectors.std(), rtol=1e-6)
 
 
 def test_a_killed_worker_does_not_change_the_result(two_workers, source, tmp_path):

@@ -6,13 +6,16 @@ from typing import Any
 
 import keras
 
+from tutorlib.keras_bridge import LoaderAdapter
+
 
 class KerasSequenceValidater(keras.callbacks.Callback):
     """Logs the metrics of `model.evaluate(loader)` at the end of each epoch, prefixed by `val_`.
 
     The values are those that `validation_data=loader` gives. The training metrics in the logs stay
     unchanged. Callbacks after this one in the list, such as EarlyStopping or ModelCheckpoint, see
-    the values. Evaluation is not part of `samples_per_s` or `stall`.
+    the values. Evaluation is not part of `samples_per_s` or `stall`, and does not move the loader,
+    which may be the one that `fit` trains with.
 
     Args:
         loader: what `model.evaluate` takes as `x`, with labels.
@@ -39,7 +42,11 @@ class KerasSequenceValidater(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Evaluate the model and add the results to the logs."""
         logs = {} if logs is None else logs
+        loader = self.loader if isinstance(self.loader, LoaderAdapter) else None
+        position = loader and loader.position
         results = self.model.evaluate(self.loader, return_dict=True, verbose=0)
+        if loader:
+            loader.return_to(position)
         named = {self.prefix + name: value for name, value in results.items()}
         taken = sorted(set(named) & set(logs))
         if taken:
