@@ -18,6 +18,7 @@ import argparse
 import ast
 import difflib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from typing import Any, TextIO
 
 import nbformat
 import papermill
+import pyarrow.parquet as pq
 import yaml
 from nbclient.exceptions import DeadKernelError
 from nbconvert import HTMLExporter
@@ -35,6 +37,7 @@ from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 KERNEL = "python3"  # the kernel that ipykernel installs for the running Python
+DEFAULT_ROWS = 1_028_572  # rows to train on of the Criteo data that `make data` makes
 TRACEBACK_LINES = 12  # lines of a traceback that are printed, from its end
 
 
@@ -203,6 +206,50 @@ def _wrong_values(
     return problems
 
 
+def check_rows(
+    plan: Mapping[Path, Mapping[str, Any]],
+    needs: Mapping[str, Mapping[str, str]],
+    rows: Mapping[str, int] | None = None,
+) -> None:
+    """Check that the data has the rows that the lessons need with their parameters.
+
+    Args:
+        plan: {lesson: {NAME: value}}, from `plan_parameters`.
+        needs: {lesson: {data set: expression over its parameters}}, the content of `needs.yaml`.
+        rows: {data set: rows to train on}; by default those of the data below DATA_DIR, or those
+            that `make data` would make.
+
+    Raises:
+        UsageError: if they are too few; the message says how to have enough.
+    """
+    problems = []
+    for path, given in plan.items():
+        values = {name: _literal(each["default"]) for name, each in lesson_parameters(path).items()}
+        values |= given
+        for data, expression in needs.get(path.stem, {}).items():
+            needed = eval(expression, {"__builtins__": {}}, values)
+            exist = rows[data] if rows else _rows_below(path.parent / values["DATA_DIR"] / data)
+            sizes = {name: values[name] for name in re.findall(r"[A-Z_]+", expression)}
+            given_sizes = " and ".join(f"{name} = {size:,}" for name, size in sizes.items())
+            rule = f"{path.stem}: {given_sizes} need {needed:,} training rows of {data}"
+            if values.get("ROWS", needed) < needed:
+                problems.append(f"{rule}, but ROWS = {values['ROWS']:,}; pass -p ROWS={needed:_}")
+            elif exist < needed:
+                more = -(-needed * 5 // 4 // 100_000) * 100_000  # a seventh of them validates
+                problems.append(
+                    f"{rule}; {exist:,} exist. `make data ROWS={more:_}` makes enough, "
+                    f"or pass smaller sizes, such as -p {min(sizes, key=lambda n: sizes[n])}=..."
+                )
+    if problems:
+        raise UsageError("no lesson was run:\n  " + "\n  ".join(problems))
+
+
+def _rows_below(folder: Path) -> int:
+    """Return the rows to train on of a data set, which lessons make if there is none."""
+    files = [*(folder / "train").glob("*.parquet")]
+    return sum(pq.read_metadata(file).num_rows for file in files) if files else DEFAULT_ROWS
+
+
 def _suggest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name.upper(), names, n=1)
@@ -212,10 +259,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 def _fits(value: Any, default_source: str) -> bool:
     """Return whether a value may replace a default; a default that is not a literal allows any."""
-    try:
-        default = ast.literal_eval(default_source)
-    except (ValueError, SyntaxError):
-        return True
+    default = _literal(default_source)
     if default is None or value is None:
         return True
     if isinstance(default, list | tuple):
@@ -223,6 +267,14 @@ def _fits(value: Any, default_source: str) -> bool:
     if isinstance(default, float):
         return type(value) in (int, float)
     return type(value) is type(default)
+
+
+def _literal(source: str) -> Any:
+    """Return the value of a literal, None for anything else."""
+    try:
+        return ast.literal_eval(source)
+    except (ValueError, SyntaxError):
+        return None
 
 
 class Progress:
@@ -460,6 +512,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         profile = load_profile(options.folder / "params" / f"{options.profile}.yaml")
         plan = plan_parameters(lessons, known, profile, dict(options.parameter))
+        needs = options.folder / "needs.yaml"
+        check_rows(plan, load_profile(needs) if needs.is_file() else {})
     except UsageError as error:
         parser.error(str(error))
     prepare_environment()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import nbformat
 import pytest
+
+from data_prep.synthetic_criteo import rows_per_day, write_criteo
 
 MAX_CODE_LINES = 30  # LESSONS.md aims at about 15
 
@@ -65,10 +68,19 @@ def test_a_lesson_has_small_cells_and_one_headline(page):
     assert sum("headline" in tags(cell) for cell in page.cells) == 1
 
 
-def test_every_profile_names_existing_lessons_and_parameters(runner, root):
+def test_every_profile_names_existing_parameters_and_suits_the_rows_of_make_data(runner, root):
     lessons = runner.find_lessons(root / "notebooks")
+    needs = runner.load_profile(root / "notebooks" / "needs.yaml")
+    assert set(needs) <= {lesson.stem for lesson in lessons}
     for path in (root / "notebooks" / "params").glob("*.yaml"):
-        runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
+        plan = runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
+        runner.check_rows(plan, needs, {"criteo": runner.DEFAULT_ROWS})
+
+
+def test_the_default_rows_are_those_that_make_data_makes(runner):
+    rows = inspect.signature(write_criteo).parameters["rows"].default
+    days = rows_per_day(rows, inspect.signature(write_criteo).parameters["days"].default)
+    assert sum(days[:-1]) == runner.DEFAULT_ROWS  # the last day validates
 
 
 def test_the_table_of_lessons_links_each_lesson(runner, root):

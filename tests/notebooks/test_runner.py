@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import nbformat
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -179,6 +181,46 @@ def test_a_profile_with_an_unknown_lesson_or_parameter_is_refused(runner, good):
         runner.plan_parameters([good], [good], {"09_none": {}}, {})
     with pytest.raises(runner.UsageError, match="01_good: no parameter 'EPOCHS'; there are: NAME"):
         runner.plan_parameters([good], [good], {"01_good": {"EPOCHS": 1}}, {})
+
+
+TRACED = """DATA_DIR = "data"  # folder
+ROWS = 1_000  # rows
+BATCH = 100  # rows per batch
+LAST = 3  # last traced step"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], ""),
+        (
+            ["-p", "LAST=11"],
+            "BATCH = 100 and LAST = 11 need 1,100 training rows of criteo, but ROWS",
+        ),
+        (
+            ["-p", "LAST=6"],
+            "600 training rows of criteo; 500 exist. `make data ROWS=100_000` makes",
+        ),
+    ],
+)
+def test_sizes_that_the_data_does_not_have_are_refused_before_anything_runs(
+    runner, tmp_path, capsys, monkeypatch, arguments, message
+):
+    monkeypatch.setattr(runner, "run_lessons", lambda *_: [runner.Result("01_traced", True, 1, "")])
+    write_lesson(tmp_path, "01_traced", "# Traced", (TRACED, "parameters"))
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "small.yaml").write_text("{}")
+    (tmp_path / "needs.yaml").write_text("01_traced: {criteo: BATCH * LAST}")
+    for part in range(2):
+        path = tmp_path / "data" / "criteo" / "train" / f"part_{part}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"label": [0] * 250}), path)
+    if not message:
+        assert runner.main(arguments_for(tmp_path, *arguments)) == 0
+        return
+    with pytest.raises(SystemExit):
+        runner.main(arguments_for(tmp_path, *arguments))
+    assert message in capsys.readouterr().err
 
 
 def test_an_override_beats_the_profile_in_every_lesson_that_declares_it(runner, good, tmp_path):
