@@ -6,16 +6,20 @@
     python notebooks/pages.py --strip FILE ...  # remove all other outputs (pre-commit does this)
 
 A page keeps the outputs of two kinds of cells: `keep_output`, the same on every machine, and
-`recorded_output`, the outputs of one run on the machine and day that the page names. What was
-written to stderr stands on no page.
+`recorded_output`, the outputs of one run on the machine and day that the page names; `headline` is
+of the second kind. What was written to stderr stands on no page.
+
+The tables of lessons in the READMEs end with the headlines of the pages, and the glossary with the
+first lesson that has the word: both are written here too.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +27,19 @@ import nbformat
 from nbformat.v4 import new_markdown_cell
 
 HERE = Path(__file__).resolve().parent
-KEPT = ("keep_output", "recorded_output")
+ROOT = HERE.parent
+KEPT = ("keep_output", "recorded_output", "headline")
 RECORDED = "recorded-on"  # id of the cell that names machine and date
 
 
 def has_tag(cell: Any, *tags: str) -> bool:
     """Return whether a cell has one of the tags."""
     return not set(tags).isdisjoint(cell.metadata.get("tags", []))
+
+
+def is_recorded(cell: Any) -> bool:
+    """Return whether a cell has outputs that vary."""
+    return has_tag(cell, "recorded_output") or (has_tag(cell, "headline") and bool(cell.outputs))
 
 
 def strip_page(page: Any) -> None:
@@ -67,7 +77,7 @@ def take_outputs(page: Any, executed: Any, recorded_on: str) -> None:
             if cell.id not in run or run[cell.id].source != cell.source:
                 raise ValueError(f"the run is not one of this page: another cell {cell.id}")
             cell.outputs = run[cell.id].outputs
-    if any(has_tag(cell, "recorded_output") for cell in page.cells):
+    if any(is_recorded(cell) for cell in page.cells):
         line = f"*Figures and tables were recorded on {recorded_on}.*"
         page.cells.insert(1, new_markdown_cell(line, id=RECORDED))
 
@@ -90,6 +100,67 @@ def renew(path: Path, executed: Path) -> None:
     nbformat.write(page, path)
 
 
+def with_headlines(table: str, headlines: Mapping[str, str]) -> str:
+    """Return a page whose table of lessons ends, in each row, with the lesson's headline.
+
+    Example:
+        >>> row = "| 01 | [etl](notebooks/01_etl.ipynb) | raw clicks to Parquet | |"
+        >>> with_headlines(row, {"01_etl": "9 M rows/s"})
+        '| 01 | [etl](notebooks/01_etl.ipynb) | raw clicks to Parquet | 9 M rows/s |'
+    """
+
+    def measured(row: re.Match[str]) -> str:
+        return f"{row[1]} {headlines[row[2]]} |" if row[2] in headlines else row[0]
+
+    return re.sub(
+        r"(?m)^(\| \d\d \| \[\w+\]\([a-z/]*(\w+)\.ipynb\) \|.* \|)[^|]*\|$", measured, table
+    )
+
+
+def with_first_lessons(glossary: str, texts: Mapping[str, str]) -> str:
+    """Return the glossary whose rows end with a link to the first lesson that has the word.
+
+    Args:
+        glossary: rows `| word, word | meaning | lesson |`.
+        texts: {name of a lesson: its text}, in order.
+
+    Example:
+        >>> with_first_lessons("| batch | rows of a step | |", {"02_native": "Two batches."})
+        '| batch | rows of a step | [02](../notebooks/02_native.ipynb) |'
+    """
+
+    def linked(row: re.Match[str]) -> str:
+        words = "|".join(map(re.escape, row[2].split(", ")))
+        one = re.compile(rf"(?<!\w)({words})(e?s)?(?!\w)", re.IGNORECASE)
+        first = next((name for name, text in texts.items() if one.search(text)), "")
+        return f"{row[1]} [{first[:2]}](../notebooks/{first}.ipynb) |" if first else f"{row[1]} |"
+
+    return re.sub(r"(?m)^(\| ((?!word)\w[^|]*) \|[^|]*\|)[^|]*\|$", linked, glossary)
+
+
+def write_tables() -> None:
+    """Write what the READMEs and the glossary say of the pages."""
+    import run
+
+    lessons = run.find_lessons(HERE)
+    found = {path.stem: run.find_headline(path) for path in lessons}
+    headlines = {name: line.replace("|", "/") for name, line in found.items() if line}
+    for path in (ROOT / "README.md", HERE / "README.md"):
+        path.write_text(with_headlines(path.read_text("utf-8"), headlines), "utf-8")
+    path = ROOT / "docs" / "glossary.md"
+    path.write_text(with_first_lessons(path.read_text("utf-8"), page_texts(lessons)), "utf-8")
+
+
+def page_texts(lessons: Sequence[Path]) -> dict[str, str]:
+    """Return {name: text outside code} of lessons."""
+    texts = {}
+    for path in lessons:
+        cells = nbformat.read(path, as_version=4).cells
+        text = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        texts[path.stem] = " ".join(text.split())
+    return texts
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if a lesson failed: its page stays as it was."""
     parser = argparse.ArgumentParser(prog="pages.py", description=__doc__.splitlines()[0])
@@ -106,12 +177,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import run  # papermill takes a second
 
-    output = HERE.parent / "build" / "notebooks"
+    output = ROOT / "build" / "notebooks"
     if not options.executed and run.main(["--output", str(output), *options.lessons]):
         return 1
     for path in run.select_lessons(run.find_lessons(HERE), options.lessons):
         renew(path, output / path.name)
         print(f"renewed: {path.name}")
+    write_tables()
     return 0
 
 

@@ -45,19 +45,19 @@ def test_a_page_has_the_outputs_of_tagged_cells_and_no_others(page, pages):
     pages.strip_page(stripped)
     assert page == stripped, "`python notebooks/pages.py --strip` and the page's name mends this"
     for cell in page.cells:
-        if cell.cell_type == "code" and pages.has_tag(cell, *pages.KEPT):
+        if pages.has_tag(cell, "keep_output", "recorded_output"):
             assert cell.outputs, f"tagged {cell.metadata.tags} but has no output:\n{cell.source}"
 
 
 def test_a_recorded_output_is_not_compared(page, pages):
     for cell in page.cells:
-        if pages.has_tag(cell, "recorded_output"):
+        if pages.has_tag(cell, "recorded_output", "headline"):
             assert pages.has_tag(cell, "nbval-ignore-output"), cell.source
             assert not pages.has_tag(cell, "keep_output"), cell.source
 
 
 def test_a_page_with_recorded_outputs_names_machine_and_date(page, pages):
-    recorded = any(pages.has_tag(cell, "recorded_output") for cell in page.cells)
+    recorded = any(pages.is_recorded(cell) for cell in page.cells)
     lines = [cell.source for cell in page.cells if cell.id == pages.RECORDED]
     assert len(lines) == recorded
     pattern = r"\*Figures and tables were recorded on .+, \d+ cores, .+, \d{4}-\d\d-\d\d\.\*"
@@ -75,6 +75,30 @@ def test_a_committed_output_names_no_folder_of_the_machine_that_made_it(page):
     for cell, output in outputs_of(page):
         found = re.search(r"(?<![\w.:/])/(home|root|tmp|Users|work)/\S*", text_of(output))
         assert not found, f"{found[0]}\n{cell.source}"
+
+
+def test_the_tables_of_lessons_end_with_the_headlines_of_the_pages(pages, runner, root):
+    lessons = runner.find_lessons(root / "notebooks")
+    headlines = {path.stem: runner.find_headline(path) for path in lessons}
+    headlines = {name: line.replace("|", "/") for name, line in headlines.items() if line}
+    for path in (root / "README.md", root / "notebooks" / "README.md"):
+        text = path.read_text(encoding="utf-8")
+        assert pages.with_headlines(text, headlines) == text, "`make pages` writes them"
+        for lesson in lessons:
+            [row] = re.findall(rf"^.*{lesson.name}\) \|.*$", text, re.MULTILINE)
+            assert lesson.stem in headlines or row.endswith("| |"), f"from no page: {row}"
+
+
+def test_each_word_of_the_glossary_stands_in_the_lesson_that_it_names(pages, runner, root):
+    text = (root / "docs" / "glossary.md").read_text(encoding="utf-8")
+    texts = pages.page_texts(runner.find_lessons(root / "notebooks"))
+    rows = re.findall(r"^\| (\w[^|]*) \| [^|]+ \| (.*)\|$", text, re.MULTILINE)
+    assert len(rows) > 50
+    for word, lesson in rows:
+        name = re.search(r"/(\w+)\.ipynb", lesson)
+        if word != "word" and name:
+            alone = pages.with_first_lessons(f"| {word} | m | |", {name[1]: texts[name[1]]})
+            assert name[1] in alone, f"{word} does not stand in {name[1]}; `make pages` mends this"
 
 
 def test_a_page_and_its_pictures_are_small(lesson, page):

@@ -1,0 +1,59 @@
+"""One number for one thing: README, figures and the JSON behind both say the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import figures
+
+
+@pytest.fixture(scope="module")
+def readme(root):
+    return " ".join((root / "README.md").read_text(encoding="utf-8").split())
+
+
+def named(result, name):
+    return next(entry for entry in result["candidates"] if entry["name"] == name)
+
+
+def test_the_rates_and_ratios_in_the_readme_are_those_of_the_results(readme):
+    result = figures.newest("loader")
+    loader, batched = "loader, columns, shuffled", "batch then parse_example, shuffled"
+    rates = {
+        name: figures.in_words(named(result, name)["rows_per_s"])
+        for name in (result["baseline"], loader, batched, "prebatched TFRecord, not shuffled")
+    }
+    ratio = named(result, loader)["ratio"]
+    turns = next(
+        c for c in result["claims"] if (c["name"], c["other"]) == (loader, result["baseline"])
+    )
+    expected = (
+        f"gives {rates[result['baseline']]} rows/s",
+        f"The loader gives {rates[loader]}, {ratio:.0f} times as many",
+        f"the ratio was {min(turns['values']):.0f} to {max(turns['values']):.0f}",
+        f"a batch before they are parsed ({rates[batched]})",
+        f"a whole batch, not shuffled ({rates['prebatched TFRecord, not shuffled']})",
+        result["date"][:10],
+    )
+    assert [text for text in expected if text not in readme] == []
+
+
+def test_the_gain_in_training_that_the_readme_names_is_that_of_the_results(readme):
+    candidates = figures.newest("train")["candidates"]
+    gains = [c["times_native"] for c in candidates if "loader" in c["name"]]
+    waits = [100 * c["wait_share"] for c in candidates if c["name"].endswith(": native")]
+    assert f"training {min(gains):.0f} to {max(gains):.0f} times as fast" in readme
+    assert f"for data {min(waits):.0f} to {max(waits):.0f} % of the time" in readme
+
+
+@pytest.mark.parametrize("name", ["loader_throughput", "train"])
+def test_a_figure_shows_the_ratios_of_the_results(name, root):
+    benchmark, part, _ = figures.DRAWN[name]
+    result = figures.newest(benchmark, part=part)
+    shown = {n for section in figures.SHOWN for n in result["sections"].get(section, ())}
+    drawn = (root / "imgs" / f"{name}.svg").read_text(encoding="utf-8")
+    for entry in result["candidates"]:
+        if name == "train":
+            entry = entry | {"ratio": entry["times_native"]}
+        if name == "train" or entry["name"] in shown:
+            assert f"<!-- {figures.rate(entry)} -->" in drawn, entry["name"]
