@@ -21,9 +21,11 @@ CRITEO ?=
 MOVIELENS ?=
 ADULT ?=
 # Lessons: a profile of notebooks/params/, lessons by number or name, options of notebooks/run.py.
+# SCALE=published runs lesson 10 with tables of the published sizes (24 GB of memory).
 # ARGS also passes options to pytest (make test) and to the benchmarks (make bench, make figures).
-PROFILE ?= small
-LESSONS ?=
+SCALE ?=
+PROFILE ?= $(or $(SCALE),small)
+LESSONS ?= $(if $(SCALE),10)
 ARGS ?=
 # make attack: time for all cases, and a seed that makes other cases.
 MINUTES ?= 10
@@ -50,7 +52,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS ADULT PROFILE LESSONS ARGS MINUTES SEED BASE (see the Makefile)"
+	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS ADULT PROFILE SCALE LESSONS ARGS MINUTES SEED BASE (see the Makefile)"
 
 setup: $(INSTALLED) ## create .venv with everything that the lessons and tests need
 
@@ -97,7 +99,7 @@ $(ADULT_MADE): | $(INSTALLED)
 	  $(if $(ADULT),--overwrite)
 	@rm -f data/adult/.made-*$(if $(ADULT),; touch $@)
 
-tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, LESSONS="01 04"), end with a table
+tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, SCALE=published, LESSONS="01 04"), end with a table
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)
 
 lab: setup data ## open the lessons in JupyterLab
