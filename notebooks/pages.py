@@ -29,7 +29,7 @@ from nbformat.v4 import new_markdown_cell
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 KEPT = ("keep_output", "recorded_output", "headline")
-RECORDED = "recorded-on"  # id of the cell that names machine and date
+RECORDED = "recorded-on"  # id of the cell that names machine and date; run.py leaves it out
 
 
 def has_tag(cell: Any, *tags: str) -> bool:
@@ -78,7 +78,7 @@ def take_outputs(page: Any, executed: Any, recorded_on: str) -> None:
                 raise ValueError(f"the run is not one of this page: another cell {cell.id}")
             cell.outputs = run[cell.id].outputs
     if any(is_recorded(cell) for cell in page.cells):
-        line = f"*Figures and tables were recorded on {recorded_on}.*"
+        line = f"*Recorded on {recorded_on}: what this page shows until you run it.*"
         page.cells.insert(1, new_markdown_cell(line, id=RECORDED))
 
 

@@ -37,6 +37,7 @@ from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 KERNEL = "python3"  # the kernel that ipykernel installs for the running Python
+RECORDED = "recorded-on"  # id of the cell in which pages.py names the machine of a page's outputs
 DEFAULT_ROWS = 1_028_572  # rows to train on of the Criteo data that `make data` makes
 TRACEBACK_LINES = 12  # lines of a traceback that are printed, from its end
 
@@ -358,7 +359,7 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: 
         failure = _report(progress.cell_index, "*", source, None)
     finally:
         seconds = progress.close()
-    _write_html(executed)
+    _finish(executed)
     if failure is None:
         return Result(path.stem, True, seconds, find_headline(executed) or "-")
     print(f"{path.stem}, section {progress.section!r}: {failure}", file=stream)
@@ -392,8 +393,13 @@ def _report(
     return "\n".join(lines + frames)
 
 
-def _write_html(executed: Path) -> None:
-    page, _ = HTMLExporter().from_filename(str(executed))
+def _finish(executed: Path) -> None:
+    """Write the HTML of an executed lesson, which does not name the machine of another run."""
+    notebook = nbformat.read(executed, as_version=4)
+    notebook.cells = [cell for cell in notebook.cells if cell.id != RECORDED]
+    nbformat.write(notebook, executed)
+    resources = {"metadata": {"name": executed.stem}}  # its title
+    page, _ = HTMLExporter().from_notebook_node(notebook, resources)
     executed.with_suffix(".html").write_text(page, encoding="utf-8")
 
 

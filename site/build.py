@@ -42,7 +42,7 @@ def copy_pages(source: Path) -> None:
 
 
 def copy_lessons(executed: Path, source: Path) -> list[str]:
-    """Copy the executed lessons; return the names of their pages.
+    """Copy the executed lessons and their solutions; return the names of the lessons' pages.
 
     Raises:
         SystemExit: if a lesson was not executed, or is older than the lesson of the tree.
@@ -56,6 +56,13 @@ def copy_lessons(executed: Path, source: Path) -> list[str]:
         for cell in notebook["cells"]:
             if "injected-parameters" in cell["metadata"].get("tags", []):
                 cell["metadata"]["tags"].append("remove-cell")
+        solutions = lesson.parent / "solutions" / lesson.name
+        if solutions.is_file():
+            (source / "notebooks" / "solutions").mkdir(exist_ok=True)
+            shutil.copy(solutions, source / "notebooks" / "solutions")
+            entry = TOCTREE.format(caption="Solutions", entries=f"solutions/{lesson.stem}")
+            contents = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": entry}
+            notebook["cells"].append(contents)  # the side bar shows them below their lesson
         (source / "notebooks" / lesson.name).write_text(json.dumps(notebook), encoding="utf-8")
         pages.append(f"notebooks/{lesson.stem}")
     return pages

@@ -83,6 +83,14 @@ def pages():
 
 
 @pytest.fixture(scope="session")
+def drawing():
+    import matplotlib
+
+    matplotlib.use("agg")
+    return load_script("drawing")
+
+
+@pytest.fixture(scope="session")
 def profile(runner):
     return runner.load_profile(ROOT / "notebooks" / "params" / "small.yaml")
 
