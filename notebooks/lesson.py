@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,6 +125,26 @@ def _train(model_and_batches: tuple[Any, Any]) -> tuple[int, float]:
     if rows >= 2**24:
         raise ValueError("an epoch of 16,777,216 rows or more: measure fewer with `.take(steps)`")
     return rows, times[-1] - times[0]
+
+
+def kernel_counts(operations: Sequence[str]) -> pd.DataFrame:
+    """Return how many kernels the installed TensorFlow has for operations, on CPU and GPU.
+
+    They are counted in TensorFlow's registry, which a wheel built with CUDA fills on every machine;
+    a wheel without CUDA has none for GPUs.
+
+    Args:
+        operations: names of TensorFlow's operations, such as "Unique".
+    """
+    import pandas as pd
+    from tensorflow.python.framework import kernels  # TensorFlow has no public way to list them
+
+    found = {
+        name: [kernel.device_type for kernel in kernels.get_registered_kernels_for_op(name).kernel]
+        for name in operations
+    }
+    counts = {device: {n: k.count(device) for n, k in found.items()} for device in ("CPU", "GPU")}
+    return pd.DataFrame(counts).loc[list(operations)]
 
 
 def loader_device() -> str:
