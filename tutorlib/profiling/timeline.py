@@ -17,7 +17,12 @@ NARROW = 1 / 15  # steps narrower than this share of the width have no number
 
 
 def draw_timeline(
-    trace: Trace, steps: int | None = 6, *, axes: Any = None, width: float = 9.0
+    trace: Trace,
+    steps: int | None = 6,
+    *,
+    axes: Any = None,
+    width: float = 9.0,
+    span_ms: float | None = None,
 ) -> Any:
     """Return a matplotlib figure of when each device worked, and when the step waited for data.
 
@@ -32,6 +37,8 @@ def draw_timeline(
         axes: matplotlib axes to draw into, such as those of `pyplot.subplots` in a notebook; None
             makes a new figure to be saved.
         width: width of a new figure, inches.
+        span_ms: milliseconds that the axis shows, to compare traces on one scale; None shows the
+            steps.
 
     Returns:
         `matplotlib.figure.Figure`.
@@ -54,20 +61,21 @@ def draw_timeline(
     device = trace.device
     start = min((span[0] for span in shown.values()), default=device.start_ms)
     stop = max((span[1] for span in shown.values()), default=device.stop_ms)
+    span = span_ms or stop - start
     for row, (_, intervals, colour) in enumerate(rows):
-        bars = _coarse(intervals.within(start, stop), (stop - start) / FINEST)
+        bars = _coarse(intervals.within(start, stop), span / FINEST)
         lengths = [(begin - start, end - begin) for begin, end in bars]
         axes.broken_barh(lengths, (row - 0.35, 0.7), color=colour, linewidth=0)
     for number, (begin, end) in shown.items():
         axes.axvline(begin - start, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
-        if end - begin > (stop - start) * NARROW:
+        if end - begin > span * NARROW:
             axes.annotate(
                 f" step {number}", (begin - start, 1), xycoords=("data", "axes fraction"),
                 va="bottom", color=TEXT, fontsize=9,
             )  # fmt: skip
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, stop - start)
+    axes.set_xlim(0, span)
     axes.set_xlabel("time, ms", color=TEXT)
     axes.tick_params(colors=TEXT, length=0)
     axes.spines[:].set_visible(False)
