@@ -99,6 +99,21 @@ def measure_rates(
     return pd.DataFrame(rates[1:])
 
 
+def clearly_faster(rates: Iterable[float], others: Iterable[float]) -> bool:
+    """Return whether every turn of one is faster than every turn of the other.
+
+    Two that are equally fast differ so by chance in 1 of 20 cases with 3 turns each, in 1 of 252
+    with 5. No factor for noise has to be chosen: the turns themselves show it.
+
+    Example:
+        >>> clearly_faster([9.0, 7.0, 8.0], [4.0, 6.0, 5.0])
+        True
+        >>> clearly_faster([9.0, 7.0, 8.0], [4.0, 8.0, 5.0])
+        False
+    """
+    return min(rates) > max(others)
+
+
 def _read(batches: Any) -> tuple[int, float]:
     """Read and discard one epoch; return its rows and seconds."""
     rows, begin = 0, time.perf_counter()
