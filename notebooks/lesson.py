@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +71,8 @@ def measure_rates(
         at_least_s: seconds, at least 0; short epochs are repeated until a turn has taken so long.
 
     Returns:
-        DataFrame of rows per second, a row per turn and a column per name. Noise only makes a turn
-        slower, so compare `.max()`: then reading is at least as fast as a training that it feeds,
-        up to the factor `NOISE`.
+        DataFrame of rows per second, a row per turn and a column per name. Noise mostly makes a
+        turn slower, so state `.max()`; `clearly_faster` compares two columns.
 
     Example:
         >>> import numpy as np, tensorflow as tf
