@@ -65,5 +65,8 @@ def draw_bars(
         panel.bar_label(bars, texts, padding=4)
         panel.set(title=title, xlabel=unit)
         panel.margins(x=0.25 / (1 + log))
+        if log:
+            panel.xaxis.set_major_formatter("{x:,g}")
+            panel.xaxis.set_minor_formatter("")
         panel.spines[["top", "right"]].set_visible(False)
     return axes[0].figure
