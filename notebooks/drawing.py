@@ -1,4 +1,4 @@
-"""Bars of the lessons' figures: one look, values on the bars, colours with one meaning.
+"""Figures of the lessons, bars and traces: one look, values on bars, colours with one meaning.
 
 NATIVE (grey) is TensorFlow's own way, LOADER (green) is tutorlib's loader, WAITING (red) is time
 spent waiting for data.
@@ -11,9 +11,10 @@ from typing import Any
 
 import pandas as pd
 
+from tutorlib.profiling import Trace, draw_timeline
 from tutorlib.profiling.timeline import LOADER, NATIVE, TEXT, WAITING
 
-__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "in_digits"]
+__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces", "in_digits"]
 
 
 def in_digits(value: float) -> str:
@@ -70,3 +71,23 @@ def draw_bars(
             panel.xaxis.set_minor_formatter("")
         panel.spines[["top", "right"]].set_visible(False)
     return axes[0].figure
+
+
+def draw_traces(traces: Mapping[str, Trace], steps: int = 4) -> Any:
+    """Draw the last steps of traces below each other, on one scale of time; return the figure.
+
+    Args:
+        traces: {title: trace}, from `read_trace`.
+        steps: number of steps to draw of each trace, at least 1.
+    """
+    import matplotlib.pyplot as plt
+
+    shown = [list(trace.steps.values())[-steps:] for trace in traces.values()]
+    span_ms = max(spans[-1][1] - spans[0][0] for spans in shown)
+    rows = [len(t.device.lanes) + bool(t.waiting) + bool(t.reading) for t in traces.values()]
+    grid = {"squeeze": False, "layout": "constrained", "height_ratios": rows}
+    figure, axes = plt.subplots(len(traces), figsize=(8, 3.5), **grid)
+    for panel, (title, trace) in zip(axes[:, 0], traces.items(), strict=True):
+        draw_timeline(trace, steps, axes=panel, span_ms=span_ms)
+        panel.set_title(title, loc="left", fontsize=9, pad=16)
+    return figure
