@@ -21,14 +21,15 @@ from typing import Any
 from benchmarks import layers, train
 from benchmarks.machine import ROOT, describe_hardware
 from benchmarks.measure import RESULTS, add_choices
-from tutorlib.profiling.timeline import COPIES, LOADER, NATIVE, TEXT
 
 SUMMARY = "draw imgs/ from benchmarks/results/"
 IMAGES = ROOT / "imgs"
 USUAL = (layers.SEPARATE, layers.LOOKUP, layers.DENSE)  # what layers are compared with
 SHOWN = ("loader", "tfdata", "raw", "python", "peers")  # sections that read the same rows
 RANGE = "#1c2530"  # within a bar; beyond it a range is drawn like text
-OURS, THEIRS, LIMIT = LOADER, NATIVE, COPIES
+# The colours of tutorlib.profiling.timeline, whose import would start TensorFlow for `--help`.
+TEXT = "#757f89"
+OURS, THEIRS, LIMIT = "#2f9e75", "#7a8fa6", "#b08d57"
 Entry = Mapping[str, Any]  # candidate of a report
 TITLES = {"tensorflow": "TensorFlow", "pyarrow": "PyArrow", "polars": "Polars", "pandas": "pandas"}
 

@@ -310,4 +310,4 @@ def test_a_killed_run_resumes_where_it_ended(tmp_path):
 def test_a_lesson_gets_only_parameters_that_it_has():
     for name in gpu_steps.LESSONS.values():
         assert "DATA_DIR" in gpu_steps.parameters_of(name)
-    assert "LOG_DIR" not in gpu_steps.parameters_of("05_mixed_precision")
+    assert "LOG_DIR" not in gpu_steps.parameters_of("01_etl")

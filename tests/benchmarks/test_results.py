@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import figures
+from tutorlib.profiling import timeline
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +58,8 @@ def test_a_figure_shows_the_ratios_of_the_results(name, root):
             entry = entry | {"ratio": entry["times_native"]}
         if name == "train" or entry["name"] in shown:
             assert f"<!-- {figures.rate(entry)} -->" in drawn, entry["name"]
+
+
+def test_figures_have_the_colours_of_the_lessons():
+    ours = figures.OURS, figures.THEIRS, figures.LIMIT, figures.TEXT
+    assert ours == (timeline.LOADER, timeline.NATIVE, timeline.COPIES, timeline.TEXT)
