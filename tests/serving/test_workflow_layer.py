@@ -256,7 +256,7 @@ def test_wrong_choices_and_an_unfitted_workflow_are_refused():
         workflow.to_keras().raw_inputs(["nobody"])
 
 
-def test_the_layer_stands_in_a_functional_model():
+def test_the_layer_stands_in_a_functional_model(tmp_path):
     workflow = workflow_of_all_kinds(lists=False).fit(rows_of_all_kinds())
     layer = workflow.to_keras()
     inputs = {
@@ -271,3 +271,5 @@ def test_the_layer_stands_in_a_functional_model():
     assert layer.trainable_variables == []
     with pytest.raises(NotImplementedError, match="export_serving"):
         layer.get_config()
+    with pytest.raises(NotImplementedError, match=r"workflow\.save\(folder\)"):
+        whole.save(tmp_path / "whole.keras")

@@ -42,11 +42,7 @@ class KerasSequenceValidater(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Evaluate the model and add the results to the logs."""
         logs = {} if logs is None else logs
-        loader = self.loader if isinstance(self.loader, LoaderAdapter) else None
-        position = loader and loader.position
-        results = self.model.evaluate(self.loader, return_dict=True, verbose=0)
-        if loader:
-            loader.return_to(position)
+        results = self._evaluate()
         named = {self.prefix + name: value for name, value in results.items()}
         taken = sorted(set(named) & set(logs))
         if taken:
@@ -55,3 +51,13 @@ class KerasSequenceValidater(keras.callbacks.Callback):
                 "KerasSequenceValidater, or give the callback another prefix."
             )
         logs.update(named)
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Return the metrics; a loader stays where it is, also if the evaluation fails."""
+        moves = isinstance(self.loader, LoaderAdapter)
+        position = self.loader.position if moves else None
+        try:
+            return self.model.evaluate(self.loader, return_dict=True, verbose=0)
+        finally:
+            if moves:
+                self.loader.return_to(position)

@@ -32,8 +32,8 @@ def draw_timeline(
 
     Args:
         trace: from `read_trace`.
-        steps: number of steps to draw, the last ones of the trace, at least 1 (the first steps do
-            not wait, because tf.data fills its buffers while the profiler starts); None draws all.
+        steps: number of steps to draw, the last ones of the trace, at least 1 (before the first
+            ones tf.data may have read ahead while the profiler started); None draws all.
         axes: matplotlib axes to draw into, such as those of `pyplot.subplots` in a notebook; None
             makes a new figure to be saved.
         width: width of a new figure, inches.
