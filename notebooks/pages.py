@@ -93,7 +93,16 @@ def machine_and_date(executed: Path) -> str:
 
 
 def renew(path: Path, executed: Path) -> None:
-    """Write into a page the outputs of its executed copy."""
+    """Write into a page the outputs of its executed copy.
+
+    Raises:
+        ValueError: if the copy was made of another version of the page, or did not bear out a claim
+            about time.
+    """
+    from run import find_not_borne_out  # papermill takes a second
+
+    if claims := find_not_borne_out(executed):
+        raise ValueError(f"run it again, this run did not bear out: {'; '.join(claims)}")
     page = nbformat.read(path, as_version=4)
     take_outputs(page, nbformat.read(executed, as_version=4), machine_and_date(executed))
     strip_page(page)
@@ -162,7 +171,10 @@ def page_texts(lessons: Sequence[Path]) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 1 if a lesson failed: its page stays as it was."""
+    """Run the command; return 1 if a lesson failed, or did not bear a claim out.
+
+    Such a page stays as it was.
+    """
     parser = argparse.ArgumentParser(prog="pages.py", description=__doc__.splitlines()[0])
     parser.add_argument("lessons", nargs="*", metavar="lesson", help="number or name [all lessons]")
     parser.add_argument("--executed", action="store_true", help="use the last run, do not run")
@@ -175,16 +187,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             nbformat.write(page, path)
         return 0
 
-    import run  # papermill takes a second
+    import run
 
     output = ROOT / "build" / "notebooks"
     if not options.executed and run.main(["--output", str(output), *options.lessons]):
         return 1
+    failed = 0
     for path in run.select_lessons(run.find_lessons(HERE), options.lessons):
-        renew(path, output / path.name)
-        print(f"renewed: {path.name}")
+        try:
+            renew(path, output / path.name)
+        except ValueError as error:
+            print(f"not renewed: {path.name}: {error}")
+            failed = 1
+        else:
+            print(f"renewed: {path.name}")
     write_tables()
-    return 0
+    return failed
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError, strip_color
 from tqdm import tqdm
 
+from lesson import NOT_BORNE_OUT
+
 HERE = Path(__file__).resolve().parent
 KERNEL = "python3"  # the kernel that ipykernel installs for the running Python
 RECORDED = "recorded-on"  # id of the cell in which pages.py names the machine of a page's outputs
@@ -55,12 +57,14 @@ class Result:
         passed: whether all its cells ran without an error.
         seconds: run time; None if it did not run.
         outcome: its headline, or the reason why it has none.
+        not_borne_out: claims about time that the run did not bear out.
     """
 
     lesson: str
     passed: bool
     seconds: float | None
     outcome: str
+    not_borne_out: tuple[str, ...] = ()
 
 
 def find_lessons(folder: Path) -> list[Path]:
@@ -361,7 +365,8 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: 
         seconds = progress.close()
     _finish(executed)
     if failure is None:
-        return Result(path.stem, True, seconds, find_headline(executed) or "-")
+        headline = find_headline(executed) or "-"
+        return Result(path.stem, True, seconds, headline, tuple(find_not_borne_out(executed)))
     print(f"{path.stem}, section {progress.section!r}: {failure}", file=stream)
     print(f"Executed notebook: {_relative(executed)}", file=stream, flush=True)
     return Result(path.stem, False, seconds, f"FAILED: {failure.splitlines()[0].rstrip(':')}")
@@ -413,6 +418,16 @@ def find_headline(executed: Path) -> str | None:
     return None
 
 
+def find_not_borne_out(executed: Path) -> list[str]:
+    """Return the claims about time (`lesson.check_measured`) that a run did not bear out."""
+    cells = nbformat.read(executed, as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    lines = [line for text in map(_text, outputs) for line in text.splitlines()]
+    return [
+        line.removeprefix(NOT_BORNE_OUT).strip() for line in lines if line.startswith(NOT_BORNE_OUT)
+    ]
+
+
 def _text(output: Any) -> str:
     if output.output_type == "stream":
         return output.text if output.name == "stdout" else ""
@@ -434,7 +449,7 @@ def _relative(path: Path) -> str:
 
 
 def format_table(results: Sequence[Result]) -> str:
-    """Return the results as a table: lesson, seconds, headline.
+    """Return the results as a table: lesson, seconds, headline; then what was not borne out.
 
     Example:
         >>> print(format_table([Result("01_etl", True, 12.34, "9 M rows/s")]))
@@ -446,6 +461,13 @@ def format_table(results: Sequence[Result]) -> str:
     for result in results:
         seconds = "-" if result.seconds is None else f"{result.seconds:.1f}"
         lines.append(f"{result.lesson:{width}}  {seconds:>7}  {result.outcome}")
+    claims = [f"  {each.lesson}: {claim}" for each in results for claim in each.not_borne_out]
+    if claims:
+        lines += [
+            "",
+            "Not borne out by this run (another busy process may be the reason):",
+            *claims,
+        ]
     return "\n".join(lines)
 
 

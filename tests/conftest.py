@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import io
 import os
 import shutil
@@ -25,12 +25,10 @@ SOLUTION = "solution-"  # begins the ids of a solution's cells in a run
 @functools.cache
 def load_script(name):
     """Import a script of notebooks/, which is no package; late, for papermill takes a second."""
-    path = ROOT / "notebooks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"lesson_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    folder = str(ROOT / "notebooks")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
 
 
 def pytest_generate_tests(metafunc):

@@ -219,3 +219,29 @@ def test_a_page_takes_the_outputs_of_its_run(pages, runner, tmp_path):
     page.cells[-1].source = "N + 2"
     with pytest.raises(ValueError, match="another cell"):
         pages.take_outputs(page, nbformat.read(tmp_path / "out" / path.name, as_version=4), "x")
+
+
+def test_a_page_takes_no_outputs_of_a_run_that_did_not_bear_out_a_claim(pages, runner, tmp_path):
+    cell = new_code_cell(
+        f"import sys; sys.path.insert(0, {str(pages.HERE)!r})\n"
+        "from lesson import check_measured\ncheck_measured('it is fast', FAST)\nprint('goes on')",
+        metadata={"tags": ["recorded_output", "nbval-ignore-output"]},
+    )
+    parameters = new_code_cell("FAST = True  # a result", metadata={"tags": ["parameters"]})
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path = tmp_path / "01_page.ipynb"
+    cells = [new_markdown_cell("# Title"), parameters, cell]
+    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+    for fast, text in ((False, "not borne out by this run: it is fast"), (True, "ok: it is fast")):
+        result = runner.run_lesson(path, {"FAST": fast}, tmp_path / "out", io.StringIO())
+        assert result.passed
+        executed = tmp_path / "out" / path.name
+        ran = nbformat.read(executed, as_version=4).cells[-1]
+        assert text_of(ran.outputs[0]) == f"{text}\ngoes on\n"
+        assert ("01_page: it is fast" in runner.format_table([result])) != fast
+        if not fast:
+            with pytest.raises(ValueError, match="it is fast"):
+                pages.renew(path, executed)
+    pages.renew(path, executed)
+    page = nbformat.read(path, as_version=4)
+    assert text_of(page.cells[-1].outputs[0]).startswith("ok: it is fast")
