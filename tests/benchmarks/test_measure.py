@@ -155,6 +155,15 @@ def test_a_batch_whose_tensors_differ_in_rows_is_refused():
         consume([({"a": tensor(2, 1)}, tensor(3, 1))])
 
 
+def test_a_dataset_whose_tensors_differ_in_rows_is_refused():
+    import tensorflow as tf
+
+    ids = tf.data.Dataset.range(5).batch(2)
+    assert consume(ids.map(lambda row: ({"a": row}, row))) == 5
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        consume(ids.map(lambda row: ({"a": row}, row[:1])))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("rows")

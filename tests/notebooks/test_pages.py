@@ -65,6 +65,12 @@ def test_a_recorded_output_is_not_compared(page, pages):
             assert not pages.has_tag(cell, "keep_output"), cell.source
 
 
+def test_a_claim_about_time_is_not_compared(page, pages):
+    for cell in page.cells:
+        if cell.cell_type == "code" and "check_measured(" in cell.source:
+            assert pages.has_tag(cell, "nbval-ignore-output"), cell.source
+
+
 def test_a_page_with_recorded_outputs_names_machine_and_date(page, pages):
     recorded = any(pages.is_recorded(cell) for cell in page.cells)
     lines = [cell.source for cell in page.cells if cell.id == pages.RECORDED]
