@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +119,43 @@ def measure_rates(
                     rows, elapsed_s = rows + epoch_rows, elapsed_s + epoch_s
                 rates[-1][name] = rows / elapsed_s
     return pd.DataFrame(rates[1:])
+
+
+def measure_ms(
+    functions: Mapping[Any, Callable[[], object]],
+    turns: int = 3,
+    *,
+    calls: int = 1,
+    warm_up: int = 1,
+) -> pd.DataFrame:
+    """Measure in turns, A B C, A B C, how long functions take; a GPU's work is waited for.
+
+    Args:
+        functions: {name: function without arguments}.
+        turns: turns that count, at least 1.
+        calls: calls per turn, at least 1; the time of a turn is their mean.
+        warm_up: turns before them that do not count, at least 0.
+
+    Returns:
+        DataFrame of milliseconds per call, a row per turn and a column per name. Noise mostly makes
+        a turn slower, so state `.min()`; compare two columns by `clearly_faster` of their inverses.
+
+    Example:
+        >>> measure_ms({"nothing": lambda: None}, turns=2).shape
+        (2, 1)
+    """
+    import pandas as pd
+    import tensorflow as tf
+
+    times: dict[Any, list[float]] = {name: [] for name in functions}
+    for _ in range(warm_up + turns):
+        for name, function in functions.items():
+            begin = time.perf_counter()
+            for _ in range(calls):
+                function()
+            tf.test.experimental.sync_devices()
+            times[name].append(1e3 * (time.perf_counter() - begin) / calls)
+    return pd.DataFrame(times).iloc[warm_up:].reset_index(drop=True)
 
 
 def clearly_faster(rates: Iterable[float], others: Iterable[float]) -> bool:
