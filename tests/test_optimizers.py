@@ -13,7 +13,7 @@ from tutorlib.chunk import Chunk
 from tutorlib.layers import DenseFeatures, FusedEmbedding
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.models import DLRM, movielens_network
-from tutorlib.optimizers import RowSparseAdam, RowWiseAdagrad
+from tutorlib.optimizers import RowSparseAdam, RowWiseAdagrad, sums_by_row
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
 
@@ -144,6 +144,20 @@ def test_gradients_of_a_row_that_occurs_twice_are_summed(kind, jit):
     summed = np.stack([values[1], values[0] + values[2], values[3]])
     step(tf.constant([1, 3, 6]), tf.constant(summed))
     np.testing.assert_allclose(twice, once, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("number", [0, 1, 2000])
+@pytest.mark.parametrize("width", [1, 8, 33, 64])
+def test_sums_of_rows_are_those_of_a_segment_sum_bit_for_bit(dtype, number, width):
+    rng = np.random.default_rng(5)
+    ids = tf.constant((50 * rng.random(number) ** 4).astype(np.int64))
+    values = tf.cast(rng.normal(size=(number, width)), dtype)
+    unique, sums = tf.function(sums_by_row)(tf.IndexedSlices(values, ids), (50, width))
+    expected, positions = tf.unique(ids)
+    np.testing.assert_array_equal(unique, expected)
+    segments = tf.math.unsorted_segment_sum(values, positions, tf.size(expected))
+    assert np.array(sums).tobytes() == np.array(segments).tobytes()
 
 
 @jits
