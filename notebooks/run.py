@@ -7,7 +7,7 @@ A lesson is a notebook with two tagged cells:
 - `headline`: the last line that it prints becomes the lesson's row in the table.
 
 Each lesson runs in the folder of the notebooks, with the Python that runs this script. The executed
-notebook, its HTML and a log of TensorFlow's start are saved, even if a cell fails.
+notebook, its HTML and a log of its processes are saved, even if a cell fails.
 
 Source: papermill, https://papermill.readthedocs.io/en/latest/usage-execute.html
 """
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import base64
 import difflib
+import mimetypes
 import os
 import re
 import sys
@@ -30,6 +32,7 @@ import nbformat
 import papermill
 import pyarrow.parquet as pq
 import yaml
+from jupyter_client import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError, strip_color
@@ -41,7 +44,7 @@ HERE = Path(__file__).resolve().parent
 KERNEL = "python3"  # the kernel that ipykernel installs for the running Python
 RECORDED = "recorded-on"  # id of the cell in which pages.py names the machine of a page's outputs
 DEFAULT_ROWS = 1_028_572  # rows to train on of the Criteo data that `make data` makes
-TRACEBACK_LINES = 12  # lines of a traceback that are printed, from its end
+TRACEBACK_LINES = 12  # lines of a traceback, or of a dead kernel's log, that are printed
 
 
 class UsageError(ValueError):
@@ -326,13 +329,26 @@ class Progress:
         return time.monotonic() - self._start
 
 
+class LoggedKernel(AsyncKernelManager):
+    """A kernel whose processes print to the lesson's log; the notebook shows it as before.
+
+    ipykernel copies what libraries and child processes write to file descriptors 1 and 2 to the
+    notebook, and also to where it got them from: without this, to the terminal.
+    """
+
+    async def start_kernel(self, **options: Any) -> None:
+        """Start the kernel."""
+        with open(os.environ["LESSON_LOG"], "ab") as log:
+            await super().start_kernel(stdout=log, stderr=log, **options)
+
+
 def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: TextIO) -> Result:
     """Run one lesson; save the executed notebook and its HTML, even if a cell fails.
 
     Args:
         path: the notebook; it runs in its own folder.
         parameters: {NAME: value}, checked by `plan_parameters`.
-        output: folder for `<lesson>.ipynb` and `<lesson>.html`; created if missing.
+        output: folder for the lesson's `.ipynb`, `.html` and `.log`; created if missing.
         stream: where progress and the report of a failure are printed.
     """
     output.mkdir(parents=True, exist_ok=True)
@@ -353,6 +369,7 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: 
             cwd=path.resolve().parent,
             progress_bar=False,
             extra_arguments=["--IPKernelApp.log_level=ERROR"],  # hides a warning about local TCP
+            kernel_manager_class=LoggedKernel,
             on_cell_start=progress.cell_start,
         )
         failure = _early_end(executed)
@@ -361,9 +378,11 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: 
     except DeadKernelError:
         source = nbformat.read(executed, as_version=4).cells[progress.cell_index].source
         failure = _report(progress.cell_index, "*", source, None)
+        last = log.read_text(errors="replace").splitlines()[-TRACEBACK_LINES:]
+        failure = "\n".join([failure, f"The last lines of {_relative(log)}:", *last])
     finally:
         seconds = progress.close()
-    _finish(executed)
+    _finish(executed, path.resolve().parent)
     if failure is None:
         headline = find_headline(executed) or "-"
         return Result(path.stem, True, seconds, headline, tuple(find_not_borne_out(executed)))
@@ -398,11 +417,21 @@ def _report(
     return "\n".join(lines + frames)
 
 
-def _finish(executed: Path) -> None:
-    """Write the HTML of an executed lesson, which does not name the machine of another run."""
+def _finish(executed: Path, folder: Path) -> None:
+    """Write the HTML of an executed lesson, which does not name the machine of another run.
+
+    Its pictures are part of it: links from the lesson's folder do not resolve elsewhere.
+    """
     notebook = nbformat.read(executed, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if cell.id != RECORDED]
     nbformat.write(notebook, executed)
+    for cell in notebook.cells:
+        for link in re.findall(r"!\[[^]]*\]\(([^)\s]+)\)", cell.source):
+            if cell.cell_type == "markdown" and (picture := folder / link).is_file():
+                encoded = base64.b64encode(picture.read_bytes()).decode()
+                kind = mimetypes.guess_type(link)[0] or ""
+                cell.setdefault("attachments", {})[link] = {kind: encoded}
+                cell.source = cell.source.replace(f"({link})", f"(attachment:{link})")
     resources = {"metadata": {"name": executed.stem}}  # its title
     page, _ = HTMLExporter().from_notebook_node(notebook, resources)
     executed.with_suffix(".html").write_text(page, encoding="utf-8")
@@ -559,7 +588,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def prepare_environment() -> None:
     """Let kernels find programs such as tensorboard, and move TensorFlow's first messages aside.
 
-    They go to a log next to the executed notebook; `startup.py` says which.
+    They go to the log next to the executed notebook; `startup.py` says which.
     """
     programs = str(Path(sys.executable).parent)
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
