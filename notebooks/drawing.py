@@ -38,6 +38,7 @@ def draw_bars(
     *,
     log: bool = False,
     axes: Any = None,
+    slowest: pd.Series | pd.DataFrame | None = None,
 ) -> Any:
     """Draw horizontal bars with their values, the first on top; return the matplotlib figure.
 
@@ -49,6 +50,7 @@ def draw_bars(
         log: whether the axis is logarithmic.
         axes: matplotlib axes to draw into, one for each column; by default, a new figure, 8 inches
             wide.
+        slowest: the slowest turn, shaped as `values`; a line in a bar goes from it to the end.
     """
     import matplotlib.pyplot as plt
 
@@ -64,6 +66,9 @@ def draw_bars(
         bars = panel.barh([str(name) for name in table.index], column, 0.65, color=shades, log=log)
         texts = [in_digits(value) if pd.notna(value) else "" for value in column]
         panel.bar_label(bars, texts, padding=4)
+        if slowest is not None:
+            begin = slowest if isinstance(slowest, pd.Series) else slowest[title]
+            panel.hlines(range(len(table)), begin.loc[table.index], column, "black", linewidth=1.5)
         panel.set(title=title, xlabel=unit)
         panel.margins(x=0.25 / (1 + log))
         if log:

@@ -96,10 +96,13 @@ def test_bars_have_their_values_their_unit_and_the_colour_of_their_name(drawing)
     table = pd.DataFrame(
         {"reading": [50.0, 7500.0], "training": [49.5, np.nan]}, ["native", "ours"]
     )
-    figure = drawing.draw_bars(table, "thousand rows/s", {"ours": drawing.LOADER})
+    green = {"ours": drawing.LOADER}
+    figure = drawing.draw_bars(table, "thousand rows/s", green, slowest=table / 2)
     left, right = figure.axes
     assert [text.get_text() for text in left.texts] == ["7,500", "50.0"]  # barh counts from below
     assert [text.get_text() for text in right.texts] == ["", "49.5"]
+    lines = [line.tolist() for line in left.collections[0].get_segments()]
+    assert lines == [[[3750, 0], [7500, 0]], [[25, 1], [50, 1]]]  # from the slowest turn to the end
     colours = [to_hex(bar.get_facecolor()) for bar in left.patches]
     assert colours == [drawing.LOADER, drawing.NATIVE]
     assert left.get_xlim() == right.get_xlim()
