@@ -2,6 +2,7 @@
 
 import json
 import resource
+import tracemalloc
 
 import keras
 import numpy as np
@@ -19,6 +20,8 @@ from tests.support.resumable import (
     values_of,
 )
 from tutorlib.callbacks import LoaderCheckpoint
+from tutorlib.layers import EmbeddingTable
+from tutorlib.optimizers import RowSparseAdam
 from tutorlib.storage import find_checkpoints, new_checkpoint
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -145,6 +148,30 @@ def test_variables_of_half_precision_are_restored(folder, tmp_path):
     assert "bfloat16" in {variable.dtype for variable in restored.variables}
     assert int(restored.optimizer.iterations) == 7
     assert int(model.optimizer.iterations) == 8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_table_is_saved_without_a_copy_of_it(folder, tmp_path, dtype):
+    def model(seed):
+        layer = EmbeddingTable(300_001, 64, keras.initializers.RandomNormal(seed=seed), dtype=dtype)
+        inputs = keras.Input((1,), dtype="int32")
+        made = keras.Model(inputs, keras.layers.Flatten()(layer(inputs)))
+        made.compile(RowSparseAdam(), "mse")
+        made.train_on_batch(np.arange(8)[:, None], np.ones((8, 64)))
+        return made
+
+    saved, loader = model(1), loader_of(folder)
+    checkpoint = LoaderCheckpoint(tmp_path, loader)
+    checkpoint.set_model(saved)
+    checkpoint.on_train_begin()
+    tracemalloc.start()  # counts the arrays of NumPy
+    checkpoint.on_epoch_end(0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 25e6  # bytes; the table takes 38 or 77 million, its moments twice as many
+    restored = model(2)
+    LoaderCheckpoint(tmp_path, loader_of(folder)).restore(restored)
+    assert_equal_bits(values_of(restored), values_of(saved))
 
 
 # ---- which checkpoints there are ----------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import tokenize
 from pathlib import Path
@@ -13,10 +14,12 @@ import keras
 import numpy as np
 
 from tutorlib.checks import check_path, check_positive
+from tutorlib.layers.rows import take_rows
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 
 VARIABLES_FILE = "variables.npy"
+BLOCK_BYTES = 2**23  # of a table, written at once
 RESUME = "Remove the folder to resume from the checkpoint before it."
 
 
@@ -249,7 +252,19 @@ def _write_variables(path: Path, model: keras.Model) -> int:
     """Write all variables; return the file's bytes. HDF5 would end the process on a full disk."""
     with open(path, "wb") as file:
         for variable in _variables(model):
-            np.save(file, keras.ops.convert_to_numpy(variable), allow_pickle=False)
+            shape, dtype = tuple(variable.shape), np.dtype(variable.dtype)
+            if len(shape) != 2 or math.prod(shape) * dtype.itemsize <= BLOCK_BYTES:
+                np.save(file, keras.ops.convert_to_numpy(variable), allow_pickle=False)
+                continue
+            # A table, in blocks of rows: its whole value would be copied twice.
+            step = max(1, BLOCK_BYTES // (shape[1] * dtype.itemsize))
+            for start in range(0, shape[0], step):
+                ids = np.arange(start, min(start + step, shape[0]))
+                rows = keras.ops.convert_to_numpy(take_rows(variable, ids))
+                if start == 0:
+                    header = np.lib.format.header_data_from_array_1_0(rows) | {"shape": shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                file.write(rows.tobytes())
         return file.tell()
 
 
