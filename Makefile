@@ -21,7 +21,7 @@ CRITEO ?=
 MOVIELENS ?=
 ADULT ?=
 # Lessons: a profile of notebooks/params/, lessons by number or name, options of notebooks/run.py.
-# SCALE=published runs lesson 10 with tables of the published sizes (24 GB of memory).
+# SCALE=published runs lesson 10 with tables of the published sizes (up to 16 GB of memory).
 # ARGS also passes options to pytest (make test) and to the benchmarks (make bench, make figures).
 SCALE ?=
 PROFILE ?= $(or $(SCALE),small)
