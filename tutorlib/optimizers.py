@@ -1,12 +1,12 @@
 """Optimizers whose step on an embedding table costs as much as the rows of the batch.
 
-Keras' own optimizers update every row of a table and of its moments in every step. These update
+Keras's own optimizers update every row of a table and of its moments in every step. These update
 only the rows that the batch names, and leave all other variables to any Keras optimizer.
 
 Measured by `python -m benchmarks layers` on two CPU cores, with 26 tables of a million rows of 16
-numbers in all, against Keras' Adam: at batches of 4,096, which name 3 % of the rows, Adam's step
+numbers in all, against Keras's Adam: at batches of 4,096, which name 3 % of the rows, Adam's step
 takes 26 ms instead of 94, and 16 instead of 72 under XLA; at 65,536, which name 22 %, it takes 322
-ms instead of 440, and no less than Keras' 115 under XLA. The savings grow with the tables and
+ms instead of 440, and no less than Keras's 115 under XLA. The savings grow with the tables and
 shrink with the batch.
 """
 
@@ -217,11 +217,11 @@ def _sums_under_xla(ids: Any, values: Any, rows: int) -> tuple[Any, Any]:
 class RowSparseAdam(RowOptimizer):
     """Adam that updates only the table rows in the batch, elsewhere called lazy Adam.
 
-    Keras' Adam moves every row in every step, even rows without a gradient, by their remaining
+    Keras's Adam moves every row in every step, even rows without a gradient, by their remaining
     moments. Here the value and the moments of a row stay as they are until a batch names it again.
     The bias correction counts all steps.
 
-    If every step names every row once, this equals Keras' Adam. If a row occurs several times in a
+    If every step names every row once, this equals Keras's Adam. If a row occurs several times in a
     batch, Keras 3.15 on TensorFlow adds the squares of its partial gradients to the second moment;
     Adam's definition, followed here, is the square of their sum.
 
