@@ -5,7 +5,7 @@ output and, from a given gradient of the output, the gradient of the tables, spa
 gets it. Data, loss and update are not included. Ids are skewed as in the benchmark of the loader.
 
 Sections (--only): fused, 26 columns of ids to one tensor; bag, lists of ids from a large table and
-from one as small as MovieLens' genres; adam, Adam's step on one table of all columns, with small
+from one as small as MovieLens's genres; adam, Adam's step on one table of all columns, with small
 and with large batches. "XLA" is `jit_compile=True`, for what XLA compiles.
 """
 
