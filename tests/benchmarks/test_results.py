@@ -32,8 +32,8 @@ def test_the_rates_and_ratios_in_the_readme_are_those_of_the_results(readme):
         f"gives {rates[result['baseline']]} rows/s",
         f"The loader gives {rates[loader]}, {ratio:.0f} times as many",
         f"the ratio was {min(turns['values']):.0f} to {max(turns['values']):.0f}",
-        f"a batch before they are parsed ({rates[batched]})",
-        f"a whole batch, not shuffled ({rates['prebatched TFRecord, not shuffled']})",
+        f"single `tf.data` steps gives {rates[batched]}",
+        f"a whole batch, not shuffled, give {rates['prebatched TFRecord, not shuffled']}",
         result["date"][:10],
     )
     assert [text for text in expected if text not in readme] == []
