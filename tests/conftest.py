@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import io
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import hypothesis
@@ -22,19 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SOLUTION = "solution-"  # begins the ids of a solution's cells in a run
 
 
-@functools.cache
-def load_script(name):
-    """Import a script of notebooks/, which is no package; late, for papermill takes a second."""
-    folder = str(ROOT / "notebooks")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return importlib.import_module(name)
-
-
 def pytest_generate_tests(metafunc):
     """Give every test that asks for `lesson` each notebook in turn."""
     if "lesson" in metafunc.fixturenames:
-        lessons = load_script("run").find_lessons(ROOT / "notebooks")
+        lessons = importlib.import_module("run").find_lessons(ROOT / "notebooks")
         metafunc.parametrize("lesson", lessons, ids=lambda path: path.stem, scope="session")
 
 
@@ -72,12 +61,12 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def runner():
-    return load_script("run")
+    return importlib.import_module("run")
 
 
 @pytest.fixture(scope="session")
 def pages():
-    return load_script("pages")
+    return importlib.import_module("pages")
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +74,7 @@ def drawing():
     import matplotlib
 
     matplotlib.use("agg")
-    return load_script("drawing")
+    return importlib.import_module("drawing")
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ MODELS = {
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr("tutorlib.layers.inputs.min_int_dtype_of_models", lambda: "int64")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
 
 
 def moves_of_a_step(model, optimizer="adam"):
