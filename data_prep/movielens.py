@@ -243,6 +243,30 @@ def source_of(output: str | Path) -> dict[str, Any]:
     return {"kind": "unknown", "folder": None, "settings": {}, "metadata": {}}
 
 
+def raw_folder(output: str | Path) -> Path:
+    """Return the folder with the CSV files that an output of `etl` was made from.
+
+    The folder that `etl` recorded, or `output/raw` if the data was moved or copied. A file counts
+    if it has as many bytes as the one that was read: a copy has another modification time.
+
+    Raises:
+        DataPrepError: if there is no output of `etl`, or its raw files are gone or have changed.
+    """
+    recorded = source_of(output)["folder"]
+    read = (read_settings(output) or {})["settings"]["files"]  # {name: [bytes, time]}
+    folders = [Path(folder) for folder in (recorded, Path(output) / "raw") if folder is not None]
+    for folder in folders:
+        files = [folder / name for name in FILES]
+        if all(path.is_file() and path.stat().st_size == read[path.name][0] for path in files):
+            return folder
+    places = " or ".join(map(str, dict.fromkeys(folders)))
+    raise DataPrepError(
+        f"{output} was made from {' and '.join(FILES)}, which are gone from {places} or have "
+        "changed. Put them back, or prepare the data again: "
+        f"python -m data_prep movielens --from ZIP_OR_FOLDER --output {output} --overwrite"
+    )
+
+
 def _source(folder: Path) -> dict[str, Any]:
     made: dict[str, Any] = {"settings": {}, "metadata": {}}
     with contextlib.suppress(DataPrepError):  # a `_settings.json` of the user's own

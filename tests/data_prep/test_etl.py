@@ -363,6 +363,21 @@ def test_movielens_data_without_raw_files_still_says_where_it_is_from(films, tmp
     assert source["metadata"] == read_settings(films[0] / "raw")["metadata"]
 
 
+def test_movielens_raw_files_are_found_after_a_move_or_an_error_says_what_to_run(films, tmp_path):
+    shutil.copytree(films[0] / "raw", tmp_path / "made" / "raw")
+    movielens.etl(tmp_path / "made" / "raw", tmp_path / "made")
+    assert movielens.raw_folder(tmp_path / "made") == tmp_path / "made" / "raw"
+    moved = tmp_path / "moved"
+    (tmp_path / "made").rename(moved)
+    assert movielens.raw_folder(moved) == moved / "raw"
+    with open(moved / "raw" / "ratings.csv", "a") as file:
+        file.write("1,2,3.0,4\n")  # no longer what was read
+    for _ in range(2):
+        with pytest.raises(DataPrepError, match=f"movielens --from .* --output {moved} --over"):
+            movielens.raw_folder(moved)
+        shutil.rmtree(moved / "raw", ignore_errors=True)
+
+
 def test_movielens_files_of_which_nothing_is_known_are_not_called_real(films, tmp_path):
     (tmp_path / "mine").mkdir()
     for name in movielens.FILES:
