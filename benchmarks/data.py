@@ -74,11 +74,20 @@ class Dataset:
         """The rows as the ETL writes them: 4-byte numbers, byte-stream split, LZ4."""
         return ParquetSource(self._format("parquet", self._write_parquet))
 
-    def _write_parquet(self, path: Path) -> None:
+    @functools.cached_property
+    def unchecked(self) -> ParquetSource:
+        """The same files without page checksums."""
+        write = functools.partial(self._write_parquet, checksums=False)
+        return ParquetSource(self._format("unchecked", write))
+
+    def _write_parquet(self, path: Path, checksums: bool = True) -> None:
         rng = np.random.default_rng(self._seed)
         rows_per_file = max(ROWS_PER_FILE, self.row_group_rows)
         with ParquetSink(
-            path, row_group_rows=self.row_group_rows, rows_per_file=rows_per_file
+            path,
+            row_group_rows=self.row_group_rows,
+            rows_per_file=rows_per_file,
+            checksums=checksums,
         ) as sink:
             for start in range(0, self.rows, ROW_GROUP_ROWS):
                 sink.write(self._make(min(ROW_GROUP_ROWS, self.rows - start), rng))

@@ -8,8 +8,9 @@ idle states suppressed, as during training (`tutorlib.profiling.cores_awake`); w
 may be half as fast.
 
 Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
-python, PyDataset and generator; plain, Parquet with int64, dictionary and Snappy; movielens; fit,
-in training; first, the wait for the first batch; peers, other libraries if they are installed.
+python, PyDataset and generator; plain, Parquet with int64, dictionary and Snappy; movielens;
+batches, of fewer rows; threads, one reader thread; unchecked, files without page checksums; fit, in
+training; first, the wait for the first batch; peers, other libraries if they are installed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ PLAIN_LOADER = "plain files: loader, columns, shuffled"
 PLAIN_ARROW = "plain files: Arrow read_row_group, no batches"
 MOVIELENS_LOADER = "MovieLens: loader, nnzs, shuffled"
 MOVIELENS_ARROW = "MovieLens: Arrow read_row_group, no batches"
+ARROW = "Arrow read_row_group, no batches"
+SMALL = ", batches of {:,}"  # after the name of a loader with the default batch size
+ONE_THREAD = "one reader thread: "  # before it
+UNCHECKED = "loader, columns, shuffled, no page checksums"
 FIT = "fit, one weight, columns"
 FIRST_BATCH = "loader, first batch of an epoch"
 ONE_CHUNK = "read and shuffle the rows of one chunk"
@@ -50,8 +55,18 @@ CLAIMS = (
     Claim(COLUMNS, 20, other=PARSE_BATCHES),
     Claim(COLUMNS, 5, other="merlin-dataloader, shuffled"),
     Claim(COLUMNS, 1, other=PREBATCHED),
+    Claim(COLUMNS, 0.5, other=ARROW),
     Claim(PLAIN_LOADER, 0.75, other=PLAIN_ARROW),
-    Claim(MOVIELENS_LOADER, 0.6, other=MOVIELENS_ARROW),
+    Claim(MOVIELENS_LOADER, 0.35, other=MOVIELENS_ARROW),
+    Claim(COLUMNS + SMALL.format(4096), 0.8, other=COLUMNS),
+    Claim(COLUMNS + SMALL.format(1024), 0.6, other=COLUMNS),
+    Claim(COLUMNS + SMALL.format(256), 0.3, other=COLUMNS),
+    Claim(STACKED + SMALL.format(256), 0.7, other=STACKED),
+    Claim(COLUMNS, 1.9, other=ONE_THREAD + COLUMNS),
+    Claim(COLUMNS + SMALL.format(4096), 1.7, other=ONE_THREAD + COLUMNS + SMALL.format(4096)),
+    Claim(COLUMNS + SMALL.format(256), 1.5, other=ONE_THREAD + COLUMNS + SMALL.format(256)),
+    Claim(STACKED, 2, other=ONE_THREAD + STACKED),
+    Claim(COLUMNS, 0.93, other=UNCHECKED),
     Claim(FIT, 0.85, other=COLUMNS),
     Claim(FIRST_BATCH, 1.5, other=ONE_CHUNK, of="elapsed_s"),
 )
@@ -153,13 +168,13 @@ class Inputs:
     peer_versions: dict[str, str] = dataclasses.field(default_factory=dict)
     not_measured: list[str] = dataclasses.field(default_factory=list)
 
-    def loader(self, source: Any = None, **settings: Any) -> Any:
+    def loader(self, source: Any = None, batch_size: int | None = None, **settings: Any) -> Any:
         """Return a loader of the Criteo-shaped rows, or of another source."""
         from tutorlib.loader import KerasSequenceLoader
 
         source = self.criteo.source if source is None else source
         settings = {"schema": self.criteo.schema, "device": self.device, **settings}
-        return KerasSequenceLoader(source, self.batch_size, **settings)
+        return KerasSequenceLoader(source, batch_size or self.batch_size, **settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +260,7 @@ def of_loader(inputs: Inputs) -> dict[str, Candidate]:
         "loader, columns, not shuffled": delivering(inputs.loader(shuffle=False)),
         STACKED: delivering(stacked()),
         "loader, stacked, not shuffled": delivering(stacked(shuffle=False)),
-        "Arrow read_row_group, no batches": bare_arrow(inputs.criteo.source),
+        ARROW: bare_arrow(inputs.criteo.source),
     }
 
 
@@ -310,6 +325,39 @@ def of_movielens(inputs: Inputs) -> dict[str, Candidate]:
     }
 
 
+def of_batches(inputs: Inputs) -> dict[str, Candidate]:
+    """Return the loader with batches of fewer rows, and with the default ones."""
+    layouts = {COLUMNS: "columns", STACKED: "stacked"}
+    return {
+        name + (SMALL.format(size) if size else ""): delivering(
+            inputs.loader(batch_size=size, batch_layout=layout)
+        )
+        for name, layout in layouts.items()
+        for size in (None, 4096, 1024, 256)
+    }
+
+
+def of_threads(inputs: Inputs) -> dict[str, Candidate]:
+    """Return the loader with one reader thread, and with the default threads."""
+    layouts = {COLUMNS: "columns", STACKED: "stacked"}
+    sizes = {COLUMNS: (None, 4096, 256), STACKED: (None,)}
+    made = {}
+    for name, layout in layouts.items():
+        for size in sizes[name]:
+            whole = name + (SMALL.format(size) if size else "")
+            settings: dict[str, Any] = {"batch_size": size, "batch_layout": layout}
+            made[whole] = delivering(inputs.loader(**settings))
+            alone = inputs.loader(**settings, reader_kwargs={"threads": 1})
+            made[ONE_THREAD + whole] = delivering(alone)
+    return made
+
+
+def of_unchecked(inputs: Inputs) -> dict[str, Candidate]:
+    """Return the loader on files without page checksums, and on those with them."""
+    unchecked = inputs.loader(inputs.criteo.unchecked)
+    return {COLUMNS: delivering(inputs.loader()), UNCHECKED: delivering(unchecked)}
+
+
 def of_fit(inputs: Inputs) -> dict[str, Candidate]:
     """Return epochs of `fit` with a trivial model, and the loaders alone."""
     from benchmarks.readers import one_weight_model
@@ -372,6 +420,9 @@ SECTIONS: dict[str, Callable[[Inputs], dict[str, Candidate]]] = {
     "python": of_python,
     "plain": of_plain,
     "movielens": of_movielens,
+    "batches": of_batches,
+    "threads": of_threads,
+    "unchecked": of_unchecked,
     "fit": of_fit,
     "first": of_first,
     "peers": of_peers,
