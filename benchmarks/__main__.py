@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 MEASURING = ("loader", "memory", "growth", "layers", "etl", "train")
-COMMANDS = (*MEASURING, "gpu-host", "gpu-report", "figures")
+COMMANDS = (*MEASURING, "gpu-host", "gpu-report", "figures", "targets")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import figures
+from benchmarks import figures, targets
+from benchmarks.__main__ import main
 from tutorlib.profiling import timeline
 
 
@@ -63,3 +64,24 @@ def test_a_figure_shows_the_ratios_of_the_results(name, root):
 def test_figures_have_the_colours_of_the_lessons():
     ours = figures.OURS, figures.THEIRS, figures.LIMIT, figures.TEXT
     assert ours == (timeline.LOADER, timeline.NATIVE, timeline.COPIES, timeline.TEXT)
+
+
+def test_the_table_of_targets_is_that_of_the_results(root):
+    page = (root / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert targets.BEGIN + targets.tables() + targets.END in page, "run make figures"
+
+
+def test_only_the_table_of_the_page_is_replaced(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{targets.BEGIN}old\n{targets.END}\nafter\n", encoding="utf-8")
+    assert main(["targets", "--page", str(page)]) == 0
+    expected = f"before\n{targets.BEGIN}{targets.tables()}{targets.END}\nafter\n"
+    assert page.read_text(encoding="utf-8") == expected
+
+
+def test_a_page_without_the_two_comments_is_refused_and_kept(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("text\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="has no lines"):
+        main(["targets", "--page", str(page)])
+    assert page.read_text(encoding="utf-8") == "text\n"
