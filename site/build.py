@@ -21,7 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("*.md", "docs/*.md", "notebooks/README.md", "benchmarks/README.md")
-FILES = ("LICENSE", "CITATION.cff", "imgs/*", "benchmarks/results/*.json", "tests/**/*.py")
+FILES = (
+    "LICENSE", "CITATION.cff", "imgs/*", "notebooks/*.py", "benchmarks/results/*.json",
+    "tests/**/*.py",
+)  # fmt: skip
 
 TOCTREE = """
 ```{{toctree}}

@@ -17,6 +17,7 @@ default_role = "code"
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings say types with shapes and units
+toc_object_entries_show_parents = "hide"  # `map()`, not `KerasSequenceLoader.map()`
 napoleon_google_docstring = True
 napoleon_custom_sections = [("Source", "notes")]
 
