@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 from tutorlib.keras_bridge.ignored_arguments import refuse_ignored_arguments
+from tutorlib.schema import Schema
 
 TESTED_KERAS = "3.15"
 
@@ -91,6 +92,18 @@ class TensorAdapter(abc.ABC, DataAdapter):
     get_numpy_iterator = get_tf_dataset
 
 
+class _MappedPass(Pass):
+    """A pass over what a function makes of the batches of another pass."""
+
+    def __init__(self, batches: Pass, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._batches, self._function = batches, function
+
+    def take(self) -> Any:
+        """Return the next batch, or raise StopIteration."""
+        return self._function(next(self._batches))
+
+
 class LoaderAdapter(TensorAdapter):
     """The side of a loader that Keras sees; `KerasSequenceLoader` is one."""
 
@@ -123,6 +136,11 @@ class LoaderAdapter(TensorAdapter):
 
     @property
     @abc.abstractmethod
+    def schema(self) -> Schema:
+        """Schema of the batches."""
+
+    @property
+    @abc.abstractmethod
     def first_batch(self) -> int:
         """Number of the batch with which the next pass begins; above 0 after a resume."""
 
@@ -142,6 +160,15 @@ class LoaderAdapter(TensorAdapter):
     def new_pass(self) -> Pass:
         """Return an iterator over the batches of the epoch that is next when it is first used."""
         return _LoaderPass(self)
+
+    def get_tf_dataset(self) -> Iterable[Any]:
+        """Return the batches, with their types for `tf.function` if lists do not change them."""
+        if any(column.multi_hot for column in self.schema):
+            return super().get_tf_dataset()
+        from tutorlib.keras_bridge.typed_batches import with_types
+
+        typed = with_types()
+        return _Epochs(lambda: _MappedPass(self.new_pass(), typed))
 
     @property
     def has_partial_batch(self) -> bool:

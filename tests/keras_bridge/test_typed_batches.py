@@ -1,0 +1,112 @@
+"""Batches with a type for tf.function: the same numbers as plain ones, at a cost per batch."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.loaders import loader_with
+from tutorlib.keras_bridge.typed_batches import TypedBatch, with_types
+
+ROWS = 500
+NAMES = [f"I{k}" for k in range(6)]
+
+
+@pytest.fixture(scope="module")
+def columns():
+    rng = np.random.default_rng(0)
+    numbers = {name: rng.standard_normal(ROWS).astype("float32") for name in NAMES}
+    label = (numbers["I0"] > numbers["I1"]).astype("float32")
+    return {**numbers, "click": label, "rating": label * 2, "w": rng.random(ROWS).astype("f4")}
+
+
+loader_of = loader_with(64, cat_names=[], cont_names=NAMES, label_names=["click"])
+
+
+def batch_of(columns, rows=8):
+    inputs = {f"I{k}": tf.fill([rows, 1], float(k)) for k in range(columns)}
+    return inputs, tf.ones([rows, 1])
+
+
+def model_of(**arguments):
+    keras.utils.set_random_seed(0)
+    inputs = {name: keras.Input((1,), name=name) for name in NAMES}
+    x = keras.layers.Concatenate()([inputs[name] for name in NAMES])
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(x))
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", **arguments)
+    return model
+
+
+def python_calls(function, *arguments):
+    """Return how many Python functions a call enters, once it is traced."""
+    entered = []
+    function(*arguments)
+    sys.setprofile(lambda frame, event, argument: entered.append(event == "call"))
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return sum(entered)
+
+
+def test_a_function_does_not_look_at_each_tensor_of_a_typed_batch():
+    def calls(columns, made):
+        function = tf.function(lambda batch: batch[1] + batch[0]["I0"])
+        return python_calls(function, made()(batch_of(columns)))
+
+    typed, plain = (calls(40, made) - calls(2, made) for made in (with_types, lambda: tuple))
+    assert typed < plain / 10
+
+
+def test_a_function_is_traced_once_for_each_of_two_sizes_and_with_plain_dicts():
+    traced = []
+
+    @tf.function(reduce_retracing=True)
+    def function(batch):
+        traced.append((type(batch), type(batch[0])))
+        return tf.reduce_sum(batch[0]["I2"] + batch[1])
+
+    typed = with_types()
+    sums = [float(function(typed(batch_of(3, rows)))) for rows in (8, 8, 5, 8, 6, 5)]
+    assert sums == [3 * rows for rows in (8, 8, 5, 8, 6, 5)]
+    assert traced == [(tuple, dict)] * 2
+
+
+def test_fit_is_given_batches_with_their_types(folder):
+    seen = []
+
+    class Watching(keras.Model):
+        def train_step(self, data):
+            seen.append(type(data))
+            return {"loss": tf.reduce_sum(data[0]["I0"])}
+
+    model = Watching()
+    model.compile(run_eagerly=True)
+    model.fit(loader_of(folder), verbose=0)
+    assert set(seen) == {TypedBatch}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"jit_compile": False}, {"steps_per_execution": 3}])
+def test_training_is_the_same_as_in_eager_mode_and_on_a_dataset(folder, arguments):
+    compiled, eager, dataset = model_of(**arguments), model_of(run_eagerly=True), model_of()
+    for model in (compiled, eager):
+        model.fit(loader_of(folder, weight_name="w"), epochs=2, verbose=0)
+    dataset.fit(loader_of(folder, weight_name="w").to_tf_dataset(), epochs=2, verbose=0)
+    for other in (eager, dataset):
+        for a, b in zip(compiled.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_the_order_of_columns_and_the_number_of_labels_may_differ_between_loaders(folder):
+    model = model_of()
+    want = model.evaluate(loader_of(folder, shuffle=False), verbose=0)
+    other = model_of()  # which is traced with the columns in this order
+    turned = loader_of(folder, shuffle=False, cont_names=NAMES[::-1])
+    for each in (model, other):
+        assert each.evaluate(turned, verbose=0) == pytest.approx(want, rel=1e-6)
+    probability = model.predict(loader_of(folder, label_names=None, shuffle=False), verbose=0)
+    both = loader_of(folder, shuffle=False, label_names=["click", "rating"])
+    np.testing.assert_array_equal(model.predict(both, verbose=0), probability)
+    assert probability.shape == (ROWS, 1)
