@@ -18,7 +18,7 @@ from typing import Any
 
 import keras
 
-from tutorlib.layers.rows import compiled_by_xla
+from tutorlib.layers.rows import compiled_by_xla, gather_rows
 
 # How the names of this library's tables and those of keras.layers.Embedding end.
 TABLE_NAMES = ("embedding_weights", "embeddings")
@@ -143,10 +143,14 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
         rate = tf.cast(learning_rate, variable.dtype) * self.table_scale
         state = self._states[self._get_variable_index(variable)].value
         new_state, change = self.row_update(
-            tf.gather(state, ids), tf.cast(gradients, variable.dtype), rate
+            gather_rows(state, ids), tf.cast(gradients, variable.dtype), rate
         )
         state.scatter_update(tf.IndexedSlices(new_state, ids))
-        variable.scatter_sub(tf.IndexedSlices(change, ids))
+        if compiled_by_xla() or tf.config.list_logical_devices("GPU"):
+            variable.scatter_sub(tf.IndexedSlices(change, ids))
+        else:  # the same bits in half the time, as each id occurs once
+            rows = gather_rows(variable, ids) - change
+            variable.scatter_update(tf.IndexedSlices(rows, ids))
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Let the dense optimizer write its moving averages to its variables."""

@@ -26,13 +26,18 @@ def take_rows(table: Any, ids: Any) -> Any:
     ids = ids if dtype in ID_TYPES else ops.cast(ids, "int32")
     if keras.config.backend() != "tensorflow":
         return ops.take(table, ids, axis=0)
+    return gather_rows(table.value, ids)
+
+
+def gather_rows(variable: Any, ids: Any) -> Any:
+    """Return the rows of a `tf.Variable` that ids select, [*ids.shape, ...]."""
     import tensorflow as tf
 
     if compiled_by_xla():  # XLA cannot read single rows of a variable
-        return tf.gather(table.value, ids)
+        return tf.gather(variable, ids)
     # A quarter faster than tf.gather on a CPU: 46 ms for 1.7 million rows.
-    rows = tf.gather_nd(table.value, tf.reshape(ids, (-1, 1)))
-    return tf.reshape(rows, tf.concat([tf.shape(ids), [table.shape[1]]], axis=0))
+    rows = tf.gather_nd(variable, tf.reshape(ids, (-1, 1)))
+    return tf.reshape(rows, tf.concat([tf.shape(ids), variable.shape[1:]], axis=0))
 
 
 def row_numbers(counts: Any, size: Any) -> Any:
