@@ -19,7 +19,7 @@ from tutorlib.ops import (
     NormalizeMinMax,
     exact_sum,
 )
-from tutorlib.ops.shared.exact import exact_square_sum
+from tutorlib.ops.shared.exact import exact_square_sum, exact_sums
 from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.workflow import Workflow
 
@@ -72,6 +72,30 @@ def test_sums_of_squares_are_exact_whatever_the_size_of_the_values(values):
     sums = GroupSums.of([np.zeros(len(values), int)], {"x": np.array(values)}, square=True)
     (total,), e = sums.totals("square", "x")
     assert Fraction(total, 1 << e) == want
+
+
+@FEW
+@given(
+    st.lists(st.floats(-16, 16) | st.integers(0, 2**60), min_size=1, max_size=40),
+    st.sampled_from([1.0, 2.0**-1022, 2.0**-420, 2.0**-397, 2.0**-300, 2.0**300, 2.0**335]),
+)
+def test_sums_and_sums_of_squares_together_are_exact_for_values_of_any_width(values, size):
+    scaled = np.array(values, np.float64) * size
+    exact = [Fraction(value) for value in scaled.tolist()]
+    assert exact_sums(scaled) == (sum(exact), sum(value**2 for value in exact))
+
+
+def test_sums_and_sums_of_squares_together_are_exact_over_blocks():
+    rng = np.random.default_rng(0)
+    counts = np.floor(rng.lognormal(2, 1.5, 30_000))
+    for values in (
+        np.log1p(counts),  # three limbs
+        counts,
+        counts * rng.choice([-1, 1], 30_000),
+        np.full(30_000, 2.0**20 - 1),
+        rng.standard_normal(30_000) * 10.0 ** rng.integers(-9, 9, 30_000),  # too wide for limbs
+    ):
+        assert exact_sums(values) == (exact_sum(values), exact_square_sum(values))
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-100, 1.1e-158, 3.7e-158, 1e-170, 1e-300, 5e-324, 1e100])

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from tests.support.ops_strategies import FEW, TEXTS
 from tutorlib.chunk import Chunk, Masked, Strings, column_from_arrow, column_to_arrow
-from tutorlib.encoded_strings import EncodedStrings, encoded_column, plain_strings
+from tutorlib.encoded_strings import (
+    EncodedStrings,
+    encoded_column,
+    integers_as_strings,
+    plain_strings,
+    strings_as_integers,
+)
 from tutorlib.ops import Categorify, FillMissing, HashBucket
 from tutorlib.parquet import ParquetSource, with_encoded_strings
 from tutorlib.workflow import Workflow, split_rows
@@ -45,6 +51,37 @@ def test_encoded_texts_do_what_texts_do(texts, rows, end):
         assert column_to_arrow(have).to_pylist() == column_to_arrow(other).to_pylist()
         assert len(have) == len(other)
     assert plain_strings(column).tolist() == want.tolist()
+
+
+HEX_DIGITS = st.text("0123456789abcdef", min_size=8, max_size=8)
+
+
+@FEW
+@given(st.lists(HEX_DIGITS | st.sampled_from(["Müller!", "東京00", "abc", ""])), st.integers(0, 3))
+def test_strings_of_8_bytes_are_integers_and_back(texts, start):
+    strings = pa.array(texts, pa.large_string())[start:]  # a slice may begin at an odd address
+    integers = strings_as_integers(strings)
+    assert (integers is not None) == ({len(text.encode()) for text in texts[start:]} == {8})
+    if integers is not None:
+        assert integers_as_strings(integers) == strings
+        assert len(integers.unique()) == len(strings.unique())
+
+
+def test_ids_of_hex_digits_are_those_of_longer_strings():
+    rng = np.random.default_rng(0)
+    parts = [[f"{n:08x}" for n in rng.integers(0, 60, 90)] for _ in range(3)]
+    found = []
+    for ending in ("", "-"):
+        op = Categorify(freq_threshold=4)
+        chunks = [
+            Chunk({"x": encoded_column(pa.array([text + ending for text in part]))})
+            for part in parts
+        ]
+        op.finalize(op.merge(*map(op.partial, chunks[:2])))
+        ids = op.transform(chunks[2])["x"].tolist()
+        found.append(([text.removesuffix(ending) for text in op.vocabulary("x")], ids))
+    assert found[0] == found[1]
+    assert 2 in found[0][1]  # out of vocabulary
 
 
 def test_encoded_texts_joined_are_plain_ones():

@@ -4,6 +4,7 @@ from tutorlib.chunk.arrow import (
     column_from_arrow,
     column_to_arrow,
     time_dtype,
+    valid_rows,
     vector_length,
 )
 from tutorlib.chunk.chunk import Chunk
@@ -53,6 +54,7 @@ __all__ = [
     "time_dtype",
     "to_host",
     "to_namespace",
+    "valid_rows",
     "vector_length",
     "with_flat_values",
     "with_null_rows",

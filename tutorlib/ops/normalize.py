@@ -12,7 +12,7 @@ from tutorlib.chunk import Array, Chunk, array_namespace, flat_values
 from tutorlib.hashing import blocks_of
 from tutorlib.ops.base import StatisticsOp
 from tutorlib.ops.shared.columns import float_dtype, of_dtype
-from tutorlib.ops.shared.exact import exact_square_sum, exact_sum, sqrt_of_ratio
+from tutorlib.ops.shared.exact import exact_sums, sqrt_of_ratio
 from tutorlib.schema import Column
 
 
@@ -89,7 +89,7 @@ class Normalize(_Scaler):
 
     def count(self, name: str, values: Array) -> tuple[int, Fraction, Fraction]:
         """Return (number of values, their sum, the sum of their squares), exact."""
-        return len(values), exact_sum(values), exact_square_sum(values)
+        return len(values), *exact_sums(values)
 
     def merge_states(self, states: Sequence[Any]) -> Any:
         """Return the sums of all states."""

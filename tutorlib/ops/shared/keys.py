@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.chunk import Array, Strings, column_from_arrow, column_to_arrow, take
-from tutorlib.encoded_strings import EncodedStrings
+from tutorlib.encoded_strings import EncodedStrings, strings_as_integers
 from tutorlib.hashing import KeyIndex, hash_values, mix
 from tutorlib.ops.shared.columns import parts_of
 
@@ -123,7 +123,10 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
 def _find_strings(index: KeyIndex, keys: Strings, strings: pa.Array) -> np.ndarray:
     if len(keys) > _KEYS_PER_STRING * len(strings):
         return index.find(Strings.from_arrow(strings))
-    positions = pc.index_in(strings, value_set=keys.to_arrow())
+    known, wanted = strings_as_integers(keys.to_arrow()), strings_as_integers(strings)
+    if known is None or wanted is None:
+        known, wanted = keys.to_arrow(), strings
+    positions = pc.index_in(wanted, value_set=known)
     return positions.fill_null(-1).to_numpy() + np.int32(1)
 
 
