@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import layers, train
+from benchmarks import growth, layers, train
 from benchmarks.machine import ROOT, describe_hardware
 from benchmarks.measure import RESULTS, add_choices
 
@@ -349,11 +349,72 @@ def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
         caption(figure, result, what, ("tensorflow",))
 
 
+def draw_growth(result: Mapping[str, Any], path: Path) -> None:
+    """Draw start-up, rate, memory and bytes read over the size of each series, all as logarithms.
+
+    A cost in proportion to the size is a line of slope 1; vertical lines are the processes' range.
+    """
+    colours = (OURS, "#9c6b98", LIMIT, THEIRS)
+    looks = dict(zip(growth.SIZES, zip(colours, "os^D", strict=True), strict=True))
+    with page(path, 6.4) as figure:
+        panels = figure.subplots(2, 2, sharex=True)
+        for axes, (key, (title, unit)) in zip(panels.flat, GROWTH.items(), strict=True):
+            for series, (colour, marker) in looks.items():
+                found = [e for e in result["candidates"] if e["series"] == series]
+                if not found:
+                    continue
+                sizes = [entry["size"] for entry in found]
+                values = [[each / unit for each in growth_values(e, key)] for e in found]
+                medians = [statistics.median(each) for each in values]
+                axes.vlines(sizes, [*map(min, values)], [*map(max, values)], color=colour)
+                label = series.replace("_", " ")
+                axes.plot(sizes, medians, color=colour, marker=marker, markersize=5, label=label)
+            if key == "first_batch_s":
+                axes.axhline(growth.START_S, color=TEXT, linewidth=1, linestyle=(0, (4, 3)))
+            axes.set(xscale="log", yscale="log")
+            axes.set_title(title, loc="left", weight="bold")
+            axes.tick_params(which="both", color=TEXT, labelcolor=TEXT, labelsize=9)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.spines[["left", "bottom"]].set_color(TEXT)
+        for axes in panels[1]:
+            axes.set_xlabel("rows, columns, row groups or files", color=TEXT)
+        figure.legend(
+            *panels.flat[0].get_legend_handles_labels(), loc="outside upper left", ncols=4,
+            frameon=False, labelcolor=TEXT,
+        )  # fmt: skip
+        what = (
+            "Cost of a loader when one size grows and the others stay. Rows are Criteo-shaped; a "
+            f"row group of that series has {growth.ROW_GROUP_ROWS:,} rows,\na file "
+            f"{growth.FILE_ROWS:,}. Files in the page cache. Broken line: the limit of "
+            f"{growth.START_S:.0f} s. Median and range of {_processes(result['candidates'])}."
+        )
+        caption(figure, result, what, ("tensorflow", "pyarrow"))
+
+
+GROWTH = {  # what a panel of `draw_growth` shows: (title with the unit, units in one of it)
+    "first_batch_s": ("Seconds to the first batch", 1),
+    "rows_per_s": ("Rows per second of an epoch", 1),
+    "peak_bytes": ("Peak memory, MiB", 2**20),
+    "read_bytes": ("Bytes read, MiB", 2**20),
+}
+
+
+def growth_values(entry: Entry, key: str) -> list[float]:
+    """Return what each process of a case of the benchmark `growth` measured, above 0."""
+    if key == "rows_per_s":
+        return [entry["rows"] / seconds for seconds in entry["elapsed_s"]]
+    return [
+        max(process[key], 1) if key.endswith("bytes") else process[key]
+        for process in entry["processes"]
+    ]
+
+
 DRAWN = {  # figure: (benchmark, part of its report, function)
     "loader_throughput": ("loader", "candidates", draw_loader_throughput),
     "loader_memory": ("memory", "candidates", draw_loader_memory),
     "etl": ("etl", "candidates", draw_etl),
     "layers": ("layers", "candidates", draw_layers),
     "train": ("train", "candidates", draw_train),
+    "growth": ("growth", "growth", draw_growth),
     "timelines": ("train", "timelines", draw_timelines),
 }
