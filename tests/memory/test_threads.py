@@ -73,3 +73,16 @@ def test_a_call_that_ends_early_does_not_hide_the_error_of_a_later_item():
 
     with pytest.raises(KeyError, match="item 1"):
         map_on_threads(call, range(2), threads=2, stop=stop)
+
+
+def test_on_one_thread_the_item_that_fails_is_the_last_that_begins():
+    begun = []
+
+    def call(number):
+        begun.append(number)
+        if number == 3:
+            raise KeyError("item 3")
+
+    with pytest.raises(KeyError, match="item 3"):
+        map_on_threads(call, range(100_000), threads=1)
+    assert begun == [0, 1, 2, 3]

@@ -11,6 +11,7 @@ import pytest
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify
 from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.parquet.files import _schemas
 from tutorlib.workflow import Workflow
 
 DAY = datetime.datetime(2024, 2, 29, 7)
@@ -114,3 +115,25 @@ def test_additional_and_missing_and_double_columns_are_left_out_and_said(tmp_pat
     pq.write_table(own, tmp_path / "own.parquet")
     with pytest.warns(UserWarning, match="'i' is in .*own.parquet more than once"):
         assert ParquetSource(tmp_path / "own.parquet").read(0).to_arrow().to_pylist() == [{"x": 3}]
+
+
+def test_files_with_equal_leaves_in_other_groups_are_told_apart(tmp_path):
+    """Parquet's leaves alone are equal: the column's name is that of the group around it."""
+    values = pa.array([{"v": 1}, {"v": 2}])
+    for name in ("one", "other"):
+        table = pa.table({"x": [0.5, 1.0], name: values})
+        pq.write_table(table, tmp_path / f"{name}.parquet", store_schema=False)
+    with pytest.warns(UserWarning, match="'one' is not in .*other.parquet"):
+        source = ParquetSource(tmp_path)
+    assert [*source.column_types] == ["x"]
+
+
+def test_files_of_the_same_columns_share_one_schema_in_memory(tmp_path):
+    for number in range(3):
+        pq.write_table(pa.table({"x": [number]}), tmp_path / f"{number}.parquet")
+    pq.write_table(pa.table({"x": pa.array([3], pa.int32())}), tmp_path / "3.parquet")
+    with pytest.warns(UserWarning, match="'x' is read as int64"):
+        source = ParquetSource(tmp_path)
+    first, *same, other = _schemas(source.stored.footers)
+    assert all(schema is first for schema in same)
+    assert other.field("x").type == pa.int32()

@@ -194,6 +194,29 @@ def test_folders_globs_and_lists_are_expanded(tmp_path):
         ParquetSource([])
 
 
+def test_links_to_a_file_or_to_its_folder_are_the_file_itself(tmp_path):
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a" / "1.parquet")
+    (tmp_path / "b").symlink_to(tmp_path / "a", target_is_directory=True)
+    (tmp_path / "a" / "2.parquet").symlink_to(tmp_path / "a" / "1.parquet")
+    first = tmp_path / "a" / "1.parquet"
+    for second in (tmp_path / "b" / "1.parquet", tmp_path / "a" / "2.parquet"):
+        with pytest.raises(ValueError, match="given twice"):
+            ParquetSource([first, second])
+
+
+def test_folders_are_resolved_once_not_for_each_of_their_files(tmp_path, monkeypatch):
+    for day in ("day=1", "day=2"):
+        (tmp_path / day).mkdir()
+        for number in range(5):
+            pq.write_table(pa.table({"x": [number]}), tmp_path / day / f"{number}.parquet")
+    resolved, resolve = [], os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path: resolved.append(path) or resolve(path))
+    source = ParquetSource(tmp_path)
+    assert [source.read(position, ["day"])["day"][0] for position in (4, 5)] == [1, 2]
+    assert len(resolved) <= 2
+
+
 def test_a_missing_column_is_named(tmp_path):
     with ParquetSink(tmp_path / "x.parquet") as sink:
         sink.write(Chunk({"i": np.arange(2)}))

@@ -59,14 +59,14 @@ def shuffle_doubts(
     if not plan.shuffle:
         return None
     doubts = []
-    mixed, read = row_groups_per_chunk(plan), row_groups_per_rank(plan)
-    if automatic and len(plan.chunks) > 1 and mixed < FEW_ROW_GROUPS:
+    chunks_matter = automatic and len(plan.chunks) > 1
+    if chunks_matter and (mixed := row_groups_per_chunk(plan)) < FEW_ROW_GROUPS:
         rows = max(chunk.num_rows for chunk in plan.chunks)
         doubts.append(
             f"a chunk of {rows:,} rows mixes only {mixed:.1f} of {row_groups} row groups, so rows "
             "that are near each other in the files come near each other"
         )
-    if world_size > 1 and read < FEW_ROW_GROUPS:
+    if world_size > 1 and (read := row_groups_per_rank(plan)) < FEW_ROW_GROUPS:
         doubts.append(
             f"a rank reads only {read:.1f} of {row_groups} row groups in an epoch, so ranks train "
             "on different mixtures if the files are sorted"

