@@ -21,8 +21,8 @@ def map_on_threads(
     """Return `[function(item) for item in items]`, computed on several threads.
 
     After an error no item begins. Of several errors, that of the first item is raised, so that the
-    message does not depend on threads. No thread runs when the call returns. A call costs less than
-    a microsecond, so items may be small.
+    message does not depend on threads. No thread runs when the call returns. Items may
+    be small: there is no future for each.
 
     Args:
         function: called with one item; raises `CancelledError` to end early because `stop` is set.
