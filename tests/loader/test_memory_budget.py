@@ -163,3 +163,13 @@ def test_the_same_rows_come_with_steps_as_without(path):
         assert rows(memory_budget=3 * MB, shuffle=shuffle) == want
         some = rows(memory_budget=3 * MB, shuffle=shuffle, filters=[("x", ">", 333)])
         assert some == [row for row in want if row[0] > 333]
+
+
+def test_the_budget_that_a_refusal_names_is_enough(tmp_path):
+    table = pa.table({f"f{k}": np.random.default_rng(k).random(400_000) for k in range(20)})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=400_000)
+    with pytest.raises(ValueError, match="cannot hold two batches") as refused:
+        KerasSequenceLoader(tmp_path, 4_096, ["f0"], memory_budget="10MB").describe()
+    least = int(re.search(r"at least ([\d,]+) bytes", str(refused.value))[1].replace(",", ""))
+    loader = KerasSequenceLoader(tmp_path, 4_096, ["f0"], memory_budget=least)
+    assert loader.describe()["peak_bytes"] <= least

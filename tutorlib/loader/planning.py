@@ -25,7 +25,7 @@ from tutorlib.loader.shuffle_window import (
     row_groups_per_rank,
     shuffle_doubts,
 )
-from tutorlib.loader.sizing import ChunkSize, RowBytes, chunk_size
+from tutorlib.loader.sizing import BudgetTooSmall, ChunkSize, RowBytes, chunk_size
 from tutorlib.memory import host_memory_bytes
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
@@ -74,13 +74,14 @@ class Planner:
             ValueError: if nothing bounds the width of a padded column within a memory budget.
         """
         self._check_padded()
+        return self._row_bytes(self._settings.memory_budget)
+
+    def _row_bytes(self, budget: int | None) -> RowBytes:
         files = self._source, self._columns, self._schema
-        if self._source.memory is not None and self._settings.memory_budget is not None:
+        if self._source.memory is not None and budget is not None:
             return row_bytes_on_device(*files, min_int_dtype=self._min_int_dtype)
-        if self._settings.memory_budget is not None:
-            return budgeted_row_bytes(
-                *files, self._settings, self._settings.memory_budget, whole=self._whole
-            )
+        if budget is not None:
+            return budgeted_row_bytes(*files, self._settings, budget, whole=self._whole)
         # Without a budget, a GPU must have the plan of the CPU.
         return row_bytes(*files, whole=self._whole, stacked=self._settings.stacked)
 
@@ -99,24 +100,41 @@ class Planner:
 
     @functools.cached_property
     def chunk_size(self) -> ChunkSize:
-        """Rows of partitions and chunks: what `buffer_size` says, within the memory budget."""
+        """Rows of partitions and chunks: what `buffer_size` says, within the memory budget.
+
+        Raises:
+            BudgetTooSmall: if the budget cannot hold two batches; says what would do.
+        """
+        try:
+            return self._chunk_size(self._settings.memory_budget, self.row_bytes)
+        except BudgetTooSmall as error:
+            rule, least = error.rule, error.least_bytes
+        while True:  # a larger budget decodes more bytes at a time, so it may need more
+            try:
+                self._chunk_size(least, self._row_bytes(least))
+            except BudgetTooSmall as error:
+                least = error.least_bytes
+            else:
+                raise BudgetTooSmall(rule, least)
+
+    def _chunk_size(self, budget: int | None, row_bytes: RowBytes) -> ChunkSize:
         settings, buffer_rows = self._settings, None
         if settings.buffer_size is not None:
             buffer_rows = int(settings.buffer_size)
             if settings.buffer_size < 1:
                 space = self._source.memory
                 memory = host_memory_bytes() if space is None else space.limit_bytes
-                buffer_rows = max(1, int(settings.buffer_size * memory / self.row_bytes.batch))
+                buffer_rows = max(1, int(settings.buffer_size * memory / row_bytes.batch))
         return chunk_size(
             self._row_counts,
-            self.row_bytes,
+            row_bytes,
             batch_size=settings.batch_size,
             # A budget is divided by a fixed number of threads: the order must not depend on them.
-            threads=self.threads if settings.memory_budget is None else PLANNED_THREADS,
+            threads=self.threads if budget is None else PLANNED_THREADS,
             shuffle=settings.shuffle,
             buffer_rows=buffer_rows,
             parts_per_chunk=settings.parts_per_chunk,
-            budget_bytes=settings.memory_budget,
+            budget_bytes=budget,
         )
 
     def plan_settings(self) -> dict[str, Any]:

@@ -80,6 +80,14 @@ class ChunkSize:
         return self.partition_rows * self.parts_per_chunk
 
 
+class BudgetTooSmall(ValueError):
+    """A memory budget cannot hold two batches; `least_bytes` would do, if rows cost the same."""
+
+    def __init__(self, rule: str, least_bytes: int) -> None:
+        super().__init__(f"{rule}; give at least {least_bytes:,} bytes, or a smaller batch_size")
+        self.rule, self.least_bytes = rule, least_bytes
+
+
 def chunk_size(
     row_counts: Sequence[int],
     row_bytes: RowBytes,
@@ -110,7 +118,7 @@ def chunk_size(
         budget_bytes: upper limit of `peak_bytes`; None for no limit.
 
     Raises:
-        ValueError: if the budget cannot hold two batches and what reading their rows takes.
+        BudgetTooSmall: if the budget cannot hold two batches and what reading their rows takes.
 
     Example:
         >>> rows = RowBytes(160, 12)
@@ -192,8 +200,8 @@ def chunk_size(
             return ChunkSize(part_rows, parts, peak, group, opened, math.ceil(held), whole_bytes)
     sizes = [(largest, 0), (least_part, 1)] if can_slice else [(largest, 0)]
     least_bytes = min(peak_bytes(rows, opened) for rows, opened in sizes if rows <= wanted_rows)
-    raise ValueError(
+    raise BudgetTooSmall(
         f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} rows "
-        f"of {row_bytes.batch * widest:,.0f} bytes and what reading them takes; give at least "
-        f"{least_bytes:,} bytes, or a smaller batch_size"
+        f"of {row_bytes.batch * widest:,.0f} bytes and what reading them takes",
+        least_bytes,
     )
