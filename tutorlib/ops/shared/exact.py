@@ -67,7 +67,7 @@ def exact_sums(values: Array) -> tuple[Fraction, Fraction]:
 
 
 def _sums_of_limbs(values: np.ndarray) -> tuple[Fraction, Fraction] | None:
-    """Return what `exact_sums` does, in a third of the time; None if it needs a fourth limb.
+    """Return what `exact_sums` does, in fewer passes; None if it needs a fourth limb.
 
     Each value is split into up to three limbs, integers of 20 bits with a sign, times a power of
     two. Sums and products of the limbs of a block add up to less than 2**53 of their unit, so that
