@@ -162,12 +162,10 @@ class LoaderAdapter(TensorAdapter):
         return _LoaderPass(self)
 
     def get_tf_dataset(self) -> Iterable[Any]:
-        """Return the batches, with their types for `tf.function` if lists do not change them."""
-        if any(column.multi_hot for column in self.schema):
-            return super().get_tf_dataset()
+        """Return the batches, with their types for `tf.function`."""
         from tutorlib.keras_bridge.typed_batches import with_types
 
-        typed = with_types()
+        typed = with_types([column.name for column in self.schema if column.multi_hot])
         return _Epochs(lambda: _MappedPass(self.new_pass(), typed))
 
     @property

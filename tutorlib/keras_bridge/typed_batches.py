@@ -8,7 +8,7 @@ of a loader have the same one if they have the same number of rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,6 +48,11 @@ class BatchType(tf.types.experimental.TraceType):
                 found = {name: next(tensors) for name in in_order}
                 parts.append({name: found[name] for name in names} or None)
         return tuple(parts)
+
+    def takes(self, inputs: Mapping[str, Any], names: Iterable[str]) -> bool:
+        """Return whether the named inputs of a batch have shapes of this type."""
+        specs = dict(zip(self._sorted[0] or (), self._specs, strict=False))
+        return all(specs[name].shape.is_compatible_with(inputs[name].shape) for name in names)
 
     def placeholder_value(self, placeholder_context: Any) -> Any:
         """Return a batch of symbolic tensors."""
@@ -109,19 +114,30 @@ class TypedBatch(tuple[Any, ...]):
         return self.tracing_type or batch_type(self)
 
 
-def with_types() -> Callable[[Sequence[Any]], TypedBatch]:
-    """Return a function that makes a `TypedBatch` of a batch.
+def with_types(lists: Collection[str] = ()) -> Callable[[Any], Any]:
+    """Return a function that makes a `TypedBatch` of a batch; one with ragged tensors stays as is.
 
     All its batches must have the same columns of the same dtypes, and shapes that differ only by
-    the number of rows.
+    the number of rows, except for lists.
+
+    Args:
+        lists: names of the list columns. From the second number of values on, any number is of the
+            same type.
     """
     types: dict[int, BatchType] = {}  # by rows
 
-    def typed(batch: Sequence[Any]) -> TypedBatch:
+    def typed(batch: Any) -> Any:
+        inputs = batch[0]
+        names = [name for column in lists for name in (column, f"{column}__values")]
+        names = [name for name in names if name in inputs]
+        if any(isinstance(inputs[name], tf.RaggedTensor) for name in names):
+            return batch
+        rows = next(inputs[name] for name in inputs if not name.endswith("__values")).shape[0]
+        found = types.get(rows)
+        if found is None or not found.takes(inputs, names):
+            this = batch_type(batch)
+            types[rows] = this.most_specific_common_supertype([found or this]) or this
         result = TypedBatch(batch)
-        rows = next(iter(batch[0].values())).shape[0]
-        if rows not in types:
-            types[rows] = batch_type(batch)
         result.tracing_type = types[rows]
         return result
 
