@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-MEASURING = ("loader", "memory", "growth", "layers", "etl", "train")
+MEASURING = ("loader", "memory", "growth", "layers", "etl", "train", "peers")
 COMMANDS = (*MEASURING, "gpu-host", "gpu-report", "figures", "targets")
 
 

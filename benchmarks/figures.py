@@ -18,18 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import growth, layers, train
+from benchmarks import growth, layers, peers, train
 from benchmarks.machine import ROOT, describe_hardware
 from benchmarks.measure import RESULTS, add_choices
 
 SUMMARY = "draw imgs/ from benchmarks/results/"
 IMAGES = ROOT / "imgs"
 USUAL = (layers.SEPARATE, layers.LOOKUP, layers.DENSE)  # what layers are compared with
-SHOWN = ("loader", "tfdata", "raw", "python", "peers")  # sections that read the same rows
+SHOWN = ("loader", "tfdata", "raw", "python")  # sections that read the same rows
 RANGE = "#1c2530"  # within a bar; beyond it a range is drawn like text
 # The colours of tutorlib.profiling.timeline, whose import would start TensorFlow for `--help`.
 TEXT = "#757f89"
 OURS, THEIRS, LIMIT = "#2f9e75", "#7a8fa6", "#b08d57"
+PEER = "#9a7fb0"  # another library
 Entry = Mapping[str, Any]  # candidate of a report
 TITLES = {"tensorflow": "TensorFlow", "pyarrow": "PyArrow", "polars": "Polars", "pandas": "pandas"}
 
@@ -109,6 +110,7 @@ class Panel:
     label: str = ""  # format string for the text behind a bar; empty for the rate and its ratio
     mark: float = 0.0  # position of a broken vertical line; 0 for none
     limit: float = 0.0  # end of the axis; 0 for one that leaves room for the labels
+    log: bool = False  # whether a tenfold value is one step further instead of ten
 
     def draw(self, axes: Any) -> None:
         """Draw it into matplotlib axes."""
@@ -130,8 +132,11 @@ class Panel:
         axes.set_ylim(-0.6, len(names) - 0.4)
         most = max(entry[f"max_{self.key}"] for entry in self.entries)
         axes.set_xlim(0, self.limit or 1.5 * most)
+        if self.log:
+            axes.set_xscale("log")
+            axes.set_xlim(min(entry[f"min_{self.key}"] for entry in self.entries) / 2, 50 * most)
         axes.set_xticks([])
-        axes.tick_params(length=0)
+        axes.tick_params(length=0, which="both")
         axes.spines[:].set_visible(False)
         axes.set_title(self.title, loc="left", weight="bold")
 
@@ -319,6 +324,29 @@ def draw_train(result: Mapping[str, Any], path: Path) -> None:
     )
 
 
+def draw_peers(result: Mapping[str, Any], path: Path) -> None:
+    """Draw the rows per second of each reader and of each training as bars."""
+    rows = []
+    for section, names in result["sections"].items():
+        entries = []
+        for entry in sorted(result["candidates"], key=lambda entry: entry["rows_per_s"]):
+            if entry["name"] in names:
+                name = entry["name"].removeprefix(peers.TRAIN)
+                colour = {"loader": OURS, "tf": THEIRS}.get(re.split("[., ]", name)[0], PEER)
+                entries.append(entry | {"name": name, "colour": colour})
+        title, key = peers.PANELS[section]
+        rows.append([Panel(f"{title}, batches of {result[key]:,} (log scale)", entries, log=True)])
+    draw_panels(
+        path,
+        result,
+        rows,
+        0.3 * len(rows) + 0.3 * len(result["candidates"]) + 1.4,
+        "Criteo-shaped rows in the page cache, recommended settings. Median and range of "
+        f"{len(result['candidates'][0]['elapsed_s'])} turns.\nFactors: relative to "
+        f"{peers.NATIVE}.\n{peers.versions_of(result)}.",
+    )
+
+
 def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
     """Draw an epoch of the native training above one of the accelerated, on one time scale."""
     from benchmarks.timelines import as_trace  # imports TensorFlow
@@ -417,4 +445,5 @@ DRAWN = {  # figure: (benchmark, part of its report, function)
     "train": ("train", "candidates", draw_train),
     "growth": ("growth", "growth", draw_growth),
     "timelines": ("train", "timelines", draw_timelines),
+    "peers": ("peers", "candidates", draw_peers),
 }

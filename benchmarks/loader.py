@@ -10,7 +10,7 @@ may be half as fast.
 Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
 python, PyDataset and generator; plain, Parquet with int64, dictionary and Snappy; movielens;
 batches, of fewer rows; threads, one reader thread; unchecked, files without page checksums; fit, in
-training; first, the wait for the first batch; peers, other libraries if they are installed.
+training; first, the wait for the first batch. `peers` compares it with other libraries.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from benchmarks import measure, peers
+from benchmarks import measure
 from benchmarks.data import Dataset, criteo_shape, movielens_shape
 from benchmarks.device import Device
 from benchmarks.measure import Claim
 
-SUMMARY = "rows/s of the loader, tf.data, other libraries and bare Arrow (3 minutes)"
+SUMMARY = "rows/s of the loader, tf.data, Python readers and bare Arrow (3 minutes)"
 
 COLUMNS = "loader, columns, shuffled"
 STACKED = "loader, stacked, shuffled"
@@ -53,7 +52,6 @@ CLAIMS = (
     Claim(STACKED, 9e6),
     Claim(COLUMNS, 100, other=BASELINE),
     Claim(COLUMNS, 20, other=PARSE_BATCHES),
-    Claim(COLUMNS, 5, other="merlin-dataloader, shuffled"),
     Claim(COLUMNS, 1, other=PREBATCHED),
     Claim(COLUMNS, 0.5, other=ARROW),
     Claim(PLAIN_LOADER, 0.75, other=PLAIN_ARROW),
@@ -81,22 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         slow_rows=(262_144, slow),
         batch_size=(65_536, "rows per batch"),
     )
-    parser.add_argument(
-        "--peer-python", action="append", default=[], metavar="LIBRARY=PATH", type=_peer_python,
-        help=f"Python interpreter that has one of {', '.join(peers.TITLES)}; once per library "
-        "(default: this interpreter, if it has the library)",
-    )  # fmt: skip
     measure.add_options(parser, "loader", repeat=5, sections=SECTIONS)
-
-
-def _peer_python(text: str) -> tuple[str, str]:
-    library, _, path = text.partition("=")
-    if library not in peers.TITLES or not Path(path).is_file():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} must be LIBRARY=PATH: a library of {', '.join(peers.TITLES)} and the path "
-            "of an existing Python interpreter"
-        )
-    return library, path
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -108,20 +91,16 @@ def run(arguments: argparse.Namespace) -> None:
         min(arguments.slow_rows, arguments.rows),
         arguments.batch_size,
         arguments.device,
-        dict(arguments.peer_python),
     )
-    with inputs.open_peers:
-        sections = {name: SECTIONS[name](inputs) for name in arguments.only}
-        found = {name: one for made in sections.values() for name, one in made.items()}
-        if not found:
-            raise SystemExit("benchmarks: nothing to measure.\n" + "\n".join(inputs.not_measured))
-        device.count_loaders()
-        timings = measure.turns(
-            {name: candidate.work for name, candidate in found.items()},
-            repeat=arguments.repeat,
-            synchronise=device.synchronise,
-            afterwards={name: c.afterwards for name, c in found.items() if c.afterwards},
-        )
+    sections = {name: SECTIONS[name](inputs) for name in arguments.only}
+    found = {name: one for made in sections.values() for name, one in made.items()}
+    device.count_loaders()
+    timings = measure.turns(
+        {name: candidate.work for name, candidate in found.items()},
+        repeat=arguments.repeat,
+        synchronise=device.synchronise,
+        afterwards={name: c.afterwards for name, c in found.items() if c.afterwards},
+    )
     made = (data for data in (inputs.criteo, inputs.movielens) if data.folder.exists())
     result = measure.report(
         "loader",
@@ -134,8 +113,6 @@ def run(arguments: argparse.Namespace) -> None:
             "batch_size": arguments.batch_size,
             "data": {data.name: data.describe() for data in made},
             "sections": {name: list(made) for name, made in sections.items()},
-            "peer_versions": inputs.peer_versions,
-            "not_measured": inputs.not_measured,
             "device_memory": device.memory(),
         },
     )
@@ -143,30 +120,19 @@ def run(arguments: argparse.Namespace) -> None:
         batches: Any = found[entry["name"]].batches
         if hasattr(batches, "stats"):  # a loader
             entry |= {"stages": batches.stats(), "plan": batches.describe()}
-    print("\n".join([measure.table(result), *inputs.not_measured]))
+    print(measure.table(result))
     measure.save(result, arguments.out)
 
 
 @dataclasses.dataclass
 class Inputs:
-    """What is read, and how.
-
-    Attributes:
-        open_peers: ends the processes of other libraries.
-        peer_versions: {library: version} of those that were started.
-        not_measured: a line for each library that is not installed.
-    """
+    """What is read, and how."""
 
     criteo: Dataset  # rows with many columns
     movielens: Dataset  # rows with few columns, one of them multi-hot
     slow_rows: int  # rows for the readers of one example per row
     batch_size: int
     device: str = "cpu"  # where the loader makes batches
-    # {library: path of an interpreter that has it}
-    peer_pythons: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    open_peers: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
-    peer_versions: dict[str, str] = dataclasses.field(default_factory=dict)
-    not_measured: list[str] = dataclasses.field(default_factory=list)
 
     def loader(self, source: Any = None, batch_size: int | None = None, **settings: Any) -> Any:
         """Return a loader of the Criteo-shaped rows, or of another source."""
@@ -396,23 +362,6 @@ def of_first(inputs: Inputs) -> dict[str, Candidate]:
     }
 
 
-def of_peers(inputs: Inputs) -> dict[str, Candidate]:
-    """Start other libraries' readers; return them, and note versions and missing libraries."""
-    made: dict[str, Candidate] = {}
-    for library, title in peers.TITLES.items():
-        python = inputs.peer_pythons.get(library)
-        if python is None and not peers.is_installed(library):
-            inputs.not_measured.append(f"not measured: {peers.how_to_install(library)}")
-            continue
-        peer, epochs = peers.start(
-            library, python, inputs.criteo, inputs.slow_rows // 4, inputs.batch_size
-        )
-        inputs.open_peers.callback(peer.close)
-        inputs.peer_versions[title] = peer.version
-        made |= {name: Candidate(epoch) for name, epoch in epochs.items()}
-    return made
-
-
 SECTIONS: dict[str, Callable[[Inputs], dict[str, Candidate]]] = {
     "loader": of_loader,
     "tfdata": of_tfdata,
@@ -425,5 +374,4 @@ SECTIONS: dict[str, Callable[[Inputs], dict[str, Candidate]]] = {
     "unchecked": of_unchecked,
     "fit": of_fit,
     "first": of_first,
-    "peers": of_peers,
 }

@@ -23,7 +23,14 @@ from tutorlib.storage import new_file
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DATA = machine.ROOT / "build" / "benchmarks"
-OF_ONE_MACHINE = ("command", "run", "data", "out", "peer_python")  # not in a report's command
+OF_ONE_MACHINE = (
+    "command",
+    "run",
+    "data",
+    "out",
+    "environments",
+    "install",
+)  # not in a report's command
 
 
 # ---- the command line ---------------------------------------------------------------------------
@@ -168,6 +175,7 @@ def turns(
     repeat: int = 5,
     warmup: int = 1,
     synchronise: Callable[[], Any] = lambda: None,
+    beforehand: Mapping[str, Callable[[], Any]] | None = None,
     afterwards: Mapping[str, Callable[[], Any]] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     progress: bool = True,
@@ -179,6 +187,8 @@ def turns(
         repeat: turns that count, at least 1.
         warmup: turns before them that do not count, at least 0.
         synchronise: called before each reading of the clock, to wait for the device.
+        beforehand: {name: function}, called before the candidate's time is taken, to start what it
+            needs running.
         afterwards: {name: function}, called after the candidate's time was taken, to stop what it
             has left running.
         clock: monotonic clock, in seconds.
@@ -193,6 +203,8 @@ def turns(
     rows: dict[str, int] = {}
     for turn in range(-warmup, repeat):
         for name, candidate in candidates.items():
+            if beforehand is not None and name in beforehand:
+                beforehand[name]()
             synchronise()
             started = clock()
             done = candidate()

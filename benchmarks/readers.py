@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pyarrow.parquet as pq
 import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from tutorlib.chunk import Chunk
@@ -162,6 +163,18 @@ class AsFitTakes(Iterable[Any]):
             yield from self._adapter.get_tf_dataset()
         finally:
             self._adapter.on_epoch_end()
+
+
+def arrays_in_memory(source: ParquetSource, schema: Schema) -> Any:
+    """Return all rows as (inputs, label), NumPy arrays [rows, 1] by name, as `fit` takes them."""
+    return _arrays(Chunk.concat(list(source.chunks())), schema)
+
+
+def as_fit_shuffles(arrays: Any, batch_size: int) -> tf.data.Dataset:
+    """Return the batches that `fit(inputs, label, shuffle=True)` makes of arrays in memory."""
+    inputs, label = arrays
+    adapter = ArrayDataAdapter(inputs, label, batch_size=batch_size, shuffle=True)
+    return adapter.get_tf_dataset()
 
 
 def _arrays(chunk: Chunk, schema: Schema) -> Any:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import figures, machine, measure, peers
+from benchmarks import figures, machine, measure
 from benchmarks.__main__ import MEASURING, main
 from benchmarks.data import column_sums, criteo_shape, movielens_shape
 from benchmarks.loader import ASLEEP, BASELINE, CLAIMS, FIT, SECTIONS, Inputs, consume
@@ -75,8 +75,12 @@ def test_the_device_is_synchronised_before_each_reading_of_the_clock():
     assert timing.elapsed_s == (3.0, 3.0)
 
 
-def test_cleaning_up_after_a_candidate_is_not_timed():
-    clock, ended = Clock(), []
+def test_starting_and_stopping_what_a_candidate_needs_is_not_timed():
+    clock, started, ended = Clock(), [], []
+
+    def start():
+        clock.now_s += 5.0
+        started.append(clock.now_s)
 
     def work():
         clock.now_s += 2.0
@@ -86,11 +90,12 @@ def test_cleaning_up_after_a_candidate_is_not_timed():
         clock.now_s += 9.0
         ended.append(clock.now_s)
 
+    hooks = {"beforehand": {"work": start}, "afterwards": {"work": end}}
     [timing] = measure.turns(
-        {"work": work}, repeat=2, warmup=0, afterwards={"work": end}, clock=clock, progress=False
+        {"work": work}, repeat=2, warmup=0, clock=clock, progress=False, **hooks
     )
     assert timing.elapsed_s == (2.0, 2.0)
-    assert ended == [11.0, 22.0]
+    assert (started, ended) == ([5.0, 21.0], [16.0, 32.0])
 
 
 def test_a_claim_compares_rates_or_durations_turn_by_turn():
@@ -181,7 +186,6 @@ def candidates(inputs):
     return {
         name: (candidate, inputs.movielens if section == "movielens" else inputs.criteo)
         for section, build in SECTIONS.items()
-        if section != "peers"
         for name, candidate in build(inputs).items()
         if candidate.batches is not None
     }
@@ -277,70 +281,6 @@ def test_plain_files_hold_the_same_rows_as_int64_with_dictionary_and_snappy(inpu
         assert (column.compression, column.has_dictionary_page) == ("SNAPPY", True)
 
 
-# ---- other libraries ----------------------------------------------------------------------------
-
-SERVER = """
-import json, sys
-settings = json.loads(sys.stdin.readline())
-print(json.dumps({"readers": ["in order"], "version": "1.0"}), flush=True)
-for line in sys.stdin:
-    if json.loads(line)["reader"] == "broken":
-        raise KeyError("no such reader, " + settings["label"])
-    print(json.dumps({"rows": 7, "sums": {"label": 3.0}}), flush=True)
-"""
-
-
-@pytest.fixture
-def server(tmp_path):
-    script = tmp_path / "server.py"
-    script.write_text(SERVER)
-    peer = peers.Peer([sys.executable, str(script)], {"label": "label"})
-    yield peer
-    peer.close()
-
-
-def test_a_peer_process_runs_an_epoch_on_request(server):
-    assert (server.readers, server.version) == (["in order"], "1.0")
-    assert [server.epoch("in order") for _ in range(3)] == [7, 7, 7]
-    assert server.sums("in order") == (7, {"label": 3.0})
-
-
-def test_the_error_of_a_failing_peer_has_its_last_output(server, tmp_path):
-    with pytest.raises(peers.PeerError, match=r"status 1 .*\n(.*\n)*KeyError: 'no such reader"):
-        server.epoch("broken")
-    with pytest.raises(peers.PeerError, match="ended with status 2"):
-        peers.Peer([sys.executable, str(tmp_path / "absent.py")], {})
-
-
-def test_a_peer_that_reads_wrong_values_is_refused(inputs):
-    source = inputs.criteo.source
-    sums = column_sums(source, 100)
-    peers.check_sums("honest", 100, sums, source)
-    with pytest.raises(peers.PeerError, match="'C3'"):
-        peers.check_sums("other", 100, {**sums, "C3": sums["C3"] + 1}, source)
-    del sums["I2"]
-    with pytest.raises(peers.PeerError, match="'I2': \\(None"):
-        peers.check_sums("less", 100, sums, source)
-
-
-@pytest.mark.parametrize("library", peers.TITLES)
-def test_an_installed_library_reads_the_same_rows(library, inputs):
-    if not peers.is_installed(library):
-        pytest.skip(peers.how_to_install(library))
-    peer, epochs = peers.start(library, None, inputs.criteo, 4000, 1000)  # checks the sums
-    try:
-        assert {work() for work in epochs.values()} <= {20_480, 4000, 1000}
-    finally:
-        peer.close()
-
-
-def test_a_python_interpreter_that_does_not_exist_is_refused(tmp_path, capsys):
-    for wrong in (f"merlin={tmp_path / 'absent'}", f"pandas={sys.executable}"):
-        with pytest.raises(SystemExit):
-            main(["loader", "--peer-python", wrong])
-        assert "must be LIBRARY=PATH" in capsys.readouterr().err
-
-
 # ---- whole runs ---------------------------------------------------------------------------------
 
 
@@ -348,13 +288,12 @@ def test_a_python_interpreter_that_does_not_exist_is_refused(tmp_path, capsys):
 def measured(folder):
     """Report of a run over few rows: it shows only that the benchmark runs."""
     path = folder / "results" / "loader-here.json"
-    sections = [section for section in SECTIONS if section != "peers"]
     options = {
         "--rows": 20_480, "--slow-rows": 4000, "--batch-size": 1000, "--repeat": 1,
         "--data": folder, "--out": path,
     }  # fmt: skip
     words = [str(word) for option in options.items() for word in option]
-    assert main(["loader", *words, "--only", *sections]) == 0
+    assert main(["loader", *words]) == 0
     return path
 
 
@@ -374,7 +313,7 @@ def test_the_loader_benchmark_measures_all_candidates_over_the_rows_it_reports(m
     assert data["columns"] == {"continuous": 13, "categorical": 26, "label": 1}
     assert data["nbytes"]["raw-rows"] == 20_480 * 40 * 4
     assert data["nbytes"]["parquet"] > 0
-    assert len(result["claims"]) == len(CLAIMS) - 1  # all but that about merlin-dataloader
+    assert len(result["claims"]) == len(CLAIMS)
     assert str(folder) not in measured.read_text()
 
 
@@ -386,21 +325,6 @@ def test_one_section_can_be_measured_alone(folder, capsys):
     assert [entry["name"].split(":")[0] for entry in result["candidates"]] == ["MovieLens"] * 2
     assert [claim["bound"] for claim in result["claims"]] == [0.35]
     assert "MovieLens: loader" in capsys.readouterr().out
-
-
-def test_a_library_that_is_not_installed_is_reported_with_the_way_to_install_it(folder, capsys):
-    absent = [library for library in peers.TITLES if not peers.is_installed(library)]
-    if not absent:
-        pytest.skip("all libraries that the loader is compared with are installed here")
-    path = folder / "peers.json"
-    options = ["--rows", "20480", "--slow-rows", "4000", "--batch-size", "1000", "--repeat", "1"]
-    words = [*options, "--data", str(folder), "--out", str(path), "--only", "movielens", "peers"]
-    assert main(["loader", *words]) == 0
-    said = capsys.readouterr().out
-    for library in absent:
-        assert f"not measured: {peers.TITLES[library]}" in said
-        assert f"--peer-python {library}=" in said
-    assert len(json.loads(path.read_text())["not_measured"]) == len(absent)
 
 
 @pytest.fixture(scope="module")
