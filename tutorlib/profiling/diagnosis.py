@@ -15,6 +15,7 @@ import keras
 
 from tutorlib.keras_bridge import TimedBatches
 from tutorlib.loader import KerasSequenceLoader
+from tutorlib.profiling.awake import cores_awake
 
 HELD_BATCHES = 3  # compile the step: with lists, the shapes of the first two or three differ
 MODEL_STEPS = 30  # of the test of the model alone
@@ -143,7 +144,8 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
     """Measure with three tests whether the data or the model bounds a training.
 
     1. As it is: train the model on the data. Which share of the time does it wait for data?
-    2. Data alone: the same data, for a model of a single number. How fast does the data arrive?
+    2. Data alone: the same data, for a model of a single number, with the cores kept awake as they
+       are in training. How fast does the data arrive?
     3. Model alone: the model, on one batch held in memory. How fast does it compute?
 
     Each of the first two lasts an epoch, or `max_seconds` of it, from the request for the first
@@ -200,7 +202,7 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
         stripped = _OneNumber()
         stripped.compile("sgd", jit_compile=False)
         _run(stripped, held, math.inf)
-        with contextlib.closing(begin()) as batches:
+        with cores_awake(), contextlib.closing(begin()) as batches:
             data_alone = _run(stripped, batches, max_seconds)
         with contextlib.closing(begin()) as batches:
             training = _run(model, batches, max_seconds)
