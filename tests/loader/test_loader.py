@@ -351,6 +351,31 @@ def test_large_batches_stay_as_they_are_while_any_part_of_them_is_held(
         np.testing.assert_array_equal(kept, copy)
 
 
+@pytest.mark.parametrize("batch_size", [256, 100])
+def test_small_batches_share_no_memory_and_stay_as_they_are_while_a_part_is_held(
+    tmp_path, batch_size
+):
+    """Their tensors are made many at a time, over one piece of memory that is used again."""
+    write_layout(tmp_path / "train", [[60_000, 40_000], [80_000]])
+    columns = {"cat_names": ["row"], "cont_names": ["x"], "buffer_size": 25_000}
+    loader = KerasSequenceLoader(tmp_path / "train", batch_size, ["label"], **columns)
+    arrays = [np.from_dlpack(t) for inputs, label in loader for t in (*inputs.values(), label)]
+    places = sorted((array.ctypes.data, array.nbytes) for array in arrays)
+    assert all(a + nbytes <= b for (a, nbytes), (b, _) in itertools.pairwise(places))
+    del arrays
+    held, copies = [], []
+    for epoch in range(3):
+        for number, (inputs, label) in enumerate(loader):
+            if number % 211 == epoch:  # one of a group's batches at most: other memory comes back
+                kept = [*inputs.values(), label][number % 3]
+                held.append(kept if number % 2 else kept.numpy())
+                copies.append(np.array(kept, copy=True))
+    del inputs, label, kept
+    list(loader)
+    for kept, copy in zip(held, copies, strict=True):
+        np.testing.assert_array_equal(kept, copy)
+
+
 def test_threads_start_with_the_first_batch_and_end_with_the_last(folder):
     loader = loader_of(folder)
     assert len(loader) == 16

@@ -10,6 +10,7 @@ from tutorlib.keras_bridge.backend import (
     min_int_dtype_of_models,
     min_int_dtype_on_gpu,
     tensor_maker,
+    unstacking_maker,
     wait_for_gpu,
 )
 from tutorlib.keras_bridge.timed_batches import TimedBatches
@@ -22,5 +23,6 @@ __all__ = [
     "min_int_dtype_of_models",
     "min_int_dtype_on_gpu",
     "tensor_maker",
+    "unstacking_maker",
     "wait_for_gpu",
 ]

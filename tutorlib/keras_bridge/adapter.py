@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -238,6 +239,7 @@ class _LoaderPass(Pass):
         super().__init__()
         self._loader, self._batches = loader, iter(loader)
         self._left: int | None = None  # batches
+        self._profiled = _profiled()
 
     def take(self) -> Any:
         """Return the next batch, or raise StopIteration."""
@@ -246,16 +248,16 @@ class _LoaderPass(Pass):
             self._resumed = self._loader.first_batch > 0
         elif self._left == 0 and self._resumed:
             self._loader.expect_early_end()
-        with _profiled():
+        with self._profiled():
             batch = next(self._batches)
         self._left -= 1
         return batch
 
 
-def _profiled() -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which TensorFlow's profiler sees the wait for a batch by its name."""
+def _profiled() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return what makes the context in which TensorFlow's profiler sees the wait for a batch."""
     if keras.backend.backend() != "tensorflow":
-        return contextlib.nullcontext()
+        return contextlib.nullcontext
     import tensorflow as tf
 
-    return tf.profiler.experimental.Trace("KerasSequenceLoader::next")
+    return functools.partial(tf.profiler.experimental.Trace, "KerasSequenceLoader::next")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -21,12 +22,15 @@ from tutorlib.memory import BufferPool, DevicePool, MemorySpace
 
 
 @dataclasses.dataclass
-class ArrayBatch:
-    """A batch as arrays of NumPy or CuPy, before it becomes tensors."""
+class ArrayBatches:
+    """Successive batches of equally many rows as arrays of NumPy or CuPy, before they are tensors.
 
-    num_rows: int
-    scalars: dict[str, Any]  # {name: [num_rows, 1]}, or {role: [num_rows, n]} if stacked
-    lists: dict[str, Ragged]  # the values may be padded after the last list
+    Each is a few microseconds of work, most of them per call: all of them together take a third.
+    """
+
+    num_rows: int  # of each batch
+    scalars: dict[str, Any]  # {name: [batches, num_rows, 1]}, or {role: [.., n]} if stacked
+    lists: Sequence[Mapping[str, Ragged]]  # of each; the values may be padded after the last list
 
 
 class BatchGroup(abc.ABC):
@@ -59,12 +63,31 @@ class BatchGroup(abc.ABC):
                 None if they are in order already.
         """
 
-    @abc.abstractmethod
-    def batch(self, number: int) -> ArrayBatch:
-        """Return one of the batches, counted from 0.
+    def batches(self, which: range) -> Iterator[ArrayBatches]:
+        """Yield successive batches, counted from 0; those of equally many rows come together.
 
-        Each of its arrays starts aligned, and no two batches share any value.
+        The arrays of each batch start aligned, and no two batches share any value.
         """
+        for rows, numbers in itertools.groupby(which, key=self._sizes.__getitem__):
+            first, *others = numbers
+            start, stop = first * self._stride, (first + 1 + len(others)) * self._stride
+            scalars = {
+                name: cells.reshape(-1, self._stride, cells.shape[1])[:, :rows]
+                for name, cells in self._scalars(start, stop)
+            }
+            lists = [
+                {name: self._lists_of(name, number) for name in self._lists}
+                for number in (first, *others)
+            ]
+            yield ArrayBatches(rows, scalars, lists)
+
+    @abc.abstractmethod
+    def _scalars(self, start: int, stop: int) -> Iterator[tuple[str, Any]]:
+        """Yield (name, rows [start, stop) in final order) of each field, [rows, width]."""
+
+    @abc.abstractmethod
+    def _lists_of(self, name: str, number: int) -> Ragged:
+        """Return the lists of a batch, with as many values as `ListLengths` asks for."""
 
     def _padded(self, rows: int) -> int:
         """Return `rows` rounded up, so that what follows as many values of 4 bytes is aligned."""

@@ -78,12 +78,11 @@ class EpochCursor:
         The last batch ends the epoch. A pass over another epoch than the current one changes
         nothing.
         """
-        if epoch != self.position.epoch:
+        current, first_batch, _ = self.position
+        if epoch != current:
             return
-        if next_batch == num_batches:
-            self.position = Position(epoch + 1)
-        else:
-            self.position = self.position._replace(next_batch=next_batch)
+        ended = next_batch == num_batches
+        self.position = Position(epoch + 1) if ended else Position(epoch, first_batch, next_batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return {"epoch", "batch", "seed"} as JSON values; seed is None before it is drawn."""

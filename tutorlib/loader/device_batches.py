@@ -10,13 +10,13 @@ are the same as on the CPU. All of this works with NumPy as with CuPy.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tutorlib.chunk import Ragged, array_namespace, concat_columns, gather_rows, to_host
-from tutorlib.loader.batch_group import ArrayBatch, BatchBuilder, BatchGroup, ScatterPlan
+from tutorlib.loader.batch_group import BatchBuilder, BatchGroup, ScatterPlan
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.list_lengths import ListLengths
 from tutorlib.memory import DevicePool, MemorySpace
@@ -106,17 +106,11 @@ class DeviceGroup(BatchGroup):
             self._matrices = ordered
         space.finish()
 
-    def batch(self, number: int) -> ArrayBatch:
-        """Return one of the batches, as arrays of the device."""
-        rows, first = self._sizes[number], number * self._stride
-        scalars = {}
+    def _scalars(self, start: int, stop: int) -> Iterator[tuple[str, Any]]:
         for bank, matrix in zip(self._banks, self._matrices, strict=True):
-            part = bank.rows(matrix, first, first + rows)
+            part = bank.rows(matrix, start, stop)
             for index, field in enumerate(bank.fields):
-                values = part if bank.stacked else part[index].reshape(rows, 1)
-                scalars[self.layout.fields[field].name] = values
-        lists = {name: self._lists_of(name, number) for name in self._lists}
-        return ArrayBatch(rows, scalars, lists)
+                yield self.layout.fields[field].name, part if bank.stacked else part[index][:, None]
 
     def _lists_of(self, name: str, number: int) -> Ragged:
         lists = self._lists[name]

@@ -11,13 +11,13 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tutorlib.chunk import Ragged, gather_rows
-from tutorlib.loader.batch_group import ArrayBatch, BatchBuilder, BatchGroup, ScatterPlan
+from tutorlib.loader.batch_group import BatchBuilder, BatchGroup, ScatterPlan
 from tutorlib.loader.held_lists import HeldLists
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.list_lengths import ListLengths
@@ -41,13 +41,12 @@ class HostGroup(BatchGroup):
         super().__init__(layout, num_rows, ALIGNMENT, lengths)
         self._pool, self._held = pool, held
         self._memory = pool.empty((self._padded(num_rows) * layout.row_bytes,), np.uint8)
-        self.fields = self._views(self._memory, num_rows)
+        self.fields = self._views(self._memory, self._padded(num_rows))
 
-    def _views(self, memory: np.ndarray, num_rows: int) -> list[np.ndarray]:
+    def _views(self, memory: np.ndarray, stride: int) -> list[np.ndarray]:
         """Return the part of the memory that holds each field, aligned, one cell a row."""
-        stride = self._padded(num_rows)
         return [
-            memory[stride * start : stride * start + num_rows * field.nbytes].view(field.cell)
+            memory[stride * start : stride * (start + field.nbytes)].view(field.cell)
             for field, start in zip(self.layout.fields, self.layout.starts, strict=True)
         ]
 
@@ -76,27 +75,23 @@ class HostGroup(BatchGroup):
         if len(sizes) == 1:
             return
         picks = self._picks(order)
-        memory = self._pool.empty((self._padded(len(picks)) * self.layout.row_bytes,), np.uint8)
+        memory = self._pool.empty((len(picks) * self.layout.row_bytes,), np.uint8)
         ordered = self._views(memory, len(picks))
         for target, source in zip(ordered, self.fields, strict=True):
             np.take(source, picks, out=target, mode="clip")
         self.fields, self._memory = ordered, memory
 
-    def batch(self, number: int) -> ArrayBatch:
-        """Return one of the batches: views of the group's memory, which lives as long as they."""
-        rows, first = self._sizes[number], number * self._stride
-        scalars = {
-            field.name: cells[first : first + rows].view(field.dtype).reshape(rows, -1)
-            for field, cells in zip(self.layout.fields, self.fields, strict=True)
-        }
-        first = self._first_rows[number]
-        lists = {}
-        for name, column in self._lists.items():
-            if len(self._sizes) > 1:
-                part = column.slice(first, first + rows)
-                column = self._batch_lists(name, [part])
-            lists[name] = column
-        return ArrayBatch(rows, scalars, lists)
+    def _scalars(self, start: int, stop: int) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield views of the group's memory, which lives as long as they."""
+        for field, cells in zip(self.layout.fields, self.fields, strict=True):
+            yield field.name, cells[start:stop].view(field.dtype).reshape(stop - start, -1)
+
+    def _lists_of(self, name: str, number: int) -> Ragged:
+        column = self._lists[name]
+        if len(self._sizes) == 1:
+            return column
+        first, last = self._first_rows[number : number + 2]
+        return self._batch_lists(name, [column.slice(first, last)])
 
     def _batch_lists(self, name: str, parts: Sequence[Ragged]) -> Ragged:
         """Return the lists of a batch, with as many values as `ListLengths` asks for."""

@@ -28,11 +28,14 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic
 
-from tutorlib.loader.batch_group import ArrayBatch, BatchBuilder, GroupT, ScatterPlan
+from tutorlib.loader.batch_group import ArrayBatches, BatchBuilder, GroupT, ScatterPlan
 from tutorlib.loader.plan import EpochPlan, RowSlice, blocks_of
 from tutorlib.parquet import RowRange
 
 CONVERT_BATCHES = 64  # at most, of one task: the first of them has to wait for the last
+
+_process = [os.getpid()]  # which process this is; asking the system for every batch takes longer
+os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
 
 
 class Stopwatch:
@@ -63,7 +66,7 @@ class Pipeline(Generic[GroupT]):
         plan: which rows each batch has.
         builder: makes groups of batches.
         scatter: reads a row range and copies its rows to groups; called from several threads.
-        finish: turns an `ArrayBatch` into what the consumer gets; called from several threads.
+        finish: turns `ArrayBatches` into what the consumer gets; called from several threads.
         threads: number of worker threads; they start with the first `next_batch`.
         stopwatch: adds up the seconds of "scatter" and "convert" (over all threads) and "wait".
         at_end: called when the threads have ended.
@@ -76,7 +79,7 @@ class Pipeline(Generic[GroupT]):
         plan: EpochPlan,
         builder: BatchBuilder[GroupT, Any],
         scatter: Callable[[RowRange, list[ScatterPlan[GroupT]]], None],
-        finish: Callable[[ArrayBatch], Any],
+        finish: Callable[[ArrayBatches], Sequence[Any]],
         *,
         threads: int,
         stopwatch: Stopwatch,
@@ -87,7 +90,7 @@ class Pipeline(Generic[GroupT]):
         self._plan, self._builder, self._scatter, self._finish = plan, builder, scatter, finish
         self._stopwatch, self._at_end = stopwatch, at_end
         self._convert_batches = convert_batches
-        self._process = os.getpid()
+        self._process = _process[0]
         # The consumer's own:
         self._next_out = first_batch
         self._received: deque[Any] | None = None  # batches that it has not given out yet
@@ -129,32 +132,36 @@ class Pipeline(Generic[GroupT]):
                 that the message does not depend on threads.
             RuntimeError: in a fork of the process, which has none of the threads.
         """
-        if self._process != os.getpid():
+        if self._process != _process[0]:
             raise RuntimeError(
                 "this pass began before the process was forked, and its threads are not in the "
                 "fork; iterate over the loader again"
             )
-        if self._next_out >= len(self._plan):
-            return None
-        started = time.perf_counter()
-        if not self._asked:
-            self._asked = True
-            # Thread.start() waits under a lock, which an interrupt would leave held.
-            _thread.start_new_thread(self._start, ())
         received = self._received
         if not received:
-            self._wanted = self._next_out
-            self._tickets.put(None)
-            received = self._received = self._results.get()
+            if self._next_out >= len(self._plan):
+                return None
+            received = self._received = self._receive()
         if self._stopping or received is None:
             self.close()
             if self._errors:
                 raise self._first_error()
             return None
-        batch = received.popleft()
         self._next_out += 1
+        return received.popleft()
+
+    def _receive(self) -> deque[Any] | None:
+        """Wait for the next batches; None if the threads were stopped."""
+        started = time.perf_counter()
+        if not self._asked:
+            self._asked = True
+            # Thread.start() waits under a lock, which an interrupt would leave held.
+            _thread.start_new_thread(self._start, ())
+        self._wanted = self._next_out
+        self._tickets.put(None)
+        received = self._results.get()
         self._stopwatch.add(wait=time.perf_counter() - started)
-        return batch
+        return received
 
     def stop_without(self, owner: Any) -> None:
         """Stop the threads when `owner` is dropped, without waiting for them.
@@ -176,7 +183,7 @@ class Pipeline(Generic[GroupT]):
 
     def close(self) -> None:
         """Stop the threads, wait for them and release all memory. May be called again."""
-        if self._process != os.getpid():
+        if self._process != _process[0]:
             return  # a fork has none of the threads
         self._stop()
         self._received = None
@@ -329,10 +336,10 @@ class Pipeline(Generic[GroupT]):
     def _convert(self, group: GroupT, which: range, first: int) -> None:
         started = time.perf_counter()
         rows, batches = 0, deque[Any]()
-        for index in which:
-            batch = group.batch(index)
-            batches.append(self._finish(batch))
-            rows += batch.num_rows
+        for arrays in group.batches(which):
+            made = self._finish(arrays)
+            rows += arrays.num_rows * len(made)
+            batches.extend(made)
         self._stopwatch.add(convert=time.perf_counter() - started, rows=rows, batches=len(which))
         with self._lock:
             self._done[first] = batches

@@ -1,22 +1,22 @@
-"""BatchMaker: a batch as the tensors that Keras takes, (inputs, labels) or with weights."""
+"""BatchMaker: batches as the tensors that Keras takes, (inputs, labels) or with weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tutorlib.chunk import Ragged, array_namespace, to_host
-from tutorlib.keras_bridge import gpu_tensor_maker, tensor_maker
+from tutorlib.keras_bridge import gpu_tensor_maker, tensor_maker, unstacking_maker
 from tutorlib.loader.batch_format import BatchFormat
-from tutorlib.loader.batch_group import ArrayBatch
+from tutorlib.loader.batch_group import ArrayBatches
 from tutorlib.memory import BufferPool, DevicePool, aligned, aligned_empty
 from tutorlib.schema import Schema
 
 
 class BatchMaker:
-    """Turns an `ArrayBatch` into (inputs, labels) or (inputs, labels, weights) of tensors.
+    """Turns `ArrayBatches` into (inputs, labels) or (inputs, labels, weights) of tensors.
 
     Args:
         batch_format: what the batches look like.
@@ -43,31 +43,43 @@ class BatchMaker:
         self._tensor: Callable[[Any], Any] = to_host
         if not as_numpy:
             self._tensor = gpu_tensor_maker() if on_gpu else tensor_maker()
+        together = self._pool is None and not as_numpy
+        self._tensors = unstacking_maker() if together else lambda a: list(map(self._tensor, a))
 
-    def __call__(self, batch: ArrayBatch) -> Any:
-        """Return the batch; only padded lists and list lengths are copied."""
-        lists = {name: self._arrays(name, column) for name, column in batch.lists.items()}
-        weights = self._row_weights(batch.scalars)
+    def __call__(self, batches: ArrayBatches) -> list[Any]:
+        """Return the batches; only padded lists, list lengths and class weights are copied."""
+        lists = [
+            {name: self._arrays(name, column) for name, column in columns.items()}
+            for columns in batches.lists
+        ]
+        weights = self._row_weights(batches.scalars)
         if self._pool is not None:
             self._pool.space.finish()  # the consumer must not read what is still being written
-        inputs = {
-            name: self._tensor(array)
-            for name, array in batch.scalars.items()
+        tensors = {
+            name: self._tensors(array)
+            for name, array in batches.scalars.items()
             if name not in self._weights
         }
-        labels = {name: inputs.pop(name) for name in self._labels}
-        for name, arrays in lists.items():
-            tensors = {part: self._tensor(array) for part, array in arrays.items()}
-            inputs.update(_ragged(name, tensors) if self._multi_hot == "ragged" else tensors)
-        target = labels[self._labels[0]] if len(labels) == 1 else labels or None
-        return (inputs, target) if weights is None else (inputs, target, self._tensor(weights))
+        labels = {name: tensors.pop(name) for name in self._labels}
+        inputs = _by_batch(tensors, len(lists))
+        for columns, parts in zip(inputs, lists, strict=True):
+            for name, arrays in parts.items():
+                made = {part: self._tensor(array) for part, array in arrays.items()}
+                columns.update(_ragged(name, made) if self._multi_hot == "ragged" else made)
+        targets: Iterable[Any] = [None] * len(lists)
+        if labels:
+            targets = labels.popitem()[1] if len(labels) == 1 else _by_batch(labels, len(lists))
+        if weights is None:
+            return list(zip(inputs, targets, strict=True))
+        return list(zip(inputs, targets, self._tensors(weights), strict=True))
 
     def _row_weights(self, scalars: dict[str, Any]) -> Any:
-        """Return the weight of each row, float32 [batch], or None."""
-        own = [scalars[name][:, 0] for name in self._weights]
+        """Return the weight of each row, float32 [batches, rows], or None."""
+        own = [scalars[name][:, :, 0] for name in self._weights]
         if self._class_weights is None:
             return own[0] if own else None
-        weights = self._class_weights(scalars[self._labels[0]])
+        labels = scalars[self._labels[0]]
+        weights = self._class_weights(labels).reshape(labels.shape[:2])
         return self._copy(weights * own[0] if own else weights)
 
     def _arrays(self, name: str, lists: Ragged) -> dict[str, Any]:
@@ -95,6 +107,13 @@ class BatchMaker:
             padded[...] = 0
         padded[xp.arange(width) < lengths[:, None]] = values
         return padded if self._pool is None else self._pool.copy(padded)
+
+
+def _by_batch(tensors: Mapping[str, Sequence[Any]], count: int) -> list[dict[str, Any]]:
+    """Return {name: tensor} of each batch, given the tensors of all batches by name."""
+    if not tensors:
+        return [{} for _ in range(count)]
+    return [dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)]
 
 
 def _ragged(name: str, tensors: dict[str, Any]) -> dict[str, Any]:
