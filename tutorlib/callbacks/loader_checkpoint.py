@@ -7,8 +7,9 @@ import itertools
 import math
 import os
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import keras
 import numpy as np
@@ -19,7 +20,7 @@ from tutorlib.loader import KerasSequenceLoader
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 
 VARIABLES_FILE = "variables.npy"
-BLOCK_BYTES = 2**23  # of a table, written at once
+BLOCK_BYTES = 2**23  # of a table, written or read at once
 RESUME = "Remove the folder to resume from the checkpoint before it."
 
 
@@ -252,15 +253,13 @@ def _write_variables(path: Path, model: keras.Model) -> int:
     """Write all variables; return the file's bytes. HDF5 would end the process on a full disk."""
     with open(path, "wb") as file:
         for variable in _variables(model):
-            shape, dtype = tuple(variable.shape), np.dtype(variable.dtype)
-            if len(shape) != 2 or math.prod(shape) * dtype.itemsize <= BLOCK_BYTES:
+            if not _is_large(variable):
                 np.save(file, keras.ops.convert_to_numpy(variable), allow_pickle=False)
                 continue
             # A table, in blocks of rows: its whole value would be copied twice.
-            step = max(1, BLOCK_BYTES // (shape[1] * dtype.itemsize))
-            for start in range(0, shape[0], step):
-                ids = np.arange(start, min(start + step, shape[0]))
-                rows = keras.ops.convert_to_numpy(take_rows(variable, ids))
+            shape = tuple(variable.shape)
+            for start, stop in _blocks(variable):
+                rows = keras.ops.convert_to_numpy(take_rows(variable, np.arange(start, stop)))
                 if start == 0:
                     header = np.lib.format.header_data_from_array_1_0(rows) | {"shape": shape}
                     np.lib.format.write_array_header_1_0(file, header)
@@ -275,7 +274,7 @@ def _read_variables(path: Path, model: keras.Model) -> None:
             start, dtype = file.tell(), np.dtype(variable.dtype)
             try:
                 np.lib.format.read_magic(file)
-                shape, _, stored = np.lib.format.read_array_header_1_0(file)
+                shape, transposed, stored = np.lib.format.read_array_header_1_0(file)
             except (ValueError, SyntaxError, tokenize.TokenError) as error:
                 raise ValueError(
                     f"{path} was changed at byte {start}: {error}. {RESUME}"
@@ -285,9 +284,50 @@ def _read_variables(path: Path, model: keras.Model) -> None:
                     f"{path} was changed at byte {start}: {variable.path} is {variable.dtype} "
                     f"{list(variable.shape)}, got {stored} {list(shape)}. {RESUME}"
                 )
+            if not transposed and _is_large(variable) and _is_on_one_tensorflow_device(variable):
+                _read_rows(file, variable)
+                continue
             file.seek(start)
             value = np.load(file, allow_pickle=False)
             variable.assign(value.view(dtype))  # NumPy has no bfloat16
+
+
+def _is_large(variable: Any) -> bool:
+    """Return whether a variable is a matrix that is written and read in blocks of rows."""
+    nbytes = math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
+    return len(variable.shape) == 2 and nbytes > BLOCK_BYTES
+
+
+def _blocks(variable: Any) -> Iterator[tuple[int, int]]:
+    """Return the first row of each block, and the one after its last."""
+    rows, width = variable.shape
+    step = max(1, BLOCK_BYTES // (width * np.dtype(variable.dtype).itemsize))
+    return ((start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _is_on_one_tensorflow_device(variable: Any) -> bool:
+    if keras.config.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return not isinstance(variable.value, tf.distribute.DistributedValues)
+
+
+def _read_rows(file: BinaryIO, variable: Any) -> None:
+    """Assign a table in blocks: its whole value would be a second copy of it, or two."""
+    import tensorflow as tf
+
+    width, dtype = variable.shape[1], np.dtype(variable.dtype)
+    for start, stop in _blocks(variable):
+        rows = np.frombuffer(file.read((stop - start) * width * dtype.itemsize), dtype)
+        # A scatter would make TensorFlow copy the table at each later read of it.
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=variable.value.handle,
+            begin=[start],
+            end=[stop],
+            strides=[1],
+            value=rows.reshape(-1, width),
+        )
 
 
 def _sha256(path: Path) -> str:
