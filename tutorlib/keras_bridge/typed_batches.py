@@ -121,10 +121,10 @@ def with_types(lists: Collection[str] = ()) -> Callable[[Any], Any]:
     the number of rows, except for lists.
 
     Args:
-        lists: names of the list columns. From the second number of values on, any number is of the
-            same type.
+        lists: names of the list columns. From the second number of values on, any other number is
+            of the same type.
     """
-    types: dict[int, BatchType] = {}  # by rows
+    types: dict[int, list[BatchType]] = {}  # by rows, from the first to the most general one
 
     def typed(batch: Any) -> Any:
         inputs = batch[0]
@@ -133,12 +133,14 @@ def with_types(lists: Collection[str] = ()) -> Callable[[Any], Any]:
         if any(isinstance(inputs[name], tf.RaggedTensor) for name in names):
             return batch
         rows = next(inputs[name] for name in inputs if not name.endswith("__values")).shape[0]
-        found = types.get(rows)
-        if found is None or not found.takes(inputs, names):
+        known = types.setdefault(rows, [])
+        found = next((one for one in known if one.takes(inputs, names)), None)
+        if found is None:
             this = batch_type(batch)
-            types[rows] = this.most_specific_common_supertype([found or this]) or this
+            found = this.most_specific_common_supertype([*known[-1:], this]) or this
+            known.append(found)
         result = TypedBatch(batch)
-        result.tracing_type = types[rows]
+        result.tracing_type = found
         return result
 
     return typed
