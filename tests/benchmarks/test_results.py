@@ -48,6 +48,25 @@ def test_the_gain_in_training_that_the_readme_names_is_that_of_the_results(readm
     assert f"for data {min(waits):.0f} to {max(waits):.0f} % of the time" in readme
 
 
+def test_the_rates_of_other_libraries_in_the_readme_are_those_of_the_results(readme):
+    result = figures.newest("peers")
+    expected = {
+        "loader, columns": "the loader gives {} rows/s",
+        "Keras arrays in memory": "Keras gives {} from arrays",
+        "PyTorch DataLoader over Arrow, per row group": "DataLoader over Arrow {}",
+        "merlin-dataloader, per partition": "merlin-dataloader {}",
+        "HF datasets, in a window": "HF datasets at most {}",
+        "train: loader, stacked and fused": "{} samples/s with the loader",
+        "train: PyTorch, tensors in memory": "{} in PyTorch",
+    }
+    texts = [
+        text.format(figures.in_words(named(result, name)["rows_per_s"]))
+        for name, text in expected.items()
+    ]
+    assert [text for text in texts if text not in readme] == []
+    assert result["not_measured"] == []
+
+
 @pytest.mark.parametrize("name", ["loader_throughput", "train"])
 def test_a_figure_shows_the_ratios_of_the_results(name, root):
     benchmark, part, _ = figures.DRAWN[name]
