@@ -33,7 +33,7 @@ from benchmarks.memory import WARM_ROWS, linked
 from tutorlib.chunk import Chunk
 from tutorlib.schema import Column, Schema
 
-SUMMARY = "how start-up, rate, memory and bytes read grow with rows, columns and files (6 minutes)"
+SUMMARY = "how start-up, rate, memory and bytes read grow with rows, columns and files (16 minutes)"
 SIZES = {
     "rows": (1_048_576, 8_388_608, 67_108_864),
     "columns": (10, 100, 500, 2_000),

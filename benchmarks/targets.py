@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import in_words, newest
+from benchmarks.growth import BOUNDED, EXPONENT, START_S
 from benchmarks.machine import ROOT, describe_hardware
 from benchmarks.measure import RESULTS
 from tutorlib.storage import new_file
@@ -43,7 +44,7 @@ def tables(results: Path = RESULTS) -> str:
     """Return a table in Markdown for the newest results of each benchmark that has bounds."""
     named = {json.loads(path.read_text("utf-8"))["benchmark"] for path in results.glob("*.json")}
     newest_of = {name: newest(name, results, "date") for name in sorted(named)}
-    return "\n".join(_table(result) for result in newest_of.values() if result.get("claims"))
+    return "\n".join(_table(result) for result in newest_of.values() if _rows(result))
 
 
 def _table(result: Mapping[str, Any]) -> str:
@@ -53,9 +54,40 @@ def _table(result: Mapping[str, Any]) -> str:
         "",
         "| measured | compared with | target | median (all turns) | reached |",
         "| --- | --- | --- | --- | --- |",
-        *map(_row, result["claims"]),
+        *_rows(result),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _rows(result: Mapping[str, Any]) -> list[str]:
+    rows = [_row(claim) for claim in result["claims"]]
+    for section, part in result.get("also", {}).items():
+        rows += [_row({**claim, "name": f"{section}: {claim['name']}"}) for claim in part["claims"]]
+    if result["benchmark"] == "growth":
+        rows += map(_growth_row, result["growth"])
+        rows += map(_start_row, result["start_up"])
+    return rows
+
+
+def _growth_row(bound: Mapping[str, Any]) -> str:
+    smaller, larger = bound["sizes"]
+    series = bound["series"].replace("_", " ")
+    return (
+        f"| {BOUNDED[bound['cost']]}, {larger:,} {series} | {smaller:,} {series} | "
+        f"growth with at most size ** {EXPONENT} | size ** {bound['exponent']:.2f} | "
+        f"{_reached(bound)}"
+    )
+
+
+def _start_row(bound: Mapping[str, Any]) -> str:
+    return (
+        f"| seconds to the first batch, {bound['name']} |  | at most {START_S:.0f} s | "
+        f"{bound['seconds']:.2f} s | {_reached(bound)}"
+    )
+
+
+def _reached(bound: Mapping[str, Any]) -> str:
+    return "yes |" if bound["holds"] else "no |"
 
 
 def _row(claim: Mapping[str, Any]) -> str:
@@ -69,6 +101,6 @@ def _row(claim: Mapping[str, Any]) -> str:
             claim["other"] or "",
             f"{'at least' if claim['of'] == 'rows_per_s' else 'at most'} {text(claim['bound'])}",
             f"{text(claim['median'])} ({least} to {most})",
-            f"{'yes' if claim['holds'] else 'no'} |",
+            _reached(claim),
         ]
     )

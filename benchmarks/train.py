@@ -41,7 +41,7 @@ from benchmarks.measure import Claim
 if TYPE_CHECKING:
     from tutorlib.profiling import Trace
 
-SUMMARY = "samples/s of training and its wait for data, native and with the loader (8 minutes)"
+SUMMARY = "samples/s of training and its wait for data, native and with the loader (6 minutes)"
 TITLES = {"dlrm": "DLRM", "movielens": "MovieLens", "wide_and_deep": "Wide & Deep"}
 DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "dlrm": criteo_shape,

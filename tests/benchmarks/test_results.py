@@ -42,9 +42,13 @@ def test_the_rates_and_ratios_in_the_readme_are_those_of_the_results(readme):
 
 def test_the_gain_in_training_that_the_readme_names_is_that_of_the_results(readme):
     candidates = figures.newest("train")["candidates"]
-    gains = [c["times_native"] for c in candidates if "loader" in c["name"]]
+    gains, prebatched = (
+        [c[times] for c in candidates if "loader" in c["name"]]
+        for times in ("times_native", "times_prebatched")
+    )
     waits = [100 * c["wait_share"] for c in candidates if c["name"].endswith(": native")]
-    assert f"training {min(gains):.0f} to {max(gains):.0f} times as fast" in readme
+    assert f"training {min(gains):.1f} to {max(gains):.1f} times as fast" in readme
+    assert f"and {min(prebatched):.1f} to {max(prebatched):.1f} times as fast" in readme
     assert f"for data {min(waits):.0f} to {max(waits):.0f} % of the time" in readme
 
 
