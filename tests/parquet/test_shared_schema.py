@@ -11,7 +11,7 @@ import pytest
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify
 from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.parquet.files import _schemas
+from tutorlib.parquet.footers import schemas_of
 from tutorlib.workflow import Workflow
 
 DAY = datetime.datetime(2024, 2, 29, 7)
@@ -134,6 +134,6 @@ def test_files_of_the_same_columns_share_one_schema_in_memory(tmp_path):
     pq.write_table(pa.table({"x": pa.array([3], pa.int32())}), tmp_path / "3.parquet")
     with pytest.warns(UserWarning, match="'x' is read as int64"):
         source = ParquetSource(tmp_path)
-    first, *same, other = _schemas(source.stored.footers)
+    first, *same, other = schemas_of(source.stored.footers)
     assert all(schema is first for schema in same)
     assert other.field("x").type == pa.int32()

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from tutorlib.schema import Schema, resolve_schema
+from tutorlib.storage import read_text
 
 SCHEMA_FILE = "_schema.json"
 
 
-def folder_schema(paths: Iterable[Any]) -> Schema | None:
-    """Return the schema that all of these local folders hold; None without one, or if they differ.
+def folder_schema(paths: Iterable[Any], filesystem: Any = None) -> Schema | None:
+    """Return the schema that all of these folders hold; None without one, or if they differ.
+
+    Args:
+        paths: folders, also as URLs; other paths have no schema.
+        filesystem: `pyarrow.fs` or fsspec filesystem that holds them; None takes it from URLs.
 
     Raises:
         ValueError: if a `_schema.json` holds no schema.
     """
-    files = [Path(path) / SCHEMA_FILE for path in paths]
-    if not files or not all(file.is_file() for file in files):
+    schemas = []
+    for path in paths:
+        text = read_text(path, SCHEMA_FILE, filesystem)
+        if text is None:
+            return None
+        try:
+            schemas.append(Schema.from_json(text))
+        except ValueError as error:
+            place = f"{path}/{SCHEMA_FILE}"
+            raise ValueError(f"{place}: {error}. Write the schema again.") from error
+    if not schemas:
         return None
-    first, *others = map(Schema.load, files)
+    first, *others = schemas
     return first if all(other == first for other in others) else None
 
 
@@ -49,7 +62,7 @@ def schema_of_arguments(
     """
     stored = None
     if schema is None and feature_columns is None:
-        stored = folder_schema(source.paths)
+        stored = folder_schema(source.paths, source.filesystem)
     by_name = cat_names is not None or cont_names is not None
     cat_names, cont_names, label_names, id_names = (
         None if names is None else list(names)

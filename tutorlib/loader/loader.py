@@ -41,7 +41,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
     Args:
         paths_or_source: Parquet or Arrow file, folder, glob pattern, a list of these; a
             `ParquetSource`; a part of `split_rows`; a pyarrow Table, a pandas or polars DataFrame.
-            A local folder's `_schema.json` gives what arguments leave out: roles, cardinalities.
+            A folder's `_schema.json` gives what arguments leave out: roles, cardinalities.
         batch_size: rows per batch, at least 1.
         label_names: names of the label columns; None takes the labels of `schema`, if any.
         feature_columns: list of `tf.feature_column` objects that name the features. Features can
@@ -63,7 +63,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
             mixed in one chunk. None mixes as many row groups as a chunk holds, at least 8; or 1
             partition if `buffer_size` is given.
         reader_kwargs: {"threads": number of reader threads}; default is one per CPU core, at most
-            four for a GPU.
+            four for a GPU; for remote files four per core, at most 32.
         global_size: number of ranks (training processes); None for a single one.
         global_rank: number of this rank, from 0; give both or neither.
         drop_last: whether to leave out the last batch if it is not full.

@@ -64,7 +64,8 @@ class Planner:
     @functools.cached_property
     def threads(self) -> int:
         """Reader threads."""
-        return self._settings.threads(on_device=self._source.memory is not None)
+        remote = not self._source.stored.is_local
+        return self._settings.threads(on_device=self._source.memory is not None, remote=remote)
 
     @functools.cached_property
     def row_bytes(self) -> RowBytes:

@@ -24,6 +24,8 @@ from tutorlib.parquet import ParquetSource
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS
 
 PLANNED_THREADS = 4  # for which a memory budget is divided, so that no order depends on the cores
+REMOTE_THREADS = 4  # per core, to wait for remote files
+MOST_REMOTE_THREADS = 32
 
 # The smallest value of each integer.
 LEAST = {
@@ -127,15 +129,19 @@ class LoaderSettings:
             class_weight=None,
         )  # fmt: skip
 
-    def threads(self, *, on_device: bool) -> int:
+    def threads(self, *, on_device: bool, remote: bool) -> int:
         """Return the number of reader threads, at least 1.
 
-        A memory budget is planned for four threads, and four keep a GPU busy.
+        A memory budget is planned for four threads, and four keep a GPU busy. Threads that read
+        remote files wait most of the time, so there are several per core.
 
         Args:
             on_device: whether batches are made in a device's memory.
+            remote: whether files are on other machines.
         """
         threads = _reader_threads(self.reader_kwargs)
+        if remote and "threads" not in (self.reader_kwargs or {}):
+            threads = max(threads, min(REMOTE_THREADS * threads, MOST_REMOTE_THREADS))
         if self.memory_budget is not None or (on_device and self.reader_kwargs is None):
             return min(threads, PLANNED_THREADS)
         return threads

@@ -6,11 +6,12 @@ group; `device_reader` and `cudf_decoder` read on a GPU.
 """
 
 from tutorlib.parquet.encoded_source import with_encoded_strings
-from tutorlib.parquet.paths import as_arrow_filesystem, find_files
+from tutorlib.parquet.paths import find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding, file_rows
 from tutorlib.parquet.source import ParquetSource
 from tutorlib.parquet.tables import table_of
 from tutorlib.parquet.types import ParquetError, RowGroup, RowRange, column_type, type_words
+from tutorlib.storage import as_arrow_filesystem
 
 __all__ = [
     "ParquetError",

@@ -20,19 +20,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tutorlib.chunk import column_from_arrow
-from tutorlib.memory import map_on_threads
-from tutorlib.parquet.paths import CSV_ENDINGS, DataFile, csv_remedy
+from tutorlib.parquet.footers import leaf_count, read_footers, schemas_of
+from tutorlib.parquet.paths import DataFile
 from tutorlib.parquet.shared_schema import shared_schema
 from tutorlib.parquet.sizes import decoded_bytes, number_width, stream_bytes
 from tutorlib.parquet.slices import Stream, Streams
 from tutorlib.parquet.types import ParquetError, RowGroup, column_type
+from tutorlib.storage import etag_of, store_failure
 
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
 STREAM_PAGE = 1_572_864  # bytes that a stream holds for each column, measured with 1 MiB pages
 STREAM_ROWS = 16_384  # least number of rows that a stream decodes in one step
 STEP_COPIES = 2  # of a decoded step that a stream holds: the reader's buffers, and what is left
 STEP_PARTS = 8  # of a step, which are decoded one by one
-OPENING_THREADS = 8
 
 
 class ParquetFiles:
@@ -68,8 +68,10 @@ class ParquetFiles:
     def __init__(self, files: Sequence[DataFile]) -> None:
         self.files = list(files)
         self.paths = [file.path for file in self.files]
-        self.footers = map_on_threads(_footer, self.files, OPENING_THREADS)
-        self.shared = shared_schema(self.paths, list(_schemas(self.footers)))
+        read = read_footers(self.files)
+        self.footers = [footer for footer, _ in read]
+        self._etags = [etag for _, etag in read]
+        self.shared = shared_schema(self.paths, list(schemas_of(self.footers)))
         self.schema = self.shared.schema
         if doubts := self.shared.doubts():
             warnings.warn(doubts, stacklevel=3)
@@ -83,6 +85,11 @@ class ParquetFiles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, streams=Streams(state["streams"]))
+
+    @functools.cached_property
+    def is_local(self) -> bool:
+        """Whether all files are on this machine."""
+        return all(file.is_local for file in self.files)
 
     def _in_shared_types(self, table: pa.Table) -> pa.Table:
         """Return a table of one file with the columns whose types differ in those of all files."""
@@ -139,7 +146,7 @@ class ParquetFiles:
         if file not in self._leaves_of_files:
             numbers, first = {}, 0
             for field in self.footers[file].schema.to_arrow_schema():
-                stop = first + _leaf_count(field.type)
+                stop = first + leaf_count(field.type)
                 numbers[field.name], first = range(first, stop), stop
             self._leaves_of_files[file] = numbers
         return self._leaves_of_files[file]
@@ -257,8 +264,14 @@ class ParquetFiles:
                     yield _joined(parts)
 
     def refuse_change(self, group: RowGroup) -> None:
-        """Raise ParquetError if the file of a row group has changed since its footer was read."""
-        change = self.files[group.file].change()
+        """Raise ParquetError if a local file has changed since its footer was read.
+
+        A remote file is compared when a row group is opened, which then reads ahead all of it.
+        """
+        if self.files[group.file].is_local:
+            self._refuse(group, self.files[group.file].change())
+
+    def _refuse(self, group: RowGroup, change: str) -> None:
         if change:
             raise ParquetError(
                 f"{self.location(group)}: the file has changed since it was opened: {change}. "
@@ -271,7 +284,10 @@ class ParquetFiles:
         try:
             yield
         except (pa.ArrowException, OSError, EOFError) as error:
-            self.refuse_change(group)
+            file = self.files[group.file]
+            if failure := store_failure(error, file.filesystem):
+                raise ParquetError(f"{self.location(group)}: {failure}") from error
+            self._refuse(group, file.change())
             at_fault = [n for n in names if len(names) == 1 or not self._can_be_read(group, n)]
             column = f", column {at_fault[0]!r}" if at_fault else ""
             raise ParquetError(
@@ -290,11 +306,16 @@ class ParquetFiles:
     def _open(self, group: RowGroup, **options: Any) -> pq.ParquetFile:
         self.refuse_change(group)
         file = self.files[group.file]
+        source: Any = file.inner
+        if not file.is_local:
+            source, etag = file.filesystem.open_input_file(file.inner), self._etags[group.file]
+            change = "it was written again" if etag != etag_of(source) else ""
+            self._refuse(group, change if etag else file.change())
         # Not memory-mapped: that is no faster, and a signal would kill the process if the file is
         # truncated meanwhile, where reading raises an error.
         return pq.ParquetFile(
-            file.inner,
-            filesystem=file.filesystem,
+            source,
+            filesystem=file.filesystem if file.is_local else None,
             metadata=self.footers[group.file],
             pre_buffer=not file.is_local,
             page_checksum_verification=True,
@@ -398,13 +419,6 @@ class ParquetFiles:
         return int(pages + STEP_COPIES * decoded)
 
 
-def _leaf_count(kind: pa.DataType) -> int:
-    """Return the number of column chunks in which a Parquet file stores a column of this type."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _leaf_count(kind.storage_type)
-    return sum(_leaf_count(kind.field(k).type) for k in range(kind.num_fields)) or 1
-
-
 def _joined(parts: list[pa.Table]) -> pa.Table:
     """Return the tables one after the other; the list is then empty and holds none of them."""
     table = pa.concat_tables(parts)
@@ -416,28 +430,3 @@ def _check_length(table: pa.Table, rows: int) -> pa.Table:
     if table.num_rows != rows:
         raise EOFError(f"{table.num_rows} rows, but the footer says {rows}")
     return table
-
-
-def _schemas(footers: Sequence[pq.FileMetaData]) -> Iterator[pa.Schema]:
-    """Yield the Arrow schema of each file: the same object again where it cannot differ."""
-    last, stored, schema = None, None, None
-    for footer in footers:
-        metadata = footer.metadata
-        # Equal leaves and the equal Arrow schema that was written; leaves alone do not tell groups.
-        if not (metadata and b"ARROW:schema" in metadata and metadata == stored) or not (
-            footer.schema.equals(last)
-        ):
-            last, stored, schema = footer.schema, metadata, footer.schema.to_arrow_schema()
-        yield schema
-
-
-def _footer(file: DataFile) -> pq.FileMetaData:
-    try:
-        return pq.read_metadata(file.inner, filesystem=file.filesystem)
-    except PermissionError as error:
-        raise ParquetError(f"{file.path}: may not be read ({error})") from error
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        remedy = "Write it again, or remove it"
-        if file.path.endswith(CSV_ENDINGS):
-            remedy = csv_remedy(file.path)
-        raise ParquetError(f"{file.path}: not a whole Parquet file ({error}). {remedy}.") from error

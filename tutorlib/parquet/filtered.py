@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib.memory import map_on_threads
-from tutorlib.parquet.files import OPENING_THREADS, ParquetFiles
+from tutorlib.parquet.files import ParquetFiles
 from tutorlib.parquet.filters import STEP_ROWS, PassingRows, RowFilter
+from tutorlib.parquet.footers import opening_threads
 from tutorlib.parquet.source_sizes import REMEMBERED
 from tutorlib.parquet.types import RowGroup
 
@@ -122,7 +123,8 @@ class FilteredRowGroups(RowChoice):
         Row groups are read unless the statistics show that all rows pass.
         """
         first_of_file = {group.file: group for group in reversed(groups)}
-        found = map_on_threads(self._possible, first_of_file.values(), OPENING_THREADS)
+        threads = opening_threads(self._stored.files)
+        found = map_on_threads(self._possible, first_of_file.values(), threads)
         by_file = dict(zip(first_of_file, found, strict=True))
 
         def count(group: RowGroup) -> int:
@@ -131,7 +133,7 @@ class FilteredRowGroups(RowChoice):
             return len(self.passing(group))
 
         possible = [group for group in groups if group.index in by_file[group.file]]
-        return list(zip(possible, map_on_threads(count, possible, OPENING_THREADS), strict=True))
+        return list(zip(possible, map_on_threads(count, possible, threads), strict=True))
 
     def _possible(self, group: RowGroup) -> dict[int, bool]:
         with self._stored.errors_at(group):

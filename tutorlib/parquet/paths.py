@@ -1,7 +1,7 @@
 """Finds the files of a data set: folders, patterns, URLs, and the keys in names of folders.
 
-Local files are found with the standard library, all others through `pyarrow.fs`, which wraps the
-filesystems of fsspec.
+Local files are found with the standard library, all others through `pyarrow.fs`, with one
+listing of a folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import fnmatch
 import functools
 import glob
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
@@ -20,11 +19,13 @@ from urllib.parse import unquote
 
 from pyarrow import fs
 
+from tutorlib.storage import find_filesystem, refuse_unfinished, store_errors
+from tutorlib.storage.filesystems import before_pattern
+
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 ARROW_ENDINGS = (".arrow", ".feather", ".ipc")
 CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
-ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # read by pyarrow, without fsspec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,8 @@ class DataFile:
         inner: path within the filesystem.
         keys: {name: text} of the folders `name=text` above it; None for Hive's name of a null.
         size: bytes.
-        version: changes when the file is written again: time of the last change in ns, or what
-            else the filesystem offers; None if it offers nothing.
+        version: changes when the file is written again: time of the last change in ns (of an object
+            store in s), or what else the filesystem offers; None if it offers nothing.
         held_by: object that keeps a temporary file from being removed; None for other files.
     """
 
@@ -88,6 +89,7 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         ValueError: if a file is given twice, by whatever paths or links.
         PermissionError: if a folder may not be searched.
         ImportError: if a URL needs fsspec or one of its drivers that is not installed.
+        OSError: if an object store cannot be reached, or refuses the credentials.
 
     Example:
         >>> import tempfile
@@ -100,20 +102,20 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    given = None if filesystem is None else as_arrow_filesystem(filesystem)
     files: list[DataFile] = []
     keys_of = functools.cache(_keys)
     for item in paths:
         text = os.fspath(item)
-        where, inner, prefix = _resolve(text) if given is None else (given, text, "")
+        where, inner, prefix = find_filesystem(text, filesystem)
         find = _find_local if isinstance(where, fs.LocalFileSystem) else _find_remote
-        found = [
-            DataFile(prefix + path, where, path, keys_of(tuple(folders)), *_stamp(where, path))
-            for path, folders in [*find(where, inner, PARQUET_ENDINGS)]
-            or find(where, inner, ARROW_ENDINGS)
-        ]
+        with store_errors(text, where):
+            found = [
+                DataFile(prefix + p, where, p, keys_of(tuple(folders)), *_stamp(where, p, info))
+                for p, folders, info in [*find(where, inner, PARQUET_ENDINGS)]
+                or find(where, inner, ARROW_ENDINGS)
+            ]
+            csv = not found and any(True for _ in find(where, inner, CSV_ENDINGS))
         if not found:
-            csv = any(True for _ in find(where, inner, CSV_ENDINGS))
             raise FileNotFoundError(
                 f"no Parquet file at {text!r} (tried as a file, as a folder of "
                 f"{'/'.join(PARQUET_ENDINGS + ARROW_ENDINGS)} files, and as a glob pattern)"
@@ -144,69 +146,30 @@ def _refuse_twice(files: Sequence[DataFile]) -> None:
         first[identity] = file.path
 
 
-def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
-    """Return a filesystem of pyarrow or fsspec as one of pyarrow.
+def _stamp(
+    filesystem: fs.FileSystem, path: str, info: fs.FileInfo | None = None
+) -> tuple[int | None, int | str | None]:
+    """Return (bytes, version) of a file; raise FileNotFoundError if it does not exist.
 
-    Raises:
-        TypeError: for anything else.
+    Args:
+        filesystem: filesystem of the file.
+        path: path within it.
+        info: what a listing said of the file; None to ask.
     """
-    if isinstance(filesystem, fs.FileSystem):
-        return filesystem
-    try:
-        import fsspec
-        from fsspec.implementations.local import LocalFileSystem
-    except ImportError:
-        fsspec = None
-    if fsspec is None or not isinstance(filesystem, fsspec.AbstractFileSystem):
-        raise TypeError(
-            "filesystem must be one of pyarrow.fs or fsspec, got "
-            f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
-        )
-    if isinstance(filesystem, LocalFileSystem):
-        return fs.LocalFileSystem()
-    return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
-
-
-def _resolve(text: str) -> tuple[fs.FileSystem, str, str]:
-    """Return (filesystem, path within it, the URL's text before that path) of a path or URL."""
-    scheme, is_url, rest = text.partition("://")
-    if not is_url or "/" in scheme:
-        return fs.LocalFileSystem(), text, ""
-    if scheme == "file":
-        return fs.LocalFileSystem(), unquote(rest), ""
-    if scheme in ARROW_SCHEMES:
-        path, _, options = rest.partition("?")
-        head = _before_pattern(path)
-        where, inner = fs.FileSystem.from_uri(f"{scheme}://{head}?{options}".rstrip("?"))
-        return where, inner + path[len(head) :], f"{scheme}://"
-    try:
-        import fsspec
-
-        filesystem, inner = fsspec.core.url_to_fs(text)
-    except (ImportError, ValueError) as error:
-        raise ImportError(
-            f"{text}: reading {scheme}:// needs fsspec and its driver for it ({error}). Install "
-            "them, or pass filesystem="
-        ) from error
-    url = filesystem.unstrip_protocol(inner)
-    return as_arrow_filesystem(filesystem), inner, url[: url.rfind(inner)]
-
-
-def _stamp(filesystem: fs.FileSystem, path: str) -> tuple[int | None, int | str | None]:
-    """Return (bytes, version) of a file; raise FileNotFoundError if it does not exist."""
     if isinstance(filesystem, fs.LocalFileSystem):
         metadata = os.stat(path)
         return metadata.st_size, metadata.st_mtime_ns
-    info = filesystem.get_file_info(path)
+    info = info or filesystem.get_file_info(path)
     if info.type == fs.FileType.NotFound:
         raise FileNotFoundError(path)
     handler = getattr(filesystem, "handler", None)
     if isinstance(handler, fs.FSSpecHandler):  # its caches recognize a version by `ukey`
         return info.size, handler.fs.ukey(path)
-    return info.size, info.mtime_ns
+    # A listing of S3 may have milliseconds, the header of one object has seconds.
+    return info.size, None if info.mtime_ns is None else info.mtime_ns // 10**9
 
 
-Found = Iterator[tuple[str, Sequence[str]]]  # (path, folders whose names may be keys)
+Found = Iterator[tuple[str, Sequence[str], Any]]  # path, folders that may be keys, FileInfo or None
 
 
 def csv_remedy(path: str) -> str:
@@ -223,15 +186,15 @@ def _find_local(_: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
         yield from sorted(_walk(text, endings))
         return
     if mode:
-        yield text, PurePath(text).parts[:-1]
+        yield text, PurePath(text).parts[:-1], None
         return
-    root = len(PurePath(_before_pattern(text)).parts)
+    root = len(PurePath(before_pattern(text)).parts)
     parts_of = functools.cache(lambda folder: PurePath(folder).parts)
     for path in sorted(glob.glob(text, recursive=True)):
         folder, name = os.path.split(path)
         folders = parts_of(folder)
         if not any(map(_hidden, (*folders[root:], name))) and os.path.isfile(path):
-            yield path, folders
+            yield path, folders, None
 
 
 def _walk(folder: str, endings: tuple[str, ...]) -> Found:
@@ -246,34 +209,29 @@ def _walk(folder: str, endings: tuple[str, ...]) -> Found:
         head = str(PurePath(parent, "x"))[:-1]
         for name in names:
             if name.endswith(endings) and not _hidden(name):
-                yield head + name, below
+                yield head + name, below, None
 
 
 def _find_remote(filesystem: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
-    kind = filesystem.get_file_info(text).type
-    if kind == fs.FileType.File:
-        yield text, text.split("/")[:-1]
+    info = filesystem.get_file_info(text)
+    if info.type == fs.FileType.File:
+        yield text, text.split("/")[:-1], info
         return
-    pattern = None if kind == fs.FileType.Directory else text.split("/")
-    root = _before_pattern(text) if pattern else text.rstrip("/")
+    pattern = None if info.type == fs.FileType.Directory else text.split("/")
+    root = before_pattern(text) if pattern else text.rstrip("/")
     if pattern and root == text:
         return
     selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
-    infos = filesystem.get_file_info(selector)
-    for path in sorted(info.path for info in infos if info.type == fs.FileType.File):
+    infos = {i.path: i for i in filesystem.get_file_info(selector) if i.type == fs.FileType.File}
+    refuse_unfinished(text, infos)
+    for path in sorted(infos):
         below = path.removeprefix(root).strip("/").split("/")
         if any(map(_hidden, below)):
             continue
         if pattern and _fits(path.split("/"), pattern):
-            yield path, path.split("/")[:-1]
+            yield path, path.split("/")[:-1], infos[path]
         elif not pattern and path.endswith(endings):
-            yield path, below[:-1]
-
-
-def _before_pattern(path: str) -> str:
-    """Return the folder before the first pattern in a path; the path if it has no pattern."""
-    head = re.split(r"[*?\[]", path, maxsplit=1)[0]
-    return path if head == path else head.rpartition("/")[0]
+            yield path, below[:-1], infos[path]
 
 
 def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -51,6 +51,7 @@ class ParquetSource:
 
     Attributes:
         files: paths or URLs of the files, in order.
+        filesystem: the filesystem that was given.
         row_groups: `RowGroup` of every row group over all files, in order, without empty ones.
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)};
             "(8,)float32" for vectors, see `vector_lengths`.
@@ -89,6 +90,7 @@ class ParquetSource:
     ) -> None:
         self.memory: MemorySpace | None = memory_space(device)
         self.paths, files = data_files(paths, filesystem)
+        self.filesystem = filesystem
         self.stored = ParquetFiles(files)
         self.files = self.stored.paths
         self._keys = typed_keys(self.stored.files, self.stored.schema.names)
