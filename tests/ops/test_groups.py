@@ -17,6 +17,7 @@ from tests.support.oracles import MASK, hash_text, mix
 from tutorlib.chunk import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, JoinGroupby, TargetEncoding
+from tutorlib.ops.shared.exact import ratios
 from tutorlib.workflow import Workflow
 
 ALL = ["count", "sum", "mean", "std", "min", "max"]
@@ -46,6 +47,29 @@ def test_join_groupby_of_a_key_without_values_knows_its_rows_only():
     out = group.transform(chunk_of(user=["a"]))
     assert [plain(values) for values in out.values()] == [[2], [0], *[["nan"]] * 4]
     assert out["user_count"].dtype == np.float64
+
+
+def test_keys_in_a_narrow_range_and_far_apart_get_the_same_numbers():
+    rng = np.random.default_rng(0)
+    user, price = rng.integers(-50, 50, 1_000), rng.normal(size=1_000)
+    outs = []
+    for apart in (1, 10**15):
+        chunk = Chunk({"user": user * apart, "day": user % 3 * apart, "price": price})
+        alone = learned(["user"] >> JoinGroupby(["price"], ALL), chunk)
+        pairs = learned(["user", "day"] >> TargetEncoding("price", None, combo=True), chunk)
+        outs.append([*alone.transform(chunk).values(), *pairs.transform(chunk).values()])
+    for narrow, wide in zip(*outs, strict=True):
+        assert narrow.tobytes() == wide.tobytes()
+
+
+@given(st.lists(st.tuples(st.integers(-(2**61), 2**61), st.integers(0, 2**30))), st.booleans())
+def test_means_are_rounded_once(sums, small):
+    totals = [total >> 10 if small else total for total, _ in sums]
+    counts = [count for _, count in sums]
+    fits = sum(map(abs, totals)) < 2**62
+    found = ratios(np.array(totals, np.int64 if fits else object), np.array(counts, np.int64), 26)
+    exact = [t / (n << 26) if n else math.nan for t, n in zip(totals, counts, strict=True)]
+    assert np.array_equal(found, np.array(exact), equal_nan=True)
 
 
 def test_join_groupby_takes_each_value_of_a_list_as_a_row():

@@ -10,7 +10,7 @@ import numpy as np
 
 from tutorlib.chunk import Chunk
 from tutorlib.ops.group_op import GroupOp
-from tutorlib.ops.shared.exact import sqrt_of_ratio
+from tutorlib.ops.shared.exact import ratios, sqrt_of_ratio
 from tutorlib.ops.shared.group_sums import GroupSums
 
 STATISTICS = ("count", "sum", "mean", "std", "min", "max")
@@ -112,12 +112,11 @@ def _statistic(groups: GroupSums, name: str, statistic: str) -> np.ndarray:
         return np.where(counts > 0, groups.arrays[statistic, name], np.nan)
     total, e = groups.totals("sum", name)
     if statistic == "sum":
-        return np.array([t / (1 << e) for t in total], dtype=np.float64)
+        return ratios(total, np.ones_like(counts), e)
     if statistic == "mean":
-        pairs = zip(total, counts.tolist(), strict=True)
-        return np.array([t / (n << e) if n else math.nan for t, n in pairs], dtype=np.float64)
+        return ratios(total, counts, e)
     square, f = groups.totals("square", name)
-    rows = zip(total, square, counts.tolist(), strict=True)
+    rows = zip(total.tolist(), square.tolist(), counts.tolist(), strict=True)
     return np.array([_std(t, e, q, f, n) for t, q, n in rows], dtype=np.float64)
 
 

@@ -162,7 +162,7 @@ class TargetEncoding(GroupOp):
             together = np.zeros(len(sums), dtype=np.int64)
             views = self._by_view(target, sums, together, 1)
             for name, ((total,), (count,), e) in zip(self._views(), views, strict=True):
-                totals[name] += Fraction(total, 1 << e)
+                totals[name] += Fraction(int(total), 1 << e)
                 counts[name] += int(count)
         if not all(counts.values()):
             rule = (
@@ -192,7 +192,7 @@ class TargetEncoding(GroupOp):
         counts = sums.arrays["count", target]
 
         def added(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            total, count = np.zeros(size, dtype=object), np.zeros(size, dtype=np.int64)
+            total, count = np.zeros(size, dtype=totals.dtype), np.zeros(size, dtype=np.int64)
             np.add.at(total, rows[chosen], totals[chosen])
             np.add.at(count, rows[chosen], counts[chosen])
             return total, count
@@ -217,7 +217,7 @@ class TargetEncoding(GroupOp):
             (total * scale + added) / ((count * unit + weight) * prior.denominator << e)
             if count or weight
             else float(prior)
-            for total, count in zip(totals, counts.tolist(), strict=True)
+            for total, count in zip(totals.tolist(), counts.tolist(), strict=True)
         ]
         return np.array(means, dtype=np.float64).astype(self.dtype)
 

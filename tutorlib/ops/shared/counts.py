@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from tutorlib.chunk import Array, Strings, array_namespace, column_to_arrow, to_host
 from tutorlib.encoded_strings import EncodedStrings, integers_as_strings, strings_as_integers
 from tutorlib.ops.shared.group_sums import GroupSums
+from tutorlib.ops.shared.keys import narrow_range
 
 _SAMPLE = 4096  # first values: if few of them differ, a table of counts is faster than sorting
 _MIN_HELD = 65_536  # below this many values it does not pay to keep only the most frequent
@@ -32,6 +33,11 @@ def count_integers(values: Array) -> tuple[np.ndarray, np.ndarray]:
         [[5, 7], [1, 2]]
     """
     xp = array_namespace(values)
+    if xp is np and (narrow := narrow_range(values)) is not None:
+        lowest, size = narrow
+        counts = np.bincount(values.astype(np.int64) - lowest, minlength=size)
+        met = np.flatnonzero(counts)
+        return met + lowest, counts[met]
     if xp is np and len(np.unique(values[:_SAMPLE])) <= min(len(values), _SAMPLE) // 2:
         return _counted_by_table(values)
     ordered = xp.sort(values)
@@ -73,6 +79,12 @@ def add_string_counts(values: pa.Array, counts: np.ndarray) -> tuple[pa.Array, n
 
 def add_integer_counts(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (distinct values, rising; the sum of the counts of each)."""
+    if (narrow := narrow_range(values)) is not None:
+        lowest, size = narrow
+        sums = np.zeros(size, dtype=np.int64)
+        np.add.at(sums, values - lowest, counts)
+        met = np.flatnonzero(sums)
+        return met + lowest, sums[met]
     order = np.argsort(values, kind="stable")  # of sorted runs: a merge, not a sort
     values = values[order]
     starts = np.flatnonzero(run_starts(values))

@@ -196,9 +196,31 @@ def limb_sums(values: np.ndarray, groups: np.ndarray, num_groups: int) -> dict[i
 
 
 def as_integers(limbs: dict[int, np.ndarray], num_groups: int) -> tuple[np.ndarray, int]:
-    """Return (Python integers [num_groups], e >= 0): each group's sum is integer * 2**-e."""
+    """Return (integers [num_groups], e >= 0): each group's sum is integer * 2**-e.
+
+    They are int64 if the sum of all of them cannot exceed that, else Python integers.
+    """
     lowest = min([0, *limbs])
-    total = np.zeros(num_groups, dtype=object)
+    scales = {limb: 1 << LIMB_BITS * (limb - lowest) for limb in limbs}
+    sizes = {limb: int(np.abs(sums).sum(dtype=np.float64)) for limb, sums in limbs.items()}
+    most = sum(size * scales[limb] for limb, size in sizes.items())
+    total = np.zeros(num_groups, dtype=np.int64 if most < 2**62 else object)
     for limb, sums in limbs.items():
-        total += sums.astype(object) * (1 << LIMB_BITS * (limb - lowest))
+        if sizes[limb]:
+            total += sums.astype(total.dtype) * scales[limb]
     return total, -LIMB_BITS * lowest
+
+
+def ratios(totals: np.ndarray, counts: np.ndarray, e: int) -> np.ndarray:
+    """Return float64 [n] totals / (counts * 2**e), rounded once; NaN where a count is 0.
+
+    Example:
+        >>> ratios(np.array([6, 5]), np.array([4, 0]), 1)
+        array([0.75,  nan])
+    """
+    if totals.dtype != object and np.abs(totals).max(initial=0) <= 2**53:  # floats are exact
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = totals / np.ldexp(counts.astype(np.float64), e)
+        return np.where(counts > 0, found, np.nan)
+    pairs = zip(totals.tolist(), counts.tolist(), strict=True)
+    return np.array([t / (n << e) if n else math.nan for t, n in pairs], dtype=np.float64)

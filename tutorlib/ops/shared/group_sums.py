@@ -137,7 +137,7 @@ class GroupSums:
         return GroupSums(keys, {name: array[groups] for name, array in self.arrays.items()})
 
     def totals(self, kind: str, name: str) -> tuple[np.ndarray, int]:
-        """Return (Python integers [groups], e): each "sum" or "square" of a column * 2**e."""
+        """Return (integers [groups], e): each "sum" or "square" of a column * 2**e, exact."""
         limbs = {key[2]: array for key, array in self.arrays.items() if key[:2] == (kind, name)}
         return as_integers(limbs, len(self))
 

@@ -18,6 +18,7 @@ from tutorlib.encoded_strings import EncodedStrings, strings_as_integers
 from tutorlib.hashing import KeyIndex, hash_values, mix
 from tutorlib.ops.shared.columns import parts_of
 
+_RANGE_PER_VALUE = 4
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
 
 
@@ -159,28 +160,54 @@ def combined_hashes(parts: Sequence[Any]) -> Array:
 
 
 def group_rows(parts: Sequence[Any]) -> tuple[np.ndarray, list[pa.Array]]:
-    """Return the number of each row's combination, in order of first occurrence, on the CPU.
+    """Return the number of each row's combination, in some order of them, on the CPU.
 
     Returns:
-        (int64 [n] numbers, [parts] Arrow arrays [groups] of the combinations: integers as int64,
+        (integers [n] numbers, [parts] Arrow arrays [groups] of the combinations: integers as int64,
         strings as large strings).
 
     Example:
         >>> numbers, (keys, _) = group_rows([np.array([5, 3, 5]), np.array([1, 1, 1])])
         >>> numbers.tolist(), keys.tolist()
-        ([0, 1, 0], [5, 3])
+        ([1, 0, 1], [3, 5])
     """
     arrays = [_plain(part) for part in parts]
-    numbers, groups = np.zeros(len(arrays[0]), dtype=np.int64), 1
-    for array in arrays:
-        encoded = array.dictionary_encode(null_encoding="encode")
-        packed = numbers * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
-        together = pa.array(packed).dictionary_encode()
-        numbers, groups = together.indices.to_numpy().astype(np.int64), len(together.dictionary)
-    first = np.empty(groups, dtype=np.int64)
-    first[numbers[::-1]] = np.arange(len(numbers))[::-1]
-    rows = pa.array(first)
+    numbers, groups = _numbered(arrays[0])
+    for array in arrays[1:]:
+        following, size = _numbered(array)
+        numbers, groups = _numbered(pa.array(numbers.astype(np.int64) * size + following))
+    one_of = np.empty(groups, dtype=np.int64)
+    one_of[numbers] = np.arange(len(numbers))
+    rows = pa.array(one_of)
     return numbers, [array.take(rows) for array in arrays]
+
+
+def _numbered(array: pa.Array) -> tuple[np.ndarray, int]:
+    """Return (the number of each value, how many values differ); null is a value like others."""
+    values = None if array.null_count or not pa.types.is_integer(array.type) else array.to_numpy()
+    narrow = None if values is None else narrow_range(values)
+    if values is None or narrow is None:
+        encoded = array.dictionary_encode(null_encoding="encode")
+        return encoded.indices.to_numpy(), len(encoded.dictionary)
+    lowest, size = narrow
+    at = values - lowest
+    met = np.zeros(size, dtype=bool)
+    met[at] = True
+    numbers = np.cumsum(met) - 1
+    return numbers[at], int(numbers[-1]) + 1
+
+
+def narrow_range(values: np.ndarray) -> tuple[int, int] | None:
+    """Return (lowest, size) of a range of integers in which a table is faster than hashing.
+
+    None if the range is wider than `_RANGE_PER_VALUE` times the number of values, or there are no
+    values.
+    """
+    if not len(values):
+        return None
+    lowest = int(values.min())
+    size = int(values.max()) - lowest + 1
+    return (lowest, size) if size <= _RANGE_PER_VALUE * len(values) else None
 
 
 def _plain(part: Any) -> pa.Array:
