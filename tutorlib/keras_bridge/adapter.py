@@ -73,7 +73,9 @@ class _Epochs(Iterable[Any]):
         """Say what to do if TensorFlow takes this for a `tf.data.Dataset` and asks for more."""
         raise AttributeError(
             f"this is not a tf.data.Dataset, which a tf.distribute strategy needs (it asks for "
-            f"{name!r}); give fit, evaluate or predict loader.to_tf_dataset()"
+            f"{name!r}); give fit, evaluate or predict loader.to_tf_dataset(). Under "
+            "MultiWorkerMirroredStrategy, which fit does not support, write the loop that "
+            "docs/scale_out.md has"
         )
 
 
