@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from tutorlib.checks import check_path, check_positive
+from tutorlib.keras_bridge import process_count, process_index
 from tutorlib.layers.rows import take_rows
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
@@ -42,8 +43,13 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     is complete or absent, also after a power failure. Training waits meanwhile: 0.3 s for a DLRM of
     50 MB with Adam (150 MB in all; 2 cores, local SSD).
 
+    Of processes that `keras.distribution` has joined (JAX), the first writes and all restore, so
+    `path` must be a folder that all see. With `canonical_ranks` in the loader, another number of
+    processes can restore too: the rows of each step stay the same, the sums over them are rounded
+    in another order.
+
     Args:
-        path: folder for the checkpoints of one rank of one training; created if missing.
+        path: folder for the checkpoints of one training; created if missing.
         loader: the `KerasSequenceLoader` that `fit` is given.
         every_n_batches: save after batches n, 2n, ... of each epoch, at least 1, and at its end;
             with `steps_per_execution`, at the end of the execution. None saves only at the end of
@@ -135,6 +141,11 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                 f"{self.path} already has checkpoints, the newest is {found[-1].folder.name}: call "
                 "restore(model) before fit to resume from it, or give another folder"
             )
+        if split := _split_variables(self.model):
+            raise ValueError(
+                f"process 0 writes the checkpoint, but holds only a part of {split[:4]}, which are "
+                "split over processes. Lay them out so that each process holds them whole"
+            )
         self._epoch, self._batch = self.loader.epoch, self.loader.first_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -178,6 +189,9 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             return  # JAX prefetches a batch on an accelerator; the epoch ends with the next step
         state["batch"] = self._batch
         model = self.model  # on JAX, this brings the variables up to date
+        if process_index() > 0:
+            self._ours = True
+            return  # process 0 has the same values, and writes them
         content = {"version": 1, "model": _description(model), "loader": state}
         content["fit_epoch"] = self._fit_epoch
         try:
@@ -252,7 +266,7 @@ def _check_model(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None
 def _write_variables(path: Path, model: keras.Model) -> int:
     """Write all variables; return the file's bytes. HDF5 would end the process on a full disk."""
     with open(path, "wb") as file:
-        for variable in _variables(model):
+        for variable in map(_local, _variables(model)):
             if not _is_large(variable):
                 np.save(file, keras.ops.convert_to_numpy(variable), allow_pickle=False)
                 continue
@@ -290,6 +304,21 @@ def _read_variables(path: Path, model: keras.Model) -> None:
             file.seek(start)
             value = np.load(file, allow_pickle=False)
             variable.assign(value.view(dtype))  # NumPy has no bfloat16
+
+
+def _split_variables(model: keras.Model) -> list[str]:
+    """Return the paths of the variables of which no process holds the whole value."""
+    if process_count() == 1:
+        return []
+    return [v.path for v in _variables(model) if not v.value.is_fully_replicated]
+
+
+def _local(variable: Any) -> Any:
+    """Return a variable, or its value in this process if others hold it too.
+
+    JAX would have all processes take part in reading what they share.
+    """
+    return variable if process_count() == 1 else variable.value.addressable_data(0)
 
 
 def _is_large(variable: Any) -> bool:

@@ -160,7 +160,9 @@ def check_state(state: Any, identity: Mapping[str, Any], num_batches: int) -> No
         raise ValueError(f"the state is at batch {state['batch']}, but an epoch has {num_batches}")
 
 
-def differences(was: Any, now: Any, name: str = "") -> list[str]:
+def differences(
+    was: Any, now: Any, name: str = "", words: str = "{name} was {was!r}, is {now!r}"
+) -> list[str]:
     """Return where two nested JSON values differ, one sentence for each place.
 
     Example:
@@ -171,6 +173,6 @@ def differences(was: Any, now: Any, name: str = "") -> list[str]:
         lines = []
         for key in dict.fromkeys([*was, *now]):
             path = f"{name}.{key}" if name else str(key)
-            lines += differences(was.get(key), now.get(key), path)
+            lines += differences(was.get(key), now.get(key), path, words)
         return lines
-    return [] if was == now else [f"{name} was {was!r}, is {now!r}"]
+    return [] if was == now else [words.format(name=name, was=was, now=now)]

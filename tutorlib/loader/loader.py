@@ -9,6 +9,7 @@ from typing import Any
 
 from tutorlib.checks import FormerNames, check_bytes
 from tutorlib.chunk import Chunk
+from tutorlib.keras_bridge import data_share
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches
 from tutorlib.loader.cursor import EpochCursor, Positioned, check_state
@@ -19,16 +20,17 @@ from tutorlib.loader.pipeline import Pipeline, Stopwatch, refuse_second
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.planning import Planner
 from tutorlib.loader.predictions import PredictingLoader
+from tutorlib.loader.ranks import Ranked
 from tutorlib.loader.scatter import Scatterer
 from tutorlib.loader.settings import LoaderSettings, check_names, source_of
-from tutorlib.loader.summary import html_of_loader, text_of_plan
+from tutorlib.loader.summary import Described
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.loader.transform import online
 from tutorlib.memory import BufferPool, DevicePool
 from tutorlib.schema import ROLES, Schema
 
 
-class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader):
+class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked, PredictingLoader):
     """Shuffled batches of tensors from Parquet files, prefetched on threads.
 
     `model.fit(loader)`, `evaluate` and `validation_data=loader` take it directly,
@@ -64,7 +66,8 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
             partition if `buffer_size` is given.
         reader_kwargs: {"threads": number of reader threads}; default is one per CPU core, at most
             four for a GPU; for remote files four per core, at most 32.
-        global_size: number of ranks (training processes); None for a single one.
+        global_size: number of ranks (training processes). None for those that `keras.distribution`
+            has joined on JAX, else a single one.
         global_rank: number of this rank, from 0; give both or neither.
         drop_last: whether to leave out the last batch if it is not full.
         schema: `Schema` that names features, labels and weight, with their cardinalities.
@@ -104,6 +107,13 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
             third at 256. Layers ignore the padding. "padded" without `max_list_length` becomes 1,
             2, 3, 4, 6, 8, 12, ... wide. A last batch that is not full adds a shape: see
             `drop_last`.
+        canonical_ranks: number of ranks whose order an epoch has, a multiple of `global_size`; None
+            for `global_size`. The batches of all ranks, one after the other, then have the same
+            rows in the same order on any number of ranks, and each of these can load the
+            `state_dict` of one rank. Each canonical rank gives equally many rows of a batch:
+            `batch_size` must be a multiple of `canonical_ranks / global_size`, and changes with it.
+            A rank holds the chunks of all its canonical ranks; to keep the order with a
+            `memory_budget`, change that by the same factor.
 
     Attributes:
         source: the `ParquetSource`.
@@ -162,18 +172,22 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
         nulls: str | Mapping[str, float] = "error",
         max_list_length: int | None = None,
         bucket_lists: bool = False,
+        canonical_ranks: int | None = None,
     ) -> None:
         check_names(
             label_names=label_names, cat_names=cat_names, cont_names=cont_names, id_names=id_names
         )
         id_names = None if id_names is None else list(id_names)
+        if global_size is None and global_rank is None:
+            global_size, global_rank = data_share()
         self._settings = LoaderSettings(
             batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed, seed_fn=seed_fn,
             buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, reader_kwargs=reader_kwargs,
             memory_budget=check_bytes("memory_budget", memory_budget), drop_last=drop_last,
-            global_size=global_size, global_rank=global_rank, limit_rows=limit_rows, nulls=nulls,
-            batch_layout=batch_layout, multi_hot=multi_hot, bucket_lists=bucket_lists,
-            check_ids=check_ids, max_list_length=max_list_length, class_weight=class_weight,
+            global_size=global_size, global_rank=global_rank, canonical_ranks=canonical_ranks,
+            limit_rows=limit_rows, nulls=nulls, batch_layout=batch_layout, multi_hot=multi_hot,
+            bucket_lists=bucket_lists, check_ids=check_ids, max_list_length=max_list_length,
+            class_weight=class_weight,
         )  # fmt: skip
         self.source = source_of(paths_or_source, filters, device)
         self._file_schema = schema_of_arguments(
@@ -290,11 +304,6 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
         """Whether rows come in random order."""
         return bool(self._settings.shuffle)
 
-    @property
-    def device(self) -> str:
-        """Where batches are made: "cpu" or "gpu"."""
-        return "cpu" if self.source.memory is None else "gpu"
-
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, between any two batches, as a small dict of JSON values.
 
@@ -369,7 +378,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
         planner, pool = self._planner, self._pool
         planner.warn_once()
         source = self.source.for_a_pass(planner.open_row_groups, planner.step_bytes)
-        pool.limit_bytes = planner.chunk_size.peak_bytes
+        pool.limit_bytes = planner.peak_bytes
         builder = self._format.builder(pool, planner.held_lists())
         step = planner.step_bytes if planner.reads_in_steps else None
         columns, names = self._columns, self.schema.names
@@ -420,31 +429,11 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, PredictingLoader)
             )
 
     def check_for_fit(self) -> None:
-        """Raise ValueError where Keras would report a wrong loss or fail without a clear reason."""
+        """Raise ValueError where Keras would report a wrong loss or fail without a clear reason.
+
+        Of several processes that are joined, all must call it.
+        """
+        self._refuse_other_ranks()
         self._check_batches()
         self._format.check_for_fit()
-
-    def describe(self) -> dict[str, Any]:
-        """Return the plan in numbers: rows, batches, chunks, threads, and memory in bytes.
-
-        Nothing is read for it. `peak_bytes` is planned, not measured. The shuffle of sorted files
-        is poor if `row_groups_per_chunk` or `row_groups_per_rank` is below 4.
-        """
-        return self._planner.describe()
-
-    def stats(self) -> dict[str, float]:
-        """Return what was done so far: rows, batches, and seconds by stage.
-
-        `read_s`, `transform_s`, `scatter_s` and `convert_s` are sums over all threads; `wait_s` is
-        the time that the consumer waited for batches.
-        """
-        sums = self._stopwatch.sums()
-        counts = {name: int(sums.pop(name, 0)) for name in ("rows", "batches")}
-        stages = ("read", "transform", "scatter", "convert", "wait")
-        return {**counts, **{f"{name}_s": sums.get(name, 0.0) for name in stages}}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({text_of_plan(self.describe())})"
-
-    def _repr_html_(self) -> str:
-        return html_of_loader(type(self).__name__, self.describe(), self.device, self._format)
+        self._check_joined_batches()

@@ -242,10 +242,10 @@ class Pipeline(Generic[GroupT]):
         return error
 
     def _read_ahead(self) -> None:
-        """Queue chunks up to the one after those that the next batch needs; under the lock."""
+        """Queue chunks up to one per rank after those that the next batch needs; under the lock."""
         _, needed = self._plan.chunks_of(self._wanted // self._plan.group_batches)
         _, last = self._plan.chunks_of(self._plan.num_groups - 1)
-        while self._next_chunk <= min(needed + 1, last):
+        while self._next_chunk <= min(needed + self._plan.num_ranks, last):
             self._queue_chunk(self._next_chunk)
             self._next_chunk += 1
 

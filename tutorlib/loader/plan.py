@@ -113,6 +113,7 @@ class EpochPlan:
 
     Attributes:
         num_rows: rows of this rank, before `drop_last`.
+        num_ranks: ranks whose rows the batches hold: 1, but several in a `JoinedPlan`.
         batch_sizes: rows of every batch; all ranks have equally many batches.
         group_batches: number of batches of a group; the last group may have fewer.
         chunks: `ChunkPlan` of every chunk, in order.
@@ -125,6 +126,8 @@ class EpochPlan:
         >>> len(plan), plan.batch_sizes, [chunk.num_rows for chunk in plan.chunks]
         (3, [4, 4, 1], [3, 3, 3])
     """
+
+    num_ranks = 1
 
     def __init__(
         self,

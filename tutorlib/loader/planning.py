@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tutorlib.loader.held_lists import HeldLists
+from tutorlib.loader.joined_plan import JoinedPlan
 from tutorlib.loader.pipeline import CONVERT_BATCHES
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.row_bytes import (
@@ -34,6 +35,9 @@ from tutorlib.schema import Schema
 class Planner:
     """Chooses the sizes of partitions and chunks, and plans epochs with them.
 
+    Sizes are those of one canonical rank, so that the order does not depend on the number of
+    processes; what is held is planned for all ranks of this process.
+
     Args:
         settings: settings of the loader.
         source: the files.
@@ -54,7 +58,8 @@ class Planner:
         *,
         whole: bool,
     ) -> None:
-        self._settings, self._source = settings, source
+        self._given, self._count = settings, settings.ranks_held
+        self._settings, self._source = settings.of_one_rank(), source
         self._columns, self._schema, self._whole = columns, schema, whole
         self._min_int_dtype = min_int_dtype
         self._row_counts = [group.num_rows for group in source.row_groups]
@@ -110,13 +115,15 @@ class Planner:
             return self._chunk_size(self._settings.memory_budget, self.row_bytes)
         except BudgetTooSmall as error:
             rule, least = error.rule, error.least_bytes
+        if self._count > 1:
+            rule = f"each of the {self._count} canonical ranks of this process: {rule}"
         while True:  # a larger budget decodes more bytes at a time, so it may need more
             try:
                 self._chunk_size(least, self._row_bytes(least))
             except BudgetTooSmall as error:
                 least = error.least_bytes
             else:
-                raise BudgetTooSmall(rule, least)
+                raise BudgetTooSmall(rule, least * self._count)
 
     def _chunk_size(self, budget: int | None, row_bytes: RowBytes) -> ChunkSize:
         settings, buffer_rows = self._settings, None
@@ -138,10 +145,22 @@ class Planner:
             budget_bytes=budget,
         )
 
+    @property
+    def total_rows(self) -> int:
+        """Rows of all ranks, before `drop_last`."""
+        return min(sum(self._row_counts), self._given.limit_rows or sum(self._row_counts))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that the loader holds at most, as planned."""
+        return self.chunk_size.peak_bytes * self._count
+
     def plan_settings(self) -> dict[str, Any]:
         """Return all arguments of `EpochPlan` but row counts, seed and epoch, as JSON values."""
+        return {**self._settings.plan_settings(), **self._sizes()}
+
+    def _sizes(self) -> dict[str, int]:
         return {
-            **self._settings.plan_settings(),
             "partition_rows": self.chunk_size.partition_rows,
             "parts_per_chunk": self.chunk_size.parts_per_chunk,
             "group_rows": self.chunk_size.group_rows,
@@ -154,8 +173,8 @@ class Planner:
         Without one, those of the two chunks that are read at a time.
         """
         if self.step_bytes is None:
-            return 2 * self.chunk_size.parts_per_chunk
-        return self.chunk_size.opened
+            return 2 * self.chunk_size.parts_per_chunk * self._count
+        return self.chunk_size.opened * self._count
 
     @property
     def step_bytes(self) -> int | None:
@@ -176,14 +195,14 @@ class Planner:
 
         The plan has room for copies; beyond it, lists may take a tenth of the budget and 16 MiB.
         """
-        budget = self._settings.memory_budget
+        budget = self._given.memory_budget
         if self.step_bytes is None or budget is None:
             return HeldLists()
-        planned = self.chunk_size.held_rows * self.row_bytes.lists
+        planned = self.chunk_size.held_rows * self.row_bytes.lists * self._count
         return HeldLists(int(planned + budget / 20 + 2**23), self._advice_for_lists)
 
     def _advice_for_lists(self) -> str:
-        whole = self.chunk_size.whole_bytes
+        whole = self.chunk_size.whole_bytes * self._count
         remedy = "Write the files with smaller row groups (ParquetSink(row_group_rows=...))"
         if not self.chunk_size.opened or not whole:
             return f"{remedy}, or give a larger memory_budget"
@@ -204,13 +223,13 @@ class Planner:
         """Return the plan of an epoch; the latest one is kept."""
         latest = self._latest
         if latest is None or (latest.epoch, latest.seed) != (epoch, seed):
-            self._latest = latest = EpochPlan(
-                self._row_counts,
-                seed=seed,
-                epoch=epoch,
-                row_costs=self.row_bytes.costs,
-                **self.plan_settings(),
-            )
+            settings = {**self.plan_settings(), "seed": seed, "epoch": epoch}
+            costs, first = self.row_bytes.costs, settings.pop("rank")
+            plans = [
+                EpochPlan(self._row_counts, row_costs=costs, rank=first + k, **settings)
+                for k in range(self._count)
+            ]
+            self._latest = latest = JoinedPlan(plans) if len(plans) > 1 else plans[0]
         return latest
 
     def any_plan(self) -> EpochPlan:
@@ -222,7 +241,7 @@ class Planner:
         if self._warned:
             return
         self._warned = True
-        settings = self._settings
+        settings = self._given
         if self._schema.left_out:
             warnings.warn(self._schema.left_out, stacklevel=2)
         doubts = shuffle_doubts(
@@ -237,9 +256,9 @@ class Planner:
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides which rows each batch has, as JSON values."""
-        settings = self.plan_settings()
-        if self._settings.seed_fn is None:
-            settings["seed"] = self._settings.seed
+        settings = {**self._given.order_settings(), **self._sizes()}
+        if self._given.seed_fn is None:
+            settings["seed"] = self._given.seed
         return {
             "version": 1,
             "data": self._source.fingerprint(),
@@ -256,7 +275,7 @@ class Planner:
             "row_groups": len(self._source),
             "rows": sum(plan.batch_sizes),
             "batches": len(plan),
-            "batch_size": self._settings.batch_size,
+            "batch_size": self._given.batch_size,
             "chunks": len(plan.chunks),
             "chunk_rows": rows,
             "chunk_bytes": int(rows * self.row_bytes.batch),
@@ -264,6 +283,6 @@ class Planner:
             "row_groups_per_chunk": round(row_groups_per_chunk(plan), 1),
             "row_groups_per_rank": round(row_groups_per_rank(plan), 1),
             "threads": self.threads,
-            "budget_bytes": self._settings.memory_budget,
-            "peak_bytes": self.chunk_size.peak_bytes,
+            "budget_bytes": self._given.memory_budget,
+            "peak_bytes": self.peak_bytes,
         }

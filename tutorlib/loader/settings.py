@@ -30,7 +30,7 @@ MOST_REMOTE_THREADS = 32
 # The smallest value of each integer.
 LEAST = {
     "batch_size": 1, "seed": 0, "limit_rows": 1, "parts_per_chunk": 1, "max_list_length": 1,
-    "global_size": 1, "global_rank": 0,
+    "global_size": 1, "global_rank": 0, "canonical_ranks": 1,
 }  # fmt: skip
 
 
@@ -56,6 +56,7 @@ class LoaderSettings:
     reader_kwargs: Mapping[str, Any] | None
     global_size: int | None
     global_rank: int | None
+    canonical_ranks: int | None
     drop_last: bool
     limit_rows: int | None
     batch_layout: str
@@ -83,12 +84,38 @@ class LoaderSettings:
                 "give both of global_size and global_rank, or neither; got "
                 f"global_size={self.global_size}, global_rank={self.global_rank}"
             )
+        if self.global_rank is not None and self.global_rank >= (self.global_size or 1):
+            raise ValueError(
+                f"global_rank must be in [0, global_size={self.global_size}), got "
+                f"{self.global_rank}"
+            )
+        self._check_canonical_ranks()
         if not isinstance(self.nulls, Mapping) and self.nulls not in ("error", "fill"):
             raise ValueError(
                 f"nulls must be 'error', 'fill' or {{column: value}}, got {self.nulls!r}"
             )
         self._check_ragged()
         _reader_threads(self.reader_kwargs)
+
+    def _check_canonical_ranks(self) -> None:
+        if self.canonical_ranks is None:
+            return
+        ranks, size, held = self.canonical_ranks, self.global_size or 1, self.ranks_held
+        if ranks % size:
+            sizes = [n for n in range(1, ranks + 1) if not ranks % n]
+            raise ValueError(
+                f"canonical_ranks={ranks} must be a multiple of the number of ranks, "
+                f"global_size={size}, so that each gives the rows of equally many; use one of "
+                f"{sizes} ranks, or canonical_ranks={size * max(1, round(ranks / size))}"
+            )
+        if self.batch_size % held:
+            least = self.batch_size // held * held
+            better = f"{least} or {least + held}" if least else f"{held}"
+            raise ValueError(
+                f"batch_size={self.batch_size} must be a multiple of {held}: each of the {held} "
+                f"canonical ranks of this process (canonical_ranks={ranks}, global_size={size}) "
+                f"gives equally many rows of a batch; {better} would do"
+            )
 
     def _check_ragged(self) -> None:
         if self.multi_hot != "ragged":
@@ -122,11 +149,43 @@ class LoaderSettings:
             "limit_rows": self.limit_rows,
         }
 
+    @property
+    def ranks_held(self) -> int:
+        """Number of canonical ranks whose rows this process gives."""
+        return (self.canonical_ranks or 1) // (self.global_size or 1) or 1
+
+    def of_one_rank(self) -> LoaderSettings:
+        """Return the settings of the first canonical rank held, as those of a process of its own.
+
+        They are the same for any number of processes if `memory_budget` grows with `ranks_held`.
+        """
+        held, budget = self.ranks_held, self.memory_budget
+        if held == 1:
+            return self
+        return dataclasses.replace(
+            self, batch_size=self.batch_size // held, global_size=self.canonical_ranks,
+            global_rank=(self.global_rank or 0) * held,
+            memory_budget=None if budget is None else max(1, budget // held),
+        )  # fmt: skip
+
+    def order_settings(self) -> dict[str, Any]:
+        """Return what decides which rows a batch has, as JSON values.
+
+        With `canonical_ranks`, all ranks have the same, whatever their number.
+        """
+        settings = self.plan_settings()
+        if self.canonical_ranks is not None:
+            world_size = settings.pop("world_size")
+            settings["global_batch_size"] = settings.pop("batch_size") * world_size
+            settings["canonical_ranks"] = self.canonical_ranks
+            del settings["rank"]
+        return settings
+
     def in_file_order(self) -> LoaderSettings:
         """Return settings with which one rank gives all rows, in order and without weights."""
         return dataclasses.replace(
             self, shuffle=False, drop_last=False, global_size=None, global_rank=None,
-            class_weight=None,
+            canonical_ranks=None, class_weight=None,
         )  # fmt: skip
 
     def threads(self, *, on_device: bool, remote: bool) -> int:

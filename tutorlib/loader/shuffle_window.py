@@ -33,8 +33,8 @@ def effective_row_groups(row_ranges: Iterable[RowRange]) -> float:
 
 
 def row_groups_per_chunk(plan: EpochPlan) -> float:
-    """Return the effective row groups of the chunk that mixes fewest; the last chunk is a rest."""
-    chunks = plan.chunks[: max(1, len(plan.chunks) - 1)][:CHUNKS_SEEN]
+    """Return the effective row groups of the chunk that mixes fewest; the last one is a rest."""
+    chunks = plan.chunks[: max(1, len(plan.chunks) - plan.num_ranks)][:CHUNKS_SEEN]
     return min((effective_row_groups(chunk.row_ranges) for chunk in chunks), default=0.0)
 
 
@@ -59,7 +59,7 @@ def shuffle_doubts(
     if not plan.shuffle:
         return None
     doubts = []
-    chunks_matter = automatic and len(plan.chunks) > 1
+    chunks_matter = automatic and len(plan.chunks) > plan.num_ranks
     if chunks_matter and (mixed := row_groups_per_chunk(plan)) < FEW_ROW_GROUPS:
         rows = max(chunk.num_rows for chunk in plan.chunks)
         doubts.append(

@@ -1,4 +1,4 @@
-"""What a notebook shows of a loader: the columns of its batches, and its plan, as HTML tables."""
+"""What a loader says of itself, and what a notebook shows of it: its plan and its columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,54 @@ from typing import Any
 from tutorlib.display import html_table
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.layout import LIST_PARTS, STACKED_ROLES, Layout
+from tutorlib.loader.pipeline import Stopwatch
+from tutorlib.loader.planning import Planner
+from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column
 
 LIST_SHAPES = {  # of the tensors in LIST_PARTS
     "nnzs": ("values, 1", "batch, 1"),
     "offsets": ("values", "batch + 1"),
 }
+
+
+class Described:
+    """The numbers of a loader: where its batches are made, its plan, what was done so far."""
+
+    source: ParquetSource
+    _planner: Planner
+    _stopwatch: Stopwatch
+    _format: BatchFormat
+
+    @property
+    def device(self) -> str:
+        """Where batches are made: "cpu" or "gpu"."""
+        return "cpu" if self.source.memory is None else "gpu"
+
+    def describe(self) -> dict[str, Any]:
+        """Return the plan in numbers: rows, batches, chunks, threads, and memory in bytes.
+
+        Nothing is read for it. `peak_bytes` is planned, not measured. The shuffle of sorted files
+        is poor if `row_groups_per_chunk` or `row_groups_per_rank` is below 4.
+        """
+        return self._planner.describe()
+
+    def stats(self) -> dict[str, float]:
+        """Return what was done so far: rows, batches, and seconds by stage.
+
+        `read_s`, `transform_s`, `scatter_s` and `convert_s` are sums over all threads; `wait_s` is
+        the time that the consumer waited for batches.
+        """
+        sums = self._stopwatch.sums()
+        counts = {name: int(sums.pop(name, 0)) for name in ("rows", "batches")}
+        stages = ("read", "transform", "scatter", "convert", "wait")
+        return {**counts, **{f"{name}_s": sums.get(name, 0.0) for name in stages}}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({text_of_plan(self.describe())})"
+
+    def _repr_html_(self) -> str:
+        return html_of_loader(type(self).__name__, self.describe(), self.device, self._format)
 
 
 def text_of_plan(plan: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ group; `device_reader` and `cudf_decoder` read on a GPU.
 """
 
 from tutorlib.parquet.encoded_source import with_encoded_strings
+from tutorlib.parquet.fingerprint import fingerprints_of_files
 from tutorlib.parquet.paths import find_files
 from tutorlib.parquet.sink import ParquetSink, fast_encoding, file_rows
 from tutorlib.parquet.source import ParquetSource
@@ -24,6 +25,7 @@ __all__ = [
     "fast_encoding",
     "file_rows",
     "find_files",
+    "fingerprints_of_files",
     "table_of",
     "type_words",
     "with_encoded_strings",

@@ -118,14 +118,19 @@ class ParquetFiles:
         """Return the uncompressed bytes of a row group."""
         return self.footers[group.file].row_group(group.index).total_byte_size
 
-    @functools.cached_property
-    def hash_of_footers(self) -> str:
-        """Hash of the footers: places, sizes and statistics of every column chunk."""
-        digest = hashlib.sha256()
+    def footer_bytes(self) -> Iterator[Any]:
+        """Yield each footer as bytes: places, sizes and statistics of every column chunk."""
         for footer in self.footers:
             written = pa.BufferOutputStream()
             footer.write_metadata_file(written)
-            digest.update(written.getvalue())
+            yield written.getvalue()
+
+    @functools.cached_property
+    def hash_of_footers(self) -> str:
+        """Hash of all footers."""
+        digest = hashlib.sha256()
+        for footer in self.footer_bytes():
+            digest.update(footer)
         return digest.hexdigest()[:16]
 
     def leaves(self, group: RowGroup, names: Iterable[str]) -> Iterator[tuple[str, Any]]:

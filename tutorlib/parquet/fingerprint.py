@@ -23,10 +23,7 @@ def fingerprint_of(
 
     Footers tell files apart, and all values tell rows in memory apart, which change easily.
     """
-    parts = [PurePath(path).parts for path in stored.paths]
-    levels = zip(*(folders[:-1] for folders in parts), strict=False)
-    common = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
-    names = ["/".join(folders[common:]) for folders in parts]
+    names = _names(stored)
     keys = [sorted(file.keys.items()) for file in stored.files]
     groups = [(group.file, group.index, group.num_rows) for group in row_groups]
     return {
@@ -41,6 +38,20 @@ def fingerprint_of(
         "filters": filters,
         **({"content": stored.hash_of_content} if IN_MEMORY in stored.paths else {}),
     }
+
+
+def fingerprints_of_files(stored: ParquetFiles) -> dict[str, str]:
+    """Return {name of a file: hash of its size and footer}, to tell which one differs."""
+    parts = zip(_names(stored), stored.files, stored.footer_bytes(), strict=True)
+    return {name: _hash([file.size, bytes(footer)]) for name, file, footer in parts}
+
+
+def _names(stored: ParquetFiles) -> list[str]:
+    """Return the paths of the files without the folders that all have in common."""
+    parts = [PurePath(path).parts for path in stored.paths]
+    levels = zip(*(folders[:-1] for folders in parts), strict=False)
+    common = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
+    return ["/".join(folders[common:]) for folders in parts]
 
 
 def _hash(metadata: Any) -> str:

@@ -1,0 +1,65 @@
+"""Processes that train together: what `keras.distribution` has joined, on the JAX backend.
+
+Other backends do not tell Keras of other processes; each process is then one of its own.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+
+def process_count() -> int:
+    """Return the number of processes that are joined; 1 for a process of its own."""
+    if keras.backend.backend() != "jax":
+        return 1
+    import jax
+
+    # Asking JAX for its processes starts its devices; then no other process could join.
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def process_index() -> int:
+    """Return the number of this process, from 0."""
+    if process_count() == 1:
+        return 0
+    import jax
+
+    return jax.process_index()
+
+
+def data_share() -> tuple[int, int] | tuple[None, None]:
+    """Return (number of shares of the data, the share of this process); None for one process.
+
+    Each process has a share of its own, but those that hold one replica of a model together, under
+    `keras.distribution.ModelParallel`, need the same rows.
+    """
+    if process_count() == 1:
+        return None, None
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return process_count(), process_index()
+    shares = min(distribution.num_model_replicas, distribution.num_processes)
+    return shares, distribution.data_shard_id
+
+
+def batch_parts() -> int:
+    """Return into how many equal parts the devices of this process split its batch, at least 1."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or keras.backend.backend() != "jax":
+        return 1
+    return max(1, distribution.num_model_replicas // distribution.num_processes)
+
+
+def gathered(text: str) -> list[str]:
+    """Return what all processes gave, in their order; all of them must call this."""
+    if process_count() == 1:
+        return [text]
+    from jax.experimental import multihost_utils
+
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(data)))
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: len(data)] = data
+    rows = multihost_utils.process_allgather(padded)
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
