@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutorlib.chunk import Chunk, Ragged
-from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.parquet import ParquetError, ParquetSource, files
 from tutorlib.parquet.slices import Stream, Streams
 
 ROWS = 5000
@@ -75,8 +75,20 @@ def test_columns_come_one_by_one_in_the_order_asked_for(path):
     assert isinstance(got["g"], Ragged)
 
 
-def test_a_column_is_decoded_only_when_it_is_asked_for(path, tmp_path):
+def test_columns_of_a_small_row_group_are_decoded_together_and_the_faulty_one_is_named(
+    path, tmp_path
+):
+    broken = tmp_path / "broken.parquet"
+    spoil(path, broken, "n")
+    with pytest.raises(ParquetError, match=r"row group 0 of .*broken\.parquet, column 'n'"):
+        next(ParquetSource(broken).columns(0, ["i", "n", "f"]))
+
+
+def test_a_column_of_a_large_row_group_is_decoded_only_when_it_is_asked_for(
+    path, tmp_path, monkeypatch
+):
     """The bytes of "n" are no page any more; the columns before it come nevertheless."""
+    monkeypatch.setattr(files, "SMALL_BYTES", 1_000)
     broken = tmp_path / "broken.parquet"
     spoil(path, broken, "n")
     columns = ParquetSource(broken).columns(0, ["i", "n", "f"])
@@ -221,7 +233,8 @@ def test_few_streams_stay_open_and_close_leaves_none(path, tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_columns_that_are_not_taken_leave_no_file_open(path):
+def test_columns_that_are_not_taken_leave_no_file_open(path, monkeypatch):
+    monkeypatch.setattr(files, "SMALL_BYTES", 1_000)
     source = ParquetSource(path)
     before = len(os.listdir("/proc/self/fd"))
     columns = source.columns(0, NAMES)

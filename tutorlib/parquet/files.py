@@ -33,6 +33,7 @@ STREAM_PAGE = 1_572_864  # bytes that a stream holds for each column, measured w
 STREAM_ROWS = 16_384  # least number of rows that a stream decodes in one step
 STEP_COPIES = 2  # of a decoded step that a stream holds: the reader's buffers, and what is left
 STEP_PARTS = 8  # of a step, which are decoded one by one
+SMALL_BYTES = 2**20  # a row group of so many stays in a core's cache, so it is decoded in one call
 
 
 class ParquetFiles:
@@ -175,15 +176,16 @@ class ParquetFiles:
     ) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield (name, stored rows [first, last)), each column decoded when it is asked for.
 
-        The columns are decoded together if only a part of the row group is read, or if the file is
-        remote, so that it is requested once.
+        The columns are decoded together if only a part of the row group is read, if it is small, or
+        if the file is remote, so that it is requested once.
 
         Raises:
             ParquetError: if a column cannot be decoded, or the file has changed.
         """
         rows = self.num_rows(group)
         last = rows if last is None else last
-        if last - first < rows or not self.files[group.file].is_local:
+        together = not self.files[group.file].is_local or self.nbytes(group) <= SMALL_BYTES
+        if together or last - first < rows:
             table = self.table(group, names, first, last)
             for name in names:
                 yield name, table.column(name)
