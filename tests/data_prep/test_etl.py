@@ -1,5 +1,6 @@
 """Raw files become training-ready Parquet: checked line by line, split and fitted as promised."""
 
+import contextlib
 import gzip
 import json
 import shutil
@@ -18,6 +19,7 @@ from data_prep.__main__ import main
 from data_prep.output import SETTINGS_FILE, DataPrepError, read_settings
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES, write_criteo
 from data_prep.synthetic_movielens import write_movielens
+from tests.support.processes import free_ports, started, wait_for_port
 from tutorlib.parquet import ParquetSource
 
 
@@ -157,14 +159,28 @@ def contents(folder):
     }
 
 
+@contextlib.contextmanager
+def cluster_of_commands(folder):
+    """Give the address of a scheduler and of a worker with two processes, as on any machine."""
+    (port,) = free_ports(1)
+    address = f"tcp://127.0.0.1:{port}"
+    scheduler = ["scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+    worker = ["worker", address, "--nworkers", "2", "--nthreads", "1", "--no-dashboard"]
+    with (
+        (folder / "dask.log").open("w") as log,
+        started(["-m", "dask", *scheduler], log, folder),  # in another folder than the client
+    ):
+        wait_for_port(port)
+        with started(["-m", "dask", *worker], log, folder):
+            yield address
+
+
 def test_criteo_gives_the_same_files_whoever_works(raw, prepared, tmp_path):
-    distributed = pytest.importorskip("distributed")
+    pytest.importorskip("distributed")
     want = contents(prepared[0])
     arguments = ["criteo", "--from", str(raw), "--freq-threshold", "5", "--output"]
     assert main([*arguments, str(tmp_path / "one"), "--workers", "1"]) == 0
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with distributed.LocalCluster(processes=True, **options) as cluster:
-        address = cluster.scheduler_address
+    with cluster_of_commands(tmp_path) as address:
         assert main([*arguments, str(tmp_path / "dask"), "--dask", address]) == 0
     for name in ("one", "dask"):
         assert contents(tmp_path / name) == want

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.documents import code_below
+from tests.support.processes import started
 from tests.support.workflow_rows import OUTPUTS, all_rows, rows, same, workflow, write
-from tutorlib.ops import Categorify, LabelEncoder, LogOp, Normalize
+from tutorlib.ops import Categorify, JoinGroupby, LabelEncoder, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
@@ -77,21 +79,41 @@ def test_a_cluster_fits_on_rows_in_memory(two_workers):
 
 
 class Deadly(Normalize):
-    """Normalize whose process dies, once for each file name in `folder`, as by the system."""
+    """Normalize whose process dies, as by the system, once for each file in `folder`.
+
+    The name of a file begins with the step in which it dies: "partial", "merge", "finalize" or
+    "transform".
+    """
 
     def __init__(self, folder, dtype="float32"):
         super().__init__(dtype)
         self.folder = folder
 
-    def partial(self, chunk):
+    def die(self, step):
         for death in os.listdir(self.folder):
-            try:
-                os.remove(os.path.join(self.folder, death))
-            except FileNotFoundError:
-                continue  # the other process died of it
-            os.kill(os.getpid(), signal.SIGKILL)
+            if death.startswith(step):
+                try:
+                    os.remove(os.path.join(self.folder, death))
+                except FileNotFoundError:
+                    continue  # the other process died of it
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def partial(self, chunk):
+        self.die("partial")
         time.sleep(0.02)
         return super().partial(chunk)
+
+    def merge_states(self, states):
+        self.die("merge")
+        return super().merge_states(states)
+
+    def finalize(self, state):
+        self.die("finalize")
+        super().finalize(state)
+
+    def transform_column(self, name, column):
+        self.die("transform")
+        return super().transform_column(name, column)
 
 
 def test_a_cluster_learns_classes_of_labels_and_numbers_of_vectors(two_workers, tmp_path):
@@ -112,23 +134,45 @@ def test_a_cluster_learns_classes_of_labels_and_numbers_of_vectors(two_workers, 
     np.testing.assert_allclose(done["v"], (vectors[:30] - 299.5) / vectors.std(), rtol=1e-6)
 
 
-def test_a_killed_worker_does_not_change_the_result(two_workers, source, tmp_path):
-    (tmp_path / "deaths").mkdir()
-    want = Workflow(["price"] >> Normalize(), ["word"] >> Categorify()).fit(source)
+def deadly(folder):
+    """Return a Workflow whose processes die as the files in `folder` say."""
+    folder.mkdir(exist_ok=True)
+    groups = [["price"] >> Deadly(str(folder)), ["userId", "word", "tags"] >> Categorify()]
+    return Workflow(*groups, ["movieId"] >> JoinGroupby(["count"], ["count", "std"]), ["label"])
+
+
+def test_workers_killed_in_fit_do_not_change_the_result(two_workers, source, tmp_path):
+    """One dies with a task begun, one while it merges, one when all states are merged."""
+    want = deadly(tmp_path / "deaths").fit(source).fingerprint
     before = set(two_workers.run(os.getpid).values())
-    (tmp_path / "deaths" / "first").touch()
-    dying = Workflow(["price"] >> Deadly(str(tmp_path / "deaths")), ["word"] >> Categorify())
-    dying.fit(source, two_workers)
-    assert dying.groups[0].ops[0].learned() == want.groups[0].ops[0].learned()
-    assert dying.groups[1].ops[0].vocabulary("word") == want.groups[1].ops[0].vocabulary("word")
+    for step in ("partial", "merge", "finalize"):
+        (tmp_path / "deaths" / step).touch()
+    dying = deadly(tmp_path / "deaths").fit(source, two_workers)
     assert os.listdir(tmp_path / "deaths") == []
+    assert dying.fingerprint == want
     two_workers.wait_for_workers(2)
-    assert len(before - set(two_workers.run(os.getpid).values())) == 1
+    assert before - set(two_workers.run(os.getpid).values())
+
+
+def test_workers_killed_while_they_write_do_not_change_the_files(two_workers, source, tmp_path):
+    fitted = deadly(tmp_path / "deaths").fit(source)
+    options = {"row_group_rows": 100, "rows_per_file": 300, "shuffle_seed": 3}
+    want = fitted.transform_to_parquet(source, tmp_path / "threads", **options)
+    for number in range(2):
+        (tmp_path / "deaths" / f"transform {number}").touch()
+    made = fitted.transform_to_parquet(source, tmp_path / "made", client=two_workers, **options)
+    assert os.listdir(tmp_path / "deaths") == []
+    files = sorted(path.relative_to(want) for path in want.rglob("*"))
+    assert files == sorted(path.relative_to(made) for path in made.rglob("*"))
+    for file in files:
+        if (want / file).is_file():
+            assert (want / file).read_bytes() == (made / file).read_bytes(), file
+    assert sorted(os.listdir(tmp_path)) == ["deaths", "made", "threads"]
 
 
 def test_fit_raises_if_every_worker_dies(source, tmp_path):
     for number in range(20):
-        (tmp_path / str(number)).touch()
+        (tmp_path / f"partial {number}").touch()
     dying = Workflow(["price"] >> Deadly(str(tmp_path)))
     with (
         cluster_of(1) as client,
@@ -186,3 +230,18 @@ def test_threads_and_memory_budget_are_refused_with_a_client(two_workers, source
         workflow().fit(source).transform_to_parquet(
             source, tmp_path / "out", client=two_workers, threads=2
         )
+
+
+def test_the_program_of_the_page_prepares_a_folder_as_threads_do(tmp_path):
+    """Its workers import the file in which it is."""
+    rng = np.random.default_rng(0)
+    columns = {"C1": rng.integers(0, 9, 500), "C2": rng.integers(0, 5, 500), "x": rng.random(500)}
+    write(tmp_path / "raw" / "a.parquet", pa.table({**columns, "label": rng.random(500)}), 50)
+    code = code_below("docs/scale_out.md", "Preprocessing on a cluster")
+    (tmp_path / "prepare.py").write_text(code)
+    with (tmp_path / "log").open("w") as log, started(["prepare.py"], log, tmp_path) as process:
+        assert process.wait(120) == 0, (tmp_path / "log").read_text()
+    groups = [["C1", "C2"] >> Categorify(), ["x"] >> Normalize()]
+    want = Workflow(*groups, ["label"]).fit(tmp_path / "raw")
+    assert Workflow.load(tmp_path / "train" / "_workflow").fingerprint == want.fingerprint
+    assert same(all_rows(tmp_path / "train"), want.transform(all_rows(tmp_path / "raw")))
