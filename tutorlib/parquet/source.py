@@ -220,12 +220,9 @@ class ParquetSource:
         """Yield (name, column) one by one, each decoded when it is asked for.
 
         A caller that drops each column before it asks for the next needs the memory of one column,
-        and decoding is a tenth faster, since that memory is still in the cache. A row group of up
-        to 1 MiB fits there whole and is decoded in one call.
-
-        The columns of a slice are decoded together, and the row group stays open for the next
-        slice: slices read in order decode it once in all. The columns of a remote file are decoded
-        together too, so that it is requested once.
+        and decoding is a tenth faster, since that memory is still in the cache. The columns of a
+        small row group, of a slice and of a remote file are decoded together. A row group of which
+        slices are read stays open: slices read in order decode it once in all.
 
         Args:
             position: number of the row group over all files, 0 to len(self) - 1.
