@@ -127,9 +127,13 @@ def serve(folder: Path) -> None:
                 })  # fmt: skip
 
         def _send_file(self, status, file, start, length, headers, include_body):
-            if not self.cut:
-                return super()._send_file(status, file, start, length, headers, include_body)
             self._send_headers(status, length, headers)
+            if not include_body:
+                return
+            if not self.cut:
+                self.wfile.flush()
+                self.connection.sendfile(file, start, length)  # leaves the cores to the test
+                return
             file.seek(start)
             self.wfile.write(file.read(length // 2))
             self.wfile.flush()

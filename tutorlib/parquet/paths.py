@@ -107,7 +107,8 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     for item in paths:
         text = os.fspath(item)
         where, inner, prefix = find_filesystem(text, filesystem)
-        find = _find_local if isinstance(where, fs.LocalFileSystem) else _find_remote
+        is_local = isinstance(where, fs.LocalFileSystem)
+        find = _find_local if is_local else functools.partial(_find_remote, prefix)
         with store_errors(text, where):
             found = [
                 DataFile(prefix + p, where, p, keys_of(tuple(folders)), *_stamp(where, p, info))
@@ -212,7 +213,9 @@ def _walk(folder: str, endings: tuple[str, ...]) -> Found:
                 yield head + name, below, None
 
 
-def _find_remote(filesystem: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
+def _find_remote(
+    prefix: str, filesystem: fs.FileSystem, text: str, endings: tuple[str, ...]
+) -> Found:
     info = filesystem.get_file_info(text)
     if info.type == fs.FileType.File:
         yield text, text.split("/")[:-1], info
@@ -223,7 +226,7 @@ def _find_remote(filesystem: fs.FileSystem, text: str, endings: tuple[str, ...])
         return
     selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
     infos = {i.path: i for i in filesystem.get_file_info(selector) if i.type == fs.FileType.File}
-    refuse_unfinished(text, infos)
+    refuse_unfinished(prefix + text, infos)
     for path in sorted(infos):
         below = path.removeprefix(root).strip("/").split("/")
         if any(map(_hidden, below)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +14,23 @@ from tutorlib.checks import check_positive
 from tutorlib.chunk import Chunk
 from tutorlib.parquet.paths import PARQUET_ENDINGS
 from tutorlib.parquet.types import is_list
-from tutorlib.storage import new_file, new_folder, refuse_existing
+from tutorlib.storage import (
+    RemotePath,
+    new_file,
+    new_folder,
+    output_path,
+    refuse_existing,
+    remote_output,
+)
 
 
 class ParquetSink:
     """Writes chunks to a Parquet file, or to a folder of part files, whole or not at all.
 
     Everything is written next to the target, under its name with the ending `.partial`. That is
-    renamed at the end of the `with` block, or removed if the block ends with an error.
+    renamed at the end of the `with` block, or removed if the block ends with an error. The target
+    may be a URL such as `s3://bucket/train`: everything is then written to TMPDIR and copied at the
+    end of the block. Readers refuse a folder there until it is whole.
 
     Args:
         path: target. A name that ends in `.parquet` is one file; anything else is a folder of
@@ -40,6 +48,7 @@ class ParquetSink:
         schema: `pyarrow.Schema` to cast to. None takes that of the first chunk, with columns
             nullable only in files in which they have nulls: a file without definition levels reads
             a fifth faster.
+        filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
 
     Raises:
         FileExistsError: if the target exists and `overwrite` is False.
@@ -65,10 +74,11 @@ class ParquetSink:
         checksums: bool = True,
         overwrite: bool = False,
         schema: pa.Schema | None = None,
+        filesystem: Any = None,
     ) -> None:
         if encoding not in ("fast", "default"):
             raise ValueError(f"encoding must be 'fast' or 'default', got {encoding!r}")
-        self.path = Path(path)
+        self.path = output_path(path, filesystem)
         refuse_existing(self.path, overwrite)
         self.single_file = self.path.suffix in PARQUET_ENDINGS
         self.row_group_rows, self.rows_per_file = file_rows(
@@ -85,8 +95,11 @@ class ParquetSink:
         self._files = 0
 
     def __enter__(self) -> ParquetSink:
-        new = new_file if self.single_file else new_folder
-        self._partial = self._stack.enter_context(new(self.path))
+        if isinstance(self.path, RemotePath):
+            staged = remote_output(self.path, is_file=self.single_file)
+        else:
+            staged = (new_file if self.single_file else new_folder)(self.path)
+        self._partial = self._stack.enter_context(staged)
         self._stack.push(self._end)
         return self
 

@@ -12,7 +12,6 @@ from tutorlib.storage.filesystems import (
     as_arrow_filesystem,
     etag_of,
     find_filesystem,
-    is_url,
     store_errors,
     store_failure,
 )
@@ -28,15 +27,14 @@ from tutorlib.storage.owned import (
 )
 from tutorlib.storage.progress import row_bar
 from tutorlib.storage.remote import (
-    RemotePath,
     local_copy,
     output_path,
     read_text,
-    refuse_unfinished,
     remote_output,
     resumable_remote,
 )
-from tutorlib.storage.resumable import METADATA_FILE, new_file_in, resumable_folder
+from tutorlib.storage.remote_path import METADATA_FILE, RemotePath, refuse_unfinished
+from tutorlib.storage.resumable import new_file_in, resumable_folder
 from tutorlib.storage.temporary import TemporaryFolder
 
 __all__ = [
@@ -50,7 +48,6 @@ __all__ = [
     "find_checkpoints",
     "find_filesystem",
     "is_ours",
-    "is_url",
     "local_copy",
     "locked_folder",
     "mark",

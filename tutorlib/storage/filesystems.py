@@ -43,17 +43,6 @@ def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
 
 
-def is_url(path: Any) -> bool:
-    """Return whether a path is a URL of something other than this machine's files.
-
-    Example:
-        >>> is_url("s3://bucket/train"), is_url("file:///train"), is_url("train")
-        (True, False, False)
-    """
-    scheme, mark, _ = os.fspath(path).partition("://")
-    return bool(mark) and "/" not in scheme and scheme != "file"
-
-
 def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, str, str]:
     """Return (filesystem, path within it, the URL's text before that path) of a path or URL.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tutorlib.storage.locks import locked_folder
+from tutorlib.storage.remote_path import RemotePath
 
 MARK = ".tutorlib"  # readers of data folders skip names that start with "."
 
@@ -33,20 +34,23 @@ def refuse_foreign(path: Path) -> None:
         )
 
 
-def refuse_existing(target: str | os.PathLike[str], overwrite: bool) -> None:
+def refuse_existing(target: str | os.PathLike[str] | RemotePath, overwrite: bool) -> None:
     """Raise FileExistsError if `target` exists and must not be replaced.
 
     Args:
         target: path of a file or folder to write.
         overwrite: whether to replace a file, an empty folder, or a folder that this library made.
     """
+    if isinstance(target, RemotePath):
+        target.refuse_existing(overwrite, MARK)
+        return
     if Path(target).exists() and not overwrite:
         raise FileExistsError(f"{target} exists already. Pass overwrite=True to replace it.")
     refuse_foreign(Path(target))
 
 
 def refuse_overlap(
-    target: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]
+    target: str | os.PathLike[str] | RemotePath, inputs: Iterable[str | os.PathLike[str]]
 ) -> None:
     """Raise ValueError if `target` is or contains an input, or is inside an input folder.
 
@@ -57,6 +61,9 @@ def refuse_overlap(
     Example:
         >>> refuse_overlap("data/train", ["data/raw/day_0.parquet"])
     """
+    if isinstance(target, RemotePath):
+        target.refuse_overlap(str(path) for path in inputs)
+        return
     output = Path(target).resolve()
     for path in filter(os.path.exists, inputs):
         resolved = Path(path).resolve()

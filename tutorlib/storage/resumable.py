@@ -18,8 +18,8 @@ from typing import Any
 from tutorlib.storage.atomic import check_target, recover, replace, staging_path
 from tutorlib.storage.locks import locked_folder
 from tutorlib.storage.owned import MARK, clear, mark, refuse_foreign, remove
+from tutorlib.storage.remote_path import METADATA_FILE
 
-METADATA_FILE = "_building.json"
 WRITING_FOLDER = "_writing"
 
 

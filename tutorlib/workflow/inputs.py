@@ -148,7 +148,8 @@ def split_by_rows(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRan
     for row_range in row_ranges:
         start = row_range.start
         while row_range.stop - start > room:
-            lists[-1].append(RowRange(row_range.row_group, start, start + room))
+            if room:
+                lists[-1].append(RowRange(row_range.row_group, start, start + room))
             lists.append([])
             start, room = start + room, rows
         lists[-1].append(RowRange(row_range.row_group, start, row_range.stop))

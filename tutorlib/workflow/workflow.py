@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from tutorlib.parquet import file_rows
-from tutorlib.storage import new_folder, refuse_existing, refuse_overlap
+from tutorlib.storage import (
+    RemotePath,
+    local_copy,
+    new_folder,
+    output_path,
+    refuse_existing,
+    refuse_overlap,
+    remote_output,
+)
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.fit import fit_graph
 from tutorlib.workflow.graph import OpGraph
@@ -116,7 +124,8 @@ class Workflow(OpGraph):
         client: Any = None,
         threads: int | None = None,
         progress: bool | None = None,
-    ) -> Path:
+        filesystem: Any = None,
+    ) -> Any:
         """Write the transformed rows of `source` as Parquet files, a few row ranges at a time.
 
         The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`), `_workflow/`
@@ -133,7 +142,9 @@ class Workflow(OpGraph):
                 name. Split by time with `{"train": ParquetSource(paths, filters=[("day", "<", 6)]),
                 "valid": ParquetSource(paths, filters=[("day", ">=", 6)])}`, by order or at random
                 with `split_rows(source, {"train": 0.9, "valid": 0.1})`; fit on the training rows.
-            folder: the folder to write.
+            folder: the folder to write. Of a URL such as `s3://bucket/train`, all files are written
+                to TMPDIR, where a later call resumes, and copied when they are finished; readers
+                refuse the folder until it is whole.
             rows_per_file: rows read for each part file, rounded down to whole row groups, at least
                 `row_group_rows`. Row ops leave fewer. None for 1,048,576, or `row_group_rows` if
                 that is more.
@@ -151,9 +162,11 @@ class Workflow(OpGraph):
             threads: at least 1; None for one per usable core. Each holds about three row ranges of
                 at most 262,144 rows, and a row group.
             progress: as for `fit`.
+            filesystem: `pyarrow.fs` or fsspec filesystem that holds the folder; None takes it from
+                a URL.
 
         Returns:
-            The folder.
+            The folder: a `Path`, or the text of a URL.
 
         Raises:
             FileExistsError: if the folder exists and `overwrite` is False, or it holds files and
@@ -166,10 +179,11 @@ class Workflow(OpGraph):
         seeds = named_seeds(shuffle_seed, sources)
         group_rows, rows = file_rows(row_group_rows, rows_per_file, default=1_048_576)
         job = WriteJob(self, sources, rows, group_rows, encoding, seeds)
-        refuse_overlap(folder, job.inputs)
-        refuse_existing(folder, overwrite)
-        write_data_set(job, folder, client=client, threads=threads, progress=progress)
-        return Path(folder)
+        target = output_path(folder, filesystem)
+        refuse_overlap(target, job.inputs)
+        refuse_existing(target, overwrite)
+        write_data_set(job, target, client=client, threads=threads, progress=progress)
+        return target if isinstance(target, Path) else str(target)
 
     def to_keras(
         self,
@@ -229,15 +243,18 @@ class Workflow(OpGraph):
         self.check_fitted()
         return saved_form.fingerprint(self)
 
-    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    def save(
+        self, folder: str | os.PathLike[str], *, overwrite: bool = False, filesystem: Any = None
+    ) -> Any:
         """Write the fitted workflow: `workflow.json`, and a Parquet file for each learned table.
 
         Args:
-            folder: the folder to write; it appears when it is whole.
+            folder: the folder to write, also as a URL; it appears when it is whole.
             overwrite: whether to replace the folder if it exists.
+            filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
 
         Returns:
-            The folder.
+            The folder: a `Path`, or the text of a URL.
 
         Raises:
             FileExistsError: if the folder exists and `overwrite` is False.
@@ -245,10 +262,11 @@ class Workflow(OpGraph):
         """
         self.check_fitted()
         saved_form.check_functions(self)
-        refuse_existing(folder, overwrite)
-        with new_folder(folder) as building:
-            saved_form.write_files(self, building)
-        return Path(folder)
+        target = output_path(folder, filesystem)
+        refuse_existing(target, overwrite)
+        with remote_output(target) if isinstance(target, RemotePath) else new_folder(target) as new:
+            saved_form.write_files(self, new)
+        return target if isinstance(target, Path) else str(target)
 
     @classmethod
     def load(
@@ -257,20 +275,23 @@ class Workflow(OpGraph):
         *,
         functions: Mapping[str, Callable[..., Any]] | None = None,
         data: Any = None,
+        filesystem: Any = None,
     ) -> Self:
         """Return the fitted workflow that `save` wrote. Nothing from the files is executed.
 
         Args:
-            folder: the folder that was given to `save`.
+            folder: the folder that was given to `save`, also as a URL.
             functions: {name: function} of the workflow's LambdaOps and Filters.
             data: what `fit` takes, to check its columns with `check_data`; None to check later.
+            filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
 
         Raises:
             FileNotFoundError: if the folder holds no workflow.
             ValueError: if the files have another format version, were changed, name an op that is
                 not defined or a function that was not passed, or if `data` has other columns.
         """
-        workflow = saved_form.read_files(cls, Path(folder), functions or {})
+        with local_copy(folder, filesystem) as local:
+            workflow = saved_form.read_files(cls, local, functions or {})
         if data is not None:
             workflow.check_data(data)
         return workflow

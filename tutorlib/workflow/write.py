@@ -7,6 +7,7 @@ writes it, and a part file that an earlier run finished can be kept.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -27,7 +28,7 @@ from tutorlib.chunk import Chunk, to_namespace
 from tutorlib.encoded_strings import plain_strings
 from tutorlib.memory import map_on_threads, thread_count, working_in
 from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
-from tutorlib.storage import new_file_in, resumable_folder, row_bar
+from tutorlib.storage import RemotePath, new_file_in, resumable_folder, resumable_remote, row_bar
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.dask_cluster import write_on_cluster
 from tutorlib.workflow.graph import OpGraph
@@ -177,7 +178,7 @@ def named_seeds(
 
 def write_data_set(
     job: WriteJob,
-    folder: str | os.PathLike[str],
+    folder: Path | RemotePath,
     *,
     client: Any,
     threads: int | None,
@@ -186,13 +187,17 @@ def write_data_set(
     """Write all part files into a folder that appears whole, or resume what a killed run left."""
     if client is not None and threads is not None:
         raise ValueError("threads are for writing in this process; with client=, its workers write")
+    if client is not None and isinstance(folder, RemotePath):
+        raise ValueError(
+            f"with client=, workers write to a folder that all of them see, not to {folder}. "
+            "Write to a shared folder and copy that, or write without client=."
+        )
     threads = thread_count(threads)
-    target = Path(folder).absolute()  # workers may have another working directory
     parts, metadata = job.part_files(), job.metadata()
     rows = sum(source.num_rows for source in job.sources.values())
     with (
         row_bar("transform", rows, progress) as done,
-        resumable_folder(target, metadata) as building,
+        _staged(folder, metadata) as building,
     ):
         missing = []
         for part in parts:
@@ -210,6 +215,14 @@ def write_data_set(
         with new_file_in(building, MANIFEST) as path:
             manifest = {"metadata": metadata, "files": files}
             path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def _staged(
+    folder: Path | RemotePath, metadata: Mapping[str, Any] | None
+) -> contextlib.AbstractContextManager[Path]:
+    if isinstance(folder, RemotePath):
+        return resumable_remote(folder, metadata)
+    return resumable_folder(folder.absolute(), metadata)  # workers may have another working folder
 
 
 def _write_on_threads(
@@ -299,9 +312,12 @@ def _write_descriptions(job: WriteJob, folder: Path) -> None:
 
 
 def _source_metadata(source: RowSource) -> dict[str, Any] | None:
-    """Return the fingerprint of a source, and when its files on this machine were changed."""
+    """Return the fingerprint of a source, and when its files were changed."""
     metadata = source.fingerprint()
     if metadata is None:
         return None
     paths = [path for path in source.files if os.path.exists(path)]
-    return {**metadata, "times": [os.stat(path).st_mtime_ns for path in paths]}
+    times = [os.stat(path).st_mtime_ns for path in paths]
+    stored = getattr(source, "stored", None)
+    remote = [] if stored is None else [file for file in stored.files if not file.is_local]
+    return {**metadata, "times": [*times, *(file.version for file in remote)]}

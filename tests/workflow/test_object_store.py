@@ -1,0 +1,165 @@
+"""Outputs in an object store are whole or refused, and a run that was stopped resumes."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from tests.support.object_store import TREE, object_store
+from tutorlib.ops import Categorify, Normalize
+from tutorlib.parquet import ParquetSink, ParquetSource, find_files
+from tutorlib.storage import MARK, METADATA_FILE, RemotePath
+from tutorlib.workflow import Workflow
+
+FILES, ROWS, PER_FILE = 6, 6000, 500
+URL = "s3://bucket/raw"
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with object_store(tmp_path) as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        with ParquetSink(URL, row_group_rows=PER_FILE, rows_per_file=2 * PER_FILE) as sink:
+            sink.write(pa.table({"item": np.arange(ROWS) % 37, "x": np.arange(ROWS) / 8.0}))
+        yield store
+
+
+def workflow():
+    return Workflow(["item"] >> Categorify(), ["x"] >> Normalize())
+
+
+def content(folder):
+    """Return {name: bytes} of the files in a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def without_times(files):
+    """Return the files without the manifest, which tells when the inputs were written."""
+    return {name: data for name, data in files.items() if name != "_manifest.json"}
+
+
+def test_a_workflow_is_fitted_transforms_and_is_saved_in_the_store_as_on_this_machine(store):
+    bucket = store.folder / "bucket"
+    near = workflow().fit(bucket / "raw")
+    far = workflow().fit(URL)
+    assert far.fingerprint == near.fingerprint
+    options = {"rows_per_file": 1000, "row_group_rows": 250, "shuffle_seed": 4}
+    near.transform_to_parquet(bucket / "raw", store.folder / "near", **options)
+    assert far.transform_to_parquet(URL, "s3://bucket/far", **options) == "s3://bucket/far"
+    assert without_times(content(bucket / "far")) == without_times(content(store.folder / "near"))
+    assert far.save("s3://bucket/saved") == "s3://bucket/saved"
+    own = fs.S3FileSystem(endpoint_override=f"127.0.0.1:{store.port}", scheme="http")
+    for folder, filesystem in (("s3://bucket/saved", None), ("bucket/far/_workflow", own)):
+        assert Workflow.load(folder, filesystem=filesystem).fingerprint == near.fingerprint
+    with ParquetSink("bucket/one.parquet", filesystem=own) as sink:
+        sink.write(pa.table({"x": [1, 2]}))
+    assert pq.read_table(bucket / "one.parquet")["x"].to_pylist() == [1, 2]
+    assert os.listdir(store.folder / "tmp") == []  # nothing is left on this machine
+
+
+def test_what_is_there_is_neither_lost_nor_mixed(store):
+    fitted = workflow().fit(URL)
+    with pytest.raises(FileExistsError, match=r"s3://bucket/raw exists already\. Pass overwrite"):
+        ParquetSink(URL)
+    with pytest.raises(
+        ValueError, match=r"output s3://bucket/raw/x overlaps the input s3://bucket"
+    ):
+        fitted.transform_to_parquet(URL, f"{URL}/x")
+    fitted.transform_to_parquet(URL, "s3://bucket/out", rows_per_file=1000, row_group_rows=500)
+    fitted.transform_to_parquet(URL, "s3://bucket/out", rows_per_file=6000, overwrite=True)
+    assert len(find_files("s3://bucket/out")) == 1
+    (store.folder / "bucket" / "out" / MARK).unlink()
+    with pytest.raises(FileExistsError, match="was not made by tutorlib"):
+        fitted.save("s3://bucket/out", overwrite=True)
+    with pytest.raises(FileNotFoundError, match="there is nothing at s3://bucket/nowhere"):
+        Workflow.load("s3://bucket/nowhere")
+    with pytest.raises(ValueError, match=r"client=, workers write .* not to s3://bucket/new"):
+        fitted.transform_to_parquet(URL, "s3://bucket/new", client=object())
+
+
+def test_an_upload_that_fails_leaves_nothing_that_a_reader_takes_and_resumes(store):
+    fitted = workflow().fit(URL)
+    options = {"rows_per_file": 1000, "row_group_rows": 500}
+    store.requests(first=1000, how=403, method="POST", key="part_00003")
+    with pytest.raises(OSError, match=r"s3://bucket/out/part_00003.parquet: .* refuses it") as info:
+        fitted.transform_to_parquet(URL, "s3://bucket/out", **options)
+    assert any("Running the same call again resumes" in note for note in info.value.__notes__)
+    assert not (store.folder / "bucket" / "out" / "part_00003.parquet").exists()
+    refused = rf"s3://bucket/out is being written, or a run .* holds {METADATA_FILE}\. Wait"
+    for read in (ParquetSource, Workflow.load):
+        with pytest.raises(ValueError, match=refused):
+            read("s3://bucket/out")
+    store.requests()
+    fitted.transform_to_parquet(URL, "s3://bucket/out", **options)
+    fitted.transform_to_parquet(URL, store.folder / "near", **options)
+    assert content(store.folder / "bucket" / "out") == content(store.folder / "near")
+    store.requests(first=1000, how=403, method="PUT")
+    with pytest.raises(OSError, match="object store refuses it"):
+        with ParquetSink("s3://bucket/one.parquet") as sink:
+            sink.write(pa.table({"x": [1, 2]}))
+    assert not (store.folder / "bucket" / "one.parquet").exists()
+
+
+WRITE = """
+import sys
+from tutorlib.workflow import Workflow
+fitted = Workflow.load("s3://bucket/saved")
+print("begins", flush=True)
+fitted.transform_to_parquet(
+    "s3://bucket/raw", "s3://bucket/out", rows_per_file=1000, row_group_rows=500, threads=1
+)
+"""
+
+
+def test_a_run_that_was_killed_keeps_its_finished_files(store):
+    """Killed once it has finished two of its files, or while it copies them."""
+    fitted = workflow().fit(URL)
+    fitted.save("s3://bucket/saved")
+    store.requests(delay_ms=40)
+    environment = {**os.environ, "PYTHONPATH": str(TREE)}
+    command = [sys.executable, "-c", WRITE]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=TREE)
+    temporary = store.folder / "tmp"
+    try:
+        assert process.stdout.readline() == b"begins\n"
+        while process.poll() is None and len(list(temporary.glob("*.partial/part_*"))) < 2:
+            pass
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait(20)
+        process.stdout.close()
+    kept = len(list(temporary.glob("*.partial/part_*")))
+    assert kept >= 2
+    out = store.folder / "bucket" / "out"
+    assert not list(out.glob("part_*")) or (out / METADATA_FILE).exists()
+    store.requests()
+    begun = time.monotonic()  # the server still answers what the killed process asked for
+    fitted = Workflow.load("s3://bucket/saved")
+    fitted.transform_to_parquet(URL, "s3://bucket/out", rows_per_file=1000, row_group_rows=500)
+    requests = [r for r in store.requests() if r["start"] > begun and "/raw/" in r["path"]]
+    reads = [r for r in requests if r["range"]]
+    assert len(reads) == FILES + 2 * (FILES - kept)  # a footer each, the row groups of the rest
+    fitted.transform_to_parquet(URL, store.folder / "near", rows_per_file=1000, row_group_rows=500)
+    assert content(out) == content(store.folder / "near")
+
+
+def test_a_remote_path_reads_as_its_url():
+    path = RemotePath(fs.LocalFileSystem(), "bucket/a.parquet", "s3://bucket/a.parquet")
+    assert (str(path / "b"), path.name, path.suffix) == (
+        "s3://bucket/a.parquet/b", "a.parquet", ".parquet",
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""RemotePath: a file or folder in an object store, with what an output needs of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+
+from pyarrow import fs
+
+from tutorlib.storage.filesystems import store_errors
+
+METADATA_FILE = "_building.json"  # in a folder that is being written
+COPIES, COPY_BYTES = 8, 2**23  # at a time, each
+
+
+@dataclasses.dataclass(frozen=True)
+class RemotePath:
+    """A file or folder of another filesystem.
+
+    An object appears when it is complete. A folder is not one object: while it is written it holds
+    `METADATA_FILE`, for which `refuse_unfinished` refuses it, and which goes last.
+
+    Args:
+        filesystem: the filesystem.
+        inner: path within it.
+        url: what messages call it.
+    """
+
+    filesystem: fs.FileSystem
+    inner: str
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(self.filesystem, f"{self.inner}/{name}", f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return PurePosixPath(self.inner).name
+
+    @property
+    def suffix(self) -> str:
+        """Ending of the name, such as ".parquet"."""
+        return PurePosixPath(self.inner).suffix
+
+    def is_file(self) -> bool:
+        """Return whether it is one object."""
+        with store_errors(self.url, self.filesystem):
+            return self.filesystem.get_file_info(self.inner).type == fs.FileType.File
+
+    def sizes(self) -> dict[str, int]:
+        """Return {name within the folder: bytes} of the objects in a folder, {} without any."""
+        selector = fs.FileSelector(self.inner, recursive=True, allow_not_found=True)
+        with store_errors(self.url, self.filesystem):
+            infos = self.filesystem.get_file_info(selector)
+        files = [info for info in infos if info.type == fs.FileType.File]
+        return {info.path.removeprefix(self.inner).strip("/"): info.size for info in files}
+
+    def read_text(self) -> str:
+        """Return the content of an object."""
+        with store_errors(self.url, self.filesystem):
+            with self.filesystem.open_input_stream(self.inner) as file:
+                return file.read().decode()
+
+    def copy_from(self, file: Path) -> None:
+        """Copy a file of this machine here.
+
+        Raises:
+            OSError: if a request failed, or fewer bytes arrived.
+        """
+        # Not `pyarrow.fs.copy_files`, which ignores what fails when it closes the object.
+        with store_errors(self.url, self.filesystem):
+            with open(file, "rb") as source, self.filesystem.open_output_stream(self.inner) as out:
+                shutil.copyfileobj(source, out, COPY_BYTES)
+            arrived, size = self.filesystem.get_file_info(self.inner).size, file.stat().st_size
+        if arrived != size:
+            raise OSError(f"{self}: {arrived} of {size} bytes arrived. Run the same call again.")
+
+    def copy_to(self, file: Path) -> None:
+        """Copy the object to a file of this machine."""
+        with store_errors(self.url, self.filesystem):
+            with self.filesystem.open_input_stream(self.inner) as source, open(file, "wb") as out:
+                shutil.copyfileobj(source, out, COPY_BYTES)
+
+    def remove(self) -> None:
+        """Remove an object."""
+        with store_errors(self.url, self.filesystem):
+            self.filesystem.delete_file(self.inner)
+
+    def replace_by(self, folder: Path) -> None:
+        """Replace all that is in this folder by the files of a folder of this machine.
+
+        Raises:
+            OSError: if a request failed, or a file did not arrive whole.
+        """
+        files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+        files.pop(METADATA_FILE, None)
+        gone = self.sizes().keys() - files.keys() - {METADATA_FILE}
+        with store_errors(self.url, self.filesystem):
+            with self.filesystem.open_output_stream(f"{self.inner}/{METADATA_FILE}") as file:
+                file.write(b'"being written, or left by a run that was stopped"')
+        with ThreadPoolExecutor(COPIES, thread_name_prefix="tutorlib-copy") as pool:
+            list(pool.map(lambda name: (self / name).remove(), sorted(gone)))
+            list(pool.map(lambda name: (self / name).copy_from(files[name]), sorted(files)))
+        (self / METADATA_FILE).remove()
+
+    def refuse_existing(self, overwrite: bool, mark: str) -> None:
+        """Raise FileExistsError if something is here that must not be replaced.
+
+        Args:
+            overwrite: whether to replace a file, or a folder with the object `mark`.
+            mark: name of that object.
+        """
+        names = self.sizes()
+        if METADATA_FILE in names:  # of a run of the same call that was stopped
+            return
+        if (names or self.is_file()) and not overwrite:
+            raise FileExistsError(f"{self} exists already. Pass overwrite=True to replace it.")
+        if names and mark not in names:
+            raise FileExistsError(
+                f"{self} was not made by tutorlib (it has no object {mark}), so it is not "
+                "replaced. Move it away, or choose another output."
+            )
+
+    def refuse_overlap(self, inputs: Iterable[str]) -> None:
+        """Raise ValueError if this is or contains an input, or is inside an input folder."""
+        for path in inputs:
+            other = path.partition("?")[0].rpartition("://")[2].strip("/") + "/"
+            mine = self.inner.strip("/") + "/"
+            if other.startswith(mine) or mine.startswith(other):
+                raise ValueError(
+                    f"the output {self} overlaps the input {path}: writing would replace or change "
+                    "what is read. Choose an output outside the input."
+                )
+
+
+def refuse_unfinished(folder: str, names: Iterable[str]) -> None:
+    """Raise ValueError if the names in a folder tell that it is being written.
+
+    Args:
+        folder: what messages call it.
+        names: paths of the files in it.
+    """
+    if any(PurePosixPath(name).name == METADATA_FILE for name in names):
+        raise ValueError(
+            f"{folder} is being written, or a run that wrote it was stopped: it holds "
+            f"{METADATA_FILE}. Wait, run the call that writes it again, or delete the folder."
+        )
