@@ -20,9 +20,7 @@ from typing import Any
 import keras
 
 from tutorlib.layers.rows import compiled_by_xla, gather_rows
-
-# How the names of this library's tables and those of keras.layers.Embedding end.
-TABLE_NAMES = ("embedding_weights", "embeddings")
+from tutorlib.layers.tables import TABLE_NAMES, is_table
 
 register = keras.saving.register_keras_serializable(package="tutorlib")
 
@@ -167,11 +165,6 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Return the optimizer that `get_config` describes."""
         dense = keras.optimizers.deserialize(config["dense"], custom_objects=custom_objects)
         return cls(**{**config, "dense": dense})
-
-
-def is_table(variable: Any) -> bool:
-    """Return whether a variable is an embedding table, by its name and shape."""
-    return variable.name.endswith(TABLE_NAMES) and len(variable.shape) == 2
 
 
 def sums_by_row(gradient: Any, shape: Sequence[int]) -> tuple[Any, Any]:

@@ -39,11 +39,11 @@ def plain_model():
 """
 
 
-def run(backend, folder, code):
-    """Run the code on a backend; returns what it printed last, as JSON."""
+def run(backend, folder, code, **more):
+    """Run the code with more environment variables; returns what it printed last, as JSON."""
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed: pip install {backend}")
-    environment = {**os.environ, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "", **more}
     result = subprocess.run(
         [sys.executable, "-c", COMMON + code, folder],
         capture_output=True,

@@ -301,6 +301,9 @@ def _read_variables(path: Path, model: keras.Model) -> None:
             if not transposed and _is_large(variable) and _is_on_one_tensorflow_device(variable):
                 _read_rows(file, variable)
                 continue
+            if not transposed and _is_large(variable) and keras.config.backend() == "jax":
+                _read_shares(file, variable)
+                continue
             file.seek(start)
             value = np.load(file, allow_pickle=False)
             variable.assign(value.view(dtype))  # NumPy has no bfloat16
@@ -357,6 +360,22 @@ def _read_rows(file: BinaryIO, variable: Any) -> None:
             strides=[1],
             value=rows.reshape(-1, width),
         )
+
+
+def _read_shares(file: BinaryIO, variable: Any) -> None:
+    """Assign a table that may be split over devices: each device's rows are read for it alone."""
+    import jax
+
+    (rows, width), dtype, start = variable.shape, np.dtype(variable.dtype), file.tell()
+
+    def share(at: Any) -> np.ndarray:
+        first, last, _ = at[0].indices(rows)
+        file.seek(start + first * width * dtype.itemsize)
+        return np.fromfile(file, dtype, (last - first) * width).reshape(-1, width)[:, at[1]]
+
+    layout = variable.value.sharding
+    variable.assign(jax.make_array_from_callback((rows, width), layout, share))
+    file.seek(start + rows * width * dtype.itemsize)
 
 
 def _sha256(path: Path) -> str:

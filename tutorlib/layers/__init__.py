@@ -9,6 +9,7 @@ from tutorlib.layers.features import DenseFeatures, LinearFeatures, ScalarDenseF
 from tutorlib.layers.fused import FusedEmbedding
 from tutorlib.layers.inputs import bucketed, keras_inputs
 from tutorlib.layers.interactions import Cross, DotProductInteraction, FactorizationMachine
+from tutorlib.layers.table_plan import PlannedTable, TablePlan, pad_tables, plan_tables
 from tutorlib.layers.tables import EmbeddingBag, EmbeddingTable
 
 __all__ = [
@@ -22,7 +23,11 @@ __all__ = [
     "FusedEmbedding",
     "LinearFeatures",
     "NumberEmbedding",
+    "PlannedTable",
     "ScalarDenseFeatures",
+    "TablePlan",
     "bucketed",
     "keras_inputs",
+    "pad_tables",
+    "plan_tables",
 ]

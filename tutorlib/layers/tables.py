@@ -17,6 +17,8 @@ from tutorlib.layers.rows import row_numbers, sum_rows, take_rows
 
 COMBINERS = ("mean", "sum", "sqrtn")
 NARROW = ("float16", "bfloat16")
+# How the names of this library's tables and those of keras.layers.Embedding end.
+TABLE_NAMES = ("embedding_weights", "embeddings")
 
 register = keras.saving.register_keras_serializable(package="tutorlib")
 
@@ -219,6 +221,11 @@ def list_batch_size(shape: Any) -> int | None:
         return shape["nnzs"][0]
     size = shape["offsets"][0]
     return None if size is None else size - 1
+
+
+def is_table(variable: Any) -> bool:
+    """Return whether a variable is an embedding table, by its name and shape."""
+    return variable.name.endswith(TABLE_NAMES) and len(variable.shape) == 2
 
 
 def is_ragged(x: Any) -> bool:
