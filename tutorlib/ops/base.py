@@ -182,6 +182,16 @@ class LearningOp(Op):
     def finalize(self, state: dict[str, Any]) -> None:
         """Learn from the state of all rows; `transform` works from now on."""
 
+    def learned_from(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Chunk]]:
+        """Return what the op learns from the state of all rows, for `restore` in another process.
+
+        Returns:
+            (`learned()`, `learned_tables()`); the op itself does not change.
+        """
+        op = copy.copy(self)
+        op.finalize(state)
+        return op.learned(), op.learned_tables()
+
 
 class StatisticsOp(ColumnOp, LearningOp):
     """An op that learns a few numbers of each column, the `statistics`."""
@@ -247,6 +257,17 @@ class SpillingOp(LearningOp):
                 `finalize` has returned.
         """
         return states
+
+    @abstractmethod
+    def learned_from(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Chunk]]:
+        """Return (small part, tables) of what the op learns from the state of all rows.
+
+        It makes no index, so that a cluster's worker leaves that to the process that needs it.
+        """
+
+    def finalize(self, state: dict[str, Any]) -> None:
+        """Learn the tables and make their indexes; a subclass overrides `learned_from` instead."""
+        self.restore(*self.learned_from(state))
 
     def reset(self) -> None:
         """Forget what was learned."""

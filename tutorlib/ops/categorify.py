@@ -186,8 +186,8 @@ class Categorify(ColumnOp, SpillingOp):
         limit = per_column(self.max_size, key)
         return None if limit is None else limit - FIRST_OOV_ID - self.num_oov_buckets
 
-    def finalize(self, state: dict[str, GroupSums]) -> None:
-        """Make the vocabularies: keys by falling count."""
+    def learned_from(self, state: dict[str, GroupSums]) -> tuple[dict[str, Any], dict[str, Chunk]]:
+        """Return ({}, vocabularies): keys by falling count."""
         tables = dict(self._tables)
         for key, counted in state.items():
             lowest = per_column(self.freq_threshold, key, 0)
@@ -196,7 +196,7 @@ class Categorify(ColumnOp, SpillingOp):
                 counted = counted.take(counted.order())
             by_count = np.argsort(-counted.rows, kind="stable")[: self._most_values(key)]
             tables[key] = learned_vocabulary(counted.take(by_count))
-        self.restore({}, tables)
+        return {}, tables
 
     def vocabulary_key(self, name: str) -> str:
         """Return the name of a column's vocabulary: "joint" if columns share it, else `name`."""

@@ -52,8 +52,13 @@ class GroupOp(SpillingOp):
         """
 
     @abstractmethod
-    def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
-        """Learn the numbers of one key from its groups; several blocks are in the order of keys."""
+    def _learn_key(
+        self, key: str, blocks: Iterable[GroupSums], learned: dict[str, dict[str, Any]]
+    ) -> Chunk:
+        """Return the table of one key, from its groups; add to `learned` what else it has.
+
+        Several blocks are in the order of keys.
+        """
 
     def key_names(self, names: Sequence[str]) -> list[str]:
         """Return the names of the keys that the columns of the group make."""
@@ -121,10 +126,16 @@ class GroupOp(SpillingOp):
         self._check_size(name, values[~np.isnan(values)])
         return values
 
-    def finalize(self, state: dict[str, GroupSums | Iterable[GroupSums]]) -> None:
-        """Learn the numbers of each key."""
+    def learned_from(
+        self, state: dict[str, GroupSums | Iterable[GroupSums]]
+    ) -> tuple[dict[str, Any], dict[str, Chunk]]:
+        """Return (what is learned besides, {key: table of its groups})."""
+        learned = {name: dict(known) for name, known in self.learned().items()}
+        tables = dict(self._tables)
         for key, sums in state.items():
-            self._finalize_key(key, [sums] if isinstance(sums, GroupSums) else sums)
+            blocks = [sums] if isinstance(sums, GroupSums) else sums
+            tables[key] = self._learn_key(key, blocks, learned)
+        return learned, tables
 
     @staticmethod
     def _table(groups: GroupSums, numbers: Mapping[str, np.ndarray]) -> Chunk:

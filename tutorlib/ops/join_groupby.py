@@ -90,9 +90,10 @@ class JoinGroupby(GroupOp):
             extremes=bool({"min", "max"} & set(self.statistics)),
         )
 
-    def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
-        table = Chunk.concat([self._statistics_of(block) for block in blocks])
-        self.restore({}, {**self._tables, key: table})
+    def _learn_key(
+        self, key: str, blocks: Iterable[GroupSums], learned: dict[str, dict[str, Any]]
+    ) -> Chunk:
+        return Chunk.concat([self._statistics_of(block) for block in blocks])
 
     def _statistics_of(self, sums: GroupSums) -> Chunk:
         groups = sums.take(sums.known_in_order())

@@ -145,12 +145,13 @@ class TargetEncoding(GroupOp):
         """Return the states as they come, but with all folds of a key in one state."""
         return states if self.fold_column is None else _WholeKeys(states)
 
-    def _finalize_key(self, key: str, blocks: Iterable[GroupSums]) -> None:
+    def _learn_key(
+        self, key: str, blocks: Iterable[GroupSums], learned: dict[str, dict[str, Any]]
+    ) -> Chunk:
         priors = {target: self._priors_of(target, blocks) for target in self.targets}
-        tables = [self._means_of(block, priors) for block in blocks]
         floats = {target: [float(prior) for prior in known] for target, known in priors.items()}
-        learned = {"priors": {**self._priors, key: floats}}
-        self.restore(learned, {**self._tables, key: Chunk.concat(tables)})
+        learned["priors"][key] = floats
+        return Chunk.concat([self._means_of(block, priors) for block in blocks])
 
     def _priors_of(self, target: str, blocks: Iterable[GroupSums]) -> list[Fraction]:
         """Return the prior of all rows, then of those outside each fold."""
