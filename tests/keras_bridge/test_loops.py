@@ -1,5 +1,6 @@
-"""The loop of docs/scale_out.md for TensorFlow: two processes train as one does."""
+"""The loops of docs/scale_out.md for TensorFlow and PyTorch: two processes train as one does."""
 
+import importlib.util
 import json
 
 import numpy as np
@@ -29,12 +30,12 @@ import keras
 import numpy as np
 import tutorlib
 
-rows = []
+noted = []
 
 class Noted(tutorlib.KerasSequenceLoader):
     def __iter__(self):
         for inputs, labels in super().__iter__():
-            rows.append(inputs["x"].numpy()[:, 0].tolist())
+            noted.append(inputs["x"].numpy()[:, 0].tolist())
             yield inputs, labels
 
 tutorlib.KerasSequenceLoader = Noted
@@ -88,7 +89,7 @@ try:
     model.fit(loader, verbose=0)
 except AttributeError as error:
     refused = str(error)
-print(json.dumps({"losses": losses, "rows": rows, "weights": weights, "refused": refused}))
+print(json.dumps({"losses": losses, "rows": noted, "weights": weights, "refused": refused}))
 """
 
 
@@ -105,3 +106,30 @@ def test_under_multi_worker_mirrored_strategy(parent):
     results = run_together(programs, environments, cwd=parent)
     check(*results)
     assert PAGE in results[0]["refused"]
+
+
+RESULT_OF_TORCH = """
+weights = [w.detach().numpy().sum().item() for w in model.parameters()]
+with open(f"{world_size}_{rank}.json", "w") as file:
+    json.dump({"losses": losses, "rows": noted, "weights": weights}, file)
+torch.distributed.destroy_process_group()
+"""
+TORCHRUN = """
+import runpy, sys
+sys.argv = ["torchrun", "--standalone", "--nproc-per-node={}", "{}"]
+runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
+print("null")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_under_distributed_data_parallel(parent):
+    """Equal steps, each row once, the same loss."""
+    loop = code_below(PAGE, "PyTorch") + RESULT_OF_TORCH
+    (parent / "two.py").write_text(NOTED + loop)
+    (parent / "one.py").write_text(NOTED + BOTH + loop)
+    programs = [TORCHRUN.format(2, "two.py"), TORCHRUN.format(1, "one.py")]
+    run_together(programs, [{"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1"}] * 2, cwd=parent)
+    check(
+        *(json.loads((parent / name).read_text()) for name in ("2_0.json", "2_1.json", "1_0.json"))
+    )
