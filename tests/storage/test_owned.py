@@ -1,12 +1,15 @@
 """Only folders that this library made are replaced or removed, and never an input."""
 
+import contextlib
 import os
+from pathlib import Path
 
 import pytest
 
 from tutorlib.storage import (
     MARK,
     METADATA_FILE,
+    find_checkpoints,
     new_file,
     new_folder,
     refuse_existing,
@@ -135,3 +138,12 @@ def test_an_output_that_contains_or_is_inside_an_input_is_refused(tmp_path, targ
         refuse_overlap(tmp_path / target, ["data/raw"])
     refuse_overlap("data/ready", ["data/raw", "data/raw/a.parquet", "s3://bucket/data"])
     refuse_overlap("data/raw/out", ["data/raw/a.parquet"])
+
+
+@pytest.mark.parametrize("write", [new_folder, new_file, find_checkpoints])
+def test_an_output_that_only_this_machine_can_hold_refuses_a_url(tmp_path, write, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for target in ("s3://bucket/out", Path("s3://bucket/out")):
+        with pytest.raises(ValueError, match=r"s3:/+bucket/out is a URL.* Write it to a local"):
+            contextlib.ExitStack().enter_context(write(target))
+    assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from tests.support.documents import code_below
 from tests.support.object_store import TREE, object_store
 from tutorlib.ops import Categorify, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource, find_files
@@ -163,3 +164,17 @@ def test_a_remote_path_reads_as_its_url():
     assert (str(path / "b"), path.name, path.suffix) == (
         "s3://bucket/a.parquet/b", "a.parquet", ".parquet",
     )  # fmt: skip
+
+
+def test_the_code_of_the_page_runs(store):
+    rng = np.random.default_rng(0)
+    columns = {"C1": rng.integers(0, 9, 500), "C2": rng.integers(0, 5, 500), "x": rng.random(500)}
+    with ParquetSink("s3://bucket/raw", overwrite=True) as sink:
+        sink.write(pa.table({**columns, "label": rng.integers(0, 2, 500) / 1.0}))
+    made = {}
+    exec(code_below("docs/scale_out.md", "Data in an object store"), made)
+    loader = made["loader"]
+    assert (loader.num_rows, loader.schema.labels.names) == (500, ["label"])
+    assert sum(len(labels) for _, labels in loader) == 500
+    fitted = Workflow.load(store.folder / "bucket" / "train" / "_workflow")
+    assert made["workflow"].fingerprint == fitted.fingerprint

@@ -17,7 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tutorlib.storage.locks import locked_folder
-from tutorlib.storage.owned import MARK, clear, discard, is_ours, mark, refuse_foreign, remove
+from tutorlib.storage.owned import (
+    MARK,
+    clear,
+    discard,
+    is_ours,
+    local_path,
+    mark,
+    refuse_foreign,
+    remove,
+)
 
 AT_FDCWD, RENAME_EXCHANGE, RENAME_SWAP = -100, 2, 2  # linux/fcntl.h, linux/fs.h, macOS sys/stdio.h
 
@@ -53,7 +62,7 @@ def new_file(target: str | os.PathLike[str]) -> Iterator[Path]:
         >>> target.read_text(), path.exists()
         ('1 2 3', False)
     """
-    target = Path(target)
+    target = local_path(target)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder. Move it away, or choose another file.")
     with scratch_folder(staging_path(target)) as folder:
@@ -86,7 +95,7 @@ def new_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         >>> (target / "odd.txt").read_text(), folder.exists()
         ('1 3 5', False)
     """
-    target = Path(target)
+    target = local_path(target)
     check_target(target)
     with scratch_folder(staging_path(target)) as staging:
         recover(target)

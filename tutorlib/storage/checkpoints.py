@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tutorlib.storage.atomic import new_folder
-from tutorlib.storage.owned import is_ours, remove
+from tutorlib.storage.owned import is_ours, local_path, remove
 
 STATE_FILE = "state.json"
 NAME = re.compile(r"(\d+)-epoch-(\d+)-batch-(\d+)")
@@ -38,9 +38,12 @@ def find_checkpoints(path: str | os.PathLike[str]) -> list[Checkpoint]:
 
     Args:
         path: folder that holds the checkpoints; it may be missing.
+
+    Raises:
+        ValueError: if the path is a URL.
     """
-    found = []
-    for folder in Path(path).iterdir() if Path(path).is_dir() else ():
+    found, parent = [], local_path(path)
+    for folder in parent.iterdir() if parent.is_dir() else ():
         name = NAME.fullmatch(folder.name)
         state = None if name is None else _read_state(folder)
         if name is not None and state is not None:
@@ -84,7 +87,7 @@ def new_checkpoint(
         >>> newest.folder.name, newest.state
         ('000001-epoch-2-batch-40', {'version': 1})
     """
-    path = Path(path)
+    path = local_path(path)
     path.mkdir(parents=True, exist_ok=True)
     numbers = [int(name[1]) for name in map(NAME.fullmatch, os.listdir(path)) if name]
     number = max(numbers, default=0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,25 @@ from tutorlib.storage.locks import locked_folder
 from tutorlib.storage.remote_path import RemotePath
 
 MARK = ".tutorlib"  # readers of data folders skip names that start with "."
+URL = re.compile(r"[a-z][a-z0-9]+:/")  # `Path` leaves one of the two slashes
+
+
+def local_path(target: str | os.PathLike[str]) -> Path:
+    """Return the path of an output that can be written on this machine only.
+
+    Raises:
+        ValueError: for a URL.
+
+    Example:
+        >>> local_path("data/train").name
+        'train'
+    """
+    if URL.match(os.fspath(target)):
+        raise ValueError(
+            f"{os.fspath(target)} is a URL, but this output is written on this machine. Write "
+            "it to a local folder and copy that, for example with `aws s3 cp --recursive`."
+        )
+    return Path(target)
 
 
 def is_ours(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from pyarrow import fs
 
 from tutorlib.storage.atomic import temporary_folder
 from tutorlib.storage.filesystems import find_filesystem
-from tutorlib.storage.owned import remove
+from tutorlib.storage.owned import local_path, remove
 from tutorlib.storage.remote_path import RemotePath, refuse_unfinished
 from tutorlib.storage.resumable import resumable_folder
 
@@ -34,7 +34,7 @@ def output_path(path: Any, filesystem: Any = None) -> Path | RemotePath:
     """
     where, inner, prefix = find_filesystem(os.fspath(path), filesystem)
     if isinstance(where, fs.LocalFileSystem):
-        return Path(inner)
+        return local_path(inner)
     inner = inner.rstrip("/")
     return RemotePath(where, inner, prefix + inner)
 
