@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from tutorlib.keras_bridge.processes import process_count
+
 
 def refuse_ignored_arguments(
     adapter: Any,
@@ -46,6 +48,11 @@ def refuse_ignored_arguments(
         frame = frame.f_back
     if frame is None or not given:
         return
+    if frame.f_code.co_name == "predict" and process_count() > 1:
+        raise ValueError(
+            f"predict with {data} cannot collect the predictions of several processes; "
+            "loader.predict(model) gives those of all rows, on each process"
+        )
     if shuffled and frame.f_code.co_name == "predict":
         raise ValueError(
             f"predict with {data} that shuffles (shuffle=True, the default) would give predictions "

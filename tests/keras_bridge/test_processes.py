@@ -1,0 +1,231 @@
+"""Training in several real processes: the program of docs/scale_out.md, as Slurm starts it.
+
+The processes find each other on this machine by the variables that Slurm sets.
+"""
+
+import contextlib
+import json
+import random
+import shutil
+import socket
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.documents import code_below
+from tests.support.processes import run_together, started
+from tutorlib.chunk import Chunk, Ragged
+from tutorlib.parquet import ParquetSink
+from tutorlib.schema import Column, Schema
+
+pytest.importorskip("jax", reason="jax is not installed: pip install jax")
+
+ROWS, STEPS = 3400, 53
+PROGRAM = code_below("docs/scale_out.md", "Training in several processes")
+HEARTBEAT_S = 8
+
+WITHOUT_TENSORFLOW = """import sys
+sys.modules["tensorflow"] = None  # as where it is not installed: Keras would import it
+import jax
+"""
+WATCH = """
+import json, os, signal
+import numpy as np
+
+losses = []
+
+class Watch(keras.callbacks.Callback):
+    steps = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        losses.append(float(logs["loss"]))
+        self.steps += 1
+        if os.environ.get("KILLED_AFTER") == str(self.steps):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+from tutorlib"""
+
+REPORT = """
+import hashlib
+values = [keras.ops.convert_to_numpy(v) for v in (*model.variables, *model.optimizer.variables)]
+train.set_epoch(0)
+print(json.dumps({
+    "rows": [ids["row"].to_pylist() for ids, _ in train.with_ids()],
+    "losses": losses,
+    "weights": np.concatenate([v.ravel() for v in values if v.dtype == "float32"]).tolist(),
+    "bits": hashlib.sha256(b"".join(v.tobytes() for v in values)).hexdigest(),
+    "steps": int(model.optimizer.iterations),
+    "state": train.state_dict(),
+    "predicted": train.predict(model, verbose=0).num_rows,
+}))
+"""
+
+
+def edited(program, *changes):
+    """Return a program in which each (old, new) text is replaced."""
+    for old, new in changes:
+        assert old in program, old
+        program = program.replace(old, new)
+    return program
+
+
+PROGRAM = edited(PROGRAM, ("import jax\n", WITHOUT_TENSORFLOW))
+CHANGES = [
+    ('"drop_last": True}', '"drop_last": True, "id_names": ["row"]}'),
+    ("from tutorlib", WATCH),
+    ("callbacks=[checkpoint]", "callbacks=[Watch(), checkpoint]"),
+    ("    validation_data=valid,\n", ""),
+    ("epochs=2", "epochs=1"),
+    ("every_n_batches=1000", "every_n_batches=10"),
+    ("heartbeat_timeout_seconds=30", f"heartbeat_timeout_seconds={HEARTBEAT_S}"),
+]
+WATCHED = edited(PROGRAM, *CHANGES) + REPORT
+
+
+def slurm(world_size, **of_one):
+    """Return the environment of each process, as Slurm sets it for tasks on one node.
+
+    JAX takes the port from the number of the job.
+    """
+    while True:
+        job = random.randrange(4096)
+        with contextlib.suppress(OSError), socket.socket() as trial:
+            trial.bind(("", 65535 - 2**12 + 1 + job))
+            break
+    common = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "SLURM_JOB_ID": str(job)}
+    common["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiles in less time
+    common |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(world_size)}
+    ranks = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(world_size)]
+    ranks[-1] |= of_one
+    return [{**common, **rank} for rank in ranks]
+
+
+def write(folder, rows=ROWS, seed=0):
+    """Write rows with a schema, as `Workflow.transform_to_parquet` does."""
+    rng = np.random.default_rng(seed)
+    columns = {"c": rng.integers(0, 50, rows), "d": rng.integers(0, 9, rows)}
+    columns |= {name: rng.standard_normal(rows).astype("float32") for name in ("x", "z")}
+    columns |= {"y": (columns["x"] > 0).astype("float32"), "row": np.arange(rows)}
+    with ParquetSink(folder, row_group_rows=100) as sink:
+        sink.write(Chunk(columns))
+    ids = [Column("c", "categorical", cardinality=50), Column("d", "categorical", cardinality=9)]
+    rest = [Column(name, "continuous", "float32") for name in ("x", "z")]
+    schema = Schema([*ids, *rest, Column("y", "label", "float32"), Column("row", "id")])
+    (folder / "_schema.json").write_text(schema.to_json(), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the data, for trainings in copies of it."""
+    folder = tmp_path_factory.mktemp("processes")
+    write(folder / "train")
+    write(folder / "valid", 300, seed=1)
+    return folder
+
+
+def train(folder, *world_sizes):
+    """Train in several processes, all of these numbers at the same time."""
+    environments = [environment for size in world_sizes for environment in slurm(size)]
+    reports = run_together([WATCHED] * len(environments), environments, cwd=folder)
+    return [[reports.pop(0) for _ in range(size)] for size in world_sizes]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place, tmp_path_factory):
+    """What each process of 1, 2 and 4 reports."""
+    reports = {}
+    for size in (1, 2, 4):
+        folder = shutil.copytree(place, tmp_path_factory.mktemp("run") / "here")
+        [reports[size]] = train(folder, size)
+    return reports
+
+
+def test_one_two_and_four_processes_train_on_the_same_batches(undisturbed):
+    of_one = undisturbed[1][0]
+    assert len(of_one["rows"]) == STEPS
+    assert len(set(np.ravel(of_one["rows"]))) == STEPS * 64
+    for reports in undisturbed.values():
+        together = np.concatenate([report["rows"] for report in reports], axis=1)
+        np.testing.assert_array_equal(together, of_one["rows"])
+        for report in reports:
+            assert report["steps"] == STEPS == len(report["losses"])
+            np.testing.assert_allclose(report["losses"], of_one["losses"], atol=1e-5, rtol=0)
+            assert report["bits"] == reports[0]["bits"]
+            assert report["state"] == of_one["state"]
+            assert report["predicted"] == ROWS
+
+
+def test_a_killed_process_ends_the_others_and_any_number_resumes(undisturbed, place, tmp_path):
+    """Two resume with the bits of an undisturbed run, one with its values."""
+    folder = shutil.copytree(place, tmp_path / "two")
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(tempfile.TemporaryFile("w+"))
+        first, second = (
+            stack.enter_context(started(["-c", WATCHED], output, folder, **environment))
+            for environment in slurm(2, KILLED_AFTER="25")
+        )
+        second.wait(120)
+        killed = time.monotonic()
+        code = first.wait(4 * HEARTBEAT_S)
+        assert code != 0, f"ended {time.monotonic() - killed:.0f} s after the other"
+        output.seek(0)
+        assert "Task 1 heartbeat timeout" in output.read()
+    last = sorted((folder / "checkpoints").iterdir())[-1]
+    assert last.name.endswith("epoch-0-batch-20")
+    state = json.loads((last / "state.json").read_text(encoding="utf-8"))
+    assert state["loader"]["settings"]["canonical_ranks"] == 4
+    shutil.copytree(folder, tmp_path / "one")
+    [two] = train(folder, 2)
+    [[one]] = train(tmp_path / "one", 1)
+    for report in (*two, one):
+        assert report["steps"] == STEPS
+        assert len(report["losses"]) == STEPS - 20
+    assert [report["bits"] for report in two] == [undisturbed[2][0]["bits"]] * 2
+    np.testing.assert_allclose(one["weights"], undisturbed[1][0]["weights"], atol=1e-4)
+
+
+REFUSALS = """
+import json
+said = {}
+
+def refused(name, method="fit", folder="train", epoch=0, **changes):
+    try:
+        loader = KerasSequenceLoader(folder, batch_size, **{**options, **changes})
+        loader.set_epoch(epoch)
+        getattr(model, method)(loader, verbose=0)
+    except ValueError as error:
+        said[name] = str(error)
+
+rank = jax.process_index()
+refused("seed", seed=rank)
+refused("files", "evaluate", folder=f"train{rank or ''}")
+refused("position", epoch=rank)
+refused("last batch", drop_last=False, limit_rows=3399)
+refused("predict", "predict", shuffle=False)
+refused("lists", folder="lists")
+refused("right", drop_last=False, limit_rows=128)
+print(json.dumps(said))
+"""
+
+
+def test_processes_that_do_not_belong_together_are_refused_on_all_of_them(place, tmp_path):
+    folder = shutil.copytree(place, tmp_path / "here")
+    write(folder / "train1", seed=7)
+    lists = {"g": Ragged(np.arange(128) % 5, np.arange(0, 129, 2)), "y": np.ones(64, "float32")}
+    with ParquetSink(folder / "lists") as sink:
+        sink.write(Chunk(lists))
+    columns = [Column("g", "categorical", cardinality=5, multi_hot=True), Column("y", "label")]
+    (folder / "lists" / "_schema.json").write_text(Schema(columns).to_json(), encoding="utf-8")
+    program = PROGRAM.partition("checkpoint = ")[0] + REFUSALS
+    first, second = run_together([program] * 2, slurm(2), cwd=folder)
+    assert first == second
+    assert "settings.seed is 1 on rank 1, but 0 on rank 0" in first["seed"]
+    assert ".parquet is " in first["files"]
+    assert "on rank 1, but " in first["files"]
+    assert "position.epoch is 1 on rank 1, but 0 on rank 0" in first["position"]
+    assert "drop_last=True, or limit_rows=3396, which leaves out 3" in first["last batch"]
+    assert "loader.predict(model)" in first["predict"]
+    assert "multi_hot='padded' with max_list_length" in first["lists"]
+    assert "right" not in first
