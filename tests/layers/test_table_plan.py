@@ -322,10 +322,12 @@ import json, os, sys
 sys.modules["tensorflow"] = None
 import keras
 import numpy as np
+from jax.experimental import multihost_utils
 folder, port, rank = sys.argv[1:]
 alone = rank == "alone"
 if not alone:
     keras.distribution.initialize(f"127.0.0.1:{port}", 2, int(rank))
+from tutorlib.callbacks import LoaderCheckpoint
 from tutorlib.layers import plan_tables
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.models import DLRM
@@ -343,12 +345,29 @@ model.compile("adam", "binary_crossentropy")
 loader = KerasSequenceLoader(folder, 64 if alone else 32, schema=schema, canonical_ranks=2)
 losses = []
 note = lambda batch, logs: losses.append(float(logs["loss"]))
-model.fit(loader, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=note)])
-print(json.dumps([losses, list(plan.check(model).values())]))
+note = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+checkpoint = LoaderCheckpoint(f"{folder}_{'alone' if alone else 'together'}", loader)
+model.fit(loader, verbose=0, callbacks=[note, checkpoint])
+if not alone:
+    multihost_utils.sync_global_devices("process 0 has written the checkpoint")
+
+resumed = make_model()
+resumed.compile("adam", "binary_crossentropy")
+checkpoint.restore(resumed)
+equal = [
+    np.array_equal(a.data, b.data)
+    for v, w in zip(
+        [*model.variables, *model.optimizer.variables],
+        [*resumed.variables, *resumed.optimizer.variables],
+        strict=True,
+    )
+    for a, b in zip(v.value.addressable_shards, w.value.addressable_shards, strict=True)
+]
+print(json.dumps([losses, list(plan.check(resumed).values()), all(equal)]))
 """
 
 
-def test_two_processes_with_two_devices_each_train_as_one_process_with_four(folder):
+def test_two_processes_with_two_devices_each_train_and_save_as_one_with_four(folder):
     port = free_ports(1)[0]
     setting = "import sys; sys.argv[1:] = {!r}\n"
     programs = [
@@ -360,3 +379,6 @@ def test_two_processes_with_two_devices_each_train_as_one_process_with_four(fold
     assert len(alone[0]) == 50
     assert first[0] == second[0]
     assert first[1] + second[1] == alone[1]
+    assert first[2]  # what was restored from the checkpoint, of which each process held a half
+    assert second[2]
+    assert alone[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import itertools
 import math
@@ -46,7 +47,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     Of processes that `keras.distribution` has joined (JAX), the first writes and all restore, so
     `path` must be a folder that all see. With `canonical_ranks` in the loader, another number of
     processes can restore too: the rows of each step stay the same, the sums over them are rounded
-    in another order.
+    in another order. Tables that are split over processes (`layers.plan_tables`) are sent to the
+    first in blocks of rows.
 
     Args:
         path: folder for the checkpoints of one training; created if missing.
@@ -141,11 +143,6 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                 f"{self.path} already has checkpoints, the newest is {found[-1].folder.name}: call "
                 "restore(model) before fit to resume from it, or give another folder"
             )
-        if split := _split_variables(self.model):
-            raise ValueError(
-                f"process 0 writes the checkpoint, but holds only a part of {split[:4]}, which are "
-                "split over processes. Lay them out so that each process holds them whole"
-            )
         self._epoch, self._batch = self.loader.epoch, self.loader.first_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -190,8 +187,10 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         state["batch"] = self._batch
         model = self.model  # on JAX, this brings the variables up to date
         if process_index() > 0:
+            for variable in filter(_is_split, _variables(model)):
+                collections.deque(_row_blocks(variable), 0)  # process 0 needs our rows of it
             self._ours = True
-            return  # process 0 has the same values, and writes them
+            return  # process 0 has all other values, and writes them
         content = {"version": 1, "model": _description(model), "loader": state}
         content["fit_epoch"] = self._fit_epoch
         try:
@@ -266,15 +265,16 @@ def _check_model(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None
 def _write_variables(path: Path, model: keras.Model) -> int:
     """Write all variables; return the file's bytes. HDF5 would end the process on a full disk."""
     with open(path, "wb") as file:
-        for variable in map(_local, _variables(model)):
-            if not _is_large(variable):
+        for variable in _variables(model):
+            split = _is_split(variable)
+            variable = variable if split else _local(variable)
+            if not (_is_large(variable) or split):
                 np.save(file, keras.ops.convert_to_numpy(variable), allow_pickle=False)
                 continue
             # A table, in blocks of rows: its whole value would be copied twice.
             shape = tuple(variable.shape)
-            for start, stop in _blocks(variable):
-                rows = keras.ops.convert_to_numpy(take_rows(variable, np.arange(start, stop)))
-                if start == 0:
+            for number, rows in enumerate(_row_blocks(variable)):
+                if number == 0:
                     header = np.lib.format.header_data_from_array_1_0(rows) | {"shape": shape}
                     np.lib.format.write_array_header_1_0(file, header)
                 file.write(rows.tobytes())
@@ -301,7 +301,7 @@ def _read_variables(path: Path, model: keras.Model) -> None:
             if not transposed and _is_large(variable) and _is_on_one_tensorflow_device(variable):
                 _read_rows(file, variable)
                 continue
-            if not transposed and _is_large(variable) and keras.config.backend() == "jax":
+            if not transposed and len(shape) == 2 and keras.config.backend() == "jax":
                 _read_shares(file, variable)
                 continue
             file.seek(start)
@@ -309,11 +309,9 @@ def _read_variables(path: Path, model: keras.Model) -> None:
             variable.assign(value.view(dtype))  # NumPy has no bfloat16
 
 
-def _split_variables(model: keras.Model) -> list[str]:
-    """Return the paths of the variables of which no process holds the whole value."""
-    if process_count() == 1:
-        return []
-    return [v.path for v in _variables(model) if not v.value.is_fully_replicated]
+def _is_split(variable: Any) -> bool:
+    """Return whether no process has the whole value of a variable, but all together do."""
+    return process_count() > 1 and not variable.value.is_fully_replicated
 
 
 def _local(variable: Any) -> Any:
@@ -335,6 +333,12 @@ def _blocks(variable: Any) -> Iterator[tuple[int, int]]:
     rows, width = variable.shape
     step = max(1, BLOCK_BYTES // (width * np.dtype(variable.dtype).itemsize))
     return ((start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _row_blocks(variable: Any) -> Iterator[np.ndarray]:
+    """Return the rows of a table, block by block; all processes that share it must do so."""
+    for start, stop in _blocks(variable):
+        yield keras.ops.convert_to_numpy(take_rows(variable, np.arange(start, stop)))
 
 
 def _is_on_one_tensorflow_device(variable: Any) -> bool:
