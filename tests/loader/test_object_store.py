@@ -115,7 +115,7 @@ def test_a_row_group_is_two_requests_and_many_are_read_ahead(store):
     assert len(list(loader)) == len(loader)
     requests = store.requests()
     assert len(requests) == 2 * FILES * GROUPS
-    assert most_at_once(requests) >= 4
+    assert most_at_once(requests) >= 3
 
 
 def test_what_is_missing_or_forbidden_is_named_with_what_to_do(store, monkeypatch):

@@ -65,7 +65,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             mixed in one chunk. None mixes as many row groups as a chunk holds, at least 8; or 1
             partition if `buffer_size` is given.
         reader_kwargs: {"threads": number of reader threads}; default is one per CPU core, at most
-            four for a GPU; for remote files four per core, at most 32.
+            four for a GPU; for remote files two per core, at most 32.
         global_size: number of ranks (training processes). None for those that `keras.distribution`
             has joined on JAX, else a single one.
         global_rank: number of this rank, from 0; give both or neither.

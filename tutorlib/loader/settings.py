@@ -24,7 +24,7 @@ from tutorlib.parquet import ParquetSource
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS
 
 PLANNED_THREADS = 4  # for which a memory budget is divided, so that no order depends on the cores
-REMOTE_THREADS = 4  # per core, to wait for remote files
+REMOTE_THREADS = 2  # per core, because they wait for remote files; more cost CPU time
 MOST_REMOTE_THREADS = 32
 
 # The smallest value of each integer.
