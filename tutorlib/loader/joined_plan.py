@@ -29,8 +29,8 @@ class JoinedPlan(EpochPlan):
         ...     for rank in (0, 1)
         ... ]
         >>> plan = JoinedPlan(halves)
-        >>> plan.batch_sizes, plan.group_order(0).tolist()
-        ([4], [0, 1, 2, 3])
+        >>> [half.batch_sizes for half in halves], plan.batch_sizes, plan.num_ranks
+        ([[2, 2], [2, 2]], [4, 4], 2)
     """
 
     def __init__(self, plans: Sequence[EpochPlan]) -> None:
