@@ -79,7 +79,8 @@ class Ranked:
         All processes get the same answer, so that none waits for another.
         """
         settings, planner = self._settings, self._planner
-        count, parts, size = settings.global_size or 1, batch_parts(), settings.batch_size
+        parts, size = batch_parts(), settings.batch_size
+        count = (settings.global_size or 1) if process_count() > 1 else 1  # of joined ranks
         lists = [column.name for column in self._format.schema if column.multi_hot]
         fixed = settings.multi_hot == "padded" and settings.max_list_length is not None
         if process_count() > 1 and lists and not fixed:
