@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-MEASURING = ("loader", "memory", "growth", "layers", "etl", "train", "peers")
+MEASURING = ("loader", "memory", "growth", "layers", "etl", "train", "peers", "scale")
 COMMANDS = (*MEASURING, "gpu-host", "gpu-report", "figures", "targets")
 
 
