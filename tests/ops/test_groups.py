@@ -72,6 +72,10 @@ def test_means_are_rounded_once(sums, small):
     assert np.array_equal(found, np.array(exact), equal_nan=True)
 
 
+def test_the_mean_of_tiny_values_is_not_zero():
+    assert ratios(np.array([3]), np.array([2]), 1040).tolist() == [3 / (2 << 1040)]
+
+
 def test_join_groupby_takes_each_value_of_a_list_as_a_row():
     chunk = chunk_of(tags=[[1, 2], [], [2, None]], price=[10.0, 99.0, 20.0])
     group = learned(["tags"] >> JoinGroupby(["price"], ["count", "mean"]), chunk)

@@ -18,6 +18,7 @@ from tests.support.ops_strategies import CUTS, KEYED, keyed_chunk
 from tests.support.workflow_rows import rows, workflow, write
 from tutorlib.chunk import Chunk
 from tutorlib.ops import Categorify, JoinGroupby, LogOp, Normalize, TargetEncoding
+from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.workflow import Workflow
 from tutorlib.workflow import spill as spilling
 from tutorlib.workflow.fit_pass import Merger, next_pass
@@ -90,6 +91,20 @@ def test_statistics_do_not_depend_on_the_budget(group, rows, places, budget, blo
         patch.setattr(spilling, "MOST_RUNS", most_runs)
         made.fit(chunks, memory_budget=budget, threads=1)
     assert bits(made.groups[0].ops[0]) == want
+
+
+def test_all_folds_of_a_key_of_numbers_and_texts_stay_together():
+    rows = [(1, "b", 0), (2, "a", 0), (2, "b", 0), (2, "b", 1), (3, "a", 0)]
+    blocks = [
+        GroupSums.of([pa.array(part) for part in zip(*some, strict=True)], {})
+        for some in (rows[:3], rows[3:])
+    ]
+    op = TargetEncoding("x", "row", combo=True)
+    parts = [[key.to_pylist() for key in sums.keys] for sums in op.gathered("key", blocks)]
+    found = [list(zip(*keys, strict=True)) for keys in parts]
+    assert sum(found, []) == rows
+    homes = [{key[:2] for key in some} for some in found]
+    assert sum(map(len, homes)) == len(set.union(*homes))
 
 
 def test_a_learned_prior_does_not_depend_on_the_memory_budget():

@@ -264,7 +264,8 @@ class _WholeKeys:
     def __iter__(self) -> Iterator[GroupSums]:
         held: list[GroupSums] = []
         for block in self._blocks:
-            sums = GroupSums.merged([*held, block])  # in the same order
+            sums = GroupSums.merged([*held, block])
+            sums = sums.take(sums.order())
             end = len(sums)
             while end and all(key[end - 1] == key[-1] for key in sums.keys[:-1]):
                 end -= 1

@@ -218,7 +218,7 @@ def ratios(totals: np.ndarray, counts: np.ndarray, e: int) -> np.ndarray:
         >>> ratios(np.array([6, 5]), np.array([4, 0]), 1)
         array([0.75,  nan])
     """
-    if totals.dtype != object and np.abs(totals).max(initial=0) <= 2**53:  # floats are exact
+    if e < 960 and totals.dtype != object and np.abs(totals).max(initial=0) <= 2**53:  # exact
         with np.errstate(divide="ignore", invalid="ignore"):
             found = totals / np.ldexp(counts.astype(np.float64), e)
         return np.where(counts > 0, found, np.nan)
