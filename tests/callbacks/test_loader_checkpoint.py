@@ -19,7 +19,7 @@ from tests.support.resumable import (
     names_in,
     values_of,
 )
-from tutorlib.callbacks import LoaderCheckpoint
+from tutorlib.callbacks import LoaderCheckpoint, loader_checkpoint
 from tutorlib.layers import EmbeddingTable
 from tutorlib.optimizers import RowSparseAdam
 from tutorlib.storage import find_checkpoints, new_checkpoint
@@ -206,6 +206,38 @@ def test_the_checkpoint_of_an_epoch_is_saved_after_its_validation(folder, tmp_pa
     model_of().fit(loader, verbose=0, callbacks=callbacks, validation_data=valid)
     assert watch.seen == ["000001-epoch-0-batch-20"]
     assert names_in(tmp_path)[-1] == "000002-epoch-1-batch-0"
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Make this process number k of two, as far as LoaderCheckpoint and the ranks see."""
+
+    def join(index, other=lambda own: own):
+        replaced = {
+            "process_count": lambda: 2,
+            "process_index": lambda: index,
+            "_is_split": lambda variable: False,
+            "_local": lambda variable: variable,
+            "gathered": lambda text: [text, other(text)][:: -1 if index else 1],
+        }
+        for name, value in replaced.items():
+            monkeypatch.setattr(loader_checkpoint, name, value, raising=False)
+
+    return join
+
+
+def test_each_process_restores_what_the_first_saved_without_canonical_ranks(
+    folder, tmp_path, joined
+):
+    first, second = (loader_of(folder, global_size=2, global_rank=rank) for rank in range(2))
+    joined(0)
+    model_of().fit(first, epochs=1, verbose=0, callbacks=[LoaderCheckpoint(tmp_path, first)])
+    joined(1)
+    assert LoaderCheckpoint(tmp_path, second).restore(model_of()) == 1
+    assert second.epoch == 1
+    other = loader_of(folder, 20, global_size=2, global_rank=1)
+    with pytest.raises(ValueError, match=r"settings\.batch_size was 50, is 20\. "):
+        LoaderCheckpoint(tmp_path, other).restore(model_of())
 
 
 def test_without_a_checkpoint_nothing_changes(folder, tmp_path):

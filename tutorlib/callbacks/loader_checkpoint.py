@@ -129,7 +129,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         _check_model(folder, state["model"], _description(model))
         _check_content(folder / VARIABLES_FILE, state)
         try:
-            self.loader.load_state_dict(state.get("loader", {}))
+            self.loader.load_state_dict(_of_this_rank(state.get("loader", {}), self.loader))
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
         _read_variables(folder / VARIABLES_FILE, model)
@@ -217,6 +217,16 @@ def _description(model: keras.Model) -> dict[str, Any]:
     """Return what identifies the model of a checkpoint, as JSON values."""
     variables = [[v.path, f"{np.dtype(v.dtype)} {list(v.shape)}"] for v in _variables(model)]
     return {"optimizer": type(model.optimizer).__name__, "variables": variables}
+
+
+def _of_this_rank(state: Any, loader: KerasSequenceLoader) -> Any:
+    """Return what the loader of this process would have saved where process 0 saved its own."""
+    own = loader.state_dict()["settings"]
+    if process_count() == 1 or "rank" not in own or not isinstance(state, dict):
+        return state
+    settings = state.get("settings")
+    settings = {**settings, "rank": own["rank"]} if isinstance(settings, dict) else settings
+    return {**state, "settings": settings}
 
 
 def _check_fields(folder: Path, state: dict[str, Any]) -> None:
