@@ -17,8 +17,10 @@ from pyarrow import fs
 
 from tests.support.loaders import loader_with
 from tests.support.object_store import object_store
+from tutorlib.loader.folder_schema import folder_schema
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
+from tutorlib.storage import new_file, output_path, refuse_overlap
 
 FILES, GROUPS, ROWS = 12, 2, 300  # row groups of a file, rows of a row group
 URL = "s3://bucket/train"
@@ -138,6 +140,28 @@ def test_what_is_missing_or_forbidden_is_named_with_what_to_do(store, monkeypatc
     )  # fmt: skip
     with pytest.raises(OSError, match=r"the object store failed \(.*Check endpoint and network"):
         ParquetSource(URL, filesystem=filesystem)
+
+
+def test_messages_show_no_secrets_of_a_url(store):
+    given = "s3://MINE:HIDDEN@bucket"
+    (store.folder / "bucket" / "broken").mkdir()
+    (store.folder / "bucket" / "broken" / "_schema.json").write_text("{")
+
+    def forbidden():
+        store.requests(first=1, how=403)
+        ParquetSource(f"{given}/train")
+
+    for fail in (
+        forbidden,
+        lambda: ParquetSource(f"{given}/nothing"),
+        lambda: folder_schema([f"{given}/broken"]),
+        lambda: refuse_overlap(output_path(f"{given}/train/x"), [f"{given}/train"]),
+        lambda: new_file(f"{given}/x").__enter__(),
+        lambda: ParquetSource("unheard://MINE:HIDDEN@bucket/train"),
+    ):
+        with pytest.raises((OSError, ValueError, ImportError), match="://bucket/") as error:
+            fail()
+        assert not re.search("MINE|HIDDEN", str(error.value))
 
 
 @pytest.mark.parametrize("how", [500, 503, "reset", "cut"])

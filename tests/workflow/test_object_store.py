@@ -88,6 +88,8 @@ def test_what_is_there_is_neither_lost_nor_mixed(store):
         fitted.save("s3://bucket/out", overwrite=True)
     with pytest.raises(FileNotFoundError, match="there is nothing at s3://bucket/nowhere"):
         Workflow.load("s3://bucket/nowhere")
+    with pytest.raises(OSError, match=r"s3://no-bucket/x.* there is no such bucket or object"):
+        fitted.save("s3://no-bucket/x")
     with pytest.raises(ValueError, match=r"client=, workers write .* not to s3://bucket/new"):
         fitted.transform_to_parquet(URL, "s3://bucket/new", client=object())
 

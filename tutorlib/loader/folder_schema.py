@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from tutorlib.schema import Schema, resolve_schema
 from tutorlib.storage import read_text
+from tutorlib.storage.filesystems import shown
 
 SCHEMA_FILE = "_schema.json"
 
@@ -30,7 +32,7 @@ def folder_schema(paths: Iterable[Any], filesystem: Any = None) -> Schema | None
         try:
             schemas.append(Schema.from_json(text))
         except ValueError as error:
-            place = f"{path}/{SCHEMA_FILE}"
+            place = f"{shown(os.fspath(path))}/{SCHEMA_FILE}"
             raise ValueError(f"{place}: {error}. Write the schema again.") from error
     if not schemas:
         return None

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from pyarrow import fs
 
 from tutorlib.storage import find_filesystem, refuse_unfinished, store_errors
-from tutorlib.storage.filesystems import before_pattern
+from tutorlib.storage.filesystems import before_pattern, shown
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 ARROW_ENDINGS = (".arrow", ".feather", ".ipc")
@@ -109,7 +109,8 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         where, inner, prefix = find_filesystem(text, filesystem)
         is_local = isinstance(where, fs.LocalFileSystem)
         find = _find_local if is_local else functools.partial(_find_remote, prefix)
-        with store_errors(text, where):
+        name = shown(text)
+        with store_errors(name, where):
             found = [
                 DataFile(prefix + p, where, p, keys_of(tuple(folders)), *_stamp(where, p, info))
                 for p, folders, info in [*find(where, inner, PARQUET_ENDINGS)]
@@ -118,9 +119,9 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
             csv = not found and any(True for _ in find(where, inner, CSV_ENDINGS))
         if not found:
             raise FileNotFoundError(
-                f"no Parquet file at {text!r} (tried as a file, as a folder of "
+                f"no Parquet file at {name!r} (tried as a file, as a folder of "
                 f"{'/'.join(PARQUET_ENDINGS + ARROW_ENDINGS)} files, and as a glob pattern)"
-                f"{'. ' + csv_remedy(text + '/*.csv') if csv else ''}"
+                f"{'. ' + csv_remedy(name + '/*.csv') if csv else ''}"
             )
         files += found
     if not files:

@@ -17,7 +17,18 @@ from pyarrow import fs
 
 ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # read by pyarrow, without fsspec
 REFUSED = re.compile("ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIALS|HTTP status 40[013]")
-UNKNOWN = re.compile("HTTP status 40[04]|NO_SUCH|RESOURCE_NOT_FOUND|not found")
+UNKNOWN = re.compile("HTTP status 404|NO_SUCH|RESOURCE_NOT_FOUND")
+SECRETS = re.compile("(?<=://)[^/]*@")
+
+
+def shown(url: str) -> str:
+    """Return a URL without the secrets before its bucket or host, as messages show it.
+
+    Example:
+        >>> shown("s3://KEY:SECRET@bucket/train")
+        's3://bucket/train'
+    """
+    return SECRETS.sub("", url)
 
 
 def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
@@ -68,7 +79,7 @@ def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, s
         path, _, options = rest.partition("?")
         bucket, mark, key = path.partition("/")
         variables = tuple((n, v) for n, v in sorted(os.environ.items()) if n.startswith("AWS_"))
-        with store_errors(f"{scheme}://{path.rpartition('@')[2]}"):
+        with store_errors(shown(f"s3://{path}")):
             s3 = _s3(f"s3://{bucket}?{options}".rstrip("?"), variables)
         return s3, bucket.rpartition("@")[2] + mark + key, "s3://"
     if scheme in ARROW_SCHEMES:
@@ -82,8 +93,8 @@ def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, s
         found, inner = fsspec.core.url_to_fs(text)
     except (ImportError, ValueError) as error:
         raise ImportError(
-            f"{text}: reading {scheme}:// needs fsspec and its driver for it ({error}). Install "
-            "them, or pass filesystem="
+            f"{shown(text)}: reading {scheme}:// needs fsspec and its driver for it ({error}). "
+            "Install them, or pass filesystem="
         ) from error
     url = found.unstrip_protocol(inner)
     return as_arrow_filesystem(found), inner, url[: url.rfind(inner)]
@@ -125,6 +136,8 @@ def store_failure(error: BaseException, filesystem: Any = None) -> str:
             "filesystem=pyarrow.fs.S3FileSystem(...)"
         )
         return f"the object store refuses it ({text}). {remedy}"
+    if UNKNOWN.search(text):
+        return f"there is no such bucket or object ({text}). Check its name, and make the bucket"
     tries = f" after {filesystem.tries} tries" if hasattr(filesystem, "tries") else ""
     return f"the object store failed{tries} ({text}). Check endpoint and network, then run it again"
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from tutorlib.storage.filesystems import shown
 from tutorlib.storage.locks import locked_folder
 from tutorlib.storage.remote_path import RemotePath
 
@@ -28,8 +29,8 @@ def local_path(target: str | os.PathLike[str]) -> Path:
     """
     if URL.match(os.fspath(target)):
         raise ValueError(
-            f"{os.fspath(target)} is a URL, but this output is written on this machine. Write "
-            "it to a local folder and copy that, for example with `aws s3 cp --recursive`."
+            f"{shown(os.fspath(target))} is a URL, but this output is written on this machine. "
+            "Write it to a local folder and copy that, for example with `aws s3 cp --recursive`."
         )
     return Path(target)
 

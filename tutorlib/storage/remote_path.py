@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from pyarrow import fs
 
-from tutorlib.storage.filesystems import store_errors
+from tutorlib.storage.filesystems import shown, store_errors
 
 METADATA_FILE = "_building.json"  # in a folder that is being written
 COPIES, COPY_BYTES = 8, 2**23  # at a time, each
@@ -130,7 +130,7 @@ class RemotePath:
 
     def refuse_overlap(self, inputs: Iterable[str]) -> None:
         """Raise ValueError if this is or contains an input, or is inside an input folder."""
-        for path in inputs:
+        for path in map(shown, inputs):
             other = path.partition("?")[0].rpartition("://")[2].strip("/") + "/"
             mine = self.inner.strip("/") + "/"
             if other.startswith(mine) or mine.startswith(other):
