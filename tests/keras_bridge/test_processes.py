@@ -190,17 +190,26 @@ REFUSALS = """
 import json
 said = {}
 
-def refused(name, method="fit", folder="train", epoch=0, **changes):
+def refused(name, method="fit", folder="train", epoch=0, distribution=None, **changes):
+    before = keras.distribution.distribution()
     try:
         loader = KerasSequenceLoader(folder, batch_size, **{**options, **changes})
         loader.set_epoch(epoch)
+        keras.distribution.set_distribution(distribution or before)
         getattr(model, method)(loader, verbose=0)
     except ValueError as error:
         said[name] = str(error)
+    keras.distribution.set_distribution(before)
 
+layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 2), ("batch", "model")))
+one_replica = keras.distribution.ModelParallel(
+    layout_map=layouts, batch_dim_name="batch", auto_shard_dataset=False
+)
 rank = jax.process_index()
 refused("seed", seed=rank)
 refused("files", "evaluate", folder=f"train{rank or ''}")
+refused("ranks", global_size=2, global_rank=0)
+refused("early", distribution=one_replica)
 refused("position", epoch=rank)
 refused("last batch", drop_last=False, limit_rows=3399)
 refused("predict", "predict", shuffle=False)
@@ -224,6 +233,8 @@ def test_processes_that_do_not_belong_together_are_refused_on_all_of_them(place,
     assert "settings.seed is 1 on rank 1, but 0 on rank 0" in first["seed"]
     assert ".parquet is " in first["files"]
     assert "on rank 1, but " in first["files"]
+    assert "are [[2, 0], [2, 0]]: each rank from 0 to" in first["ranks"]
+    assert "ranks [0, 1] were made before keras.distribution" in first["early"]
     assert "position.epoch is 1 on rank 1, but 0 on rank 0" in first["position"]
     assert "drop_last=True, or limit_rows=3396, which leaves out 3" in first["last batch"]
     assert "loader.predict(model)" in first["predict"]

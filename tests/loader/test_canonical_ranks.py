@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Ragged
+from tutorlib.loader import ranks
 from tutorlib.parquet import ParquetSink
 
 ROWS, RANKS = 613, 6  # W = 1, 2, 3 and 6 divide the canonical ranks
@@ -177,6 +178,42 @@ def test_a_budget_is_divided_among_the_canonical_ranks_of_a_process():
         loader_of(table, 600, memory_budget=60_000, **few)
     least = int(str(info.value).split("give at least ")[1].split(" bytes")[0].replace(",", ""))
     assert loader_of(table, 600, memory_budget=least, **few).describe()["peak_bytes"] <= least
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Make this process the first of two, of which the other's loader says `other`."""
+
+    def join(other=None, share=(2, 0)):
+        monkeypatch.setattr(ranks, "process_count", lambda: 2)
+        monkeypatch.setattr(ranks, "data_share", lambda: share)
+        monkeypatch.setattr(ranks, "gathered", lambda text: [text, other or text])
+
+    return join
+
+
+@pytest.mark.parametrize("other", ["[2, 0]", "[1, 0]", "[2, 2]", "[3, 1]"])
+def test_ranks_that_do_not_give_all_rows_are_refused(folder, joined, other):
+    """Such as ranks within a machine, which begin with 0 on each of them."""
+    joined(other)
+    loader = loader_of(folder, 60, global_size=2, global_rank=0)
+    with pytest.raises(ValueError, match=r"of the processes are .* equally many") as info:
+        loader.check_for_fit()
+    assert f"[[2, 0], {other}]: " in str(info.value)
+
+
+def test_processes_that_are_given_all_rows_are_accepted(folder, joined):
+    joined()
+    loader_of(folder, 60, global_size=1, global_rank=0, drop_last=True, multi_hot="padded",
+              max_list_length=4).check_for_fit()  # fmt: skip
+
+
+@pytest.mark.parametrize("share", [(2, 0), (1, 0)])
+def test_a_loader_made_before_the_processes_were_joined_is_refused(folder, joined, share):
+    loader = loader_of(folder, 60)
+    joined(share=share)
+    with pytest.raises(ValueError, match=r"ranks \[0, 1\] .* make the loader after initialize\(\)"):
+        loader.check_for_fit()
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,9 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             label_names=label_names, cat_names=cat_names, cont_names=cont_names, id_names=id_names
         )
         id_names = None if id_names is None else list(id_names)
+        self._share_found = None
         if global_size is None and global_rank is None:
-            global_size, global_rank = data_share()
+            self._share_found = global_size, global_rank = data_share()
         self._settings = LoaderSettings(
             batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed, seed_fn=seed_fn,
             buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, reader_kwargs=reader_kwargs,

@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
-from tutorlib.keras_bridge import batch_parts, gathered, process_count
+from tutorlib.keras_bridge import batch_parts, data_share, gathered, process_count
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.cursor import EpochCursor, differences
 from tutorlib.loader.planning import Planner
@@ -30,6 +31,7 @@ class Ranked:
     _format: BatchFormat
     _planner: Planner
     _cursor: EpochCursor
+    _share_found: tuple[int | None, int | None] | None  # what data_share() gave; None: not asked
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits, equal on all ranks that belong to one training.
@@ -56,6 +58,9 @@ class Ranked:
         """Raise ValueError on all joined processes if their loaders do not belong together."""
         if process_count() == 1:
             return
+        stale = self._share_found not in (None, data_share())
+        share = self._settings.global_size or 1, self._settings.global_rank or 0
+        _refuse_wrong_shares(json.loads(x) for x in gathered(json.dumps(None if stale else share)))
         self._cursor.draw_seed()
         identity = {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()}
         if len(set(gathered(_hash(identity)))) == 1:
@@ -101,6 +106,30 @@ class Ranked:
         raise ValueError(
             f"the last batches of {rows} rows do not have equally many on each of {count * parts} "
             f"devices, as Keras needs. Use drop_last=True{remedy}"
+        )
+
+
+def _refuse_wrong_shares(shares: Iterable[list[int] | None]) -> None:
+    """Raise ValueError unless all (global_size, global_rank) give each row equally often.
+
+    Args:
+        shares: of each process; None if `keras.distribution` was set up after it made its loader.
+    """
+    by_rank = dict(enumerate(shares))
+    known = [share for share in by_rank.values() if share is not None]
+    if len(known) < len(by_rank):
+        stale = [rank for rank, share in by_rank.items() if share is None]
+        raise ValueError(
+            f"the loaders of ranks {stale} were made before keras.distribution was told of all "
+            "processes and of the distribution, so they give other rows than they should now: "
+            "make the loader after initialize() and set_distribution()"
+        )
+    size = known[0][0]
+    if sorted(known) != sorted([[size, rank] for rank in range(size)] * (len(known) // size)):
+        raise ValueError(
+            f"[global_size, global_rank] of the processes are {known}: each rank from 0 to "
+            "global_size - 1 must be that of equally many processes, or some rows are not read. "
+            "Leave both out, or give jax.process_count() and jax.process_index()"
         )
 
 
