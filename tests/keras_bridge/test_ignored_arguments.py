@@ -131,3 +131,12 @@ def test_predict_on_a_shuffled_loader_is_refused(folder, model_class, of):
         model.predict(of(loader), verbose=0)
     assert loader.epoch == loader.first_batch == 0
     assert model.predict(of(loader_of(folder)), verbose=0).shape == (ROWS, 1)
+    ranks = loader_of(folder, canonical_ranks=4)
+    with pytest.raises(ValueError, match=r"mixes the rows of canonical_ranks=4 .*loader\.predict"):
+        model.predict(of(ranks), verbose=0)
+    one_each = loader_of(folder, canonical_ranks=4, global_size=4, global_rank=1)
+    assert model.predict(of(one_each), verbose=0).shape == (ROWS // 4, 1)
+    np.testing.assert_array_equal(
+        ranks.predict(model, verbose=0)["prediction"].to_numpy(),
+        plain.predict(loader_of(folder), verbose=0)[:, 0],
+    )

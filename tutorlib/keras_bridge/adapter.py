@@ -139,6 +139,11 @@ class LoaderAdapter(TensorAdapter):
 
     @property
     @abc.abstractmethod
+    def disorder(self) -> str:
+        """Words for why rows do not come in the order of the files; "" if they do."""
+
+    @property
+    @abc.abstractmethod
     def schema(self) -> Schema:
         """Schema of the batches."""
 
@@ -184,7 +189,7 @@ class LoaderAdapter(TensorAdapter):
             "shuffle": [True, self.shuffle],  # True is the default of fit
         }
         refuse_ignored_arguments(
-            self, "a loader", REMEDIES, accepted, shuffled=self.shuffle, labelled=self.labelled
+            self, "a loader", REMEDIES, accepted, disorder=self.disorder, labelled=self.labelled
         )
         self.check_for_fit()
         self._calls = self._calls[-2:] + "n"

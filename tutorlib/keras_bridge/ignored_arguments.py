@@ -21,13 +21,13 @@ def refuse_ignored_arguments(
     remedies: Mapping[str, str],
     accepted: Mapping[str, Sequence[Any]],
     *,
-    shuffled: bool,
+    disorder: str,
     labelled: bool,
 ) -> None:
     """Raise ValueError if Keras was given an argument that has no effect; for `num_batches` only.
 
-    `predict` with shuffled data is refused too: nobody could tell which row a prediction is of. So
-    are `fit` and `evaluate` without labels if the model compares its output with labels.
+    `predict` out of order is refused too: nobody could tell which row a prediction is of. So are
+    `fit` and `evaluate` without labels if the model compares its output with labels.
 
     Keras asks for `num_batches` in the constructor of its `EpochIterator`, which has most of the
     arguments; `batch_size` and `shuffle` are those of the method that calls the constructor.
@@ -37,7 +37,7 @@ def refuse_ignored_arguments(
         data: what the adapter is called in the message.
         remedies: {argument of `fit`: what to do instead}; other arguments are not looked at.
         accepted: {argument: values that ask for what happens anyway}; None is always accepted.
-        shuffled: whether the rows come in random order.
+        disorder: words for why rows do not come in the order of the files; "" if they do.
         labelled: whether the batches hold labels.
     """
     frame: FrameType | None = sys._getframe(2)
@@ -53,11 +53,11 @@ def refuse_ignored_arguments(
             f"predict with {data} cannot collect the predictions of several processes; "
             "loader.predict(model) gives those of all rows, on each process"
         )
-    if shuffled and frame.f_code.co_name == "predict":
+    if disorder and frame.f_code.co_name == "predict":
         raise ValueError(
-            f"predict with {data} that shuffles (shuffle=True, the default) would give predictions "
-            "in random order. loader.predict(model) gives them in the order of the files, as a "
-            "table with the columns id_names=[...]; model.predict needs shuffle=False."
+            f"predict with {data} {disorder} would give predictions in another order than that of "
+            "the files. loader.predict(model) gives them in order, as a table with the columns "
+            "id_names=[...]; model.predict needs shuffle=False, and no canonical_ranks."
         )
     if frame.f_locals.get("x") is adapter:
         validation = frame.f_locals.get("validation_data")

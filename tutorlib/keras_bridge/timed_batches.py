@@ -108,7 +108,7 @@ class TimedBatches(TensorAdapter):
             "timed batches",
             REMEDIES,
             {},
-            shuffled=loader is not None and loader.shuffle,
+            disorder="" if loader is None else loader.disorder,
             labelled=loader is None or loader.labelled,
         )
         return self._num_batches

@@ -53,7 +53,8 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
         cat_names: names of the categorical columns (ids or lists of ids).
         cont_names: names of the continuous columns.
         engine: "parquet", the only one there is.
-        shuffle: whether rows come in random order; False keeps the order of the files.
+        shuffle: whether rows come in random order; False keeps the order of the files, unless
+            this rank has several `canonical_ranks`.
         seed_fn: function that returns an epoch's seed, called once per epoch; replaces `seed`.
         buffer_size: size of a partition: a number of rows from 1 on, or a fraction of the memory
             below 1 (give rows if ranks run on machines with different memory). None chooses chunks
@@ -113,7 +114,8 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             `state_dict` of one rank. Each canonical rank gives equally many rows of a batch:
             `batch_size` must be a multiple of `canonical_ranks / global_size`, and changes with it.
             A rank holds the chunks of all its canonical ranks; to keep the order with a
-            `memory_budget`, change that by the same factor.
+            `memory_budget`, change that by the same factor. Their rows take turns even with
+            `shuffle=False`; `loader.predict` gives predictions in order.
 
     Attributes:
         source: the `ParquetSource`.

@@ -33,6 +33,15 @@ class Ranked:
     _cursor: EpochCursor
     _share_found: tuple[int | None, int | None] | None  # what data_share() gave; None: not asked
 
+    @property
+    def disorder(self) -> str:
+        """Words for why rows do not come in the order of the files; "" if they do."""
+        settings = self._settings
+        if settings.shuffle:
+            return "that shuffles (shuffle=True, the default)"
+        mixes = f"that mixes the rows of canonical_ranks={settings.canonical_ranks}"
+        return mixes if settings.ranks_held > 1 else ""
+
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits, equal on all ranks that belong to one training.
 
