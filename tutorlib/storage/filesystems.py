@@ -70,7 +70,11 @@ def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, s
     if filesystem is not None:
         where = as_arrow_filesystem(filesystem)
         in_store = known and scheme in ARROW_SCHEMES
-        return (where, rest, f"{scheme}://") if in_store else (where, text, "")
+        inner, prefix = (rest, f"{scheme}://") if in_store else (text, "")
+        handler = getattr(where, "handler", None)
+        if isinstance(handler, fs.FSSpecHandler):  # as it is in listings
+            inner = handler.fs._strip_protocol(inner)
+        return where, inner, prefix
     if not known:
         return fs.LocalFileSystem(), text, ""
     if scheme == "file":

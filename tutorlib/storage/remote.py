@@ -53,7 +53,7 @@ def remote_output(target: RemotePath, *, is_file: bool = False) -> Iterator[Path
     with temporary_folder(PREFIX) as folder:
         if is_file:
             yield folder / target.name
-            target.copy_from(folder / target.name)
+            target.replace_by_file(folder / target.name)
         else:
             yield folder
             target.replace_by(folder)
