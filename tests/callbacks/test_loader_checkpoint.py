@@ -216,7 +216,7 @@ def joined(monkeypatch):
         replaced = {
             "process_count": lambda: 2,
             "process_index": lambda: index,
-            "_is_split": lambda variable: False,
+            "_is_split": lambda variable: len(variable.shape) == 2,
             "_local": lambda variable: variable,
             "gathered": lambda text: [text, other(text)][:: -1 if index else 1],
         }
@@ -395,6 +395,44 @@ def test_a_full_disk_raises_and_leaves_the_older_checkpoints(folder, tmp_path):
     assert process.exitcode == 0
     assert all(found.folder.is_dir() for found in find_checkpoints(tmp_path))
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_all_processes_fail_if_the_first_cannot_save_and_none_waits(
+    folder, tmp_path, joined, monkeypatch
+):
+    """The first reads the shared rows to the end, as the others do, and says why it failed."""
+    taken, blocks_of = {0: [], 1: []}, loader_checkpoint._row_blocks
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    for index in range(2):
+        joined(index, lambda own: "[Errno 28] No space left on device" if own == "" else "")
+
+        def noted(variable, index=index):
+            for block in blocks_of(variable):
+                taken[index].append(block.shape)
+                yield block
+
+        monkeypatch.setattr(loader_checkpoint, "_row_blocks", noted)
+        loader = loader_of(folder)
+        with pytest.raises(
+            OSError, match=r"epoch 0, batch 3 cannot be .*No space left.* make room"
+        ):
+            model_of(embedding_rows=900_000).fit(
+                loader, verbose=0, callbacks=[LoaderCheckpoint(tmp_path, loader, 3)]
+            )
+    assert taken[0] == taken[1]
+    assert len(taken[0]) > 3
+    assert names_in(tmp_path) == []
+
+
+def test_processes_that_see_other_checkpoints_are_refused(folder, tmp_path, joined):
+    interrupted(folder, tmp_path, 8)
+    joined(1, lambda own: "")
+    with pytest.raises(ValueError, match=r"find in .* are \['', '.*batch-7'\]: all must see the"):
+        LoaderCheckpoint(tmp_path, loader_of(folder)).restore(model_of())
 
 
 def test_an_error_while_saving_leaves_no_checkpoint(tmp_path):

@@ -322,7 +322,6 @@ import json, os, sys
 sys.modules["tensorflow"] = None
 import keras
 import numpy as np
-from jax.experimental import multihost_utils
 folder, port, rank = sys.argv[1:]
 alone = rank == "alone"
 if not alone:
@@ -348,9 +347,6 @@ note = lambda batch, logs: losses.append(float(logs["loss"]))
 note = keras.callbacks.LambdaCallback(on_train_batch_end=note)
 checkpoint = LoaderCheckpoint(f"{folder}_{'alone' if alone else 'together'}", loader)
 model.fit(loader, verbose=0, callbacks=[note, checkpoint])
-if not alone:
-    multihost_utils.sync_global_devices("process 0 has written the checkpoint")
-
 resumed = make_model()
 resumed.compile("adam", "binary_crossentropy")
 checkpoint.restore(resumed)

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from tutorlib.checks import check_path, check_positive
-from tutorlib.keras_bridge import process_count, process_index
+from tutorlib.keras_bridge import gathered, process_count, process_index
 from tutorlib.layers.rows import take_rows
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
@@ -63,7 +63,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         RuntimeError: from `fit`, if something else takes batches from the loader, or `fit` is given
             another one.
         FileExistsError: from `fit`, if `path` holds checkpoints that were not restored.
-        OSError: from `fit`, if a checkpoint cannot be written; the earlier ones remain complete.
+        OSError: from `fit`, on all processes, if a checkpoint cannot be written; the earlier ones
+            remain complete.
 
     Example:
         >>> loader = KerasSequenceLoader("data/train", 65536, ["label"])  # doctest: +SKIP
@@ -101,8 +102,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             with its own `steps_per_epoch` counts its steps from the saved position.
 
         Raises:
-            ValueError: if the model has no optimizer, or the checkpoint is damaged or belongs to
-                another model, optimizer or data.
+            ValueError: if the model has no optimizer, the checkpoint is damaged or belongs to
+                another model, optimizer or data, or the processes see different checkpoints.
 
         Example:
             >>> checkpoint = LoaderCheckpoint("no such folder", loader)  # doctest: +SKIP
@@ -113,6 +114,12 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             raise ValueError(f"model {model.name!r} has no optimizer: compile it before restore()")
         self._ours = True
         found = find_checkpoints(self.path)
+        newest = gathered(found[-1].folder.name if found else "")  # restoring is done together
+        if len(set(newest)) > 1:
+            raise ValueError(
+                f"the newest checkpoints that the processes find in {self.path} are {newest}: all "
+                "must see the same folder, so give a path on a filesystem that they share"
+            )
         if not found:
             return self.loader.epoch
         _, folder, state = found[-1]
@@ -186,25 +193,30 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             return  # JAX prefetches a batch on an accelerator; the epoch ends with the next step
         state["batch"] = self._batch
         model = self.model  # on JAX, this brings the variables up to date
-        if process_index() > 0:
-            for variable in filter(_is_split, _variables(model)):
-                collections.deque(_row_blocks(variable), 0)  # process 0 needs our rows of it
-            self._ours = True
-            return  # process 0 has all other values, and writes them
         content = {"version": 1, "model": _description(model), "loader": state}
         content["fit_epoch"] = self._fit_epoch
-        try:
-            with new_checkpoint(self.path, self._epoch, self._batch, content) as folder:
-                content["nbytes"] = _write_variables(folder / VARIABLES_FILE, model)
-                content["sha256"] = _sha256(folder / VARIABLES_FILE)
-            remove_old(self.path, self.keep)
-        except OSError as error:
+        # What no process has alone, all read together, block by block; process 0 has the rest.
+        shared = itertools.chain.from_iterable(
+            map(_row_blocks, filter(_is_split, _variables(model)))
+        )
+        error = None
+        if process_index() == 0:
+            try:
+                with new_checkpoint(self.path, self._epoch, self._batch, content) as folder:
+                    content["nbytes"] = _write_variables(folder / VARIABLES_FILE, model, shared)
+                    content["sha256"] = _sha256(folder / VARIABLES_FILE)
+                remove_old(self.path, self.keep)
+            except OSError as caught:
+                error = caught
+        collections.deque(shared, 0)  # also what process 0 has no place for: the others wait for it
+        reason = gathered("" if error is None else str(error))[0]
+        if reason or error:
             message = (
                 f"a checkpoint of epoch {self._epoch}, batch {self._batch} cannot be written to "
-                f"{self.path}: {error}. The earlier checkpoints are complete: make room or choose "
+                f"{self.path}: {reason}. The earlier checkpoints are complete: make room or choose "
                 "another folder, and resume from the newest with restore()."
             )
-            raise OSError(*([error.errno] if error.errno else []), message) from error
+            raise OSError(*([error.errno] if error and error.errno else []), message) from error
         self._ours = True
 
 
@@ -272,8 +284,14 @@ def _check_model(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None
         )
 
 
-def _write_variables(path: Path, model: keras.Model) -> int:
-    """Write all variables; return the file's bytes. HDF5 would end the process on a full disk."""
+def _write_variables(path: Path, model: keras.Model, shared: Iterator[np.ndarray]) -> int:
+    """Write all variables; return the file's bytes. HDF5 would end the process on a full disk.
+
+    Args:
+        path: file to write.
+        model: whose variables.
+        shared: blocks of rows of the variables that are split over processes, one after the other.
+    """
     with open(path, "wb") as file:
         for variable in _variables(model):
             split = _is_split(variable)
@@ -283,7 +301,8 @@ def _write_variables(path: Path, model: keras.Model) -> int:
                 continue
             # A table, in blocks of rows: its whole value would be copied twice.
             shape = tuple(variable.shape)
-            for number, rows in enumerate(_row_blocks(variable)):
+            blocks = itertools.islice(shared, len(_blocks(variable))) if split else None
+            for number, rows in enumerate(blocks or _row_blocks(variable)):
                 if number == 0:
                     header = np.lib.format.header_data_from_array_1_0(rows) | {"shape": shape}
                     np.lib.format.write_array_header_1_0(file, header)
@@ -338,11 +357,11 @@ def _is_large(variable: Any) -> bool:
     return len(variable.shape) == 2 and nbytes > BLOCK_BYTES
 
 
-def _blocks(variable: Any) -> Iterator[tuple[int, int]]:
+def _blocks(variable: Any) -> list[tuple[int, int]]:
     """Return the first row of each block, and the one after its last."""
     rows, width = variable.shape
     step = max(1, BLOCK_BYTES // (width * np.dtype(variable.dtype).itemsize))
-    return ((start, min(start + step, rows)) for start in range(0, rows, step))
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _row_blocks(variable: Any) -> Iterator[np.ndarray]:
