@@ -142,6 +142,16 @@ def test_what_is_missing_or_forbidden_is_named_with_what_to_do(store, monkeypatc
         ParquetSource(URL, filesystem=filesystem)
 
 
+def test_an_object_is_opened_where_names_that_do_not_exist_are_refused(store):
+    loader = {"cat_names": ["item"], "cont_names": ["x"], "label_names": ["label"]}
+    path = f"{URL}/day=0/0.parquet"
+    store.requests(first=1000, how=403, key="_schema.json")
+    assert len(loader_of(path, **loader)) == GROUPS * ROWS // 100
+    assert not [r for r in store.requests() if r["fault"]]  # it is not asked for
+    store.requests(first=1000, how=403, key="_schema.json")
+    assert len(loader_of(f"{URL}/day=0", **loader)) == FILES // 3 * GROUPS * ROWS // 100
+
+
 def test_messages_show_no_secrets_of_a_url(store):
     given = "s3://MINE:HIDDEN@bucket"
     (store.folder / "bucket" / "broken").mkdir()

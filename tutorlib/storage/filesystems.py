@@ -154,4 +154,5 @@ def store_errors(what: str, filesystem: Any = None) -> Iterator[None]:
     except OSError as error:
         if not (failure := store_failure(error, filesystem)):
             raise
-        raise OSError(f"{what}: {failure}") from error
+        kind = PermissionError if REFUSED.search(str(error)) else OSError
+        raise kind(f"{what}: {failure}") from error

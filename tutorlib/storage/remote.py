@@ -40,9 +40,15 @@ def output_path(path: Any, filesystem: Any = None) -> Path | RemotePath:
 
 
 def read_text(folder: Any, name: str, filesystem: Any = None) -> str | None:
-    """Return the text of a file in a folder, also of a URL; None if there is none."""
+    """Return the text of a file in a folder, also of a URL; None if there is none.
+
+    A store whose objects may be read but not listed refuses names that do not exist.
+    """
     file = output_path(folder, filesystem) / name
-    if not file.is_file():
+    try:
+        if not file.is_file():
+            return None
+    except PermissionError:
         return None
     return file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read_text()
 

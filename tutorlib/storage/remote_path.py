@@ -191,8 +191,14 @@ class RemotePath:
             )
 
     def refuse_overlap(self, inputs: Iterable[str]) -> None:
-        """Raise ValueError if this is or contains an input, or is inside an input folder."""
+        """Raise ValueError if this is or contains an input, or is inside an input folder.
+
+        Args:
+            inputs: URLs; other paths are of this machine, so they cannot overlap.
+        """
         for path in map(shown, inputs):
+            if "://" not in path or path.startswith("file://"):
+                continue
             other = path.partition("?")[0].rpartition("://")[2].strip("/") + "/"
             mine = self.inner.strip("/") + "/"
             if other.startswith(mine) or mine.startswith(other):

@@ -11,9 +11,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from pyarrow.fs import LocalFileSystem
+
 from tutorlib.chunk import Chunk
 from tutorlib.ops import column_type
 from tutorlib.parquet import ParquetSource, RowGroup, RowRange
+from tutorlib.storage import as_arrow_filesystem
 
 RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row
 
@@ -171,8 +174,15 @@ def read_range(source: RowSource, row_range: RowRange, columns: Sequence[str]) -
 
 
 def input_paths(source: RowSource) -> list[str]:
-    """Return the files that a source reads, and the folders that it was given, if it knows them."""
-    return [*source.files, *map(os.fspath, getattr(source, "paths", ()))]
+    """Return the files that a source reads, and the folders that it was given, if it knows them.
+
+    Those of a filesystem other than this machine's are URLs, of which `refuse_overlap` knows them.
+    """
+    paths = [*source.files, *map(os.fspath, getattr(source, "paths", ()))]
+    filesystem = getattr(source, "filesystem", None)
+    if filesystem is None or isinstance(where := as_arrow_filesystem(filesystem), LocalFileSystem):
+        return paths
+    return [path if "://" in path else f"{where.type_name}://{path}" for path in paths]
 
 
 @contextlib.contextmanager
