@@ -293,7 +293,7 @@ def test_what_to_change_is_said_where_batches_cannot_be_put_in_order():
 def test_a_finished_batch_is_given_while_threads_wait_for_memory(folder, space):
     pipeline = loader_of(folder, device="gpu")._new_pipeline()
     assert pipeline.next_batch() is not None
-    with pipeline._lock, pipeline._filling:  # as a thread holds them that makes a group
+    with pipeline._filling, pipeline._lock:  # in the order of a thread that makes a group
         assert pipeline.next_batch() is not None  # of the same group as the first
     pipeline.close()
 
