@@ -359,7 +359,7 @@ def _is_large(variable: Any) -> bool:
 
 def _blocks(variable: Any) -> list[tuple[int, int]]:
     """Return the first row of each block, and the one after its last."""
-    rows, width = variable.shape
+    rows, width = variable.shape[0], math.prod(variable.shape[1:])
     step = max(1, BLOCK_BYTES // (width * np.dtype(variable.dtype).itemsize))
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
