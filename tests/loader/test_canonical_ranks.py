@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tests.support.loaders import loader_with
 from tutorlib.chunk import Chunk, Ragged
 from tutorlib.loader import ranks
+from tutorlib.ops import Categorify, LambdaOp
 from tutorlib.parquet import ParquetSink
+from tutorlib.workflow import Workflow
 
 ROWS, RANKS = 613, 6  # W = 1, 2, 3 and 6 divide the canonical ranks
 FILES = {"row_group_rows": 37, "rows_per_file": 200}
@@ -130,6 +132,21 @@ def test_a_fingerprint_tells_settings_apart(folder, changes):
     assert loader_of(folder, 60, **changes).fingerprint() != loader_of(folder, 60).fingerprint()
 
 
+def test_a_fingerprint_tells_mapped_workflows_apart(folder):
+    """Ranks whose ids mean other values must not train together."""
+
+    def mapped(workflow):
+        return loader_of(folder, 60, cat_names=None).map(workflow).fingerprint()
+
+    table = pa.table({"row": np.arange(ROWS), "y": np.ones(ROWS, "float32")})
+    first, second = (
+        Workflow(["row"] >> Categorify(), ["y"]).fit(table.slice(start, 300)) for start in (0, 300)
+    )
+    assert mapped(first) == mapped(first) != mapped(second)
+    unnamed = Workflow(["row"] >> LambdaOp(lambda column: column), ["y"]).fit(table)
+    assert mapped(unnamed) == mapped(unnamed)
+
+
 def test_ranks_without_canonical_ranks_have_one_fingerprint_too(folder):
     ranks = ranks_of(folder, 2, 60, canonical_ranks=None)
     assert len({rank.fingerprint() for rank in ranks}) == 1
@@ -225,6 +242,10 @@ def test_a_loader_made_before_the_processes_were_joined_is_refused(folder, joine
             {"global_size": 4, "global_rank": 0},
             r"canonical_ranks=6 must be a multiple of the number of ranks, global_size=4.*"
             r"\[1, 2, 3, 6\] ranks",
+        ),
+        (
+            {"buffer_size": 0.2},
+            "buffer_size=0.2 is .* 6 canonical ranks .* give a number of rows",
         ),
         ({"canonical_ranks": 0}, "canonical_ranks must be at least 1, got 0"),
         ({"global_size": 2, "global_rank": 2}, r"global_rank must be in \[0, global_size=2\), got"),

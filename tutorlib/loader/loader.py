@@ -57,8 +57,9 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             this rank has several `canonical_ranks`.
         seed_fn: function that returns an epoch's seed, called once per epoch; replaces `seed`.
         buffer_size: size of a partition: a number of rows from 1 on, or a fraction of the memory
-            below 1 (give rows if ranks run on machines with different memory). None chooses chunks
-            of about a million rows, fewer if rows are wide or the budget is tight.
+            below 1 (give rows if ranks run on machines with different memory, and if this rank has
+            several `canonical_ranks`). None chooses chunks of about a million rows, fewer if rows
+            are wide or the budget is tight.
         device: "cpu" or "gpu": where files are decoded and batches are made. "gpu" needs an NVIDIA
             GPU with cuDF and leaves batches in its memory, in the same order; for TensorFlow,
             integers are then int64. None uses the device of the `ParquetSource`, or "cpu".
@@ -204,6 +205,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             passing = "" if filters is None else f" that pass filters={filters}"
             raise ValueError(f"there are no rows{passing} in {self.source.files}")
         self._transform: Callable[[Chunk], Chunk] | None = None
+        self._workflow: Any = None  # that is mapped
         columns = (column for column in self._file_schema if column.role != "id")
         batch_schema = Schema(columns, self._file_schema.left_out)
         self._set_schema(batch_schema, batch_schema.names)
@@ -256,7 +258,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             )
         if hasattr(workflow_or_function, "transform"):
             made = online(workflow_or_function, self.source, self._file_schema, self._named)
-            self._transform = made.transform
+            self._transform, self._workflow = made.transform, workflow_or_function
             self._set_schema(made.schema, made.columns)
             _ = self.layout  # refuses columns that no batch can hold
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -31,6 +32,7 @@ class Ranked:
     _format: BatchFormat
     _planner: Planner
     _cursor: EpochCursor
+    _workflow: Any
     _share_found: tuple[int | None, int | None] | None  # what data_share() gave; None: not asked
 
     @property
@@ -45,10 +47,10 @@ class Ranked:
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits, equal on all ranks that belong to one training.
 
-        They depend on the files, the columns and all settings of the order and form of batches, but
-        not on the rank. `fit` and `evaluate` compare them over the processes that
-        `keras.distribution` has joined; in other loops, gather and compare them before the first
-        step.
+        They depend on the files, the columns, the Workflow of `map` (unless one of its functions
+        has no name) and all settings of the order and form of batches, but not on the rank. `fit`
+        and `evaluate` compare them over the processes that `keras.distribution` has joined; in
+        other loops, gather and compare them before the first step.
 
         Example:
             >>> assert len(set(all_gather(loader.fingerprint()))) == 1  # doctest: +SKIP
@@ -60,6 +62,9 @@ class Ranked:
         identity, settings = self._planner.identity(), self._settings
         identity["settings"].pop("rank", None)
         identity["columns"] = {c.name: dataclasses.asdict(c) for c in self._format.schema}
+        identity["workflow"] = None
+        with contextlib.suppress(ValueError):  # an unnamed function, such as a lambda, has none
+            identity["workflow"] = self._workflow and self._workflow.fingerprint
         identity["batches"] = {name: repr(getattr(settings, name)) for name in FORM_OF_BATCHES}
         return identity
 

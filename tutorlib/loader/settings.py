@@ -108,6 +108,12 @@ class LoaderSettings:
                 f"global_size={size}, so that each gives the rows of equally many; use one of "
                 f"{sizes} ranks, or canonical_ranks={size * max(1, round(ranks / size))}"
             )
+        if held > 1 and (self.buffer_size or 1) < 1:
+            raise ValueError(
+                f"buffer_size={self.buffer_size} is a fraction of the memory, but this process "
+                f"has the buffers of {held} canonical ranks (canonical_ranks={ranks}), whose order "
+                "must not depend on it: give a number of rows from 1 on, or None"
+            )
         if self.batch_size % held:
             least = self.batch_size // held * held
             better = f"{least} or {least + held}" if least else f"{held}"
