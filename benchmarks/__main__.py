@@ -11,7 +11,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-MEASURING = ("loader", "memory", "growth", "layers", "etl", "train", "peers", "scale")
+MEASURING = (
+    "loader", "memory", "growth", "layers", "etl", "train", "large-tables", "peers", "scale",
+)  # fmt: skip
 COMMANDS = (*MEASURING, "gpu-host", "gpu-report", "figures", "targets")
 
 

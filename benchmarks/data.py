@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,16 +71,20 @@ class Dataset:
         shape = (f"{self.name}-valid", self.schema, rows, self._make, self.row_group_rows)
         return Dataset(self._parent, *shape, seed=self._seed + 1)
 
-    @functools.cached_property
-    def source(self) -> ParquetSource:
-        """The rows as the ETL writes them: 4-byte numbers, byte-stream split, LZ4."""
-        return ParquetSource(self._format("parquet", self._write_parquet))
+    @property
+    def parquet(self) -> Path:
+        """Folder of the rows as the ETL writes them: 4-byte numbers, byte-stream split, LZ4."""
+        return self._format("parquet", self._write_parquet)
 
     @functools.cached_property
-    def unchecked(self) -> ParquetSource:
-        """The same files without page checksums."""
-        write = functools.partial(self._write_parquet, checksums=False)
-        return ParquetSource(self._format("unchecked", write))
+    def source(self) -> ParquetSource:
+        """The files of `parquet`."""
+        return ParquetSource(self.parquet)
+
+    @property
+    def unchecked(self) -> Path:
+        """Folder of the same files without page checksums."""
+        return self._format("unchecked", functools.partial(self._write_parquet, checksums=False))
 
     def _write_parquet(self, path: Path, checksums: bool = True) -> None:
         rng = np.random.default_rng(self._seed)
@@ -92,10 +98,10 @@ class Dataset:
             for start in range(0, self.rows, ROW_GROUP_ROWS):
                 sink.write(self._make(min(ROW_GROUP_ROWS, self.rows - start), rng))
 
-    @functools.cached_property
-    def plain(self) -> ParquetSource:
-        """The rows as most people have them: int64, dictionary, snappy, PyArrow's defaults."""
-        return ParquetSource(self._format(f"plain-{self.rows}", self._write_plain))
+    @property
+    def plain(self) -> Path:
+        """Folder of the rows as most people have them: int64, PyArrow's defaults."""
+        return self._format(f"plain-{self.rows}", self._write_plain)
 
     def _write_plain(self, path: Path) -> None:
         wide = pa.schema([(f.name, _widest(f.type)) for f in self.source.arrow_schema])
@@ -151,6 +157,19 @@ def _widest(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_widest(kind.value_type))
     return pa.int64() if pa.types.is_integer(kind) else kind
+
+
+def linked(folder: Path, copies: int) -> Path:
+    """Return a folder that has every Parquet file of this one `copies` times, under other names.
+
+    They are hard links, so they take no disk space and stay in the page cache.
+    """
+    path = folder.with_name(f"{folder.name}-linked-{copies}")
+    if not path.exists():
+        with new_folder(path) as partial:
+            for copy, file in itertools.product(range(copies), folder.glob("*.parquet")):
+                os.link(file, partial / f"{copy:05d}_{file.name}")
+    return path
 
 
 def column_sums(source: ParquetSource, rows: int | None = None) -> dict[str, float]:

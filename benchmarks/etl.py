@@ -75,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"further jobs: {', '.join(ALSO)} (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--growth", nargs="*", type=int, default=[1_000_000, 4_000_000, 16_000_000], metavar="ROWS",
+        "--growth", nargs="*", type=int, default=[1_000_000, 4_000_000, 16_000_000, 50_000_000],
+        metavar="ROWS",
         help="numbers of rows for the main job on one core and on two (default: %(default)s)",
     )  # fmt: skip
     measure.add_options(

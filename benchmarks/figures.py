@@ -307,7 +307,7 @@ def draw_train(result: Mapping[str, Any], path: Path) -> None:
             entry = by_name[name]
             waits = ranged("wait", entry["wait_shares"], entry["wait_share"])
             way = name.removeprefix(f"{heading}: ")
-            more = {"colour": OURS if way in (train.COLUMNS, train.STACKED) else THEIRS}
+            more = {"colour": OURS if way.startswith("loader") else THEIRS}
             more |= {"name": way, "ratio": entry["times_native"]}
             entries.append(entry | waits | more)
         speed = Panel(f"{heading}: samples per second", entries)

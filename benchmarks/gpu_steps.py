@@ -114,7 +114,7 @@ def _steps(settings: Settings) -> Iterator[Step]:
     yield from (_tests(name, settings) for name in TESTS)
     yield from (_benchmark(name, options, settings) for name, options in PARTS.items())
     for model in train.TITLES:
-        for way in ("cpu-native", *train.WAYS):
+        for way in ("cpu-native", *train.GPU_WAYS):
             if way != "raw" or model == "dlrm":  # raw cells hold no lists
                 yield from (_train(model, way, p, settings) for p in train.PRECISIONS)
     yield _lesson_data(settings)

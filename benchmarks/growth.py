@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine, measure
-from benchmarks.data import Dataset, criteo_shape
-from benchmarks.memory import WARM_ROWS, linked
+from benchmarks.data import Dataset, criteo_shape, linked
+from benchmarks.memory import WARM_ROWS
 from tutorlib.chunk import Chunk
 from tutorlib.schema import Column, Schema
 
 SUMMARY = "how start-up, rate, memory and bytes read grow with rows, columns and files (16 minutes)"
 SIZES = {
-    "rows": (1_048_576, 8_388_608, 67_108_864),
+    "rows": (1_048_576, 8_388_608, 67_108_864, 209_715_200),
     "columns": (10, 100, 500, 2_000),
     "row_groups": (10, 100, 1_000, 10_000, 50_000),
     "files": (1, 10, 100, 1_000, 20_000),
@@ -159,8 +159,8 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
         for size in sorted(getattr(arguments, series)):
             data, copies = data_of(series, size, arguments.data)
             batch_size = WIDE_BATCH_SIZE if series == "columns" else arguments.batch_size
-            warm = linked(data.valid(WARM_ROWS), 1)
-            path, rows = linked(data, copies), copies * data.rows
+            warm = data.valid(WARM_ROWS).parquet
+            path, rows = linked(data.parquet, copies), copies * data.rows
             schema = data.schema.to_json()
             cases.append(Case(series, size, str(path), str(warm), schema, rows, batch_size))
     return cases

@@ -2,10 +2,11 @@
 
 Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format; MovieLens-shaped
 rows for lists; all in the page cache. Candidates produce whole batches of tensors, except bare
-Arrow, which only decodes: an upper bound for any reader of these files. Slow candidates read fewer
-rows; the table says how many. TFRecord readers that handle single records are measured with CPU
-idle states suppressed, as during training (`tutorlib.profiling.cores_awake`); with idle states they
-may be half as fast.
+Arrow, which only decodes: an upper bound for any reader of these files. Readers of Parquet read
+every file --copies times, by hard links: with few rows, the wait for an epoch's first chunk of a
+million rows would be half of it. Slow candidates read fewer rows; the table says how many. TFRecord
+readers that handle single records are measured with CPU idle states suppressed, as during training
+(`tutorlib.profiling.cores_awake`); with idle states they may be half as fast.
 
 Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
 python, PyDataset and generator; plain, Parquet with int64, dictionary and Snappy; movielens;
@@ -20,12 +21,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.data import Dataset, criteo_shape, movielens_shape
+from benchmarks.data import Dataset, criteo_shape, linked, movielens_shape
 from benchmarks.device import Device
 from benchmarks.measure import Claim
+from tutorlib.parquet import ParquetSource
 
 SUMMARY = "rows/s of the loader, tf.data, Python readers and bare Arrow (3 minutes)"
 
@@ -41,6 +44,7 @@ MOVIELENS_LOADER = "MovieLens: loader, nnzs, shuffled"
 MOVIELENS_ARROW = "MovieLens: Arrow read_row_group, no batches"
 ARROW = "Arrow read_row_group, no batches"
 SMALL = ", batches of {:,}"  # after the name of a loader with the default batch size
+SMALL_ROWS = 1024  # per batch
 ONE_THREAD = "one reader thread: "  # before it
 UNCHECKED = "loader, columns, shuffled, no page checksums"
 FIT = "fit, one weight, columns"
@@ -77,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         rows=(2_097_152, "rows"),
         slow_rows=(262_144, slow),
+        copies=(8, "times that fast readers of Parquet read the rows"),
         batch_size=(65_536, "rows per batch"),
     )
     measure.add_options(parser, "loader", repeat=5, sections=SECTIONS)
@@ -89,6 +94,7 @@ def run(arguments: argparse.Namespace) -> None:
         criteo_shape(arguments.data, arguments.rows),
         movielens_shape(arguments.data, arguments.rows),
         min(arguments.slow_rows, arguments.rows),
+        arguments.copies,
         arguments.batch_size,
         arguments.device,
     )
@@ -131,14 +137,24 @@ class Inputs:
     criteo: Dataset  # rows with many columns
     movielens: Dataset  # rows with few columns, one of them multi-hot
     slow_rows: int  # rows for the readers of one example per row
+    copies: int  # times that fast readers of Parquet read the rows
     batch_size: int
     device: str = "cpu"  # where the loader makes batches
 
+    def files(self, folder: Path) -> list[str]:
+        """Return the Parquet files of a folder `copies` times."""
+        return ParquetSource(linked(folder, self.copies)).files
+
     def loader(self, source: Any = None, batch_size: int | None = None, **settings: Any) -> Any:
-        """Return a loader of the Criteo-shaped rows, or of another source."""
+        """Return a loader of the Criteo-shaped rows `copies` times, or of another source.
+
+        Small batches read them once: their epoch takes much longer than the wait for a chunk.
+        """
         from tutorlib.loader import KerasSequenceLoader
 
-        source = self.criteo.source if source is None else source
+        if source is None:
+            once = batch_size is not None and batch_size <= SMALL_ROWS
+            source = self.criteo.source if once else self.files(self.criteo.parquet)
         settings = {"schema": self.criteo.schema, "device": self.device, **settings}
         return KerasSequenceLoader(source, batch_size or self.batch_size, **settings)
 
@@ -208,11 +224,11 @@ def _rows_of(inputs: Mapping[str, Any], label: Any) -> int:
     return rows
 
 
-def bare_arrow(source: Any) -> Candidate:
+def bare_arrow(files: list[str]) -> Candidate:
     """Return a candidate that decodes all row groups with PyArrow and does nothing else."""
     from benchmarks.readers import read_row_groups
 
-    return Candidate(functools.partial(read_row_groups, source))
+    return Candidate(functools.partial(read_row_groups, ParquetSource(files)))
 
 
 # ---- the sections: pipelines are built once, so that a turn measures an epoch -------------------
@@ -226,7 +242,7 @@ def of_loader(inputs: Inputs) -> dict[str, Candidate]:
         "loader, columns, not shuffled": delivering(inputs.loader(shuffle=False)),
         STACKED: delivering(stacked()),
         "loader, stacked, not shuffled": delivering(stacked(shuffle=False)),
-        ARROW: bare_arrow(inputs.criteo.source),
+        ARROW: bare_arrow(inputs.files(inputs.criteo.parquet)),
     }
 
 
@@ -278,16 +294,16 @@ def of_python(inputs: Inputs) -> dict[str, Candidate]:
 
 def of_plain(inputs: Inputs) -> dict[str, Candidate]:
     """Return the loader and bare Arrow on files of int64 with dictionary and snappy."""
-    source = inputs.criteo.plain
-    return {PLAIN_LOADER: delivering(inputs.loader(source)), PLAIN_ARROW: bare_arrow(source)}
+    files = inputs.files(inputs.criteo.plain)
+    return {PLAIN_LOADER: delivering(inputs.loader(files)), PLAIN_ARROW: bare_arrow(files)}
 
 
 def of_movielens(inputs: Inputs) -> dict[str, Candidate]:
     """Return the loader and bare Arrow on rows with a multi-hot column."""
-    data = inputs.movielens
+    files, schema = inputs.files(inputs.movielens.parquet), inputs.movielens.schema
     return {
-        MOVIELENS_LOADER: delivering(inputs.loader(data.source, schema=data.schema)),
-        MOVIELENS_ARROW: bare_arrow(data.source),
+        MOVIELENS_LOADER: delivering(inputs.loader(files, schema=schema)),
+        MOVIELENS_ARROW: bare_arrow(files),
     }
 
 
@@ -320,7 +336,7 @@ def of_threads(inputs: Inputs) -> dict[str, Candidate]:
 
 def of_unchecked(inputs: Inputs) -> dict[str, Candidate]:
     """Return the loader on files without page checksums, and on those with them."""
-    unchecked = inputs.loader(inputs.criteo.unchecked)
+    unchecked = inputs.loader(inputs.files(inputs.criteo.unchecked))
     return {COLUMNS: delivering(inputs.loader()), UNCHECKED: delivering(unchecked)}
 
 
@@ -351,6 +367,7 @@ def of_first(inputs: Inputs) -> dict[str, Candidate]:
 
     loader = inputs.loader()
     chunk_rows = loader.describe()["chunk_rows"]
+    source = ParquetSource(inputs.files(inputs.criteo.parquet))
 
     def first_batch() -> int:
         next(iter(loader))
@@ -358,7 +375,7 @@ def of_first(inputs: Inputs) -> dict[str, Candidate]:
 
     return {
         FIRST_BATCH: Candidate(first_batch, afterwards=loader.close),
-        ONE_CHUNK: Candidate(functools.partial(read_and_shuffle, inputs.criteo.source, chunk_rows)),
+        ONE_CHUNK: Candidate(functools.partial(read_and_shuffle, source, chunk_rows)),
     }
 
 

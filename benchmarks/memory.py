@@ -16,17 +16,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, measure
-from benchmarks.data import Dataset, criteo_shape, movielens_shape
+from benchmarks.data import Dataset, criteo_shape, linked, movielens_shape
 from tutorlib.schema import Schema
-from tutorlib.storage import new_folder
 
 SUMMARY = "peak memory and rows/s of the loader for data of 1 to 20 times its budget (5 minutes)"
 SIZES = (1, 2, 5, 10, 20)  # of the data, in budgets
@@ -153,8 +150,8 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
         copies = max(1, round(size * budget_bytes / (data.rows * row_bytes)))
         return Case(
             name=name,
-            path=str(linked(data, copies)),
-            warm_path=str(linked(data.valid(WARM_ROWS), 1)),
+            path=str(linked(data.parquet, copies)),
+            warm_path=str(data.valid(WARM_ROWS).parquet),
             schema=data.schema.to_json(),
             rows=copies * data.rows,
             data_bytes=copies * data.rows * row_bytes,
@@ -173,17 +170,6 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
         case("one row group of 2 x the budget", huge, CRITEO_ROW_BYTES, ROW_GROUP_SIZE),
         case("multi-hot, 5 x the budget", movielens, MOVIELENS_ROW_BYTES, MULTI_HOT_SIZE),
     ]
-
-
-def linked(data: Dataset, copies: int) -> Path:
-    """Return a folder that has every file of the data `copies` times, under different names."""
-    path = data.folder / f"linked-{copies}"
-    if not path.exists():
-        with new_folder(path) as partial:
-            for copy in range(copies):
-                for file in data.source.files:
-                    os.link(file, partial / f"{copy:05d}_{Path(file).name}")
-    return path
 
 
 # ---- the report ---------------------------------------------------------------------------------

@@ -37,12 +37,12 @@ def dlrm(schema: Schema, widths: str) -> Network:
     schema = with_width(schema, 8)
     return Network(
         schema,
-        lambda: _dlrm_by_column(schema, bottom, top),
+        lambda: dlrm_by_column(schema, bottom, top),
         lambda: DLRM(schema, 8, bottom, top, batch_layout="stacked"),
     )
 
 
-def _dlrm_by_column(schema: Schema, bottom: Sequence[int], top: Sequence[int]) -> keras.Model:
+def dlrm_by_column(schema: Schema, bottom: Sequence[int], top: Sequence[int]) -> keras.Model:
     """Return a DLRM as one writes it in plain Keras: an `Embedding` per column."""
     inputs = keras_inputs(schema)
     numbers = keras.layers.Concatenate()([inputs[name] for name in schema.continuous.names])

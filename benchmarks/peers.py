@@ -11,7 +11,8 @@ the turns, the sums of all columns are compared with those of the files.
 
 Sections (--only): read, an epoch of shuffled batches, as the library makes them: tensors of its own
 framework, or NumPy arrays; train, an epoch of `fit` with SGD, and of PyTorch's own DLRM from
-memory. All rows are in the page cache. Slow readers get fewer rows; the table says how many.
+memory; XLA compiles all trainings of Keras. All rows are in the page cache. Slow readers get fewer
+rows; the table says how many.
 """
 
 from __future__ import annotations
@@ -238,8 +239,8 @@ def own_trainings(data: Dataset, arguments: argparse.Namespace, device: Device) 
 
     size = arguments.train_batch_size
     options = argparse.Namespace(
-        ways=train.DEFAULT_WAYS, batch_size=size, slow_rows=None, widths="scaled",
-        optimizer="sgd", precision="float32", device="cpu",
+        ways=("native", "prebatched", "columns", "stacked"), batch_size=size, slow_rows=None,
+        widths="scaled", optimizer="sgd", precision="float32", device="cpu",
     )  # fmt: skip
     names = {
         train.NATIVE: NATIVE,
@@ -247,12 +248,12 @@ def own_trainings(data: Dataset, arguments: argparse.Namespace, device: Device) 
         train.COLUMNS: COLUMNS,
         train.STACKED: FUSED,
     }
-    ways = train.of_section("dlrm", data, options, device)
+    ways = train.of_section("dlrm", data, options, device, all_compiled=True)
     made = {f"{TRAIN}{names[n.split(': ')[1]]}": way.epoch for n, way in ways.items()}
     network = NETWORKS["dlrm"](data.schema, "scaled")
     keras.utils.set_random_seed(0)
     model = network.by_column()
-    model.compile("sgd", "binary_crossentropy", jit_compile=False)
+    model.compile("sgd", "binary_crossentropy", jit_compile=True)
     inputs, label = arrays_in_memory(data.source, network.schema)
 
     def epoch() -> int:
@@ -378,7 +379,7 @@ def start(library: str, environments: Path, data: Dataset, slow_rows: int, batch
             f"no environment {environment.name}; `python -m benchmarks peers --install` makes it, "
             "or say --environments FOLDER"
         )
-    source = data.plain if library == "merlin" else data.source
+    source = ParquetSource(data.plain) if library == "merlin" else data.source
     schema = data.schema
     settings = {
         "paths": source.files,

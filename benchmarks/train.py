@@ -7,6 +7,8 @@ Each network trains on the same rows in several ways (--ways):
 - columns: the same network on `KerasSequenceLoader`, so that only the reader differs;
 - stacked: the loader's stacked batches, one tensor of ids and one of numbers, and one variable that
   holds the tables of all columns of one id;
+- xla: the same compiled by XLA, as Keras does on a GPU; all batches have one shape (`drop_last`,
+  `bucket_lists`). On a CPU the other ways are not compiled;
 - prebatched: the network of native on TFRecord with one record per batch, not shuffled: the most
   that TFRecord can do, since a record is copied instead of parsed, but batches stay as written;
 - raw: the network of stacked on raw binary cells, not shuffled; DLRM only.
@@ -50,16 +52,19 @@ DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
 }
 NATIVE, PREBATCHED = "native", "native, prebatched"
 COLUMNS, STACKED = "loader, columns", "loader, stacked and fused"
+COMPILED = f"{STACKED}, XLA"
 WAYS = {
     "native": NATIVE,
     "columns": COLUMNS,
     "stacked": STACKED,
+    "xla": COMPILED,
     "prebatched": PREBATCHED,
     "raw": "raw binary, stacked and fused",
 }
-LOADERS = ("columns", "stacked")
+LOADERS = ("columns", "stacked", "xla")
 DEFAULT_WAYS = ("native", "prebatched", *LOADERS)
-FUSED = ("stacked", "raw")
+FUSED = ("stacked", "xla", "raw")
+GPU_WAYS = tuple(way for way in WAYS if way != "xla")  # there, XLA compiles all of them
 WIDTHS = ("scaled", "published")
 PRECISIONS = ("float32", "mixed_float16")
 OPTIMIZERS = ("sgd", "adam")
@@ -76,7 +81,7 @@ def name_of(section: str, way: str) -> str:
 CLAIMS = tuple(
     Claim(name_of(section, way), 1, other=name_of(section, NATIVE))
     for section in TITLES
-    for way in (COLUMNS, STACKED)
+    for way in (COLUMNS, STACKED, COMPILED)
 )
 
 
@@ -233,9 +238,17 @@ class Training:
 
 
 def of_section(
-    section: str, data: Dataset, arguments: argparse.Namespace, device: Device
+    section: str,
+    data: Dataset,
+    arguments: argparse.Namespace,
+    device: Device,
+    *,
+    all_compiled: bool = False,
 ) -> dict[str, Training]:
-    """Return {name: training} of one network in its ways; raw cells only for rows without lists."""
+    """Return {name: training} of one network in its ways; raw cells only for rows without lists.
+
+    XLA compiles all of them with `all_compiled`, on a GPU and on JAX, except lists of any length.
+    """
     import keras
 
     from benchmarks.networks import NETWORKS
@@ -244,23 +257,24 @@ def of_section(
     keras.mixed_precision.set_dtype_policy(arguments.precision)
     network = NETWORKS[section](data.schema, arguments.widths)
     has_lists = any(column.multi_hot for column in data.schema)
-    compiled = device.name == "gpu" or device.backend == "jax"  # by XLA, for each shape
+    all_compiled = all_compiled or device.name == "gpu" or device.backend == "jax"
     valid = data.valid(VALID_BATCHES * arguments.batch_size)
     made = {}
     for way in arguments.ways:
         if way == "raw" and has_lists:
             continue
+        compiled = all_compiled or way == "xla"
         keras.utils.set_random_seed(0)
         layout = "stacked" if way in FUSED else "columns"
         valid_batches = KerasSequenceLoader(
             valid.source, arguments.batch_size, schema=network.schema, batch_layout=layout,
-            shuffle=False, bucket_lists=compiled,
+            shuffle=False, bucket_lists=compiled, drop_last=way == "xla",
         )  # fmt: skip
         batches = _batches(way, data, network.schema, arguments, compiled)
         if way in LOADERS:
             device.count_loaders()
         # Lists have too many shapes, unless a loader buckets them.
-        jit_compile = "auto" if compiled and (way in LOADERS or not has_lists) else False
+        jit_compile = compiled and (way in LOADERS or not has_lists)
         made[name_of(section, WAYS[way])] = Training(
             network.fused() if way in FUSED else network.by_column(),
             batches, valid_batches, device, arguments.optimizer, jit_compile,
@@ -280,8 +294,8 @@ def _batches(
     size = arguments.batch_size
     if way in LOADERS:
         return KerasSequenceLoader(
-            data.source, size, schema=schema, batch_layout=way, bucket_lists=bucket_lists,
-            device=arguments.device,
+            data.source, size, schema=schema, batch_layout="stacked" if way in FUSED else "columns",
+            bucket_lists=bucket_lists, drop_last=way == "xla", device=arguments.device,
         )  # fmt: skip
     if way == "prebatched":
         return tfrecords.prebatched_dataset(data.prebatched(size), schema)

@@ -17,7 +17,7 @@ from benchmarks import gpu_host, gpu_steps
 from benchmarks.__main__ import main
 from benchmarks.gpu_steps import Settings, Step, backend_for, read_tests, steps_of
 from benchmarks.machine import ROOT
-from benchmarks.train import PRECISIONS, TITLES, WAYS
+from benchmarks.train import GPU_WAYS, PRECISIONS, TITLES
 
 
 class Clock:
@@ -180,7 +180,7 @@ def test_steps_are_complete_and_in_order_of_value(on_gpu):
     steps = steps_of(on_gpu)
     assert all(100 < step.limit_s <= 400 for step in steps.values())
     for model in TITLES:
-        for way in ("cpu-native", *WAYS):
+        for way in ("cpu-native", *GPU_WAYS):
             for precision in PRECISIONS:
                 there = f"train-{model}-{way}-{precision}" in steps
                 assert there is (way != "raw" or model == "dlrm")  # lists have no raw cells
@@ -206,7 +206,7 @@ def test_every_command_of_a_benchmark_is_accepted_by_its_parser(on_gpu, on_cpu):
 def test_patterns_choose_steps(on_gpu):
     steps = steps_of(on_gpu)
     chosen = list(gpu_host.choose(steps, ["train-dlrm-*-float32", "environment"]))
-    ways = ("cpu-native", *WAYS)
+    ways = ("cpu-native", *GPU_WAYS)
     assert set(chosen) == {"environment", *(f"train-dlrm-{way}-float32" for way in ways)}
     assert chosen == sorted(chosen, key=list(steps).index)
     with pytest.raises(SystemExit, match=r"\['train-bert\*'\] match no step of environment, "):

@@ -15,12 +15,22 @@ from benchmarks.data import nhot_shape
 from benchmarks.device import Device
 from benchmarks.networks import NETWORKS
 from benchmarks.timelines import as_json, as_trace
-from benchmarks.train import COLUMNS, DATASETS, NATIVE, PREBATCHED, STACKED, name_of, of_section
+from benchmarks.train import (
+    COLUMNS,
+    COMPILED,
+    DATASETS,
+    NATIVE,
+    PREBATCHED,
+    STACKED,
+    name_of,
+    of_section,
+)
 from tutorlib.chunk import Ragged
 from tutorlib.profiling import ProfileSteps, read_trace
 
 ROWS, BATCH_SIZE = 2_500, 1_000
-WAYS = (NATIVE, PREBATCHED, COLUMNS, STACKED)
+FULL_BATCHES = 2_000  # rows
+WAYS = (NATIVE, PREBATCHED, COLUMNS, STACKED, COMPILED)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +53,11 @@ def measured(place):
 def test_every_way_trains_on_all_rows_and_reports_its_wait(measured):
     entries = {entry["name"]: entry for entry in measured["candidates"]}
     assert list(entries) == [name_of("movielens", way) for way in WAYS]
-    for entry in entries.values():
-        assert entry["rows"] == ROWS  # as the model's loss metric counted them
+    for name, entry in entries.items():
+        compiled = name == name_of("movielens", COMPILED)
+        assert entry["jit_compile"] == compiled
+        # as the model's loss metric counted them; XLA's batches are full
+        assert entry["rows"] == (FULL_BATCHES if compiled else ROWS)
         assert len(entry["elapsed_s"]) == len(entry["wait_shares"]) == len(entry["losses"]) == 2
         assert all(0 <= share <= 1 for share in entry["wait_shares"])
         assert min(entry["wait_shares"]) <= entry["wait_share"] <= max(entry["wait_shares"])
@@ -57,9 +70,10 @@ def test_ways_are_compared_with_both_native_ones_turn_by_turn(measured):
         assert baseline[key] == 1
         for entry in entries:
             pairs = zip(baseline["elapsed_s"], entry["elapsed_s"], strict=True)
-            quotients = [theirs / ours for theirs, ours in pairs]
+            more = entry["rows"] / baseline["rows"]
+            quotients = [more * theirs / ours for theirs, ours in pairs]
             assert entry[key] == pytest.approx(sum(quotients) / 2)
-    assert len(measured["claims"]) == 2
+    assert len(measured["claims"]) == 3
     assert measured["sections"] == {"movielens": [entry["name"] for entry in entries]}
 
 
@@ -82,11 +96,11 @@ def test_tables_of_both_forms_have_the_same_initial_distribution(section, place)
     assert spreads[0] == pytest.approx(spreads[1], rel=0.02)
 
 
-def test_a_section_is_one_network_in_four_ways(place):
+def test_a_section_is_one_network_in_five_ways(place):
     arguments = parser().parse_args(["train", "--batch-size", str(BATCH_SIZE)])
     made = of_section("dlrm", DATASETS["dlrm"](place, ROWS), arguments, Device("cpu"))
     assert list(made) == [name_of("dlrm", way) for way in WAYS]
-    assert [training.epoch() for training in made.values()] == [ROWS] * 4
+    assert [training.epoch() for training in made.values()] == [ROWS] * 4 + [FULL_BATCHES]
 
 
 def test_a_report_has_timelines_of_a_native_and_of_a_fused_epoch(measured):

@@ -84,13 +84,14 @@ class DotProductInteraction(keras.layers.Layer):
         first, padding = self._first, -self._pairs(inputs.shape) % self.pad_to
         if self.interaction_type == "field_interaction":
             return ops.pad(self._pairwise(inputs, first), [[0, 0], [0, padding]])
-        left = inputs
+        if self.interaction_type is None:
+            return _own_products(inputs, first, padding)
         if self.interaction_type == "field_all":
             left = ops.matmul(inputs, self.kernel)
-        elif self.interaction_type == "field_each":
+        else:
             left = ops.einsum("bfk,fkd->bfd", inputs, self.kernel)
         products = ops.matmul(left, ops.transpose(inputs, (0, 2, 1)))  # [batch, F, F]
-        return _upper_triangle(products, inputs.shape[1], first, padding)
+        return _upper_triangle(products, first, padding)
 
     def _pairwise(self, inputs: Any, first: int) -> Any:
         """Return the products with a matrix for each pair, one feature i at a time."""
@@ -125,37 +126,78 @@ class DotProductInteraction(keras.layers.Layer):
         }
 
 
-def _upper_triangle(matrices: Any, features: int, first: int, padding: int) -> Any:
-    """Return the entries j >= i + first of [batch, F, F], row by row, [batch, pairs + padding].
+def _own_products(vectors: Any, first: int, padding: int) -> Any:
+    """Return the dot products of the vectors [batch, F, d] i and j >= i + first, and padding.
 
-    Forward, this takes one contiguous slice per row. The automatic gradient of that would add up F
-    padded tensors; the custom one is a single gather of whole rows of the transpose. For 27
-    features, batches of 16,384 and two cores: 30 ms forward and 90 ms with the gradient, where one
-    gather and its automatic gradient take 50 and 125 ms.
+    The automatic gradient takes two products of matrices, one for each factor. The factors are the
+    same, so one product with the symmetric matrix of the gradients will do: for 27 features of 8
+    numbers, batches of 8,192 and two cores, forward and back take 14 ms instead of 15, and under
+    XLA 9 instead of 18.
     """
-    squares = features * features
-    rows, cols = np.triu_indices(features, first)
-    # For each cell, which output it went to; the number behind the last output stands for none.
-    source = np.full(squares, len(rows) + padding, np.int32)
-    source[rows * features + cols] = np.arange(len(rows))
 
     @ops.custom_gradient
-    def take(flat: Any) -> tuple[Any, Callable]:
-        spans = [(i * features + i + first, (i + 1) * features) for i in range(features - first)]
-        parts = [flat[:, start:stop] for start, stop in spans]
-        if padding:
-            parts.append(ops.zeros((ops.shape(flat)[0], padding), flat.dtype))
-        out = ops.concatenate(parts, axis=1)
+    def take(vectors: Any) -> tuple[Any, Callable]:
+        products = ops.matmul(vectors, ops.transpose(vectors, (0, 2, 1)))
 
         def grad(*args: Any, upstream: Any = None) -> Any:
             (upstream,) = (upstream,) if upstream is not None else args
-            # [pairs + padding + 1, batch], with a last row of zeros
-            by_pair = ops.pad(ops.transpose(upstream), [[0, 1], [0, 0]])
-            return ops.transpose(ops.take(by_pair, source, axis=0))
+            square = _as_square(upstream, vectors.shape[1], first, symmetric=True)
+            return ops.matmul(square, vectors)
 
-        return out, grad
+        return _slices(products, first, padding), grad
 
-    return take(ops.reshape(matrices, (-1, squares)))
+    return take(vectors)
+
+
+def _upper_triangle(products: Any, first: int, padding: int) -> Any:
+    """Return the entries j >= i + first of [batch, F, F], row by row, [batch, pairs + padding].
+
+    The automatic gradient would add up F padded tensors.
+    """
+
+    @ops.custom_gradient
+    def take(products: Any) -> tuple[Any, Callable]:
+        def grad(*args: Any, upstream: Any = None) -> Any:
+            (upstream,) = (upstream,) if upstream is not None else args
+            return _as_square(upstream, products.shape[1], first)
+
+        return _slices(products, first, padding), grad
+
+    return take(products)
+
+
+def _slices(products: Any, first: int, padding: int) -> Any:
+    """Return the upper triangle of [batch, F, F] as [batch, pairs + padding].
+
+    A contiguous slice per row is faster than one gather.
+    """
+    features = products.shape[1]
+    flat = ops.reshape(products, (-1, features * features))
+    spans = [(i * features + i + first, (i + 1) * features) for i in range(features - first)]
+    parts = [flat[:, start:stop] for start, stop in spans]
+    if padding:
+        parts.append(ops.zeros((ops.shape(flat)[0], padding), flat.dtype))
+    return ops.concatenate(parts, axis=1)
+
+
+def _as_square(pairs: Any, features: int, first: int, symmetric: bool = False) -> Any:
+    """Return [batch, pairs + padding] as the upper triangle of [batch, F, F], zeros elsewhere.
+
+    With `symmetric`, as that plus its transpose. Gathering whole rows of the transpose is faster
+    than one gather along the last axis.
+    """
+    rows, cols = np.triu_indices(features, first)
+    # For each cell, the pair that it holds; the number behind the last one stands for none.
+    source = np.full((features, features), pairs.shape[1], np.int32)
+    source[rows, cols] = np.arange(len(rows))
+    if symmetric:
+        source[cols, rows] = np.arange(len(rows))
+    by_pair = ops.pad(ops.transpose(pairs), [[0, 1], [0, 0]])  # a last row of zeros
+    if symmetric and not first:  # the diagonal is in both
+        diagonal = np.append(1 + (rows == cols), np.ones(pairs.shape[1] + 1 - len(rows)))
+        by_pair = by_pair * ops.convert_to_tensor(diagonal[:, None], by_pair.dtype)
+    square = ops.take(by_pair, source.ravel(), axis=0)  # [F * F, batch]
+    return ops.reshape(ops.transpose(square), (-1, features, features))
 
 
 @register

@@ -102,8 +102,8 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             replaces them in these features. They are always refused in labels and weights.
         max_list_length: longest list that is accepted, at least 1, and the width of
             `multi_hot="padded"`; None for any length.
-        bucket_lists: whether list columns come in few different shapes, because XLA (Keras's
-            default on TensorFlow unless `jit_compile=False`) and JAX compile for each shape.
+        bucket_lists: whether list columns come in few different shapes, because XLA
+            (`jit_compile=True`, Keras's default on a GPU) and JAX compile for each shape.
             `g__values` is padded after the last list to a length that the files' mean list length
             predicts, nearly always the same one: a tenth more values at batches of 4,096 rows, a
             third at 256. Layers ignore the padding. "padded" without `max_list_length` becomes 1,
