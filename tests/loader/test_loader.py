@@ -534,3 +534,28 @@ def test_padded_lists_make_a_dataset_of_any_width(tmp_path):
     assert widths == [1, 3]
     with pytest.raises(ValueError, match="needs label_names"):
         KerasSequenceLoader(path, 2, cat_names=["g"]).to_tf_dataset()
+
+
+def test_batches_have_values_while_a_function_is_traced(folder):
+    loader, rows = loader_of(folder, batch_size=100), []
+
+    @tf.function
+    def traced():
+        for inputs, label in loader:
+            rows.extend(check_batch(inputs, label))
+
+    traced()
+    assert sorted(rows) == list(range(ROWS))
+
+
+def test_ragged_batches_have_values_while_a_function_is_traced(folder):
+    loader, lists = loader_of(folder, batch_size=100, multi_hot="ragged", shuffle=False), []
+
+    @tf.function
+    def traced():
+        for inputs, _ in loader:
+            lists.extend(inputs["tags"].to_list())
+
+    traced()
+    want = lists_of(np.arange(ROWS))
+    assert lists == [want.values[a:b].tolist() for a, b in itertools.pairwise(want.offsets)]

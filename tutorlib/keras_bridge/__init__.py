@@ -7,6 +7,7 @@ joined; `timed_batches` measures the wait for data.
 
 from tutorlib.keras_bridge.adapter import TESTED_KERAS, LoaderAdapter
 from tutorlib.keras_bridge.backend import (
+    eager_scope,
     gpu_tensor_maker,
     min_int_dtype_of_models,
     min_int_dtype_on_gpu,
@@ -29,6 +30,7 @@ __all__ = [
     "TimedBatches",
     "batch_parts",
     "data_share",
+    "eager_scope",
     "gathered",
     "gpu_tensor_maker",
     "min_int_dtype_of_models",

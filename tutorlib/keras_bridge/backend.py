@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -61,6 +62,16 @@ def unstacking_maker() -> Callable[[np.ndarray], Sequence[Any]]:
             return tf.raw_ops.Unpack(value=make(array), num=len(array))
 
     return to_tensorflow
+
+
+def eager_scope() -> contextlib.AbstractContextManager[None]:
+    """Return a scope in which tensors have values, even while TensorFlow traces a function."""
+    if keras.backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    import tensorflow as tf
+
+    scope: contextlib.AbstractContextManager[None] = tf.init_scope()
+    return scope
 
 
 _SEES_NO_GPU = (
@@ -139,7 +150,7 @@ def wait_for_gpu() -> None:
     if backend == "tensorflow":
         import tensorflow as tf
 
-        with tf.init_scope():  # memory may be released while a function is traced
+        with eager_scope():  # memory may be released while a function is traced
             tf.test.experimental.sync_devices()
     elif backend == "torch":
         import torch

@@ -2,10 +2,10 @@
 
 A pipeline serves one pass over an epoch. Its threads have two kinds of task. A *scatter* task reads
 one row range, transforms it and copies its rows to the groups of batches they belong to. A
-*convert* task makes some batches of a group whose last row has arrived. A task is queued only when
-it can run to its end without waiting, so any number of threads makes progress, even one. Held in
-memory at any time are the groups of the chunk that the consumer is in, those of the next chunk,
-which is being filled, and up to `CONVERT_BATCHES` finished batches.
+*convert* task prepares some batches of a group whose last row has arrived; the consumer makes
+tensors of them. A task is queued only when it can run to its end without waiting, so any number of
+threads makes progress, even one. Held in memory at any time are the groups of the chunk that the
+consumer is in, those of the next chunk, which is being filled, and up to `CONVERT_BATCHES` batches.
 
 Ctrl-C may interrupt the consumer between any two bytecodes, and the garbage collector may drop a
 pass while a thread holds any lock. So the consumer takes no lock: it uses `SimpleQueue`, whose
@@ -32,7 +32,7 @@ from tutorlib.loader.batch_group import ArrayBatches, BatchBuilder, GroupT, Scat
 from tutorlib.loader.plan import EpochPlan, RowSlice, blocks_of
 from tutorlib.parquet import RowRange
 
-CONVERT_BATCHES = 64  # at most, of one task: the first of them has to wait for the last
+CONVERT_BATCHES = 32  # at most, of one task: the first of them has to wait for the last
 
 _process = [os.getpid()]  # which process this is; asking the system for every batch takes longer
 os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
@@ -66,7 +66,8 @@ class Pipeline(Generic[GroupT]):
         plan: which rows each batch has.
         builder: makes groups of batches.
         scatter: reads a row range and copies its rows to groups; called from several threads.
-        finish: turns `ArrayBatches` into what the consumer gets; called from several threads.
+        finish: prepares `ArrayBatches`, called from several threads, and returns a function that
+            makes the batches of them, called by the consumer.
         threads: number of worker threads; they start with the first `next_batch`.
         stopwatch: adds up the seconds of "scatter" and "convert" (over all threads) and "wait".
         at_end: called when the threads have ended.
@@ -79,7 +80,7 @@ class Pipeline(Generic[GroupT]):
         plan: EpochPlan,
         builder: BatchBuilder[GroupT, Any],
         scatter: Callable[[RowRange, list[ScatterPlan[GroupT]]], None],
-        finish: Callable[[ArrayBatches], Sequence[Any]],
+        finish: Callable[[ArrayBatches], Callable[[], Sequence[Any]]],
         *,
         threads: int,
         stopwatch: Stopwatch,
@@ -99,7 +100,8 @@ class Pipeline(Generic[GroupT]):
         self._wanted = first_batch  # batch that the consumer waits for, or waited for last
         self._tickets: SimpleQueue[Any] = SimpleQueue()  # each has one thread look for a task
         self._owner: weakref.ref[Any] | None = None
-        self._results: SimpleQueue[deque[Any] | None] = SimpleQueue()  # in order; None: stopped
+        # What makes the next batches, in order; None: stopped
+        self._results: SimpleQueue[list[Callable[[], Sequence[Any]]] | None] = SimpleQueue()
         self._errors: list[tuple[tuple[float, int], BaseException]] = []  # (chunk, block) of each
         self._stopping = self._began = self._ended = False
         self._closers: list[SimpleQueue[None]] = []  # what waits for the threads to end
@@ -112,7 +114,8 @@ class Pipeline(Generic[GroupT]):
         self._groups: dict[int, GroupT] = {}  # that are being filled
         self._rows_left: dict[int, int] = {}  # rows that a group still waits for
         self._ordered_groups: dict[int, GroupT] = {}  # in final order, not all converted yet
-        self._done: dict[int, deque[Any]] = {}  # finished batches that wait for earlier ones
+        # Number of batches, and what makes them, that wait for earlier ones
+        self._done: dict[int, tuple[int, list[Callable[[], Sequence[Any]]]]] = {}
         self._next_done = self._next_convert = first_batch
         self._first_group = first_batch // plan.group_batches
         self._next_chunk = plan.chunks_of(self._first_group)[0] if first_batch < len(plan) else 0
@@ -159,8 +162,15 @@ class Pipeline(Generic[GroupT]):
             _thread.start_new_thread(self._start, ())
         self._wanted = self._next_out
         self._tickets.put(None)
-        received = self._results.get()
-        self._stopwatch.add(wait=time.perf_counter() - started)
+        makers = self._results.get()
+        came = time.perf_counter()
+        self._stopwatch.add(wait=came - started)
+        if makers is None:
+            return None
+        received = deque[Any]()
+        for make in makers:
+            received.extend(make())
+        self._stopwatch.add(convert=time.perf_counter() - came)
         return received
 
     def stop_without(self, owner: Any) -> None:
@@ -217,6 +227,7 @@ class Pipeline(Generic[GroupT]):
                 thread.join()
         for held in (self._groups, self._ordered_groups, self._done):
             held.clear()
+        self._threads.clear()  # one that never started would hold this pipeline, as its target
         self._scatter_tasks.clear()
         self._convert_tasks.clear()
         while not self._results.empty():
@@ -335,18 +346,17 @@ class Pipeline(Generic[GroupT]):
 
     def _convert(self, group: GroupT, which: range, first: int) -> None:
         started = time.perf_counter()
-        rows, batches = 0, deque[Any]()
+        rows, makers = 0, []
         for arrays in group.batches(which):
-            made = self._finish(arrays)
-            rows += arrays.num_rows * len(made)
-            batches.extend(made)
+            makers.append(self._finish(arrays))
+            rows += arrays.num_rows * len(arrays.lists)
         self._stopwatch.add(convert=time.perf_counter() - started, rows=rows, batches=len(which))
         with self._lock:
-            self._done[first] = batches
+            self._done[first] = len(which), makers
             while self._next_done in self._done:
-                batches = self._done.pop(self._next_done)
-                self._next_done += len(batches)
-                self._results.put(batches)
+                count, makers = self._done.pop(self._next_done)
+                self._next_done += count
+                self._results.put(makers)
 
     def _work(self) -> None:
         try:

@@ -202,7 +202,8 @@ class EpochPlan:
 
     def group_sizes(self, group: int) -> list[int]:
         """Return the rows of each batch of a group."""
-        return self.batch_sizes[group * self.group_batches :][: self.group_batches]
+        first = group * self.group_batches
+        return self.batch_sizes[first : first + self.group_batches]
 
     def chunks_of(self, group: int) -> tuple[int, int]:
         """Return the first and the last chunk from which a group has rows."""

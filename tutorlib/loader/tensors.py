@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tutorlib.chunk import Ragged, array_namespace, to_host
-from tutorlib.keras_bridge import gpu_tensor_maker, tensor_maker, unstacking_maker
+from tutorlib.keras_bridge import (
+    eager_scope,
+    gpu_tensor_maker,
+    tensor_maker,
+    unstacking_maker,
+)
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batch_group import ArrayBatches
 from tutorlib.memory import BufferPool, DevicePool, aligned, aligned_empty
@@ -46,20 +52,36 @@ class BatchMaker:
         together = self._pool is None and not as_numpy
         self._tensors = unstacking_maker() if together else lambda a: list(map(self._tensor, a))
 
-    def __call__(self, batches: ArrayBatches) -> list[Any]:
-        """Return the batches; only padded lists, list lengths and class weights are copied."""
+    def __call__(self, batches: ArrayBatches) -> Callable[[], list[Any]]:
+        """Return a function that makes the batches, for the thread that will drop them.
+
+        What lists and weights need is copied here. A tensor is several small pieces of memory,
+        which a thread takes and frees in less than half the time if no other thread does either.
+        """
         lists = [
             {name: self._arrays(name, column) for name, column in columns.items()}
             for columns in batches.lists
         ]
         weights = self._row_weights(batches.scalars)
-        if self._pool is not None:
-            self._pool.space.finish()  # the consumer must not read what is still being written
-        tensors = {
-            name: self._tensors(array)
-            for name, array in batches.scalars.items()
-            if name not in self._weights
-        }
+        scalars = {n: a for n, a in batches.scalars.items() if n not in self._weights}
+        make = functools.partial(self._batches, scalars, lists, weights)
+        if self._pool is None:
+            return make
+        self._pool.space.finish()  # the consumer must not read what is still being written
+        made = make()
+        return lambda: made
+
+    def _batches(
+        self, scalars: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], weights: Any
+    ) -> list[Any]:
+        """Return the batches, whose tensors share the memory of these arrays."""
+        with eager_scope():
+            return self._made(scalars, lists, weights)
+
+    def _made(
+        self, scalars: Mapping[str, Any], lists: Sequence[Mapping[str, Any]], weights: Any
+    ) -> list[Any]:
+        tensors = {name: self._tensors(array) for name, array in scalars.items()}
         labels = {name: tensors.pop(name) for name in self._labels}
         inputs = _by_batch(tensors, len(lists))
         for columns, parts in zip(inputs, lists, strict=True):
