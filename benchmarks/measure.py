@@ -169,6 +169,53 @@ class Claim:
         return timing.rates if self.of == "rows_per_s" else list(timing.elapsed_s)
 
 
+class Ended(int):
+    """Rows of an epoch, and when its last batch or step had ended, by `time.perf_counter`.
+
+    What a function does after that is not measured: TensorFlow ends an iterator of tf.data only
+    when its autotuning wakes, after 10, 30, 70, ... 5110 milliseconds, as late as twice the time
+    that the epoch took.
+    """
+
+    at: float
+
+    def __new__(cls, rows: int) -> Ended:
+        """Take the time now."""
+        made = super().__new__(cls, rows)
+        made.at = time.perf_counter()
+        return made
+
+
+def fit_epoch(
+    model: Any,
+    *arguments: Any,
+    callbacks: Sequence[Any] = (),
+    synchronise: Callable[[], Any] = lambda: None,
+    **options: Any,
+) -> tuple[Ended, float]:
+    """Train one epoch with `model.fit`; return its rows, as the loss metric counted them, and loss.
+
+    Args:
+        model: compiled.
+        arguments: of `fit`: the data.
+        callbacks: for the epoch.
+        synchronise: called at the end of the epoch, to wait for the device.
+        options: of `fit`.
+    """
+    import keras
+
+    ended = [Ended(0)]
+
+    def end(epoch: int, logs: Any) -> None:
+        synchronise()
+        [loss] = [metric for metric in model.metrics if metric.name == "loss"]
+        ended[0] = Ended(int(loss.count))
+
+    clock = keras.callbacks.LambdaCallback(on_epoch_end=end)
+    history = model.fit(*arguments, callbacks=[*callbacks, clock], verbose=0, **options).history
+    return ended[0], history["loss"][0]
+
+
 def turns(
     candidates: Mapping[str, Callable[[], int]],
     *,
@@ -183,7 +230,8 @@ def turns(
     """Time the candidates turn by turn: A B C, A B C, ...
 
     Args:
-        candidates: {name: function without arguments that does the work and returns the rows}.
+        candidates: {name: function without arguments that does the work and returns the rows}; it
+            is measured until it returns or, if it returns `Ended`, until the time of that.
         repeat: turns that count, at least 1.
         warmup: turns before them that do not count, at least 0.
         synchronise: called before each reading of the clock, to wait for the device.
@@ -209,10 +257,10 @@ def turns(
             started = clock()
             done = candidate()
             synchronise()
-            elapsed_s = clock() - started
+            elapsed_s = (done.at if isinstance(done, Ended) else clock()) - started
             if afterwards is not None and name in afterwards:
                 afterwards[name]()
-            if done < 1 or rows.setdefault(name, done) != done:
+            if done < 1 or rows.setdefault(name, int(done)) != done:
                 raise ValueError(
                     f"candidate {name!r} processed {done} rows in turn {turn + 1}, before it "
                     f"{rows.get(name)}; every turn must process the same rows, at least one"

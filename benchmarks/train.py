@@ -193,10 +193,11 @@ class Training:
     def epoch(self) -> int:
         """Train one epoch; return its rows, as the loss metric counted them."""
         callbacks = [] if self._report is None else [self._report]
-        history = self._model.fit(self._batches, callbacks=callbacks, verbose=0)
-        self.losses.append(history.history["loss"][0])
-        [loss] = [metric for metric in self._model.metrics if metric.name == "loss"]
-        return int(loss.count)
+        ended, loss = measure.fit_epoch(
+            self._model, self._batches, callbacks=callbacks, synchronise=self._device.synchronise
+        )
+        self.losses.append(loss)
+        return ended
 
     def trace(self, log_dir: Path) -> tuple[Trace, int]:
         """Train under the profiler; return the trace, and how many of its last steps to keep.

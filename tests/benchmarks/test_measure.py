@@ -426,3 +426,29 @@ def test_help_lists_the_benchmarks_without_starting_tensorflow(root):
     )
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in (*MEASURING, "figures"))
+
+
+def test_an_epoch_is_measured_until_it_has_ended():
+    ends = []
+
+    def epoch():
+        ended = measure.Ended(8)
+        ends.append(ended.at)
+        return ended
+
+    [timing] = measure.turns(
+        {"epoch": epoch}, repeat=2, warmup=0, clock=lambda: 1.0, progress=False
+    )
+    assert timing.rows == 8
+    assert timing.elapsed_s == tuple(end - 1.0 for end in ends)
+
+
+def test_an_epoch_of_fit_has_the_rows_that_the_loss_counted():
+    import keras
+
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    ended, loss = measure.fit_epoch(model, np.ones((10, 1)), np.ones((10, 1)), batch_size=4)
+    assert ended == 10
+    assert loss > 0

@@ -43,8 +43,9 @@ class Described:
     def stats(self) -> dict[str, float]:
         """Return what was done so far: rows, batches, and seconds by stage.
 
-        `read_s`, `transform_s`, `scatter_s` and `convert_s` are sums over all threads; `wait_s` is
-        the time that the consumer waited for batches.
+        `read_s`, `transform_s`, `scatter_s` and `convert_s` are sums over all threads; most of
+        `convert_s`, arrays to tensors, is time of the consumer's. `wait_s` is the time that the
+        consumer waited for batches.
         """
         sums = self._stopwatch.sums()
         counts = {name: int(sums.pop(name, 0)) for name in ("rows", "batches")}
