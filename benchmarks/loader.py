@@ -2,11 +2,12 @@
 
 Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format; MovieLens-shaped
 rows for lists; all in the page cache. Candidates produce whole batches of tensors, except bare
-Arrow, which only decodes: an upper bound for any reader of these files. Readers of Parquet read
-every file --copies times, by hard links: with few rows, the wait for an epoch's first chunk of a
-million rows would be half of it. Slow candidates read fewer rows; the table says how many. TFRecord
-readers that handle single records are measured with CPU idle states suppressed, as during training
-(`tutorlib.profiling.cores_awake`); with idle states they may be half as fast.
+Arrow, which only decodes: an upper bound for any reader of these files. Fast readers read every
+file --copies times, by hard links or `repeat`: with few rows, the wait for the first batch, which a
+loader makes of a chunk of a million rows, would be half of an epoch. Slow candidates read fewer
+rows; the table says how many. TFRecord readers that handle single records are measured with CPU
+idle states suppressed, as during training (`tutorlib.profiling.cores_awake`); with idle states they
+may be half as fast.
 
 Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
 python, PyDataset and generator; plain, Parquet with int64, dictionary and Snappy; movielens;
@@ -33,6 +34,7 @@ from tutorlib.parquet import ParquetSource
 SUMMARY = "rows/s of the loader, tf.data, Python readers and bare Arrow (7 minutes)"
 
 COLUMNS = "loader, columns, shuffled"
+UNSHUFFLED = "loader, columns, not shuffled"
 STACKED = "loader, stacked, shuffled"
 BASELINE = "make_batched_features_dataset, shuffled"
 ASLEEP = "make_batched_features_dataset, cores asleep"
@@ -57,6 +59,7 @@ CLAIMS = (
     Claim(COLUMNS, 100, other=BASELINE),
     Claim(COLUMNS, 20, other=PARSE_BATCHES),
     Claim(COLUMNS, 1, other=PREBATCHED),
+    Claim(UNSHUFFLED, 1, other=PREBATCHED),
     Claim(COLUMNS, 0.5, other=ARROW),
     Claim(PLAIN_LOADER, 0.75, other=PLAIN_ARROW),
     Claim(MOVIELENS_LOADER, 0.35, other=MOVIELENS_ARROW),
@@ -81,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         rows=(2_097_152, "rows"),
         slow_rows=(262_144, slow),
-        copies=(8, "times that fast readers of Parquet read the rows"),
+        copies=(8, "times that fast readers read the rows"),
         batch_size=(65_536, "rows per batch"),
     )
     measure.add_options(parser, "loader", repeat=5, sections=SECTIONS)
@@ -137,7 +140,7 @@ class Inputs:
     criteo: Dataset  # rows with many columns
     movielens: Dataset  # rows with few columns, one of them multi-hot
     slow_rows: int  # rows for the readers of one example per row
-    copies: int  # times that fast readers of Parquet read the rows
+    copies: int  # times that fast readers read the rows
     batch_size: int
     device: str = "cpu"  # where the loader makes batches
 
@@ -246,7 +249,7 @@ def of_loader(inputs: Inputs) -> dict[str, Candidate]:
     stacked = functools.partial(inputs.loader, batch_layout="stacked")
     return {
         COLUMNS: delivering(inputs.loader()),
-        "loader, columns, not shuffled": delivering(inputs.loader(shuffle=False)),
+        UNSHUFFLED: delivering(inputs.loader(shuffle=False)),
         STACKED: delivering(stacked()),
         "loader, stacked, not shuffled": delivering(stacked(shuffle=False)),
         ARROW: bare_arrow(inputs.files(inputs.criteo.parquet)),
@@ -264,12 +267,13 @@ def of_tfdata(inputs: Inputs) -> dict[str, Candidate]:
     few_examples = data.examples(max(1, inputs.slow_rows // 4))
     parsed = tfrecords.parsed_examples(few_examples, size, schema, parallel_calls=tf.data.AUTOTUNE)
     native = tfrecords.native_dataset(examples, size, schema)
+    prebatched = tfrecords.prebatched_dataset(data.prebatched(size), schema)
     return {
         "parse_single_example, shuffled": awake(parsed),
         BASELINE: awake(native),
         PARSE_BATCHES: awake(tfrecords.parsed_batches(examples, size, schema)),
         ASLEEP: delivering(native),
-        PREBATCHED: delivering(tfrecords.prebatched_dataset(data.prebatched(size), schema)),
+        PREBATCHED: delivering(prebatched.repeat(inputs.copies)),
     }
 
 
@@ -279,10 +283,12 @@ def of_raw(inputs: Inputs) -> dict[str, Candidate]:
 
     data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
     rows = data.raw_rows()
+    columns = tfrecords.raw_batches(data.raw_batches(size), schema)
+    stacked = tfrecords.raw_stacked(rows, size, schema, shuffle=False)
     pipelines = {
-        "columns, not shuffled": tfrecords.raw_batches(data.raw_batches(size), schema),
+        "columns, not shuffled": columns.repeat(inputs.copies),
         "columns, shuffled in a window": tfrecords.raw_columns(rows, size, schema),
-        "stacked, not shuffled": tfrecords.raw_stacked(rows, size, schema, shuffle=False),
+        "stacked, not shuffled": stacked.repeat(inputs.copies),
     }
     return {f"raw binary, {name}": delivering(made) for name, made in pipelines.items()}
 
