@@ -129,7 +129,7 @@ def measured(tmp_path_factory):
     """Report of a run over few rows without other libraries: it shows only that it runs."""
     folder = tmp_path_factory.mktemp("peers")
     options = {
-        "--rows": 20_480, "--slow-rows": 4000, "--batch-size": 1000, "--repeat": 1,
+        "--rows": 20_480, "--slow-rows": 4000, "--copies": 2, "--batch-size": 1000, "--repeat": 1,
         "--train-rows": 4096, "--train-batch-size": 1024, "--data": folder,
         "--environments": folder / "none", "--out": folder / "peers-here.json",
     }  # fmt: skip
@@ -142,7 +142,7 @@ def test_the_benchmark_measures_what_is_here_and_names_what_is_not(measured):
     rows = {entry["name"]: entry["rows"] for entry in result["candidates"]}
     reading, training = result["sections"]["read"], result["sections"]["train"]
     assert [*reading, *training] == list(rows)
-    assert [rows[name] for name in reading] == [4000, 4000, *[20_480] * 4]
+    assert [rows[name] for name in reading] == [4000, 4000, 40_960, 20_480, 40_960, 40_960]
     assert {rows[name] for name in training} == {4096}
     assert len(training) == 5
     ratios = {entry["name"]: entry["ratio"] for entry in result["candidates"]}
