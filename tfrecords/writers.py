@@ -28,7 +28,7 @@ from tfrecords.metadata import (
     Folder,
 )
 from tutorlib.checks import check_positive
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.columns import Chunk, Masked, Ragged, Strings
 from tutorlib.parquet import RowRange
 from tutorlib.storage import MARK, new_folder, refuse_existing, refuse_overlap, row_bar
 from tutorlib.workflow.inputs import (

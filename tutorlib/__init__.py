@@ -24,7 +24,7 @@ _ROOMS = {
         "StallReport",
         "ThroughputLogger",
     ],
-    "chunk": ["Chunk", "Masked", "Ragged", "Strings"],
+    "columns": ["Chunk", "Masked", "Ragged", "Strings"],
     "memory": ["limit_tensorflow_memory"],
     "layers": [
         "MLP",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Array, Strings, array_namespace, take
+from tutorlib.columns import Array, Strings, array_namespace, take
 from tutorlib.memory import DeviceCache
 
 _GAMMA, _FACTOR_1, _FACTOR_2 = (

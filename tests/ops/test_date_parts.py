@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tutorlib.chunk import Chunk, Masked
+from tutorlib.columns import Chunk, Masked
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, DateParts, Filter, Normalize
 from tutorlib.parquet import ParquetSource

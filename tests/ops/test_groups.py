@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.ops import bits, chunk_of, column, cut, learned, plain, through_disk
 from tests.support.ops_strategies import CUTS, FEW, KEYED, NUMBERS, RANDOM, keyed_chunk
 from tests.support.oracles import MASK, hash_text, mix
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, JoinGroupby, TargetEncoding
 from tutorlib.ops.shared.exact import ratios

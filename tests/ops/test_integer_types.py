@@ -5,7 +5,7 @@ import pytest
 
 from tests.support.ops import plain
 from tests.support.ops_served import Served
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Categorify, FillMissing, JoinExternal, JoinGroupby, TargetEncoding
 from tutorlib.workflow import Workflow
 

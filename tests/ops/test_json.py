@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.ops import bits, chunk_of, learned, plain
 from tutorlib import ops
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 
 
 def double(values):

@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.support.ops import column
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Filter, LambdaOp
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tutorlib import ops
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.workflow import Workflow
 
 DATA = Chunk({"x": np.array([-1, 3, 9])})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.ops import chunk_of, plain, through_disk
 from tests.support.ops_strategies import FEW, INTEGERS, NUMBERS, TEXTS
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,

@@ -17,7 +17,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.parquet.tables import PREFIX
 from tutorlib.workflow import split_rows

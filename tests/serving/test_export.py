@@ -19,7 +19,7 @@ from tests.support.ops_served import (
     rows_of_all_kinds,
     workflow_of_all_kinds,
 )
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.models import DLRM, movielens_network
 from tutorlib.ops import (
     Bucketize,

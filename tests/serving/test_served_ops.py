@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.ops import column
 from tests.support.ops_served import Served
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import (
     Bucketize,
     Categorify,

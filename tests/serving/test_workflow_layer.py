@@ -14,7 +14,7 @@ from tests.support.ops_served import (
     rows_of_all_kinds,
     workflow_of_all_kinds,
 )
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.models import DLRM
 from tutorlib.ops import (

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib import ops
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings, to_host, to_namespace
+from tutorlib.columns import Chunk, Masked, Ragged, Strings, to_host, to_namespace
 from tutorlib.ops import (
     Bucketize,
     Categorify,

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from tutorlib.chunk import Masked, Ragged, Strings
+from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.loader.layout import batch_dtype
 from tutorlib.ops import (
     Categorify,

@@ -23,7 +23,7 @@ from tfrecords import (
     write_raw,
     write_raw_batches,
 )
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetSink
 from tutorlib.storage import MARK
 

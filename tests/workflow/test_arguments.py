@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Categorify, Dropna, FillMedian, FillMissing, Filter, HashBucket, Normalize
 from tutorlib.workflow import Workflow, split_rows
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import rows, workflow, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Categorify, Dropna, LambdaOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow

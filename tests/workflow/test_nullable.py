@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Categorify, Dropna, FillMissing, HashBucket
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import OUTPUTS, rows, workflow, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, Dropna, FillMissing, Filter, HashBucket, Normalize, Rename
 from tutorlib.parquet import ParquetError

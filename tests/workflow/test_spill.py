@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from tests.support.ops import bits, cut
 from tests.support.ops_strategies import CUTS, KEYED, keyed_chunk
 from tests.support.workflow_rows import rows, workflow, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Categorify, JoinGroupby, LogOp, Normalize, TargetEncoding
 from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.workflow import Workflow
@@ -214,7 +214,7 @@ def test_an_error_in_a_row_range_removes_the_files(folder):
 KILLED = """
 import os, signal, sys
 import numpy as np
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Categorify
 from tutorlib.workflow import Workflow, spill
 

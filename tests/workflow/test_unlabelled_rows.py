@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.workflow_rows import same, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,

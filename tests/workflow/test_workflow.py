@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import MOVIES, OUTPUTS, rows, same, workflow, write
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import (
     Categorify,
     HashBucket,

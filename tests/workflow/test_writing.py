@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import all_rows, rows, same, workflow, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import ColumnOp, Filter, LambdaOp, LogOp, Normalize, RowOp
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.storage import MARK, METADATA_FILE, resumable_folder

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tutorlib.chunk import Chunk, flat_values, with_flat_values
+from tutorlib.columns import Chunk, flat_values, with_flat_values
 from tutorlib.display import shortened
 from tutorlib.ops.shared.checks import ColumnChecks, check_real
 from tutorlib.ops.shared.group_sums import GroupSums

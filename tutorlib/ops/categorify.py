@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import Array, Chunk, Strings, array_namespace, flat_values, take
+from tutorlib.columns import Array, Chunk, Strings, array_namespace, flat_values, take
 from tutorlib.hashing import hash_values, to_buckets
 from tutorlib.ops.base import ColumnOp, Op, SpillingOp
 from tutorlib.ops.shared.columns import (

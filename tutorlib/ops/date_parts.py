@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Chunk, Ragged, flat_values
+from tutorlib.columns import Chunk, Ragged, flat_values
 from tutorlib.ops.base import Op
 from tutorlib.ops.shared.columns import NULL_ID, column_type, parts_of
 from tutorlib.schema import Column

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Array,
     Strings,
     array_namespace,
@@ -53,7 +53,7 @@ class Clip(ColumnOp):
         TypeError: for strings.
 
     Example:
-        >>> from tutorlib.chunk import Chunk
+        >>> from tutorlib.columns import Chunk
         >>> group = ["x"] >> Clip(min_value=0, max_value=5)
         >>> group.transform(Chunk({"x": np.array([-3, 4, 9])}))["x"].tolist()
         [0, 4, 5]
@@ -113,7 +113,7 @@ class LogOp(ColumnOp):
         TypeError: for strings.
 
     Example:
-        >>> from tutorlib.chunk import Chunk
+        >>> from tutorlib.columns import Chunk
         >>> group = ["x"] >> LogOp()
         >>> group.transform(Chunk({"x": np.array([0, 1])}))["x"].tolist()
         [0.0, 0.6931471824645996]
@@ -154,7 +154,7 @@ class Bucketize(ColumnOp):
         TypeError: for strings.
 
     Example:
-        >>> from tutorlib.chunk import Chunk
+        >>> from tutorlib.columns import Chunk
         >>> group = ["age"] >> Bucketize([18, 65])
         >>> group.transform(Chunk({"age": np.array([3.0, 18, 99, np.nan])}))["age"].tolist()
         [2, 3, 4, 1]
@@ -226,7 +226,7 @@ class LambdaOp(ColumnOp):
         ValueError: if it returns another number of values.
 
     Example:
-        >>> from tutorlib.chunk import Chunk
+        >>> from tutorlib.columns import Chunk
         >>> group = ["rating"] >> LambdaOp(lambda rating: rating > 3)
         >>> group.transform(Chunk({"rating": np.array([3.0, 4.5])}))["rating"].tolist()
         [0.0, 1.0]

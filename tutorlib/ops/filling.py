@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Array,
     Chunk,
     Strings,

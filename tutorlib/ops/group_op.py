@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Array,
     Chunk,
     Masked,

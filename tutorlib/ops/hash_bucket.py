@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import Array, Chunk
+from tutorlib.columns import Array, Chunk
 from tutorlib.hashing import hash_values, to_buckets
 from tutorlib.ops.base import ColumnOp, Op
 from tutorlib.ops.shared.columns import as_ids, per_column

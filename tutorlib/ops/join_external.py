@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tutorlib.chunk import Chunk, array_namespace
+from tutorlib.columns import Chunk, array_namespace
 from tutorlib.hashing import KeyIndex
 from tutorlib.inference import role_of
 from tutorlib.memory import DeviceCache

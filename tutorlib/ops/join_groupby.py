@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops.group_op import GroupOp
 from tutorlib.ops.shared.exact import ratios, sqrt_of_ratio
 from tutorlib.ops.shared.group_sums import GroupSums

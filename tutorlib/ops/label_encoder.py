@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Array,
     Chunk,
     Masked,

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Array,
     Chunk,
     Ragged,

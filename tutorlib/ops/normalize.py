@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from tutorlib.chunk import Array, Chunk, array_namespace, flat_values
+from tutorlib.columns import Array, Chunk, array_namespace, flat_values
 from tutorlib.hashing import blocks_of
 from tutorlib.ops.base import StatisticsOp
 from tutorlib.ops.shared.columns import float_dtype, of_dtype

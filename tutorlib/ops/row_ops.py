@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Array,
     Chunk,
     Ragged,

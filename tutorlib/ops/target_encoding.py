@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import Array, Chunk
+from tutorlib.columns import Array, Chunk
 from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
 from tutorlib.ops.base import Op
 from tutorlib.ops.group_op import GroupOp

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tutorlib.checks import check_positive
-from tutorlib.chunk import Chunk, as_vectors
+from tutorlib.columns import Chunk, as_vectors
 from tutorlib.memory import MemorySpace, memory_space
 from tutorlib.parquet.files import ParquetFiles
 from tutorlib.parquet.fingerprint import fingerprint_of

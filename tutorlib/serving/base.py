@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
-from tutorlib.chunk import Strings
+from tutorlib.columns import Strings
 from tutorlib.ops import Op
 
 Functions = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tutorlib.chunk import Strings
+from tutorlib.columns import Strings
 from tutorlib.ops import ListSlice, Rename, Select
 from tutorlib.serving.base import ServedByColumn, ServedColumn, ServedOp, as_string_tensor
 

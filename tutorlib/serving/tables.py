@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tutorlib.chunk import Masked, Ragged, Strings
+from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.hashing import hash_values as hash_on_host
 from tutorlib.ops.shared.keys import CombinationIndex
 from tutorlib.serving.base import ServedColumn, as_string_tensor, fixed

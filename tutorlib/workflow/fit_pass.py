@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.memory import working_in
 from tutorlib.ops import ColumnGroup, LearningOp, RowOp
 from tutorlib.parquet import RowRange, with_encoded_strings

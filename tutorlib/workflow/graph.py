@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from tutorlib.checks import FormerNames
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.display import html_table, shortened
 from tutorlib.inference import element_type
 from tutorlib.ops import (

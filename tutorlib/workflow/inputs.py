@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pyarrow.fs import LocalFileSystem
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import column_type
 from tutorlib.parquet import ParquetSource, RowGroup, RowRange
 from tutorlib.storage import as_arrow_filesystem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tutorlib.chunk import Chunk, Masked, flat_values
+from tutorlib.columns import Chunk, Masked, flat_values
 from tutorlib.inference import element_type
 from tutorlib.memory import working_in
 from tutorlib.parquet import ParquetSource

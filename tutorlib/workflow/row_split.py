@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.checks import check_integer
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.hashing import hash_integers
 from tutorlib.parquet import ParquetSource, RowGroup, RowRange
 from tutorlib.workflow.inputs import ColumnType, RowSource, as_source, input_paths, read_range

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Chunk,
     Masked,
     Ragged,

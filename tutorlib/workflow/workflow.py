@@ -52,7 +52,7 @@ class Workflow(OpGraph):
 
     Example:
         >>> import numpy as np
-        >>> from tutorlib.chunk import Chunk
+        >>> from tutorlib.columns import Chunk
         >>> from tutorlib.ops import Categorify, Normalize
         >>> workflow = Workflow(["C1"] >> Categorify(), ["I1"] >> Normalize(), ["label"])
         >>> chunk = Chunk({
@@ -213,7 +213,7 @@ class Workflow(OpGraph):
 
         Example:
             >>> import numpy as np
-            >>> from tutorlib.chunk import Chunk
+            >>> from tutorlib.columns import Chunk
             >>> from tutorlib.ops import HashBucket
             >>> workflow = Workflow(["C1"] >> HashBucket(1000)).fit(Chunk({"C1": np.arange(3)}))
             >>> workflow.to_keras()({"C1": np.array([0, 1])})["C1"].numpy().tolist()

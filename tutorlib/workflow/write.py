@@ -24,8 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.checks import check_choice, check_integer
-from tutorlib.chunk import Chunk, to_namespace
-from tutorlib.encoded_strings import plain_strings
+from tutorlib.columns import Chunk, plain_strings, to_namespace
 from tutorlib.memory import map_on_threads, thread_count, working_in
 from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
 from tutorlib.storage import RemotePath, new_file_in, resumable_folder, resumable_remote, row_bar

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Array, Ragged, Strings, array_namespace, is_vectors
+from tutorlib.columns import Array, Ragged, Strings, array_namespace, is_vectors
 from tutorlib.ops.shared.columns import column_type, parts_of, per_column, with_nulls
 
 LARGEST = sys.float_info.max

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Array,
     Masked,
     Ragged,

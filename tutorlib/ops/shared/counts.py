@@ -8,8 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.chunk import Array, Strings, array_namespace, column_to_arrow, to_host
-from tutorlib.encoded_strings import EncodedStrings, integers_as_strings, strings_as_integers
+from tutorlib.columns import (
+    Array,
+    EncodedStrings,
+    Strings,
+    array_namespace,
+    column_to_arrow,
+    integers_as_strings,
+    strings_as_integers,
+    to_host,
+)
 from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.ops.shared.keys import narrow_range
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from tutorlib.chunk import Array, array_namespace
+from tutorlib.columns import Array, array_namespace
 from tutorlib.hashing import blocks_of
 
 LIMB_BITS = 26

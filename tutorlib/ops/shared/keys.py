@@ -13,8 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.chunk import Array, Strings, column_from_arrow, column_to_arrow, take
-from tutorlib.encoded_strings import EncodedStrings, strings_as_integers
+from tutorlib.columns import (
+    Array,
+    EncodedStrings,
+    Strings,
+    column_from_arrow,
+    column_to_arrow,
+    strings_as_integers,
+    take,
+)
 from tutorlib.hashing import KeyIndex, hash_values, mix
 from tutorlib.ops.shared.columns import parts_of
 

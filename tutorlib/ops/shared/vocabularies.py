@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tutorlib.chunk import Chunk, Masked, Ragged, column_from_arrow
+from tutorlib.columns import Chunk, Masked, Ragged, column_from_arrow
 from tutorlib.ops.shared.columns import column_type
 from tutorlib.ops.shared.group_sums import GroupSums
 from tutorlib.ops.shared.keys import CombinationIndex
