@@ -23,7 +23,7 @@ TUTORLIB = ROOT / "tutorlib"
 
 # The rooms of tutorlib, lowest first: a room imports only rooms above it in this list.
 ROOMS = [
-    "checks", "display", "inference", "schema", "chunk", "encoded_strings", "storage",
+    "checks", "display", "schema", "chunk", "encoded_strings", "storage",
     "keras_bridge", "memory", "hashing", "parquet", "loader", "ops", "layers", "models",
     "optimizers", "serving", "workflow", "callbacks", "profiling",
 ]  # fmt: skip

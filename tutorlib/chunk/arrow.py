@@ -16,7 +16,7 @@ from tutorlib.chunk.columns import (
     with_flat_values,
     with_null_rows,
 )
-from tutorlib.inference import remedy_for
+from tutorlib.schema import remedy_for
 
 
 def column_from_arrow(array: Any) -> Any:

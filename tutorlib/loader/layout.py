@@ -23,8 +23,7 @@ from tutorlib.chunk import (
     is_vectors,
     to_host,
 )
-from tutorlib.inference import is_number, remedy_for
-from tutorlib.schema import ROLES, Column, Schema
+from tutorlib.schema import ROLES, Column, Schema, is_number, remedy_for
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 LIST_PARTS = {  # tensors of a list column g: g__values, ...; else one that is called g

@@ -15,7 +15,7 @@ from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.cursor import EpochCursor, differences
 from tutorlib.loader.planning import Planner
 from tutorlib.loader.settings import LoaderSettings
-from tutorlib.parquet import ParquetSource, fingerprints_of_files
+from tutorlib.parquet import ParquetSource
 
 LINES = 8  # of differences that an error shows
 FORM_OF_BATCHES = (
@@ -79,7 +79,7 @@ class Ranked:
         identity = {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()}
         if len(set(gathered(_hash(identity)))) == 1:
             return
-        mine = {"files": fingerprints_of_files(self.source.stored), **identity}
+        mine = {"files": self.source.file_fingerprints(), **identity}
         first, *others = [json.loads(text) for text in gathered(json.dumps(mine))]
         lines = []
         for rank, other in enumerate(others, start=1):

@@ -259,8 +259,8 @@ def working_in(source: Any) -> contextlib.AbstractContextManager[None]:
     """
     while hasattr(source, "source"):  # rows of it, by `split_rows`
         source = source.source
-    memory = getattr(source, "memory", None)
-    return contextlib.nullcontext() if memory is None else memory.work()
+    on_gpu = getattr(source, "device", "cpu") == "gpu"
+    return gpu_space().work() if on_gpu else contextlib.nullcontext()
 
 
 def _memory_resource() -> Any:
