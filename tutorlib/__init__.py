@@ -64,8 +64,7 @@ _ROOMS = {
     "optimizers": ["RowSparseAdam", "RowWiseAdagrad"],
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
     "profiling": ["ProfileSteps", "cores_awake", "diagnose", "draw_timeline", "read_trace"],
-    "schema": ["Column", "Schema"],
-    "inference": ["embedding_dim_for"],
+    "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
     "workflow": ["Workflow"],
 }

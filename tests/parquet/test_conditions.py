@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP
 
 from tutorlib.columns import Chunk
 from tutorlib.ops import Filter
 from tutorlib.parquet import ParquetSource
-from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP
 
 TYPES = ["float16", "float32", "float64", "int8", "int64", "uint64", "bool"]
 EDGES = [0, 1, -1, 127, 128, 2**24 + 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64]

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tutorlib.parquet.footers import schemas_of
 
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify
 from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.parquet.footers import schemas_of
 from tutorlib.workflow import Workflow
 
 DAY = datetime.datetime(2024, 2, 29, 7)

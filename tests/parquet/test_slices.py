@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tutorlib.parquet.slices import Stream, Streams
 
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.parquet import ParquetError, ParquetSource, files
-from tutorlib.parquet.slices import Stream, Streams
 
 ROWS = 5000
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from tutorlib.parquet.tables import PREFIX
 
 from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.parquet.tables import PREFIX
 from tutorlib.workflow import split_rows
 from tutorlib.workflow.inputs import as_source
 

@@ -16,7 +16,6 @@ strings (FillMissing, LambdaOp, Filter) happens in host memory.
 from typing import TYPE_CHECKING, Any
 
 from tutorlib.checks import FORMER_NAMES, no_attribute
-from tutorlib.inference import role_of
 from tutorlib.ops.base import ColumnGroup, ColumnOp, LearningOp, Op, Select, SpillingOp, as_group
 from tutorlib.ops.categorify import Categorify
 from tutorlib.ops.date_parts import DateParts
@@ -35,6 +34,7 @@ from tutorlib.ops.shared.columns import FIRST_OOV_ID, NULL_ID, PADDING_ID, colum
 from tutorlib.ops.shared.exact import exact_sum
 from tutorlib.ops.shared.functions import code_identity
 from tutorlib.ops.target_encoding import TargetEncoding
+from tutorlib.schema import role_of
 
 __all__ = [
     "FIRST_OOV_ID", "NULL_ID", "OPS", "PADDING_ID", "ROW_OPS", "Bucketize", "Categorify", "Clip",

@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 
 from tutorlib.columns import Chunk, array_namespace
 from tutorlib.hashing import KeyIndex
-from tutorlib.inference import role_of
 from tutorlib.memory import DeviceCache
 from tutorlib.ops.base import Op
 from tutorlib.ops.shared.columns import column_type, take_or_null
 from tutorlib.ops.shared.keys import find_keys
-from tutorlib.schema import Column
+from tutorlib.schema import Column, role_of
 
 
 class JoinExternal(Op):

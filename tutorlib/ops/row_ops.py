@@ -24,8 +24,8 @@ from tutorlib.columns import (
     is_vectors,
 )
 from tutorlib.ops.shared.columns import column_type, missing_in, parts_of
+from tutorlib.ops.shared.conditions import COMPARE, MEMBERSHIP, number_comparison
 from tutorlib.ops.shared.functions import function_named, name_to_save
-from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP, number_comparison
 
 _COMPARE_STRINGS: dict[str, Callable[..., Any]] = {
     "==": pc.equal,

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk
-from tutorlib.parquet.paths import PARQUET_ENDINGS
-from tutorlib.parquet.types import is_list
+from tutorlib.parquet.stored import PARQUET_ENDINGS
+from tutorlib.schema import is_list
 from tutorlib.storage import (
     RemotePath,
     new_file,

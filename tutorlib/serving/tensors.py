@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tutorlib.inference import element_type, is_time
 from tutorlib.loader.layout import batch_dtype
-from tutorlib.schema import Column, Schema
+from tutorlib.schema import Column, Schema, element_type, is_time
 from tutorlib.serving.base import ServedColumn, require
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}

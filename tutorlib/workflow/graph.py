@@ -14,7 +14,6 @@ from typing import Any, Self
 from tutorlib.checks import FormerNames
 from tutorlib.columns import Chunk
 from tutorlib.display import html_table, shortened
-from tutorlib.inference import element_type
 from tutorlib.ops import (
     Categorify,
     ColumnGroup,
@@ -29,8 +28,8 @@ from tutorlib.ops import (
     as_group,
     role_of,
 )
-from tutorlib.parquet import table_of, type_words
-from tutorlib.schema import Column, Schema
+from tutorlib.parquet import table_of
+from tutorlib.schema import Column, Schema, element_type, type_words
 from tutorlib.workflow.inputs import ColumnType, as_source
 
 _MOST_LINES = 30  # of a workflow's text

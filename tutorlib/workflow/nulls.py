@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tutorlib.columns import Chunk, Masked, flat_values
-from tutorlib.inference import element_type
 from tutorlib.memory import working_in
 from tutorlib.parquet import ParquetSource
+from tutorlib.schema import element_type
 from tutorlib.workflow.inputs import RowSource, read_range, row_ranges_in
 
 
@@ -27,7 +27,7 @@ def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
     unsure = [name for name, dtype in types.items() if not dtype.startswith("float")]
     found: set[str] = set()
     if isinstance(source, ParquetSource):
-        counts = {name: _null_count(source, name) for name in unsure}
+        counts = {name: source.null_count(name) for name in unsure}
         # The null count of a list column also counts lists that are empty.
         found = {n for n, count in counts.items() if count and not source.column_types[n][1]}
         unsure = [n for n, count in counts.items() if count != 0 and n not in found]
@@ -38,14 +38,3 @@ def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
             found.update(with_nulls_in(read_range(source, row_range, unsure)))
         unsure = [name for name in unsure if name not in found]
     return found
-
-
-def _null_count(source: ParquetSource, name: str) -> int | None:
-    """Return the nulls of a column in all row groups; None if a footer does not tell."""
-    total = 0
-    for group in source.row_groups:
-        statistics = [leaf.statistics for _, leaf in source.stored.leaves(group, [name])]
-        if not statistics or any(s is None or not s.has_null_count for s in statistics):
-            return None
-        total += sum(s.null_count for s in statistics)
-    return total

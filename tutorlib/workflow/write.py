@@ -317,6 +317,4 @@ def _source_metadata(source: RowSource) -> dict[str, Any] | None:
         return None
     paths = [path for path in source.files if os.path.exists(path)]
     times = [os.stat(path).st_mtime_ns for path in paths]
-    stored = getattr(source, "stored", None)
-    remote = [] if stored is None else [file for file in stored.files if not file.is_local]
-    return {**metadata, "times": [*times, *(file.version for file in remote)]}
+    return {**metadata, "times": [*times, *getattr(source, "versions", [])]}

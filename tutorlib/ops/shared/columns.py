@@ -18,8 +18,7 @@ from tutorlib.columns import (
     take,
     with_null_rows,
 )
-from tutorlib.inference import role_of, vector_type
-from tutorlib.schema import Column
+from tutorlib.schema import Column, role_of, vector_type
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
