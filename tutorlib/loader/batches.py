@@ -31,8 +31,7 @@ from tutorlib.columns import (
 )
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
-from tutorlib.loader.plan import ChunkPlan, RankPlan, RowRange, Segment
-from tutorlib.loader.settings import ListLengths
+from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
 from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 
@@ -72,7 +71,8 @@ class ChunkReader:
         source: the files.
         columns: names of the columns to read.
         layout: how the columns lie in a batch.
-        lengths: gives the lengths of the arrays of lists.
+        num_values: gives the length of the array for the values of a list column in a batch, from
+            its name, the rows of the batch and its values.
         pool: gives the memory of batches.
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
@@ -84,15 +84,15 @@ class ChunkReader:
         source: ParquetSource,
         columns: Sequence[str],
         layout: Layout,
-        lengths: ListLengths,
+        num_values: Callable[[str, int, int], int],
         pool: BufferPool,
         stopwatch: Stopwatch,
         transform: Transform | None,
         held_bytes: int | None = None,
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
-        self._lengths, self._stopwatch, self._transform = lengths, stopwatch, transform
-        self._held_bytes = held_bytes
+        self.num_values, self.stopwatch, self._transform = num_values, stopwatch, transform
+        self.held_bytes = held_bytes
         self._decoded: dict[ChunkPlan, int] = {}  # bytes of rows that wait to be gathered, by chunk
         self._streams: dict[int, _Stream] = {}
         names = [field.columns for field in layout.fields]
@@ -121,7 +121,7 @@ class ChunkReader:
         if self._transform is not None or source.device == "gpu" or not source.is_local:
             return False
         groups = [row_range.row_group for row_range in chunk.row_ranges]
-        if source.filtered or any(group in plan.sliced for group in groups):
+        if not all(group not in plan.sliced and source.is_whole(group) for group in groups):
             return False
         rows = sum(source.row_groups[group].num_rows for group in groups)
         return rows * source.row_bytes(groups[0], self.columns) > SMALL_BYTES * len(groups)
@@ -141,22 +141,22 @@ class ChunkReader:
         else:
             place = row_range.row_group, names, row_range.start, row_range.stop
             read = self.source.read(*place)
-        self._stopwatch.add(read=time.perf_counter() - started)
-        if self._held_bytes is not None:
+        self.stopwatch.add(read=time.perf_counter() - started)
+        if self.held_bytes is not None:
             self._check_held(chunk, row_range, sum(column.nbytes for column in read.values()))
         if self._transform is None:
             return read
         started = time.perf_counter()
         with self.places(row_range):
             made = self._transformed(self._transform, read)
-        self._stopwatch.add(transform=time.perf_counter() - started)
+        self.stopwatch.add(transform=time.perf_counter() - started)
         return made
 
     def _check_held(self, chunk: ChunkPlan, row_range: RowRange, nbytes: int) -> None:
         """Refuse lists or strings that are far longer than their row group's mean."""
         self._decoded[chunk] = self._decoded.get(chunk, 0) + nbytes
         held = sum(list(self._decoded.values())) + self.pool.used_bytes
-        if self._held_bytes is not None and held > self._held_bytes:
+        if self.held_bytes is not None and held > self.held_bytes:
             raise ParquetError(
                 f"rows [{row_range.start}, {row_range.stop}) of "
                 f"{self.source.location(row_range.row_group)}: they decode to {nbytes:,} bytes, "
@@ -165,6 +165,18 @@ class ChunkReader:
                 "row groups (ParquetSink(row_group_rows=...)), or give a larger memory_budget of "
                 f"at least {2 * held:,} bytes"
             )
+
+    def has_room(self, nbytes: float, budget: Any) -> bool:
+        """Return whether a chunk whose batches take `nbytes` fits the budget beside what is held.
+
+        Args:
+            nbytes: bytes of the batches of the chunk.
+            budget: bytes; None for any number.
+        """
+        if budget is None:
+            return True
+        unfinished = sum(list(self._decoded.values()))
+        return self.pool.used_bytes + unfinished + 2 * nbytes <= budget
 
     def release(self, chunk: ChunkPlan) -> None:
         """Note that the decoded rows of a chunk are dropped."""
@@ -234,7 +246,7 @@ class ChunkReader:
                 count = last - first
                 length = count
                 if segment.batches:
-                    length = self._lengths.values(column.name, rows, count)
+                    length = self.num_values(column.name, rows, count)
                 values = self.empty((length,), lists.values.dtype)
                 if positions is None:
                     values[:count] = ordered.values[first:last]
@@ -325,7 +337,7 @@ class ChunkWork:
         layout, reader = self._reader.layout, self._reader
         fields: list[Any] = [[field] for field in layout.fields if field.width > 1]
         columns = [field for field in layout.fields if field.width == 1]
-        size = TASK_COLUMNS if reader._held_bytes is None else 1
+        size = TASK_COLUMNS if reader.held_bytes is None else 1
         fields += [columns[i : i + size] for i in range(0, len(columns), size)]
         fields += [[column] for column in layout.ragged.values()]
         by_column = reader.reads_by_column(self._plan, self.chunk)
@@ -354,7 +366,7 @@ class ChunkWork:
             import cupy
 
             order = cupy.asarray(order)
-        self._reader._stopwatch.add(gather=time.perf_counter() - started)
+        self._reader.stopwatch.add(gather=time.perf_counter() - started)
         return order
 
     def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
@@ -384,7 +396,7 @@ class ChunkWork:
             import cupy
 
             cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
-        reader._stopwatch.add(gather=time.perf_counter() - started)
+        reader.stopwatch.add(gather=time.perf_counter() - started)
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
@@ -498,7 +510,7 @@ class Assembler:
 
     Args:
         reader: gives memory.
-        batch_sizes: rows of each batch of each rank, {rank: int64 [batches]}.
+        plan: plan of the epoch.
         next_work: returns the next finished `ChunkWork`, or None.
         first_batch: number of the first batch.
     """
@@ -506,13 +518,13 @@ class Assembler:
     def __init__(
         self,
         reader: ChunkReader,
-        batch_sizes: dict[int, np.ndarray],
+        plan: EpochPlan,
         next_work: Callable[[], ChunkWork | None],
         first_batch: int,
     ) -> None:
-        self._reader, self._sizes, self._next_work = reader, batch_sizes, next_work
-        self._next = first_batch
-        self._waiting: dict[int, list[Part]] = {rank: [] for rank in batch_sizes}
+        self._reader, self._next_work, self._next = reader, next_work, first_batch
+        self._starts = {rank.rank: rank.starts for rank in plan.ranks}
+        self._waiting: dict[int, list[Part]] = {rank.rank: [] for rank in plan.ranks}
 
     def take(self, most: int) -> Part | None:
         """Return the next batches, at most so many, all of equally many rows; None if stopped."""
@@ -536,7 +548,8 @@ class Assembler:
         waiting = self._waiting[rank]
         if waiting[0].segment.batches:
             return True
-        rows, size = 0, int(self._sizes[rank][self._next])
+        rows, starts = 0, self._starts[rank]
+        size = int(starts[self._next + 1] - starts[self._next])
         for number, part in enumerate(waiting):
             rows += part.rows
             if rows == size:
@@ -557,10 +570,10 @@ class Assembler:
         return part
 
     def _joined_lists(self, name: str, lists: Sequence[Ragged]) -> Ragged:
-        """Return lists one after the other, with as many values as `ListLengths` asks for."""
+        """Return lists one after the other, with as many values as the reader asks for."""
         rows = sum(map(len, lists))
         counts = [int(one.offsets[-1]) for one in lists]
-        length = self._reader._lengths.values(name, rows, sum(counts))
+        length = self._reader.num_values(name, rows, sum(counts))
         values = self._reader.empty((length,), lists[0].values.dtype)
         xp, first, offsets = array_namespace(values), 0, [lists[0].offsets[:1]]
         for one, count in zip(lists, counts, strict=True):

@@ -70,8 +70,8 @@ class Pipeline:
         chunks: number of chunks.
         work_on: returns the work of chunk number k; called once for each, in order.
         threads: number of worker threads; they start with the first `next_work`.
-        room_for: returns whether memory is left for chunk number k beside two others; it is asked
-            in order, by one thread at a time.
+        room_for: returns whether memory is left for chunk number k beside others; it is asked in
+            order, by one thread at a time.
         stopwatch: adds up the seconds of "wait".
         at_end: called when the threads have ended.
         lanes: chunks that the consumer is in at the same time, and as many are filled meanwhile.
@@ -145,6 +145,10 @@ class Pipeline:
                 raise self._first_error()
             return None
         return work
+
+    def look_for_room(self) -> None:
+        """Begin a chunk for which there was no memory before, if there is some now."""
+        self._tickets.put(None)
 
     def stop_without(self, owner: Any) -> None:
         """Stop the threads when `owner` is dropped, without waiting for them.
@@ -254,11 +258,11 @@ class Pipeline:
     def _begin_chunks(self) -> None:
         """Queue the tasks of chunks that may begin; the caller holds the lock."""
         while self._begun < self._chunks:
-            # Chunks in work, beside those that the consumer is in.
-            ahead = self._begun - max(0, self._taken - 1)
-            if ahead > 2 * self._lanes - 1:
-                few = ahead <= 3 * self._lanes - 1 and not self._tasks
-                if not few or not self._room_for(self._begun):
+            # Chunks that the consumer is in, and those that are being filled for it.
+            ahead = self._begun - max(0, self._taken - self._lanes)
+            if ahead >= self._lanes:
+                enough = 2 * self._lanes if self._tasks else 3 * self._lanes
+                if ahead >= enough or not self._room_for(self._begun):
                     return
             work = self._work_on(self._begun)
             self._works[self._begun] = work, work.stages()

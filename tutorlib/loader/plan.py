@@ -30,22 +30,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from tutorlib.checks import check_integer, check_positive
+from tutorlib.parquet import RowRange
 
 Array = np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class RowRange:
-    """Rows [start, stop) of row group number `row_group` of a source."""
-
-    row_group: int
-    start: int
-    stop: int
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in the range."""
-        return self.stop - self.start
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,12 @@ the machine, so the order of the rows is the same everywhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
+from tutorlib.parquet import ParquetSource
 
 CHUNK_ROWS = 1_048_576  # rows of an automatic chunk: a fifth of a second of reading
 CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
@@ -25,6 +30,13 @@ CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as man
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
 OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
+PAGE_BYTES = 1_310_720  # that an open row group holds for each column: a page, and what is read
+DECODE_COPIES = 3  # of a column that a thread decodes: from Arrow, in a batch's type, joined
+TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
+ORDER_BYTES = 24  # of a row: its place in the order, twice while it is drawn
+OFFSET_BYTES = 8  # of a list
+POSITION_BYTES = 8  # of a value of a list while it is gathered
+AHEAD_BATCHES = 2  # that are converted at a time, with a memory budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,3 +144,56 @@ def chunk_size(
         rows = max(1, wanted // parts)
     held = min(total, rows * parts)
     return ChunkSize(rows, parts, int(held * row_cost + opened_bytes))
+
+
+def row_bytes(
+    source: ParquetSource,
+    columns: Sequence[str],
+    layout_bytes: float,
+    lists: Mapping[str, tuple[int, int | None]],
+    settings: LoaderSettings,
+    *,
+    whole: bool,
+) -> RowBytes:
+    """Return the bytes of a row of the widest row group.
+
+    Args:
+        source: the files.
+        columns: names of the columns to read.
+        layout_bytes: bytes of a row in a batch, without lists.
+        lists: {column of lists: (bytes of a value in a batch, width if padded)}.
+        settings: settings of the loader.
+        whole: whether all columns of a chunk are decoded before one is gathered, as for a
+            transform, slices of a row group and filters.
+    """
+    positions = sorted(range(len(source)), key=lambda n: -source.row_groups[n].num_rows)
+    positions = range(len(source)) if lists else positions[:1]
+    stored = {
+        name: max((source.row_bytes(n, [name]) for n in positions), default=8.0)
+        for name in columns
+    }
+    batch, gathering, ahead = layout_bytes, 0.0, 0.0
+    for name, (value_bytes, width) in lists.items():
+        kind = source.column_types.get(name, ("int64", True))[0]
+        itemsize = np.dtype(kind).itemsize if kind in np.sctypeDict else 8
+        values = max(0.0, stored.get(name, 64.0) - OFFSET_BYTES) / itemsize
+        batch += values * value_bytes + OFFSET_BYTES
+        # The lists of all row groups are joined, then positions of values are gathered.
+        gathering = max(gathering, values * (value_bytes + POSITION_BYTES) + 2 * OFFSET_BYTES)
+        ahead += (width or values) * value_bytes + 2 * OFFSET_BYTES
+    widest = max(stored.values(), default=0.0)
+    if whole:
+        decoded = sum(stored.values()) * (TRANSFORM_COPIES if settings.memory_budget else 1)
+        decoded += PLANNED_THREADS * (8 if layout_bytes else 0)
+    else:
+        decoded = PLANNED_THREADS * DECODE_COPIES * widest
+    if settings.stacked:
+        decoded += 2 * layout_bytes  # the columns of a matrix, and the matrix, before it is gathered
+    pages = len(columns) * PAGE_BYTES
+    largest = max(group.num_rows for group in source.row_groups) * sum(stored.values())
+    return RowBytes(
+        batch=batch,
+        decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
+        opened=min(pages, largest),
+        fixed=settings.batch_size * (3 * batch + (AHEAD_BATCHES if lists else 0) * ahead),
+    )

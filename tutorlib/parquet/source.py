@@ -221,6 +221,21 @@ class ParquetSource:
             _choices=[*self._choices, _Choice(numbers, rows)],
         )
 
+    def head(self, rows: int) -> ParquetSource:
+        """Return a source of the first rows, or of all if there are fewer.
+
+        Example:
+            >>> ParquetSource(pa.table({"x": range(5)})).head(2).read(0)["x"].tolist()
+            [0, 1]
+        """
+        check_positive(rows=rows)
+        return self.choose(_FirstRows(rows))
+
+    def is_whole(self, position: int) -> bool:
+        """Return whether all stored rows of a row group belong to the source."""
+        group = self.row_groups[position]
+        return group.num_rows == self._stored[group.file].row_counts[group.index]
+
     def with_types(self, types: Mapping[str, tuple[str, bool]]) -> ParquetSource:
         """Return a source in which columns without any value have the types that a reader expects.
 
@@ -631,6 +646,22 @@ class ParquetSource:
                     del self._masks[next(iter(self._masks))]
             self._masks[place] = packed
         return np.unpackbits(packed, count=rows).view(bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FirstRows:
+    """Chooses the first rows of a source."""
+
+    count: int
+
+    @property
+    def identity(self) -> str:
+        """What tells this choice from others."""
+        return f"the first {self.count} rows"
+
+    def __call__(self, first: int, rows: int) -> range:
+        """Return the chosen ones of `rows` rows from number `first` on."""
+        return range(max(0, min(rows, self.count - first)))
 
 
 @dataclasses.dataclass(frozen=True)
