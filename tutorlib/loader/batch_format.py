@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tutorlib.keras_bridge import min_int_dtype_on_gpu
+from tutorlib.keras_bridge.backend import min_int_dtype_on_gpu
 from tutorlib.loader.batch_group import BatchBuilder
 from tutorlib.loader.class_weights import ClassWeights
 from tutorlib.loader.device_batches import DeviceBuilder

@@ -9,7 +9,7 @@ from typing import Any
 
 from tutorlib.checks import FormerNames, check_bytes
 from tutorlib.chunk import Chunk
-from tutorlib.keras_bridge import data_share
+from tutorlib.keras_bridge.processes import data_share
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches
 from tutorlib.loader.cursor import EpochCursor, Positioned, check_state

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.keras_bridge import LoaderAdapter
+from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.loader.batches import Batches
 from tutorlib.loader.ids import ids_of_batches
 from tutorlib.loader.plan import EpochPlan

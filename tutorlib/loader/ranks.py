@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from tutorlib.keras_bridge import batch_parts, data_share, gathered, process_count
+from tutorlib.keras_bridge.processes import batch_parts, data_share, gathered, process_count
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.cursor import EpochCursor, differences
 from tutorlib.loader.planning import Planner

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from tutorlib.checks import check_choice, check_integer
-from tutorlib.keras_bridge import gpu_tensor_maker
+from tutorlib.keras_bridge.backend import gpu_tensor_maker
 from tutorlib.memory import (
     allocation_not_applied,
     gpu_not_used,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.chunk import Ragged, array_namespace, to_host
-from tutorlib.keras_bridge import (
+from tutorlib.keras_bridge.backend import (
     eager_scope,
     gpu_tensor_maker,
     tensor_maker,

@@ -182,7 +182,7 @@ class GpuSpace(MemorySpace):
         Waiting for the whole device is forbidden while a thread records a CUDA graph, which XLA
         does during training.
         """
-        from tutorlib.keras_bridge import wait_for_gpu
+        from tutorlib.keras_bridge.backend import wait_for_gpu
 
         self.finish()
         wait_for_gpu()
