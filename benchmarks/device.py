@@ -110,7 +110,7 @@ class Device:
             The callbacks that `fit` needs for it.
         """
         if self.backend == "tensorflow":
-            from tutorlib.profiling import ProfileSteps
+            from tutorlib.diagnose import ProfileSteps
 
             yield [ProfileSteps(log_dir, first, last)]
         else:

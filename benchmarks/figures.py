@@ -27,7 +27,7 @@ IMAGES = ROOT / "imgs"
 USUAL = (layers.SEPARATE, layers.LOOKUP, layers.DENSE)  # what layers are compared with
 SHOWN = ("loader", "tfdata", "raw", "python")  # sections that read the same rows
 RANGE = "#1c2530"  # within a bar; beyond it a range is drawn like text
-# The colours of tutorlib.profiling.timeline, whose import would start TensorFlow for `--help`.
+# The colours of notebooks/traces.py.
 TEXT = "#757f89"
 OURS, THEIRS, LIMIT = "#2f9e75", "#7a8fa6", "#b08d57"
 PEER = "#9a7fb0"  # another library
@@ -349,25 +349,22 @@ def draw_peers(result: Mapping[str, Any], path: Path) -> None:
 
 def draw_timelines(result: Mapping[str, Any], path: Path) -> None:
     """Draw an epoch of the native training above one of the accelerated, on one time scale."""
-    from benchmarks.timelines import as_trace  # imports TensorFlow
-    from tutorlib.profiling import draw_timeline
+    from benchmarks.timelines import as_trace
+    from notebooks.traces import draw_timeline
 
     elapsed_s = {entry["name"]: entry["elapsed_s"] for entry in result["candidates"]}
     untraced = [f"{1e3 * statistics.median(elapsed_s[n]):,.0f}" for n in result["timelines"]]
     traces = {name: as_trace(timeline) for name, timeline in result["timelines"].items()}
-    heights = [  # rows that `draw_timeline` draws
-        len(trace.device.lanes) + bool(len(trace.waiting)) + bool(len(trace.reading))
-        for trace in traces.values()
-    ]
+    heights = [sum(bool(list(lane)) for lane in trace.lanes.values()) for trace in traces.values()]
     with page(path, 0.45 * sum(heights) + 0.5 * len(traces) + 1.2) as figure:
         all_axes = figure.subplots(len(traces), sharex=True, height_ratios=heights, squeeze=False)
         for axes, (name, trace) in zip(all_axes[:, 0], traces.items(), strict=True):
-            draw_timeline(trace, None, axes=axes)
-            length, share = trace.device.length_ms, trace.wait_share
+            draw_timeline(trace, 1, axes)
+            length, share = trace.length_ms, trace.wait_share
             title = f"{name}: {length:,.0f} ms, {share:.0%} of it waiting for data"
             axes.set_title(title, loc="left", weight="bold")
             axes.label_outer()
-            axes.set_xlim(0, max(each.device.stop_ms for each in traces.values()))
+            axes.set_xlim(0, max(each.stop_ms for each in traces.values()))
         what = (
             f"An epoch each of {result['candidates'][0]['rows']:,} rows in batches of "
             f"{result['batch_size']:,}, {result['widths']} widths, seen by TensorFlow's profiler; "

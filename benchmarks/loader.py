@@ -6,7 +6,7 @@ Arrow, which only decodes: an upper bound for any reader of these files. Fast re
 file --copies times, by hard links or `repeat`: with few rows, the wait for the first batch, which a
 loader makes of a chunk of a million rows, would be half of an epoch. Slow candidates read fewer
 rows; the table says how many. TFRecord readers that handle single records are measured with CPU
-idle states suppressed, as during training (`tutorlib.profiling.cores_awake`); with idle states they
+idle states suppressed, as during training (`tutorlib.diagnose.cores_awake`); with idle states they
 may be half as fast.
 
 Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
@@ -179,7 +179,7 @@ def delivering(batches: Iterable[Any]) -> Candidate:
 
 def awake(batches: Iterable[Any]) -> Candidate:
     """Return a candidate that iterates over batches with the cores kept awake."""
-    from tutorlib.profiling import cores_awake
+    from tutorlib.diagnose import cores_awake
 
     def work() -> int:
         with cores_awake():

@@ -7,12 +7,9 @@ each kind of work, as finely as a picture shows them, take some kilobytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tutorlib.profiling import Device, Intervals, Trace
+from notebooks.traces import READ, WAIT, Intervals, Trace
 
 FINEST = 1000  # gaps shorter than this fraction of the whole are closed
 
@@ -27,42 +24,33 @@ def as_json(trace: Trace, steps: int) -> dict[str, Any]:
     if len(trace.steps) <= steps:
         raise ValueError(
             f"a timeline of {steps} steps begins where the step before them ended, but "
-            f"{trace.path} has {len(trace.steps)} steps: trace at least one more"
+            f"the trace has {len(trace.steps)} steps: trace at least one more"
         )
     spans = list(trace.steps.values())[-steps - 1 :]
     start, stop = spans[0][1], spans[-1][1]
 
     def text(intervals: Intervals) -> str:
-        shown = _coarse(intervals.within(start, stop), (stop - start) / FINEST)
+        shown = intervals.within(start, stop)
+        shown = Intervals((begin, end + (stop - start) / FINEST) for begin, end in shown)
         return " ".join(f"{begin - start:.2f}-{end - start:.2f}" for begin, end in shown)
 
     return {
         "steps": steps,
-        "device": trace.device.name,
+        "device": trace.name,
         "length_ms": round(stop - start, 2),
-        "idle_share": trace.device.idle.within(start, stop).total_ms / (stop - start),
+        "idle_share": trace.idle.within(start, stop).total_ms / (stop - start),
         "waiting": text(trace.waiting),
         "reading": text(trace.reading),
-        "lanes": {name: text(intervals) for name, intervals in trace.device.lanes.items()},
+        "lanes": {n: text(lane) for n, lane in trace.lanes.items() if n not in (WAIT, READ)},
     }
 
 
 def as_trace(timeline: Mapping[str, Any]) -> Trace:
-    """Return what `as_json` returned as a trace without steps and ops, to be drawn."""
-    lanes = {name: _intervals(text) for name, text in timeline["lanes"].items()}
-    busy = Intervals.union([span for lane in lanes.values() for span in lane])
-    waiting = _intervals(timeline["waiting"])
-    device = Device(timeline["device"], 0.0, timeline["length_ms"], busy, lanes, {}, waiting)
-    return Trace(Path(), (device,), {}, _intervals(timeline["reading"]))
+    """Return what `as_json` returned as a trace of one step without ops, to be drawn."""
+    lanes = timeline["lanes"] | {WAIT: timeline["waiting"], READ: timeline["reading"]}
+    steps = {0: (0.0, timeline["length_ms"])}
+    return Trace(timeline["device"], steps, {n: _intervals(text) for n, text in lanes.items()}, [])
 
 
 def _intervals(text: str) -> Intervals:
-    pairs = (span.split("-") for span in text.split())
-    return Intervals.union([(float(start), float(stop)) for start, stop in pairs])
-
-
-def _coarse(intervals: Intervals, shortest: float) -> Intervals:
-    """Return the intervals with gaps below `shortest` closed."""
-    starts, stops = intervals.starts, intervals.stops
-    ends = np.r_[starts[1:] - stops[:-1] >= shortest, True][: len(stops)]
-    return Intervals(starts[np.roll(ends, 1)], stops[ends])
+    return Intervals([float(time) for time in span.split("-")] for span in text.split())

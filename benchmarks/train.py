@@ -41,7 +41,7 @@ from benchmarks.device import Device
 from benchmarks.measure import Claim
 
 if TYPE_CHECKING:
-    from tutorlib.profiling import Trace
+    from notebooks.traces import Trace
 
 SUMMARY = "samples/s of training and its wait for data, native and with the loader (6 minutes)"
 TITLES = {"dlrm": "DLRM", "movielens": "MovieLens", "wide_and_deep": "Wide & Deep"}
@@ -205,7 +205,7 @@ class Training:
         On a CPU they are a whole epoch, the second of two; on a GPU some steps of one epoch. The
         steps before are traced too: while the profiler starts, readers fill their buffers.
         """
-        from tutorlib.profiling import read_trace
+        from notebooks.traces import read_trace
 
         if not self._device.can_trace:
             raise RuntimeError("JAX's profiler shows no work of a CPU")
@@ -352,12 +352,12 @@ def add_timelines(result: dict[str, Any], trainings: Mapping[str, Training]) -> 
         try:
             with tempfile.TemporaryDirectory() as log_dir:
                 trace, steps = training.trace(Path(log_dir))
-            entries[name]["top_ops"] = [op._asdict() for op in trace.device.top_ops(10)]
+            entries[name]["top_ops"] = [op._asdict() for op in trace.ops[:10]]
             timeline = as_json(trace, steps) if trace.steps else {}  # JAX marks no steps
             if timeline:
                 result["timelines"][name] = timeline
             if trace.on_gpu:
-                idle_share = timeline.get("idle_share", trace.device.idle_share)
+                idle_share = timeline.get("idle_share", trace.idle_share)
                 entries[name]["idle_share"] = idle_share
         except (ValueError, OSError, RuntimeError) as error:
             result["untraced"][name] = f"{type(error).__name__}: {error}"

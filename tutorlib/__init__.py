@@ -63,7 +63,7 @@ _ROOMS = {
     ],
     "optimizers": ["RowSparseAdam", "RowWiseAdagrad"],
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
-    "profiling": ["ProfileSteps", "cores_awake", "diagnose", "draw_timeline", "read_trace"],
+    "diagnose": ["ProfileSteps", "cores_awake"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
     "workflow": ["Workflow"],

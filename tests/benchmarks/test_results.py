@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import figures, targets
 from benchmarks.__main__ import main
-from tutorlib.profiling import timeline
+from notebooks import traces as timeline
 
 
 @pytest.fixture(scope="module")

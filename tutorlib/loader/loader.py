@@ -25,7 +25,9 @@ import pyarrow as pa
 
 from tutorlib.columns import Chunk
 from tutorlib.display import html_table
-from tutorlib.keras_bridge import LoaderAdapter, data_share, min_int_dtype_on_gpu, wait_for_gpu
+from tutorlib.keras_bridge.adapter import LoaderAdapter
+from tutorlib.keras_bridge.backend import min_int_dtype_on_gpu, wait_for_gpu
+from tutorlib.keras_bridge.processes import data_share
 from tutorlib.loader.batches import Assembler, ChunkReader, Part
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import STACKED_ROLES, Layout

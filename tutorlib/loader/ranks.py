@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tutorlib.keras_bridge import batch_parts, gathered, process_count
+from tutorlib.keras_bridge.processes import batch_parts, gathered, process_count
 from tutorlib.loader.cursor import differences
 from tutorlib.loader.settings import LoaderSettings
 from tutorlib.schema import Schema

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 
 from tutorlib.columns import Ragged, array_namespace, to_host
-from tutorlib.keras_bridge import eager_scope, gpu_tensor_maker, tensor_maker, unstacking_maker
+from tutorlib.keras_bridge.backend import (
+    eager_scope,
+    gpu_tensor_maker,
+    tensor_maker,
+    unstacking_maker,
+)
 from tutorlib.loader.batches import Part
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.lists import PAD

@@ -1,21 +1,28 @@
-"""diagnose: does the data or the model bound a training? Three tests, and a verdict in words."""
+"""diagnose: does the data or the model bound a training? Three tests, and a verdict in words.
+
+`cores_awake` makes measurements of a reader alone comparable with training; `ProfileSteps` traces
+some steps of a `fit` for TensorBoard's profile plugin.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import math
+import os
+import subprocess
+import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
 
-from tutorlib.keras_bridge import TimedBatches
+from tutorlib.keras_bridge.adapter import TimedBatches
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.profiling.awake import cores_awake
+from tutorlib.memory import usable_cores
 
 HELD_BATCHES = 3  # compile the step: with lists, the shapes of the first two or three differ
 MODEL_STEPS = 30  # of the test of the model alone
@@ -194,8 +201,17 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
         raise ValueError(f"model {model.name!r} is not compiled: compile it as for fit")
     if not max_seconds > 0:
         raise ValueError(f"max_seconds must be above 0, got {max_seconds}")
-    begin = _epochs_of(data)
-    held = _held_batches(begin)
+    if isinstance(data, KerasSequenceLoader):
+        data.check_for_fit()
+        begin = data.preview  # which does not move the loader
+    else:
+        TimedBatches.of_dataset(data)  # raises if it is no dataset
+        begin = lambda: (batch for batch in data)  # noqa: E731
+    with contextlib.closing(begin()) as batches:
+        held = list(itertools.islice(batches, HELD_BATCHES))
+    if not held:
+        raise ValueError("the data has no batch")
+    held = [batch for batch in held if _rows(batch) == _rows(held[0])]
     with _restored(model, held[0]):
         _run(model, held, math.inf)  # compiles, also for lists of other lengths
         model_alone = _run(model, itertools.repeat(held[0], MODEL_STEPS), max_seconds)
@@ -209,24 +225,6 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
     return Diagnosis(training, data_alone, model_alone)
 
 
-def _epochs_of(data: Any) -> Callable[[], Any]:
-    """Return a function that starts an epoch without moving the position in the data."""
-    if isinstance(data, KerasSequenceLoader):
-        data.check_for_fit()
-        return data.preview
-    TimedBatches.of_dataset(data)  # raises if it is no dataset
-    return lambda: (batch for batch in data)
-
-
-def _held_batches(begin: Callable[[], Any]) -> list[Any]:
-    """Return the first batches of an epoch, as far as they have as many rows as the first."""
-    with contextlib.closing(begin()) as batches:
-        held = list(itertools.islice(batches, HELD_BATCHES))
-    if not held:
-        raise ValueError("the data has no batch")
-    return [batch for batch in held if _rows(batch) == _rows(held[0])]
-
-
 def _rows(batch: Any) -> int:
     """Return the rows of (inputs, labels) or (inputs, labels, weights)."""
     return int(keras.tree.flatten(batch[1])[0].shape[0])
@@ -234,47 +232,31 @@ def _rows(batch: Any) -> int:
 
 def _run(model: keras.Model, batches: Iterable[Any], max_seconds: float) -> Pace:
     """Train on batches until they end, their number of rows changes, or the time is over."""
-    rows = 0
+    rows: list[int] = []
 
     def limited() -> Iterator[Any]:
-        nonlocal rows
         started = time.perf_counter()
         for batch in batches:
-            if rows and _rows(batch) != rows:
+            if rows and _rows(batch) != rows[0]:
                 return
-            rows = _rows(batch)
+            rows.append(_rows(batch))
             yield batch
             if time.perf_counter() - started > max_seconds:
                 return
 
     timed = TimedBatches(limited())
-    watch = _Watch(timed)
+    now = time.perf_counter
+    marks: list[tuple[float, float, int]] = []  # (time, seconds waited, batches) after each step
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: marks.append((now(), 0.0, 0)),
+        on_train_batch_end=lambda batch, logs: marks.append((now(), timed.wait_s, timed.batches)),
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")  # expected here
         model.fit(timed, callbacks=[watch], verbose=0)
-    return watch.pace(rows)
-
-
-class _Watch(keras.callbacks.Callback):
-    """Reads the clock and the seconds waited at the end of each step."""
-
-    def __init__(self, timed: TimedBatches) -> None:
-        super().__init__()
-        self._timed, self._steps = timed, 0
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._begin = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._last, self._wait_s = time.perf_counter(), self._timed.wait_s
-        if not self._steps:
-            self._first_wait_s = self._wait_s
-        self._steps = self._timed.batches
-
-    def pace(self, rows: int) -> Pace:
-        """Return the pace of a test whose batches have so many rows."""
-        elapsed_s = self._last - self._begin
-        return Pace(self._steps, self._steps * rows, elapsed_s, self._wait_s, self._first_wait_s)
+    (begin, *_), (_, first_wait_s, _), *_ = marks
+    end, wait_s, steps = marks[-1]
+    return Pace(steps, sum(rows[:steps]), end - begin, wait_s, first_wait_s)
 
 
 class _OneNumber(keras.Model):
@@ -313,3 +295,105 @@ def _restored(model: keras.Model, batch: Any) -> Iterator[None]:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         model.history, model.stop_training = history, stop_training
+
+
+# ---- what else measures a training ---------------------------------------------------------------
+
+SPIN = "import os, sys\nos.nice(19)\nwhile os.getppid() == int(sys.argv[1]): pass"
+
+
+@contextlib.contextmanager
+def cores_awake() -> Iterator[None]:
+    """Suppress the idle states of all CPU cores while the block runs.
+
+    A reader that passes records from thread to thread, one by one, waits briefly for each of them.
+    A core that has nothing else to do enters an idle state meanwhile, and waking it takes longer
+    than the record does, above all on a virtual machine. During training the cores do not idle, so
+    such a reader may be twice as fast there as alone; measured within this block, it shows the
+    speed that it has in training. One process of the lowest priority per core keeps it busy, at a
+    cost of 1 to 2% of the core. The processes end with the block, or with this process.
+
+    Example:
+        >>> with cores_awake():
+        ...     sum(range(10))
+        45
+    """
+    command = [sys.executable, "-IS", "-c", SPIN, str(os.getpid())]
+    spinning = [subprocess.Popen(command) for _ in range(usable_cores())]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+class ProfileSteps(keras.callbacks.Callback):
+    """Traces some steps of a `fit`, for TensorBoard's profile plugin.
+
+    It writes one trace per `fit` and logs nothing. Keras's own TensorBoard callback can trace too
+    (`profile_batch`), but in Keras 3 it leaves out the mark that tells the plugin what a step is,
+    so the plugin's overview and input analysis stay empty. Starting and stopping the profiler takes
+    up to seconds in which nothing is trained while readers fill their buffers, so the first steps
+    of a trace wait less for data than the others.
+
+    Args:
+        log_dir: folder for the trace; each gets a subfolder of `plugins/profile`.
+        first: first step to trace, at least 1, counted over all epochs of a `fit`.
+        last: last step to trace, at least `first`; if `fit` ends earlier, the trace ends with it.
+
+    Raises:
+        ValueError: if `first` is below 1 or above `last`; from `fit`, if Keras does not run on
+            TensorFlow.
+        tf.errors.AlreadyExistsError: from `fit`, if another profiler is running.
+
+    Example:
+        >>> import glob, tempfile
+        >>> import numpy as np
+        >>> folder = tempfile.mkdtemp()
+        >>> model = keras.Sequential([keras.layers.Dense(1)])
+        >>> model.compile(loss="mse")
+        >>> x, y = np.zeros((80, 2)), np.zeros((80, 1))
+        >>> profile = ProfileSteps(folder, first=3, last=4)
+        >>> history = model.fit(x, y, batch_size=16, verbose=0, callbacks=[profile])
+        >>> len(glob.glob(f"{folder}/plugins/profile/*/*.xplane.pb"))
+        1
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str], first: int, last: int) -> None:
+        super().__init__()
+        if not 1 <= first <= last:
+            raise ValueError(f"steps must be 1 <= first <= last, got first={first}, last={last}")
+        self.log_dir, self.first, self.last = os.fspath(log_dir), first, last
+        self._profiler, self._mark = contextlib.ExitStack(), contextlib.ExitStack()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Start to count the steps."""
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(
+                "ProfileSteps needs Keras's backend 'tensorflow', got "
+                f"{keras.backend.backend()!r}. Use the profiler of that backend instead."
+            )
+        self._step = 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Start the profiler before the first step to trace, and mark the start of each step."""
+        from tensorflow import profiler
+
+        self._step += 1
+        if self._step == self.first:
+            profiler.experimental.start(self.log_dir)
+            self._profiler.callback(profiler.experimental.stop)
+        if self.first <= self._step <= self.last:
+            mark = profiler.experimental.Trace("train", step_num=self._step, _r=1)
+            self._mark.enter_context(mark)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Mark the end of the step, and stop the profiler after the last step to trace."""
+        self._mark.close()
+        if self._step == self.last:
+            self._profiler.close()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Stop the profiler if it is still running."""
+        self._profiler.close()
