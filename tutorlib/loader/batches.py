@@ -232,7 +232,6 @@ class ChunkReader:
                 first_row = row_range.start
                 checked.append(self.layout.list_cells(column, values, first_row=first_row))
         lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
-        xp = array_namespace(lists.offsets)
         for part in parts:
             segment, rows = part.segment, part.rows
             if picks is None:
@@ -258,7 +257,11 @@ class ChunkReader:
                 made.append(Ragged(values, mine))
 
     def scalars_of(
-        self, field: Field, pieces: Sequence[tuple[RowRange, Chunk]], parts: Sequence[Part], picks: Any
+        self,
+        field: Field,
+        pieces: Sequence[tuple[RowRange, Chunk]],
+        parts: Sequence[Part],
+        picks: Any,
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch."""
         total = sum(row_range.num_rows for row_range, _ in pieces)
@@ -348,8 +351,7 @@ class ChunkWork:
         ranges = list(enumerate(self.chunk.row_ranges))
         size = -(-len(ranges) // 16)
         reading = [
-            functools.partial(self._read, ranges[i : i + size])
-            for i in range(0, len(ranges), size)
+            functools.partial(self._read, ranges[i : i + size]) for i in range(0, len(ranges), size)
         ]
         return [[self._order, *reading], gathering]
 

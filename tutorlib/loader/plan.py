@@ -141,9 +141,7 @@ class RankPlan:
             partitions = [partitions[i] for i in order]
         cuts = [total * r // world_size for r in range(world_size + 1)]
         counts = [b - a for a, b in itertools.pairwise(cuts)]
-        self.starts = _batch_starts(
-            counts[rank], min(counts), max(counts), batch_size, drop_last
-        )
+        self.starts = _batch_starts(counts[rank], min(counts), max(counts), batch_size, drop_last)
         # The last two batches may be smaller, all others are full.
         self._full = int((np.diff(self.starts) == batch_size).sum())
         run = _cut(partitions, cuts[rank], cuts[rank + 1])

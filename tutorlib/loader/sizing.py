@@ -169,8 +169,7 @@ def row_bytes(
     positions = sorted(range(len(source)), key=lambda n: -source.row_groups[n].num_rows)
     positions = range(len(source)) if lists else positions[:1]
     stored = {
-        name: max((source.row_bytes(n, [name]) for n in positions), default=8.0)
-        for name in columns
+        name: max((source.row_bytes(n, [name]) for n in positions), default=8.0) for name in columns
     }
     batch, gathering, ahead = layout_bytes, 0.0, 0.0
     for name, (value_bytes, width) in lists.items():
@@ -188,7 +187,9 @@ def row_bytes(
     else:
         decoded = PLANNED_THREADS * DECODE_COPIES * widest
     if settings.stacked:
-        decoded += 2 * layout_bytes  # the columns of a matrix, and the matrix, before it is gathered
+        decoded += (
+            2 * layout_bytes
+        )  # the columns of a matrix, and the matrix, before it is gathered
     pages = len(columns) * PAGE_BYTES
     largest = max(group.num_rows for group in source.row_groups) * sum(stored.values())
     return RowBytes(
