@@ -11,13 +11,13 @@ class Reference:
     Args:
         table: the rows of the files, in the order of the files.
         schema: the columns of a batch; lists are `multi_hot`, vectors have a `length`.
-        stacked: whether scalars and vectors are one matrix for each role.
+        batch_layout: "columns", or "stacked" for one matrix of scalars and vectors for each role.
         multi_hot: form of lists.
         nulls: "error", "fill", or {name: what replaces nulls and NaN}.
     """
 
-    def __init__(self, table, schema, *, stacked=False, multi_hot="nnzs", nulls="error"):
-        self.schema, self.stacked, self.multi_hot = schema, stacked, multi_hot
+    def __init__(self, table, schema, *, batch_layout="columns", multi_hot="nnzs", nulls="error"):
+        self.schema, self.batch_layout, self.multi_hot = schema, batch_layout, multi_hot
         self.fills = {} if isinstance(nulls, str) else nulls
         self.cells, self.lists = {}, {}
         for column in schema:
@@ -57,7 +57,7 @@ class Reference:
         labels = {name: cells.pop(name) for name in self.schema.labels.names}
         weights = [cells.pop(name)[:, 0] for name in self.schema.with_role("weight").names]
         inputs = cells
-        if self.stacked:
+        if self.batch_layout == "stacked":
             inputs = {}
             for role in ("categorical", "continuous"):
                 columns = [cells[n] for n in self.schema.with_role(role).names if n in cells]
@@ -76,6 +76,7 @@ class Reference:
             return {f"{name}__values": values[:, None], f"{name}__nnzs": nnzs[:, None]}
         if self.multi_hot == "offsets":
             return {f"{name}__values": values, f"{name}__offsets": np.append(0, np.cumsum(nnzs))}
-        padded = np.zeros((len(lists), max(1, nnzs.max())), values.dtype)
+        pad = -1 if values.dtype.kind == "i" else 0
+        padded = np.full((len(lists), max(1, nnzs.max())), pad, values.dtype)
         padded[np.arange(padded.shape[1]) < nnzs[:, None]] = values
         return {name: padded}

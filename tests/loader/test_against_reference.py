@@ -8,14 +8,12 @@ import itertools
 import json
 import pickle
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, event, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.loader.reference import Reference
@@ -29,11 +27,12 @@ LENGTHS = ROW % 5 % 4  # of lists: 0, 1, 2, 3, 0, ...
 
 
 def lists(values, kind, null_rows=None):
-    offsets = pa.array(np.append(0, np.cumsum(LENGTHS)), pa.int32(), mask=null_rows)
-    return pa.ListArray.from_arrays(offsets, pa.array(values).cast(kind))
+    offsets = pa.array(np.append(0, np.cumsum(LENGTHS)), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values).cast(kind), mask=null_rows)
 
 
 def null_every(step, values, kind=None):
+    """Nulls at 1, step + 1, ..."""
     return pa.array(values, kind, mask=np.arange(len(values)) % step == 1)
 
 
@@ -42,7 +41,7 @@ def vectors(values, kind, length):
 
 
 VALUES = np.arange(LENGTHS.sum())
-NULL_ROWS = np.append(ROW % 11 == 4, False)
+NULL_PAIRS = [None if r % 7 == 2 else [r / 2, None if r % 7 == 3 else 1] for r in range(ROWS)]
 TABLE = pa.table(
     {
         "row": ROW,
@@ -65,11 +64,8 @@ TABLE = pa.table(
         "prices": lists(VALUES / 3, pa.float64()),
         "null_id": null_every(6, ROW % 90, pa.int16()),
         "null_number": null_every(6, np.where(ROW % 6 == 3, np.nan, ROW / 9)),
-        "null_vector": pa.array(
-            [None if r % 7 == 2 else [r / 2, None if r % 7 == 3 else 1.0] for r in ROW.tolist()],
-            pa.list_(pa.float64(), 2),
-        ),
-        "null_tags": lists(null_every(4, VALUES % 60), pa.int32(), NULL_ROWS),
+        "null_vector": pa.array(NULL_PAIRS, pa.list_(pa.float64(), 2)),
+        "null_tags": lists(null_every(4, VALUES % 60), pa.int32(), pa.array(ROW % 11 == 4)),
         "label": pa.array(ROW % 2, pa.float32()),
         "clicks": ROW * 10**10,
         "seen": pa.array(ROW % 2 == 0),
@@ -113,7 +109,6 @@ plans = st.fixed_dictionaries(
     }
 )
 threads_drawn = st.integers(1, 3)
-resumes = st.floats(0, 1)
 
 
 def schema_of(names):
@@ -128,20 +123,18 @@ schemas = st.lists(st.sampled_from(sorted(COLUMNS)), unique=True, max_size=9).ma
 def forms(draw):
     """A schema and the arguments of a loader that decide what a batch holds."""
     schema = draw(schemas)
-    null_names = [name for name in schema.names if name in FILLS]
-    choices = ["fill", {name: FILLS[name] for name in null_names}]
-    return schema, {
-        "batch_layout": draw(st.sampled_from(["columns", "stacked"])),
-        "multi_hot": draw(st.sampled_from(["nnzs", "offsets", "padded"])),
-        "nulls": draw(st.sampled_from(choices if null_names else ["error", *choices])),
-    }
+    fills = {name: FILLS[name] for name in schema.names if name in FILLS}
+    layout = draw(st.sampled_from(["columns", "stacked"]))
+    multi_hot = draw(st.sampled_from(["nnzs", "offsets", "padded"]))
+    nulls = draw(st.sampled_from(["fill", fills or "error"]))
+    return schema, {"batch_layout": layout, "multi_hot": multi_hot, "nulls": nulls}
 
 
 def write(folder, files, table=TABLE):
     """Write files whose row groups have these numbers of rows; returns the number of all rows."""
     first = 0
     for number, counts in enumerate(files):
-        with pq.ParquetWriter(Path(folder) / f"{number}.parquet", table.schema) as writer:
+        with pq.ParquetWriter(f"{folder}/{number}.parquet", table.schema) as writer:
             for count in counts:
                 writer.write_table(table.slice(first, count))
                 first += count
@@ -150,18 +143,18 @@ def write(folder, files, table=TABLE):
 
 def ranks(size, rank, canonical=None):
     """The arguments of one of several ranks; none for a single process."""
-    if canonical is not None:
-        return {"global_size": size, "global_rank": rank, "canonical_ranks": canonical}
-    return {} if size == 1 else {"global_size": size, "global_rank": rank}
+    made = {"global_size": size, "global_rank": rank, "canonical_ranks": canonical}
+    return made if size > 1 or canonical else {}
 
 
-def loader_of(folder, threads=2, **arguments):
-    return KerasSequenceLoader(folder, reader_kwargs={"threads": threads}, **arguments)
+def loader_of(folder, threads=2, epoch=0, **arguments):
+    loader = KerasSequenceLoader(folder, reader_kwargs={"threads": threads}, **arguments)
+    loader.set_epoch(epoch)
+    return loader
 
 
 def rows_of(batch):
-    inputs = batch[0]
-    return inputs["row" if "row" in inputs else "categorical"][:, 0].tolist()
+    return batch[0]["row" if "row" in batch[0] else "categorical"][:, 0].tolist()
 
 
 def orders(loader):
@@ -178,22 +171,20 @@ def after(loader, count):
     return state
 
 
-def assert_same(have, want, place=""):
+def assert_same(have, want, place="batch"):
     """Two batches have the same structure, dtypes, shapes and values."""
-    if isinstance(want, dict):
-        assert set(have) == set(want), place
     if isinstance(want, dict | tuple):
-        for key in want if isinstance(want, dict) else range(len(want)):
-            assert_same(have[key], want[key], f"{place}[{key!r}]")
-        assert len(have) == len(want), place
-        return
-    if want is None or isinstance(want, list):
+        keys = [*want] if isinstance(want, dict) else range(len(want))
+        assert set(have) == set(want) if isinstance(want, dict) else len(have) == len(want), place
+        for key in keys:
+            assert_same(have[key], want[key], f"{place} {key}")
+    elif want is None or isinstance(want, list):
         assert have == want, place
-        return
-    counts = place.endswith(("__nnzs']", "__offsets']"))
-    assert have.dtype.kind == "i" if counts else have.dtype == want.dtype, (place, have.dtype)
-    assert have.shape == want.shape, (place, have.shape, want.shape)
-    assert np.array_equal(have, want), (place, have, want)
+    else:
+        counts = place.endswith(("__nnzs", "__offsets"))  # int32 or int64
+        assert have.dtype.kind == "i" if counts else have.dtype == want.dtype, (place, have.dtype)
+        assert have.shape == want.shape, (place, have.shape, want.shape)
+        assert np.array_equal(have, want), (place, have, want)
 
 
 # ---- what a batch holds, and which rows come -----------------------------------------------------
@@ -213,10 +204,8 @@ def test_each_row_comes_once_with_the_values_of_the_reference(
 ):
     schema, arguments = form
     filters = None if first_day is None else [("day", ">=", first_day)]
-    want = np.flatnonzero(pc.greater_equal(TABLE["day"], first_day or 0)).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        total = write(folder, files)
-        want = [row for row in want if row < total]
+        want = [row for row in range(write(folder, files)) if row // 37 >= (first_day or 0)]
         made = {"schema": schema, "filters": filters, "threads": threads, **arguments, **plan}
         if len(want) < size:
             with pytest.raises(ValueError, match=r"no rows|too few"):
@@ -224,48 +213,34 @@ def test_each_row_comes_once_with_the_values_of_the_reference(
             return
         loaders = [loader_of(folder, **made, **ranks(size, rank)) for rank in range(size)]
         batches = [list(loader.as_numpy()) for loader in loaders]
-    assert {len(of_rank) for of_rank in batches} == {len(loaders[0])}
-    assert len({len(loader) for loader in loaders}) == 1
-    reference = Reference(
-        TABLE, schema, stacked=arguments["batch_layout"] == "stacked",
-        multi_hot=arguments["multi_hot"], nulls=arguments["nulls"],
-    )  # fmt: skip
+    assert {*map(len, batches), *map(len, loaders)} == {len(loaders[0])}
+    reference = Reference(TABLE, schema, **arguments)
     for batch in itertools.chain(*batches):
         assert_same(batch, reference.batch(rows_of(batch)))
 
     rows = [[rows_of(batch) for batch in of_rank] for of_rank in batches]
     have = list(itertools.chain(*itertools.chain(*rows)))
-    assert len(have) == len(set(have))
     for of_rank in rows:
         counts = [len(batch) for batch in of_rank]
         # A rank with one row less than another has the same steps: its last but one gives a row.
         full = counts if plan["drop_last"] else counts[: -1 if size == 1 else -2]
         assert set(full) <= {plan["batch_size"]}
         assert all(0 < count <= plan["batch_size"] for count in counts)
-    if plan["drop_last"]:
-        assert set(have) <= set(want)
-        assert len(want) - len(have) < size * (plan["batch_size"] + 1)
-    else:
-        assert sorted(have) == want
-    if not plan["shuffle"]:
-        assert all(of_rank == sorted(of_rank) for of_rank in itertools.chain(*rows))
-        assert have == want[: len(have)] or (size > 1 and plan["drop_last"])
-        event("in the order of the files")
+        assert plan["shuffle"] or [*itertools.chain(*of_rank)] == sorted(itertools.chain(*of_rank))
+    assert plan["shuffle"] or size > 1 or have == want[: len(have)]
+    most_left_out = size * plan["batch_size"] if plan["drop_last"] else 0
+    assert len({*have} & {*want}) == len(have) >= len(want) - most_left_out
 
 
 @pytest.mark.parametrize("layout", ["columns", "stacked"])
 @pytest.mark.parametrize("multi_hot", ["nnzs", "offsets", "padded", "ragged"])
 def test_tensors_and_ids_are_those_of_the_reference(tmp_path, layout, multi_hot):
     total = write(tmp_path, [[70, 0, 300], [200]])
-    names = "small tags null_tags float64 vector label clicks weight".split()
-    schema = schema_of(names)
-    loader = loader_of(
-        tmp_path, batch_size=64, schema=schema, nulls="fill", buffer_size=90, parts_per_chunk=2,
-        batch_layout=layout, multi_hot=multi_hot, id_names=["day", "row"],
-    )  # fmt: skip
-    reference = Reference(
-        TABLE, schema, stacked=layout == "stacked", multi_hot=multi_hot, nulls="fill"
-    )
+    schema = schema_of("small tags null_tags float64 vector label clicks weight".split())
+    form = {"batch_layout": layout, "multi_hot": multi_hot, "nulls": "fill"}
+    made = {"batch_size": 64, "buffer_size": 90, "parts_per_chunk": 2, "id_names": ["day", "row"]}
+    loader = loader_of(tmp_path, schema=schema, **made, **form)
+    reference = Reference(TABLE, schema, **form)
     seen = []
     for ids, (inputs, labels, weights) in loader.with_ids():
         rows = ids["row"].to_pylist()
@@ -287,7 +262,7 @@ def test_tensors_and_ids_are_those_of_the_reference(tmp_path, layout, multi_hot)
     plan=plans,
     threads=st.tuples(threads_drawn, threads_drawn, threads_drawn),
     epoch=st.integers(0, 3),
-    resume=resumes,
+    resume=st.floats(0, 1),
 )
 def test_seed_and_epoch_decide_the_order_and_a_state_continues_it(
     files, plan, threads, epoch, resume
@@ -295,26 +270,22 @@ def test_seed_and_epoch_decide_the_order_and_a_state_continues_it(
     with tempfile.TemporaryDirectory() as folder:
         write(folder, files, TABLE.select(["row", "tags", "label"]))
         made = {"cat_names": ["row", "tags"], "cont_names": [], "label_names": ["label"], **plan}
+        made["epoch"] = epoch
         loader = loader_of(folder, threads[0], **made)
         copy = pickle.loads(pickle.dumps(loader_of(folder, threads[1], **made)))
-        for one in (loader, copy):
-            one.set_epoch(epoch)
         this, following = orders(loader), orders(loader)
         assert loader.epoch == (epoch + 2 if this else epoch)
         assert orders(copy) == this
         # A chunk of all rows has so many orders that two epochs never share one.
         mixed = plan["buffer_size"] is None and len(this) > 3 and plan["batch_size"] > 8
         other = loader_of(folder, threads[1], **{**made, "seed": plan["seed"] ^ 1})
-        other.set_epoch(epoch)
         if not plan["shuffle"]:
             assert orders(other) == following == this
         elif mixed:
-            event("in another order")
             assert len({str(order) for order in (orders(other), following, this)}) == 3
 
         taken = round(resume * len(this))
         cut = loader_of(folder, threads[1], **made)
-        cut.set_epoch(epoch)
         state = after(cut, taken)
         assert orders(cut) == (this if taken < len(this) else following)
         restored = loader_of(folder, threads[2], **made)
@@ -323,13 +294,11 @@ def test_seed_and_epoch_decide_the_order_and_a_state_continues_it(
         if taken < len(this):
             assert orders(restored) == this[taken:]
         assert orders(restored) == following
-        event("resumed within an epoch" if 0 < taken < len(this) else "at its start")
 
 
 def global_orders(loaders):
     """The rows of each batch of all ranks, laid end to end."""
-    parts = [orders(loader) for loader in loaders]
-    return [list(itertools.chain(*step)) for step in zip(*parts, strict=True)]
+    return [list(itertools.chain(*step)) for step in zip(*map(orders, loaders), strict=True)]
 
 
 @settings(max_examples=40)
@@ -341,7 +310,6 @@ def global_orders(loaders):
     threads=st.tuples(threads_drawn, threads_drawn),
     resume=st.floats(0, 1, exclude_max=True),
 )
-@example([[200, 3, 100], [77]], {"shuffle": True, "buffer_size": 40}, 7, (6, 1), (1, 2), 0.5)
 def test_canonical_ranks_keep_the_global_batches_on_another_number_of_ranks(
     files, plan, per_rank, sizes, threads, resume
 ):
@@ -397,15 +365,14 @@ def test_row_groups_and_batches_of_many_rows_hold_each_row_once(tmp_path, batch_
     rows = np.arange(330_000)
     table = pa.table({"row": rows, "x": pa.array(rows / 8, pa.float32()), "y": rows % 2})
     write(tmp_path, [[200_000, 40_000], [0, 90_000]], table)
-    names = {"cat_names": ["row"], "cont_names": ["x"], "label_names": ["y"]}
-    made = {"batch_size": batch_size, "buffer_size": buffer_size, **names}
+    made = {"cat_names": ["row"], "cont_names": ["x"], "label_names": ["y"]}
+    made |= {"batch_size": batch_size, "buffer_size": buffer_size}
     for shuffle in (True, False):
         batches = list(loader_of(tmp_path, shuffle=shuffle, **made).as_numpy())
-        have = np.concatenate([inputs["row"][:, 0] for inputs, _ in batches])
-        x = np.concatenate([inputs["x"][:, 0] for inputs, _ in batches])
+        columns = [(inputs["row"], inputs["x"], labels) for inputs, labels in batches]
+        have, x, y = (np.concatenate(parts)[:, 0] for parts in zip(*columns, strict=True))
         np.testing.assert_array_equal(x, (have / 8).astype("float32"))
-        labels = np.concatenate([label[:, 0] for _, label in batches])
-        np.testing.assert_array_equal(labels, have % 2)
+        np.testing.assert_array_equal(y, have % 2)
         np.testing.assert_array_equal(np.sort(have) if shuffle else have, rows)
         assert shuffle == bool((np.diff(have) < 0).any())
-        assert {len(label) for _, label in batches[:-1]} == {batch_size}
+        assert {len(labels) for _, labels in batches[:-1]} == {batch_size}

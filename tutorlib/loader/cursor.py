@@ -181,7 +181,7 @@ class Batches(Iterator[Any]):
             self._pipeline = pipeline
         if not self._received and self._next < self._num_batches:
             self._received.extend(self._next_batches() or ())
-        if not self._received or self._pipeline.is_stopping:
+        if self._pipeline.has_stopped() or not self._received:
             return None
         self._next += 1
         if self._moves:

@@ -139,12 +139,18 @@ class Pipeline:
         self._tickets.put(None)
         work = self._results.get()
         self._stopwatch.add(wait=time.perf_counter() - started)
-        if work is None or self._stopping:
-            self.close()
-            if self._errors:
-                raise self._first_error()
-            return None
-        return work
+        return None if self.has_stopped() else work
+
+    def has_stopped(self) -> bool:
+        """Return whether the threads were stopped; raises the error of a task that failed."""
+        if not self._stopping:
+            return False
+        self.close()
+        if self._errors:
+            _, error = min(self._errors, key=operator.itemgetter(0))
+            self._errors.clear()  # nothing here holds it or its traceback any longer
+            raise error
+        return True
 
     def look_for_room(self) -> None:
         """Begin a chunk for which there was no memory before, if there is some now."""
@@ -162,11 +168,6 @@ class Pipeline:
     def is_open(self) -> bool:
         """Whether batches can still be taken: its owner exists, or has yet to be named."""
         return not self._stopping and (self._owner is None or self._owner() is not None)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it was closed, or a task failed."""
-        return self._stopping
 
     def _stop(self) -> None:
         self._stopping = True
@@ -224,12 +225,6 @@ class Pipeline:
         """Stop, and have the consumer raise the error of a task: (chunk, number in it)."""
         self._errors.append((place, error))
         self._stop()
-
-    def _first_error(self) -> BaseException:
-        """Return the error to raise; nothing here holds it or its traceback any longer."""
-        _, error = min(self._errors, key=operator.itemgetter(0))
-        self._errors.clear()
-        return error
 
     def _run(self) -> None:
         place: tuple[float, int] = NO_TASK
