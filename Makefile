@@ -126,9 +126,8 @@ site: setup ## build a browsable site of the lessons as make tutorial ran them, 
 bench: setup data ## measure on this machine, into benchmarks/results/
 	@$(PY) -m benchmarks $(ARGS)
 
-figures: setup ## draw imgs/ and write the table of docs/performance.md from benchmarks/results/
+figures: setup ## draw imgs/ from benchmarks/results/
 	@$(PY) -m benchmarks figures $(ARGS)
-	@$(PY) -m benchmarks targets
 
 lint: setup ## ruff (check and format), mypy and codespell
 	@$(VENV)/bin/ruff check .

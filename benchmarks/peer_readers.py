@@ -2,7 +2,7 @@
 
 `peers.py` starts it with the Python that has the library, which may be an old one, so it imports
 nothing of this project but its neighbour `peer_torch.py`. The first line in is the settings
-(`peers.start`), answered by {"readers": {name: what it calls, in words}, "versions": {package:
+(`peers.peer`), answered by {"readers": {name: what it calls, in words}, "versions": {package:
 version}}. Every further line is {"reader": name, "do": what}, where `what` is "start" or "stop",
 around each turn, for a library with servers of its own; "epoch", answered by {"rows": ...}; or
 "sums", an epoch answered by {"rows": ..., "sums": {column: sum}}.
@@ -54,7 +54,6 @@ class Reader:
 def hf_datasets(settings: dict[str, Any]) -> dict[str, Reader]:
     """Return the readers of Hugging Face datasets."""
     import datasets
-    from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
     datasets.disable_progress_bars()
     # Converts Parquet into Arrow files once, which are then mapped into memory.
@@ -76,27 +75,12 @@ def hf_datasets(settings: dict[str, Any]) -> dict[str, Reader]:
         )
         return ({**inputs, label: target} for inputs, target in made)
 
-    # FuxiCTR's: rows are read in batches, but handed to the default collation one by one.
-    rows = DataLoader(
-        few.with_format("torch"), batch_size=few_size, shuffle=True, **workers(settings)
-    )
-    # Recommended in "Use with PyTorch": a BatchSampler takes a batch with one call.
-    sampler = BatchSampler(RandomSampler(few), batch_size=few_size, drop_last=False)
-    batches = DataLoader(
-        few.with_format("torch"), sampler=sampler, batch_size=None, **workers(settings)
-    )
-
     def window() -> Iterator[Batch]:
         # Recommended over random access where an approximate shuffle will do.
         stream = table.to_iterable_dataset().shuffle(seed=0, buffer_size=WINDOW_ROWS)
         return stream.with_format("numpy").iter(size)
 
-    processes = f"{settings['threads']} workers"
     return {
-        "DataLoader": Reader(f"with_format('torch'), BatchSampler, {processes}", lambda: batches),
-        "DataLoader as in FuxiCTR": Reader(
-            f"with_format('torch'), shuffle=True, {processes}", lambda: rows
-        ),
         "to_tf_dataset": Reader("to_tf_dataset(shuffle=True)", to_tf),
         "in a window": Reader(f"to_iterable_dataset().shuffle({WINDOW_ROWS})", window),
     }
@@ -144,9 +128,8 @@ def torch_arrow(settings: dict[str, Any]) -> dict[str, Reader]:
 
 
 def grain_records(settings: dict[str, Any]) -> dict[str, Reader]:
-    """Return the readers of Grain: a row per ArrayRecord, and its Parquet source."""
+    """Return the reader of Grain, a row per ArrayRecord."""
     import grain
-    import pyarrow.parquet as pq
     from array_record.python.array_record_module import ArrayRecordWriter
 
     size, cells = settings["batch_size"], first_rows(settings, settings["slow_rows"])
@@ -165,31 +148,14 @@ def grain_records(settings: dict[str, Any]) -> dict[str, Reader]:
     # Threads, as recommended where the work releases the lock; the buffer counts batches here.
     options = grain.ReadOptions(num_threads=settings["threads"], prefetch_buffer_size=4)
 
-    def by_row() -> Iterable[Batch]:
-        rows = grain.MapDataset.source(source)[: -(-len(source) // 8)].shuffle(seed=0)
-        few_size = min(size, -(-len(rows) // settings["threads"]))  # a batch for each thread
-        return rows.batch(few_size, batch_fn=decode).to_iter_dataset(options)
-
     def by_batch() -> Iterable[Batch]:
         # One call for all records of a batch, which ArrayRecord reads on threads of its own.
         numbers = grain.MapDataset.range(len(source)).shuffle(seed=0).batch(size, batch_fn=list)
         return numbers.map(lambda n: decode(source.__getitems__(n))).to_iter_dataset(options)
 
-    few = pq.read_table(settings["paths"][0]).slice(0, -(-len(cells) // 8))
-    parquet = str(folder / "rows.parquet")
-    pq.write_table(few, parquet)
-
-    def window() -> Iterable[Batch]:
-        # Its Parquet source gives single rows: a dict of 40 NumPy scalars each.
-        rows = grain.experimental.ParquetIterDataset(parquet)
-        rows = grain.experimental.WindowShuffleIterDataset(rows, window_size=WINDOW_ROWS, seed=0)
-        return rows.batch(size)
-
     threads = f"ArrayRecord group_size:1, {settings['threads']} threads"
     return {
         "ArrayRecord by batch": Reader(threads, by_batch),
-        "ArrayRecord by row": Reader(f"{threads}, batch(batch_fn=)", by_row),
-        "Parquet, in a window": Reader("ParquetIterDataset, WindowShuffleIterDataset", window),
     }
 
 
