@@ -11,10 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from tutorlib.profiling import Trace, draw_timeline
-from tutorlib.profiling.timeline import LOADER, NATIVE, TEXT, WAITING
-
-__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces", "in_digits"]
+# Mid-tones: readable on white and on black.
+NATIVE, LOADER, WAITING, TEXT = "#7a8fa6", "#2f9e75", "#d0605e", "#757f89"
 
 
 def in_digits(value: float) -> str:
@@ -78,7 +76,7 @@ def draw_bars(
     return axes[0].figure
 
 
-def draw_traces(traces: Mapping[str, Trace], steps: int = 4) -> Any:
+def draw_traces(traces: Mapping[str, Any], steps: int = 4) -> Any:
     """Draw the last steps of traces below each other, on one scale of time; return the figure.
 
     Args:
@@ -86,6 +84,8 @@ def draw_traces(traces: Mapping[str, Trace], steps: int = 4) -> Any:
         steps: number of steps to draw of each trace, at least 1.
     """
     import matplotlib.pyplot as plt
+
+    from tutorlib.profiling import draw_timeline
 
     shown = [list(trace.steps.values())[-steps:] for trace in traces.values()]
     span_ms = max(spans[-1][1] - spans[0][0] for spans in shown)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 
 import nbformat
+import papermill
 import pytest
-
-from data_prep.synthetic_criteo import rows_per_day, write_criteo
 
 MAX_CODE_LINES = 30  # LESSONS.md aims at about 15
 
@@ -54,12 +52,12 @@ def test_a_lesson_ends_with_checks_exercises_summary_and_next(texts):
     assert places == sorted(places), f"headings are not in the order {HEADINGS}: {headings}"
 
 
-def test_a_lesson_has_one_parameters_cell_with_a_comment_per_name(page, lesson, runner):
+def test_a_lesson_has_one_parameters_cell_with_a_comment_per_name(page, lesson):
     cells = [cell for cell in page.cells if "parameters" in tags(cell)]
     assert len(cells) == 1
     lines = [line for line in cells[0].source.splitlines() if line.strip()]
     assert [line for line in lines if not re.match(r"[A-Z][A-Z0-9_]* = .+  # .+", line)] == []
-    assert len(runner.lesson_parameters(lesson)) == len(lines)
+    assert len(papermill.inspect_notebook(lesson)) == len(lines)
 
 
 def test_a_lesson_has_small_cells_and_one_headline(page):
@@ -68,19 +66,10 @@ def test_a_lesson_has_small_cells_and_one_headline(page):
     assert sum("headline" in tags(cell) for cell in page.cells) == 1
 
 
-def test_every_profile_names_existing_parameters_and_suits_the_rows_of_make_data(runner, root):
+def test_every_profile_names_existing_parameters(runner, root):
     lessons = runner.find_lessons(root / "notebooks")
-    needs = runner.load_profile(root / "notebooks" / "needs.yaml")
-    assert set(needs) <= {lesson.stem for lesson in lessons}
     for path in (root / "notebooks" / "params").glob("*.yaml"):
-        plan = runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
-        runner.check_rows(plan, needs, {"criteo": runner.DEFAULT_ROWS})
-
-
-def test_the_default_rows_are_those_that_make_data_makes(runner):
-    rows = inspect.signature(write_criteo).parameters["rows"].default
-    days = rows_per_day(rows, inspect.signature(write_criteo).parameters["days"].default)
-    assert sum(days[:-1]) == runner.DEFAULT_ROWS  # the last day validates
+        runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
 
 
 def test_the_table_of_lessons_links_each_lesson(runner, root):
