@@ -28,11 +28,7 @@ SMALL = {  # options of a run of seconds, and the number of ways that it measure
     "etl": ["--scale 0.01", 3],
     "train": ["--batch-size 1024 --only movielens", 4],
     "large-tables": ["--slow-rows 2048 --batch-size 512 --table-share 0.001", 4],
-    "peers": [
-        "--slow-rows 1000 --copies 2 --batch-size 1000 --train-rows 2048 --train-batch-size 1024 "
-        "--environments none",
-        11,
-    ],
+    "peers": ["--only read --slow-rows 1000 --copies 2 --batch-size 1000 --environments none", 6],
 }
 
 
@@ -67,6 +63,17 @@ def test_a_benchmark_runs_and_reports_every_way_with_its_claims(name, measured, 
     assert all(entry["rows_per_s"] > 0 < entry["ratio"] for entry in result["ways"])
     assert all(len(said["values"]) == 1 for said in result["claims"])
     assert str(folder) not in json.dumps({**result, "not_measured": {}})
+
+
+@pytest.mark.slow  # XLA compiles five networks
+def test_peers_trains_on_every_reader_of_this_process(folder):
+    path = folder / "peers-train.json"
+    options = ["--only", "train", "--train-rows", "2048", "--train-batch-size", "1024"]
+    options += ["--environments", "none", "--repeat", "1", "--data", str(folder)]
+    assert main(["peers", *options, "--out", str(path)]) == 0
+    result = json.loads(path.read_text())
+    assert [entry["rows"] for entry in result["ways"]] == [2048] * 5
+    assert list(result["not_measured"]) == ["PyTorch"]
 
 
 def test_every_reader_delivers_exactly_the_rows_of_the_files(folder):
