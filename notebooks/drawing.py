@@ -77,7 +77,7 @@ def draw_bars(
     return axes[0].figure
 
 
-def draw_traces(traces: Mapping[str, Trace], steps: int = 4) -> Any:
+def draw_traces(traces: Mapping[str, Any], steps: int = 4) -> Any:
     """Draw the last steps of traces below each other, on one scale of time; return the figure.
 
     Args:

@@ -1,6 +1,6 @@
 """Build a browsable site from the lessons as they ran, the guides and the docstrings.
 
-    python site/build.py [--lessons build/notebooks] [--output build/site]
+    python tools/site/build.py [--lessons build/notebooks] [--output build/site]
 
 The pages are those of the tree, so their links stay as they are: README.md is the first page, and a
 link to a file that is no page becomes a download. A broken link or a missing picture is an error.
@@ -19,7 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 PAGES = ("*.md", "docs/*.md", "notebooks/README.md", "benchmarks/README.md")
 FILES = (
     "LICENSE", "CITATION.cff", "imgs/*", "notebooks/*.py", "benchmarks/results/*.json",
@@ -126,7 +127,7 @@ def main() -> None:
     copy_pages(source)
     write_contents(source, copy_lessons(options.lessons, source), write_reference(source))
     faults = source / "faults.txt"  # stderr also has what TensorFlow says when it starts
-    command = [sys.executable, "-m", "sphinx", "-q", "-w", faults, "-c", ROOT / "site"]
+    command = [sys.executable, "-m", "sphinx", "-q", "-w", faults, "-c", HERE]
     done = subprocess.run([*command, source, options.output], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
