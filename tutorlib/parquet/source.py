@@ -19,13 +19,12 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from tutorlib.checks import check_choice, check_positive
 from tutorlib.chunk import Chunk, as_vectors, column_from_arrow
@@ -51,8 +50,6 @@ from tutorlib.schema import (
 )
 
 STEP_ROWS = 65_536  # of which a filter is evaluated at a time
-REMEMBERED = 16  # row groups whose answers of the filter are kept
-LONGEST_TEXT = 1000  # characters; longer conditions are identified by a hash
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +73,6 @@ class RowRange:
     def num_rows(self) -> int:
         """Rows in the range."""
         return self.stop - self.start
-
-
-class RowNumbers(Protocol):
-    """A function that chooses rows by their numbers in a source; can be pickled."""
-
-    @property
-    def identity(self) -> str:
-        """Text that two such functions share only if they choose the same rows."""
-
-    def __call__(self, first: int, rows: int) -> range | np.ndarray:
-        """Return which of the rows first, ..., first + rows - 1 are chosen, as numbers from 0."""
 
 
 class ParquetSource:
@@ -169,8 +155,8 @@ class ParquetSource:
         ]
         self._encoded = False
         self._filter: RowFilter | None = None
-        self._choices: list[_Choice] = []
-        self._masks: dict[tuple[int, int], np.ndarray] = {}
+        # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
+        self._choices: list[tuple[Any, dict[tuple[int, int], tuple[int, int]]]] = []
         if filters is not None:
             self._filter = RowFilter(filters, self.arrow_schema)
             self._keep_passing(self._filter)
@@ -210,15 +196,21 @@ class ParquetSource:
         """Return a source of the same rows whose columns are on "cpu" or "gpu"."""
         return self._changed(device=_checked_device(device))
 
-    def choose(self, numbers: RowNumbers) -> ParquetSource:
-        """Return a source of the rows that a function chooses by their numbers; none is read."""
+    def choose(self, numbers: Any) -> ParquetSource:
+        """Return a source of the rows that a function chooses by their numbers; none is read.
+
+        Args:
+            numbers: `numbers(first, rows)` returns which of the rows first, ..., first + rows - 1
+                are chosen, as a range or int64 [m], counted from 0, rising. Its `identity` is text
+                that two such functions share only if they choose the same rows.
+        """
         firsts = itertools.accumulate((g.num_rows for g in self.row_groups), initial=0)
         rows = {(g.file, g.index): (n, g.num_rows) for n, g in zip(firsts, self.row_groups)}  # noqa: B905
         counts = [len(numbers(*place)) for place in rows.values()]
         groups = zip(self.row_groups, counts, strict=True)
         return self._changed(
             row_groups=[dataclasses.replace(g, num_rows=count) for g, count in groups if count],
-            _choices=[*self._choices, _Choice(numbers, rows)],
+            _choices=[*self._choices, (numbers, rows)],
         )
 
     def with_types(self, types: Mapping[str, tuple[str, bool]]) -> ParquetSource:
@@ -252,11 +244,8 @@ class ParquetSource:
 
     def _changed(self, **attributes: Any) -> ParquetSource:
         other = copy.copy(self)
-        vars(other).update(attributes, _masks={})
+        vars(other).update(attributes)
         return other
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_masks": {}}
 
     # ---- what is known without reading rows ----
 
@@ -322,7 +311,7 @@ class ParquetSource:
         groups = [(group.file, group.index, group.num_rows) for group in self.row_groups]
         keys = [sorted(stored.keys.items()) for stored in self._stored]
         chosen = [] if self._filter is None else [self._filter.identity]
-        chosen += [choice.numbers.identity for choice in self._choices]
+        chosen += [numbers.identity for numbers, _ in self._choices]
         return {
             "files": len(self.files),
             "row_groups": len(self),
@@ -432,21 +421,17 @@ class ParquetSource:
         """
         check_positive(rows=rows)
         held: list[Chunk] = []
-        count = 0
         for position in range(len(self)):
-            chunk = self.read(position, columns)
-            if rows is None:
-                yield chunk
-                continue
-            held.append(chunk)
-            count += chunk.num_rows
-            if count >= rows:
+            held.append(self.read(position, columns))
+            count = sum(chunk.num_rows for chunk in held)
+            if rows is None or count >= rows:
                 whole = Chunk.concat(held)
-                full = count - count % rows
-                for start in range(0, full, rows):
-                    yield whole.slice(start, start + rows)
-                held, count = [whole.slice(full, count)], count - full
-        if count:
+                step = rows or count
+                full = count - count % step
+                for start in range(0, full, step):
+                    yield whole.slice(start, start + step)
+                held = [whole.slice(full, count)] if full < count else []
+        if held:
             yield Chunk.concat(held)
 
     def _known(self, position: int, names: Sequence[str]) -> list[str]:
@@ -614,31 +599,14 @@ class ParquetSource:
         rows = self._stored[group.file].row_counts[group.index]
         if group.num_rows == rows:
             return None
-        place = group.file, group.index
-        packed = self._masks.get(place)
-        if packed is None:
-            plain = self._changed(_encoded=False)
-            mask = np.ones(rows, bool)
-            if self._filter is not None:
-                mask = plain._passing(group, self._filter)
-            for choice in self._choices:
-                passing = np.flatnonzero(mask)
-                mask = np.zeros(rows, bool)
-                mask[passing[np.asarray(choice.numbers(*choice.rows[place]))]] = True
-            packed = np.packbits(mask)
-            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # of other threads
-                if len(self._masks) >= REMEMBERED:
-                    del self._masks[next(iter(self._masks))]
-            self._masks[place] = packed
-        return np.unpackbits(packed, count=rows).view(bool)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """Rows chosen by number, and {(file, index): (number of the first row, rows)} before that."""
-
-    numbers: RowNumbers
-    rows: dict[tuple[int, int], tuple[int, int]]
+        mask = np.ones(rows, bool)
+        if self._filter is not None:
+            mask = self._changed(_encoded=False)._passing(group, self._filter)
+        for choose, rows_of in self._choices:
+            passing = np.flatnonzero(mask)
+            mask = np.zeros(rows, bool)
+            mask[passing[np.asarray(choose(*rows_of[group.file, group.index]))]] = True
+        return mask
 
 
 def with_encoded_strings(source: Any) -> Any:
@@ -695,13 +663,11 @@ def _opened_dataset(
     except ValueError as error:  # of a Dataset that was filtered
         raise ValueError(f"{error} Pass filters= instead.") from error
     infos = data.filesystem.get_file_info(data.files)
-    local = isinstance(data.filesystem, fs.LocalFileSystem)
     files, keys = [], []
     for fragment, info in zip(fragments, infos, strict=True):
         known = ds.get_partition_keys(fragment.partition_expression)
         texts = {name: None if value is None else str(value) for name, value in known.items()}
-        version = info.mtime_ns if local or info.mtime_ns is None else info.mtime_ns // 10**9
-        files.append(DataFile(info.path, data.filesystem, info.path, texts, info.size, version))
+        files.append(DataFile.of(data.filesystem, info, "", texts))
         types = {name: data.schema.field(name).type for name in known}
         keys.append({n: pa.scalar(value, types[n]) for n, value in known.items()})
     return list(data.files), open_files(files), _plain_schema(data.schema), keys
@@ -734,20 +700,15 @@ def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
                 f"{rows.path}: {twice} are keys in the path and also columns in the file. Give a "
                 "folder below those keys, or write the files without these columns."
             )
-    columns = []
+    keys: list[dict[str, pa.Scalar]] = [{} for _ in stored]
+    number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
     for name in names:
-        texts: list[Any] = [rows.keys[name] for rows in stored]
-        number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
-        if all(number.fullmatch(text) for text in texts if text is not None):
-            column = pa.array([None if text is None else int(text) for text in texts], pa.int64())
-        else:
-            column = pa.array(texts, pa.string())
-        columns.append(column)
-    return [dict(zip(names, values, strict=True)) for values in _rows_of(columns, len(stored))]
-
-
-def _rows_of(columns: Sequence[pa.Array], rows: int) -> Iterator[list[pa.Scalar]]:
-    return ([column[row] for column in columns] for row in range(rows))
+        texts = [rows.keys[name] for rows in stored]
+        numbers = all(number.fullmatch(text) for text in texts if text is not None)
+        for known, text in zip(keys, texts, strict=True):
+            value = int(text) if numbers and text is not None else text
+            known[name] = pa.scalar(value, pa.int64() if numbers else pa.string())
+    return keys
 
 
 def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, str]]:
@@ -895,7 +856,7 @@ class RowFilter:
         if isinstance(self.filters, pc.Expression):
             _, (serialized,) = self.filters.__reduce__()
             digest = hashlib.sha256(serialized).hexdigest()[:16]
-            return self.filters, f"{str(self.filters)[:LONGEST_TEXT]} {digest}"
+            return self.filters, f"{self.filters} {digest}"
         if not isinstance(self.filters, list | tuple) or not self.filters:
             raise TypeError(f"neither, or an empty list: {type(self.filters).__name__}")
         nested = [self.filters] if isinstance(self.filters[0][0], str) else self.filters
@@ -904,10 +865,7 @@ class RowFilter:
             functools.reduce(operator.and_, [self._comparison(*one) for one in conditions])
             for conditions in plain
         ]
-        text = repr(plain)
-        if len(text) > LONGEST_TEXT:
-            text = f"{text[:LONGEST_TEXT]} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        return functools.reduce(operator.or_, alternatives), text
+        return functools.reduce(operator.or_, alternatives), repr(plain)
 
     def _comparison(self, name: str, comparison: str, value: Any) -> pc.Expression:
         field, kind = pc.field(name), pa.null()
@@ -1019,9 +977,9 @@ def _float_condition(
 ) -> pc.Expression:
     """Return the comparison of floating-point numbers with values rounded to their type."""
     dtype = kind.to_pandas_dtype()
+    many = value if comparison in MEMBERSHIP else [value]
     with np.errstate(over="ignore"):
-        many = value if comparison in MEMBERSHIP else [value]
-        rounded = [float(dtype(min(max(one, -math.inf), math.inf))) for one in many]
+        rounded = [float(dtype(float(one))) for one in many]
     if pa.types.is_float16(kind):  # which Arrow converts, but does not compare
         field, kind = field.cast(pa.float32()), pa.float32()
     if comparison in COMPARE:
