@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import hashlib
 import itertools
 import math
 import os
@@ -19,7 +18,7 @@ from tutorlib.checks import check_path, check_positive
 from tutorlib.keras_bridge import gathered, process_count, process_index
 from tutorlib.layers.rows import take_rows
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
+from tutorlib.storage import find_checkpoints, new_checkpoint, read_manifest, remove_old
 
 VARIABLES_FILE = "variables.npy"
 BLOCK_BYTES = 2**23  # of a table, written or read at once
@@ -132,9 +131,11 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                 f"{folder} has version {state['version']!r}, but this tutorlib reads version 1 "
                 "only. Restore it with the tutorlib that wrote it."
             )
-        _check_fields(folder, state)
         _check_model(folder, state["model"], _description(model))
-        _check_content(folder / VARIABLES_FILE, state)
+        try:
+            read_manifest(folder)
+        except ValueError as error:
+            raise ValueError(f"{error} {RESUME}") from error
         try:
             self.loader.load_state_dict(_of_this_rank(state.get("loader", {}), self.loader))
         except ValueError as error:
@@ -203,8 +204,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         if process_index() == 0:
             try:
                 with new_checkpoint(self.path, self._epoch, self._batch, content) as folder:
-                    content["nbytes"] = _write_variables(folder / VARIABLES_FILE, model, shared)
-                    content["sha256"] = _sha256(folder / VARIABLES_FILE)
+                    _write_variables(folder / VARIABLES_FILE, model, shared)
                 remove_old(self.path, self.keep)
             except OSError as caught:
                 error = caught
@@ -239,32 +239,6 @@ def _of_this_rank(state: Any, loader: KerasSequenceLoader) -> Any:
     settings = state.get("settings")
     settings = {**settings, "rank": own["rank"]} if isinstance(settings, dict) else settings
     return {**state, "settings": settings}
-
-
-def _check_fields(folder: Path, state: dict[str, Any]) -> None:
-    """Raise ValueError unless a state of version 1 has the fields that `_save` writes."""
-    model = state.get("model")
-    variables = model.get("variables") if isinstance(model, dict) else None
-    wrong = [name for name in ("fit_epoch", "nbytes") if type(state.get(name)) is not int]
-    wrong += [] if "fit_epoch" in wrong or 0 <= state["fit_epoch"] < 2**48 else ["fit_epoch"]
-    if not isinstance(variables, list) or any(
-        not isinstance(variable, list) or [type(part) for part in variable] != [str, str]
-        for variable in variables
-    ):
-        wrong.append("model")
-    if wrong:
-        raise ValueError(f"{folder} was changed: {wrong} of its state are not as saved. {RESUME}")
-
-
-def _check_content(path: Path, state: dict[str, Any]) -> None:
-    """Raise ValueError unless the file with the variables is as it was written."""
-    if not path.is_file():
-        raise ValueError(f"{path} is missing. {RESUME}")
-    nbytes = os.path.getsize(path)
-    if nbytes != state["nbytes"]:
-        raise ValueError(f"{path} has {nbytes} bytes, but {state['nbytes']} were written. {RESUME}")
-    if state.get("sha256", written := _sha256(path)) != written:  # older ones have no checksum
-        raise ValueError(f"{path} was changed: its checksum differs. {RESUME}")
 
 
 def _check_model(folder: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
@@ -409,8 +383,3 @@ def _read_shares(file: BinaryIO, variable: Any) -> None:
     layout = variable.value.sharding
     variable.assign(jax.make_array_from_callback((rows, width), layout, share))
     file.seek(start + rows * width * dtype.itemsize)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tutorlib.schema import Schema, resolve_schema
-from tutorlib.storage import output_path, read_text
-from tutorlib.storage.filesystems import shown
+from tutorlib.storage import output_path, read_text, shown
 
 SCHEMA_FILE = "_schema.json"
 

@@ -28,13 +28,14 @@ from pyarrow import fs
 from tutorlib.chunk import Chunk
 from tutorlib.schema import is_list, type_row
 from tutorlib.storage import (
+    before_pattern,
     etag_of,
     find_filesystem,
     refuse_unfinished,
+    shown,
     store_errors,
     store_failure,
 )
-from tutorlib.storage.filesystems import before_pattern, shown
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 ARROW_ENDINGS = (".arrow", ".feather", ".ipc")
