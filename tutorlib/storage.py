@@ -197,7 +197,7 @@ def store_errors(what: str, filesystem: Any = None) -> Iterator[None]:
 
 
 def local_path(target: str | os.PathLike[str]) -> Path:
-    """Return the path of an output that is written on this machine, of a link what it points to.
+    """Return the path of an output that is written on this machine.
 
     Raises:
         ValueError: for a URL.
@@ -207,8 +207,7 @@ def local_path(target: str | os.PathLike[str]) -> Path:
             f"{shown(os.fspath(target))} is a URL, but this output is written on this machine. "
             "Write it to a local folder and copy that, for example with `aws s3 cp --recursive`."
         )
-    path = Path(target)
-    return path.resolve() if path.is_symlink() else path
+    return Path(target)
 
 
 def staging_path(target: Path) -> Path:
@@ -278,7 +277,7 @@ def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
             target.replace_by(Path(folder))
         return
     target = local_path(target)
-    refuse_foreign(target)
+    _check_folder(target)
     with scratch_folder(staging_path(target)) as staging:
         _recover(target)
         yield staging
@@ -319,7 +318,7 @@ def resumable_folder(
         staging = Path(tempfile.gettempdir()) / f"tutorlib_for_{number}.partial"
     else:
         target = local_path(target)
-        refuse_foreign(target)
+        _check_folder(target)
         staging = staging_path(target)
     with locked_folder(staging):
         refuse_foreign(staging)
@@ -451,6 +450,14 @@ def _replaced_path(target: Path) -> Path:
     return target.with_name(target.name + ".replaced")
 
 
+def _check_folder(target: Path) -> None:
+    """Raise FileExistsError unless the folder `target` may be made or replaced."""
+    for path in (target, _replaced_path(target)):
+        if path.exists() and not path.is_dir():
+            raise FileExistsError(f"{path} is a file. Move it away, or choose another folder.")
+        refuse_foreign(path)
+
+
 def _recover(target: Path) -> None:
     """Clear up what a kill within `_replace` left; call it with the lock of the staging folder."""
     old = _replaced_path(target)
@@ -464,8 +471,10 @@ def _recover(target: Path) -> None:
 def _replace(target: Path, new: Path) -> None:
     """Rename a folder to `target`; a folder there that was made here is removed."""
     old = _replaced_path(target)
-    refuse_foreign(target)
-    if target.exists():
+    _check_folder(target)
+    if target.is_symlink():
+        target.unlink()
+    elif target.exists():
         target.rename(old)
     new.rename(target)
     remove(old)

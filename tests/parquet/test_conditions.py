@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP
 
 from tutorlib.chunk import Chunk
 from tutorlib.ops import Filter
 from tutorlib.parquet import ParquetSource
+from tutorlib.parquet.source import COMPARE, MEMBERSHIP
 
 TYPES = ["float16", "float32", "float64", "int8", "int64", "uint64", "bool"]
 EDGES = [0, 1, -1, 127, 128, 2**24 + 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64]
@@ -100,7 +100,7 @@ def test_nan_is_refused_as_a_value(tmp_path, kind):
     table = pa.table({"x": pa.array([1, 2], kind)})
     pq.write_table(table, tmp_path / "x.parquet")
     for condition in ([("x", "==", math.nan)], [("x", "in", [1, math.nan])]):
-        with pytest.raises(ValueError, match="compares with numbers other than NaN, got nan"):
+        with pytest.raises(ValueError, match="compares with numbers other than NaN, got .*nan"):
             ParquetSource(tmp_path, filters=condition)
         with pytest.raises(ValueError, match="got nan"):
             Filter(condition)

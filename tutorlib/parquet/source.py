@@ -49,6 +49,7 @@ from tutorlib.schema import (
     vector_type,
 )
 
+LONGEST_TEXT = 1000  # characters; longer conditions are identified by a hash
 STEP_ROWS = 65_536  # of which a filter is evaluated at a time
 
 
@@ -526,6 +527,9 @@ class ParquetSource:
                 self._encoded and column_type(column.type) == column_type(kind)
             ):
                 try:
+                    if pa.types.is_dictionary(column.type):
+                        chunks = [chunk.dictionary_decode() for chunk in column.chunks]
+                        column = pa.chunked_array(chunks, column.type.value_type)
                     column = column.cast(kind)
                 except pa.ArrowException as error:
                     place = self._stored[group.file].location(group.index)
@@ -679,7 +683,14 @@ def _plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    """Return a type without dictionaries and views, which few functions of Arrow take."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(_plain(kind.value_type))
+    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+    return views.get(str(kind), kind)
 
 
 def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
@@ -856,7 +867,7 @@ class RowFilter:
         if isinstance(self.filters, pc.Expression):
             _, (serialized,) = self.filters.__reduce__()
             digest = hashlib.sha256(serialized).hexdigest()[:16]
-            return self.filters, f"{self.filters} {digest}"
+            return self.filters, f"{str(self.filters)[:LONGEST_TEXT]} {digest}"
         if not isinstance(self.filters, list | tuple) or not self.filters:
             raise TypeError(f"neither, or an empty list: {type(self.filters).__name__}")
         nested = [self.filters] if isinstance(self.filters[0][0], str) else self.filters
@@ -865,7 +876,10 @@ class RowFilter:
             functools.reduce(operator.and_, [self._comparison(*one) for one in conditions])
             for conditions in plain
         ]
-        return functools.reduce(operator.or_, alternatives), repr(plain)
+        text = repr(plain)
+        if len(text) > LONGEST_TEXT:
+            text = f"{text[:LONGEST_TEXT]} {_hash(text)}"
+        return functools.reduce(operator.or_, alternatives), text
 
     def _comparison(self, name: str, comparison: str, value: Any) -> pc.Expression:
         field, kind = pc.field(name), pa.null()
@@ -918,8 +932,7 @@ class RowFilter:
         """
         import pyarrow.dataset as ds
 
-        floats = [n for n in self.names if pa.types.is_floating(schema.field(n).type)]
-        if floats or not isinstance(stored, ParquetRows):
+        if not isinstance(stored, ParquetRows):
             return None
         known = [pc.field(k) == v if v.is_valid else pc.field(k).is_null() for k, v in keys.items()]
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -933,10 +946,13 @@ class RowFilter:
         with stored.errors_at(index, self.names):
             if not list(possible.get_fragments(self.expression)):
                 return {}  # by its keys, without a look into the file
+            if any(pa.types.is_floating(schema.field(name).type) for name in self.names):
+                return None
             for part in whole.split_by_row_group(filter=self.expression, schema=schema):
                 index = part.row_groups[0].id
                 scanner = part.scanner(schema=schema, filter=self.expression, use_threads=False)
-                found[index] = scanner.count_rows()
+                # Where keys decide, Arrow counts the rows of the whole file.
+                found[index] = min(scanner.count_rows(), stored.row_counts[index])
         return found
 
 
