@@ -461,11 +461,10 @@ def _check_folder(target: Path) -> None:
 def _recover(target: Path) -> None:
     """Clear up what a kill within `_replace` left; call it with the lock of the staging folder."""
     old = _replaced_path(target)
-    if (old / MARK).exists():
-        if target.exists():
-            remove(old)
-        else:
-            old.rename(target)
+    if target.exists():
+        remove(old)
+    elif (old / MARK).exists():
+        old.rename(target)
 
 
 def _replace(target: Path, new: Path) -> None:
@@ -732,14 +731,10 @@ class RemotePath:
         unfinished.write_text(run)
         gone = self.sizes().keys() - files.keys() - {METADATA_FILE}
 
-        def copy(name: str) -> None:
-            if unfinished.read_text() == run:  # else another process writes: it is refused below
-                (self / name).copy_from(files[name])
-
         try:
             with ThreadPoolExecutor(COPIES, thread_name_prefix="tutorlib-copy") as pool:
                 list(pool.map(lambda name: (self / name).remove(), sorted(gone)))
-                list(pool.map(copy, sorted(files)))
+                list(pool.map(lambda name: (self / name).copy_from(files[name]), sorted(files)))
         finally:
             there = self.sizes()
             alone = METADATA_FILE in there and unfinished.read_text() == run

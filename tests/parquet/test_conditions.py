@@ -100,7 +100,7 @@ def test_nan_is_refused_as_a_value(tmp_path, kind):
     table = pa.table({"x": pa.array([1, 2], kind)})
     pq.write_table(table, tmp_path / "x.parquet")
     for condition in ([("x", "==", math.nan)], [("x", "in", [1, math.nan])]):
-        with pytest.raises(ValueError, match="compares with numbers other than NaN, got .*nan"):
+        with pytest.raises(ValueError, match=r"compares with numbers other than NaN, got .*nan"):
             ParquetSource(tmp_path, filters=condition)
         with pytest.raises(ValueError, match="got nan"):
             Filter(condition)

@@ -45,5 +45,5 @@ def test_a_column_has_the_bytes_of_its_own_leaves_whatever_its_name(tmp_path):
     assert source.null_count("a.b") == 0
     for name in ("a.b", "s", "s.list"):
         assert source.read(0, [name])[name].tolist() == table[name].to_pylist()
-    with pytest.raises(ParquetError, match="column 'a': .*store its parts"):
+    with pytest.raises(ParquetError, match=r"column 'a': .*store its parts"):
         source.read(0, ["a"])

@@ -527,10 +527,11 @@ class ParquetSource:
                 self._encoded and column_type(column.type) == column_type(kind)
             ):
                 try:
-                    if pa.types.is_dictionary(column.type):
-                        chunks = [chunk.dictionary_decode() for chunk in column.chunks]
-                        column = pa.chunked_array(chunks, column.type.value_type)
-                    column = column.cast(kind)
+                    if pa.types.is_dictionary(column.type):  # of views, which Arrow cannot decode
+                        parts = [c.dictionary.cast(kind).take(c.indices) for c in column.chunks]
+                        column = pa.chunked_array(parts, kind)
+                    else:
+                        column = column.cast(kind)
                 except pa.ArrowException as error:
                     place = self._stored[group.file].location(group.index)
                     raise ParquetError(f"{place}, column {name!r}: {error}") from error
