@@ -39,6 +39,10 @@ SECRETS = re.compile(r"(?<=\w\w:/)(/?)[^/]*@")
 TRIES = 5  # of a request to S3
 
 MARK = ".tutorlib"  # readers of data folders skip names that start with "."
+FOREIGN = (
+    f"{{}} was not made by tutorlib (it has no file {MARK}), so it is neither replaced nor "
+    "removed. Move it away, or choose another output."
+)
 METADATA_FILE = "_building.json"  # in a folder that is being written
 MANIFEST_FILE = "manifest.json"
 WRITING_FOLDER = "_writing"
@@ -325,12 +329,13 @@ def resumable_folder(
         mark(staging)
         _clear_unless_equal(staging, metadata)
         try:
-            yield staging
-            shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
+            try:
+                yield staging
+            finally:
+                shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
             if isinstance(target, RemotePath):
                 target.replace_by(staging)
         except Exception as error:
-            shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
             if metadata is None or not _finished_files(staging):
                 remove(staging)
                 raise
@@ -496,10 +501,7 @@ def mark(folder: Path) -> None:
 def refuse_foreign(path: Path) -> None:
     """Raise FileExistsError for a folder that has content and no mark."""
     if path.is_dir() and not is_ours(path):
-        raise FileExistsError(
-            f"{path} was not made by tutorlib (it has no file {MARK}), so it is neither replaced "
-            "nor removed. Move it away, or choose another output."
-        )
+        raise FileExistsError(FOREIGN.format(path))
 
 
 def refuse_existing(target: str | os.PathLike[str] | RemotePath, overwrite: bool) -> None:
@@ -515,16 +517,12 @@ def refuse_existing(target: str | os.PathLike[str] | RemotePath, overwrite: bool
             return
         exists, foreign = bool(names) or target.is_file(), bool(names) and MARK not in names
     else:
-        exists, foreign = Path(target).exists(), False
+        path = Path(target)
+        exists, foreign = path.exists(), path.is_dir() and not is_ours(path)
     if exists and not overwrite:
         raise FileExistsError(f"{target} exists already. Pass overwrite=True to replace it.")
     if foreign:
-        raise FileExistsError(
-            f"{target} was not made by tutorlib (it has no object {MARK}), so it is not replaced. "
-            "Move it away, or choose another output."
-        )
-    if not isinstance(target, RemotePath):
-        refuse_foreign(Path(target))
+        raise FileExistsError(FOREIGN.format(target))
 
 
 def refuse_overlap(
@@ -964,12 +962,10 @@ def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[
     except ImportError as error:
         if progress:
             raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-        progress = False
-    if progress is False:
         yield lambda rows: None
         return
     lock = threading.Lock()
-    disable = None if progress is None else False  # None: unless the output is a terminal
+    disable = None if progress is None else not progress  # None: unless there is a terminal
     with tqdm(total=rows, desc=label, unit=" rows", unit_scale=True, disable=disable) as bar:
 
         def done(rows: int) -> None:

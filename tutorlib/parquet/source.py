@@ -6,6 +6,7 @@ row group, a part of it, or some of its columns. `RowFilter` decides which rows 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -15,6 +16,7 @@ import itertools
 import math
 import operator
 import re
+import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -135,7 +137,7 @@ class ParquetSource:
     ) -> None:
         self.device = _checked_device(device or "cpu")
         self.filesystem = filesystem
-        if _is_dataset(data):
+        if hasattr(data, "get_fragments"):  # a pyarrow.dataset.Dataset, which is slow to import
             self.paths, self._stored, given, self._keys = _opened_dataset(data)
             self.arrow_schema, self._left_out = given, dict[str, str]()
         else:
@@ -148,12 +150,10 @@ class ParquetSource:
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
         for name, length in self._vectors.items():
             self.column_types[name] = vector_type(self.column_types[name][0], length), False
-        self.row_groups = [
-            RowGroup(file, index, rows)
-            for file, stored in enumerate(self._stored)
-            for index, rows in enumerate(stored.row_counts)
-            if rows
+        counts = [
+            (k, *one) for k, rows in enumerate(self._stored) for one in enumerate(rows.row_counts)
         ]
+        self.row_groups = [RowGroup(*place, rows) for *place, rows in counts if rows]
         self._encoded = False
         self._filter: RowFilter | None = None
         # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
@@ -265,16 +265,12 @@ class ParquetSource:
 
         Empty lists count, and so do rows that a filter drops.
         """
-        total = 0
+        counts = []
         for group in self.row_groups:
-            if name in self._keys[group.file]:
-                count: int | None = 0 if self._keys[group.file][name].is_valid else group.num_rows
-            else:
-                count = self._stored[group.file].null_count(group.index, name)
-            if count is None:
-                return None
-            total += count
-        return total
+            key, stored = self._keys[group.file].get(name), self._stored[group.file]
+            of_key = None if key is None else 0 if key.is_valid else group.num_rows
+            counts.append(stored.null_count(group.index, name) if key is None else of_key)
+        return None if None in counts else sum(counts)
 
     def row_bytes(self, position: int, names: Sequence[str]) -> float:
         """Return the mean bytes of a decoded row of the named columns of a row group.
@@ -560,15 +556,16 @@ class ParquetSource:
         from tutorlib.parquet.gpu import read_row_group
 
         start, stop = self._bounds(position, start, stop)
-        group = self.row_groups[position]
+        group, mask = self.row_groups[position], self._mask(self.row_groups[position])
         own = self._own(group, names)
-        constant = self._conformed(
-            group, pa.table({}), [n for n in names if n not in own], stop - start
+        others = [name for name in names if name not in own]
+        columns = read_row_group(
+            self._stored[group.file],
+            group.index,
+            [self.arrow_schema.field(name) for name in own],
+            self._conformed(group, pa.table({}), others, stop - start),
+            slice(start, stop) if mask is None else np.flatnonzero(mask)[start:stop],
         )
-        stored, mask = self._stored[group.file], self._mask(group)
-        rows = None if mask is None else np.flatnonzero(mask)[start:stop]
-        fields = [self.arrow_schema.field(name) for name in own]
-        columns = read_row_group(stored, group.index, fields, constant, start, stop, rows)
         for name in self._vectors.keys() & columns.keys():
             columns[name] = as_vectors(columns[name], self._vectors[name], start)
         return Chunk({name: columns[name] for name in names})
@@ -581,10 +578,9 @@ class ParquetSource:
         def counts(file: int) -> dict[int, int]:
             stored, groups = self._stored[file], groups_of[file]
             known = row_filter.counts(stored, self._keys[file], self.arrow_schema)
-            if known is None:
-                masks = ((g.index, self._passing(g, row_filter)) for g in groups)
-                return {index: int(np.count_nonzero(mask)) for index, mask in masks}
-            return known
+            if known is not None:
+                return known
+            return {g.index: int(self._passing(g, row_filter).sum()) for g in groups}
 
         groups_of: dict[int, list[RowGroup]] = {}
         for group in self.row_groups:
@@ -620,12 +616,11 @@ def with_encoded_strings(source: Any) -> Any:
     Args:
         source: what `as_source` or `split_rows` returns. Chunks in memory stay as they are.
     """
-    if isinstance(source, ParquetSource):
+    if hasattr(source, "with_encoded_strings"):
         return source.with_encoded_strings()
-    if not hasattr(source, "source"):
-        return source
-    part = copy.copy(source)  # rows of a source, by `split_rows`
-    part.source = with_encoded_strings(source.source)
+    part = copy.copy(source)
+    if hasattr(source, "source"):  # rows of it, by `split_rows`
+        part.source = with_encoded_strings(source.source)
     return part
 
 
@@ -643,14 +638,6 @@ def _hash(metadata: Any) -> str:
 
 
 # ---- columns of several files --------------------------------------------------------------------
-
-
-def _is_dataset(data: Any) -> bool:
-    if not type(data).__module__.startswith("pyarrow._dataset"):
-        return False
-    import pyarrow.dataset as ds
-
-    return isinstance(data, ds.Dataset)
 
 
 def _opened_dataset(
@@ -671,16 +658,12 @@ def _opened_dataset(
     files, keys = [], []
     for fragment, info in zip(fragments, infos, strict=True):
         known = ds.get_partition_keys(fragment.partition_expression)
-        texts = {name: None if value is None else str(value) for name, value in known.items()}
+        values = {n: pa.scalar(v, _plain(data.schema.field(n).type)) for n, v in known.items()}
+        texts = {name: value and str(value) for name, value in known.items()}
         files.append(DataFile.of(data.filesystem, info, "", texts))
-        types = {name: data.schema.field(name).type for name in known}
-        keys.append({n: pa.scalar(value, types[n]) for n, value in known.items()})
-    return list(data.files), open_files(files), _plain_schema(data.schema), keys
-
-
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without dictionaries, in which every column may hold nulls."""
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+        keys.append(values)
+    schema = pa.schema([(field.name, _plain(field.type)) for field in data.schema])
+    return list(data.files), open_files(files), schema, keys
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -736,41 +719,32 @@ def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, s
     for rows in stored:
         if rows.schema is before:
             continue
-        before = rows.schema
-        for name in sorted({n for n in before.names if before.names.count(n) > 1}):
+        before, names = rows.schema, rows.schema.names
+        counts = collections.Counter(names)
+        for name in (name for name in names if counts[name] > 1):
             left_out.setdefault(name, f"is in {rows.path} more than once")
         if before.equals(first.schema):
             continue
         have = {field.name: field.type for field in before}
         for name in sorted(kinds.keys() ^ have.keys()):
-            here, there = (first, rows) if name in kinds else (rows, first)
-            left_out.setdefault(
-                name,
-                f"is in {here.path}, but not in {there.path}: to read it as null there, give "
-                "pyarrow.dataset.dataset(paths, schema=...)",
-            )
+            here, there = (first.path, rows.path) if name in kinds else (rows.path, first.path)
+            remedy = "to read it as null there, give pyarrow.dataset.dataset(paths, schema=...)"
+            left_out.setdefault(name, f"is in {here}, but not in {there}: {remedy}")
         for name in kinds.keys() & have.keys():
-            common = _common(kinds[name], have[name])
+            common, types = _common(kinds[name], have[name]), (have[name], kinds[name])
             if common is None:
-                words = [type_words(column_type(kind)) for kind in (have[name], kinds[name])]
-                left_out.setdefault(
-                    name,
-                    f"is {words[0]} in {rows.path}, but {words[1]} in {first.path}; write both "
-                    "with one type",
-                )
-            elif column_type(common) != column_type(kinds[name]):
+                here, there = (type_words(column_type(kind)) for kind in types)
+                words = f"is {here} in {rows.path}, but {there} in {first.path}"
+                left_out.setdefault(name, f"{words}; write both with one type")
+                continue
+            if any(column_type(kind) != column_type(common) for kind in types):
                 promoted.add(name)
-                kinds[name] = common
-            elif column_type(common) != column_type(have[name]):
-                promoted.add(name)
+            kinds[name] = common
     schema = pa.schema([(n, _plain(kind)) for n, kind in kinds.items() if n not in left_out])
     doubts = [f"column {name!r} {reason}: it cannot be used" for name, reason in left_out.items()]
-    doubts += [
-        f"column {field.name!r} is read as {type_words(column_type(field.type))}, which holds the "
-        "types of all files"
-        for field in schema
-        if field.name in promoted
-    ]
+    for name in sorted(promoted - left_out.keys()):
+        words = type_words(column_type(kinds[name]))
+        doubts.append(f"column {name!r} is read as {words}, which holds the types of all files")
     if doubts:
         more = f", and {len(doubts) - MOST_NAMED} more" if len(doubts) > MOST_NAMED else ""
         warnings.warn("; ".join(doubts[:MOST_NAMED]) + more, stacklevel=3)
@@ -936,13 +910,14 @@ class RowFilter:
         if not isinstance(stored, ParquetRows):
             return None
         known = [pc.field(k) == v if v.is_valid else pc.field(k).is_null() for k, v in keys.items()]
+        known_keys = functools.reduce(operator.and_, known, pc.scalar(True))
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        whole = ds.ParquetFileFormat(default_fragment_scan_options=options).make_fragment(
-            stored.file.inner,
+        parquet, where = (
+            ds.ParquetFileFormat(default_fragment_scan_options=options),
             stored.file.filesystem,
-            partition_expression=functools.reduce(operator.and_, known, pc.scalar(True)),
         )
-        possible = ds.FileSystemDataset([whole], schema, whole.format, stored.file.filesystem)
+        whole = parquet.make_fragment(stored.file.inner, where, partition_expression=known_keys)
+        possible = ds.FileSystemDataset([whole], schema, parquet, where)
         found, index = {}, 0
         with stored.errors_at(index, self.names):
             if not list(possible.get_fragments(self.expression)):
@@ -994,9 +969,11 @@ def _float_condition(
 ) -> pc.Expression:
     """Return the comparison of floating-point numbers with values rounded to their type."""
     dtype = kind.to_pandas_dtype()
+    top = sys.float_info.max  # beyond it, an integer has no float
     many = value if comparison in MEMBERSHIP else [value]
+    many = [one if abs(one) <= top else math.inf if one > 0 else -math.inf for one in many]
     with np.errstate(over="ignore"):
-        rounded = [float(dtype(float(one))) for one in many]
+        rounded = [float(dtype(one)) for one in many]
     if pa.types.is_float16(kind):  # which Arrow converts, but does not compare
         field, kind = field.cast(pa.float32()), pa.float32()
     if comparison in COMPARE:

@@ -417,10 +417,9 @@ class TableRows:
 
     def __init__(self, table: pa.Table, file: DataFile | None = None) -> None:
         self.path, self.keys = (file.path, file.keys) if file else (IN_MEMORY, {})
-        if twice := {name for name in table.schema.names if table.schema.names.count(name) > 1}:
-            raise ValueError(
-                f"{self.path}: column names must be unique, these appear twice: {twice}"
-            )
+        names = table.schema.names
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"{self.path}: column names must be unique, got twice: {twice}")
         self.table, self.file, self.schema = table, file, table.schema
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
