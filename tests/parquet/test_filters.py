@@ -1,7 +1,6 @@
 """Filters and keys in names of folders: rows that do not pass do not exist."""
 
 import datetime
-import itertools
 import pickle
 
 import numpy as np
@@ -10,8 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tutorlib.chunk import Chunk, Masked, Strings
 from tutorlib.parquet import ParquetError, ParquetSource
@@ -92,21 +89,6 @@ def test_a_null_passes_no_comparison(folder):
         assert all(k % 3 for chunk in source.chunks(["row"]) for k in chunk["row"].tolist())
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    filters=st.sampled_from(FILTERS),
-    cuts=st.lists(st.floats(0, 1), max_size=4),
-)
-def test_slices_count_rows_that_pass(folder, filters, cuts):
-    source = ParquetSource(folder, filters=filters)
-    for position, group in enumerate(source.row_groups):
-        whole = source.read(position, ["row", "g"])
-        ends = sorted({0, group.num_rows, *(int(cut * group.num_rows) for cut in cuts)})
-        for start, stop in itertools.pairwise(ends):
-            part = source.read(position, ["row", "g"], start, stop)
-            assert part.to_arrow().equals(whole.slice(start, stop).to_arrow())
-
-
 def only_pages_of(table, path, *names, **options):
     """Write a file in which nothing but the pages of these columns can be read."""
     pq.write_table(table, path, **options)
@@ -180,14 +162,6 @@ def test_bytes_of_a_row_do_not_depend_on_how_many_pass(folder):
         found = some.row_bytes(0, names)
         assert found == whole.row_bytes(0, names)
         assert found == pytest.approx(nbytes, rel=0.3)
-
-
-def test_a_filtered_source_can_be_pickled(folder):
-    source = ParquetSource(folder, filters=[("C1", "in", [1, 2]), ("day", "<", 6)])
-    copy = pickle.loads(pickle.dumps(source))
-    rows = [Chunk.concat(list(s.chunks(["row"])))["row"].tolist() for s in (source, copy)]
-    assert rows[0] == rows[1]
-    assert copy.fingerprint() == source.fingerprint()
 
 
 # --- Keys in names of folders -----------------------------------------------------------------

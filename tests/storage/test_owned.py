@@ -136,7 +136,7 @@ def test_an_output_that_contains_or_is_inside_an_input_is_refused(tmp_path, targ
 @pytest.mark.parametrize("write", [new_folder, new_file, find_checkpoints])
 def test_an_output_that_only_this_machine_can_hold_refuses_a_url(tmp_path, write, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for target in ("s3://bucket/out", Path("s3://bucket/out")):
+    for target in ("s3://bucket/out", Path("s3://KEY:SECRET@bucket/out")):
         with pytest.raises(ValueError, match=r"s3:/+bucket/out is a URL.* Write it to a local"):
             contextlib.ExitStack().enter_context(write(target))
     assert not list(tmp_path.iterdir())
