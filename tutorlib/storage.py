@@ -130,6 +130,8 @@ def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, s
         if isinstance(handler, fs.FSSpecHandler):  # as it is in listings
             inner = handler.fs._strip_protocol(inner)
         return where, inner, prefix
+    if not known and URL.match(text) and not os.path.exists(text):
+        raise ValueError(f"{shown(text)} is a URL that lost a slash in a Path. Give it as text.")
     if not known or scheme == "file":
         return fs.LocalFileSystem(), unquote(rest) if known else text, ""
     path, _, options = rest.partition("?")
@@ -537,7 +539,7 @@ def refuse_overlap(
     Example:
         >>> refuse_overlap("data/train", ["data/raw/day_0.parquet"])
     """
-    for path in map(os.fspath, inputs):
+    for path in (os.fspath(path) for path in inputs):
         url = "://" in path and not path.startswith("file://")
         if isinstance(target, RemotePath) and url:
             mine = target.inner.strip("/") + "/"

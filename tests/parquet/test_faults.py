@@ -30,13 +30,6 @@ def test_a_truncated_file(tmp_path):
         ParquetSource(tmp_path)
 
 
-def test_an_empty_file(tmp_path):
-    write(tmp_path, "a.parquet")
-    (tmp_path / "b.parquet").touch()
-    with pytest.raises(ParquetError, match=r"b\.parquet: not a whole Parquet file \(.*0 bytes"):
-        ParquetSource(tmp_path)
-
-
 def test_a_file_with_any_bit_of_its_footer_flipped_opens_or_is_refused_by_name(tmp_path):
     table = pa.table({"i": pa.array([1, 2], pa.int8()), "x": [0.5, 1.5]})
     path = write(tmp_path, "a.parquet", table, store_schema=False)
@@ -72,14 +65,6 @@ def test_a_corrupt_page(tmp_path, place):
     for stop in (None, 10):
         with pytest.raises(ParquetError, match=r"row group 1 of .*a\.parquet, column 'x': cannot "):
             source.read(1, None, 0, stop)
-
-
-def test_columns_in_another_order_are_no_fault(tmp_path):
-    write(tmp_path, "a.parquet")
-    write(tmp_path, "b.parquet", TABLE.select(["x", "i"]))
-    source = ParquetSource(tmp_path)
-    assert source.read(1).to_arrow().equals(source.read(0).to_arrow())
-    assert source.read(1, ["x", "i"], 3, 9).names == ["x", "i"]
 
 
 def test_files_and_row_groups_without_rows_are_left_out(tmp_path):

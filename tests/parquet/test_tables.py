@@ -1,6 +1,5 @@
 """Rows that are not in Parquet files: tables, DataFrames, Arrow files, parts of a split."""
 
-import itertools
 import pickle
 
 import numpy as np
@@ -94,6 +93,7 @@ def test_a_pickled_source_outlives_its_original(tmp_path):
     part, of_file = pickle.loads(sent)
     assert rows_of(part)["id"] == list(range(500, 1000))
     assert rows_of(of_file) == TABLE.to_pydict()
+    assert (part.versions, len(of_file.versions)) == ([], 1)
 
 
 def test_a_column_of_mixed_types_hinders_only_where_it_is_used():
@@ -180,20 +180,3 @@ def test_csv_files_are_refused_with_the_command_that_converts_them(tmp_path):
         ParquetSource(tmp_path / "a.csv")
     with pytest.raises(FileNotFoundError, match=rf"data_prep csv {tmp_path}/\*.csv --to FOLDER"):
         ParquetSource(tmp_path)
-
-
-@pytest.mark.parametrize("seed", [None, 3])
-def test_a_part_of_a_split_is_the_same_rows_of_files_and_of_chunks(tmp_path, seed):
-    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=70)
-    shares = {"a": 0.3, "b": 0.5, "c": 0.2}
-    of_files = split_rows(tmp_path, shares, seed)
-    of_chunks = split_rows(Chunk.from_arrow(TABLE), shares, seed)
-    ids = {name: rows_of(part)["id"] for name, part in of_files.items()}
-    assert ids == {name: rows_of(part)["id"] for name, part in of_chunks.items()}
-    assert sorted(itertools.chain(*ids.values())) == list(range(ROWS))
-    nested = split_rows(of_files["b"], {"x": 0.5, "y": 0.5}, seed)
-    both = [rows_of(part)["id"] for part in nested.values()]
-    assert sorted(itertools.chain(*both)) == ids["b"]
-    again = split_rows(ParquetSource(tmp_path, [("id", ">", 333)]), shares, seed)
-    both = [rows_of(part)["id"] for part in again.values()]
-    assert sorted(itertools.chain(*both)) == list(range(334, ROWS))

@@ -150,10 +150,12 @@ class ParquetSource:
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
         for name, length in self._vectors.items():
             self.column_types[name] = vector_type(self.column_types[name][0], length), False
-        counts = [
-            (k, *one) for k, rows in enumerate(self._stored) for one in enumerate(rows.row_counts)
+        self.row_groups = [
+            RowGroup(file, index, rows)
+            for file, stored in enumerate(self._stored)
+            for index, rows in enumerate(stored.row_counts)
+            if rows
         ]
-        self.row_groups = [RowGroup(*place, rows) for *place, rows in counts if rows]
         self._encoded = False
         self._filter: RowFilter | None = None
         # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
@@ -184,7 +186,7 @@ class ParquetSource:
     @property
     def versions(self) -> list[int | None]:
         """When each file was changed: in ns, in s in an object store, None if that is not known."""
-        return [stored.file.version for stored in self._stored if hasattr(stored, "file")]
+        return [stored.file.version for stored in self._stored if stored.file]
 
     @property
     def num_rows(self) -> int:
@@ -270,7 +272,8 @@ class ParquetSource:
             key, stored = self._keys[group.file].get(name), self._stored[group.file]
             of_key = None if key is None else 0 if key.is_valid else group.num_rows
             counts.append(stored.null_count(group.index, name) if key is None else of_key)
-        return None if None in counts else sum(counts)
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     def row_bytes(self, position: int, names: Sequence[str]) -> float:
         """Return the mean bytes of a decoded row of the named columns of a row group.
@@ -352,7 +355,7 @@ class ParquetSource:
                 cannot hold, or if the file has changed. It names file, row group and column.
             IndexError: if the row group does not have these rows.
         """
-        names = self._known(position, self.column_types if columns is None else columns)
+        names = self._known(position, [*self.column_types] if columns is None else columns)
         if self.device == "gpu":
             return self._read_on_gpu(position, names, start, stop)
         return self._chunk(position, self._rows(position, names, start, stop), start)
@@ -685,12 +688,12 @@ def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
     """
     names = list(stored[0].keys)
     for rows in stored:
-        if set(rows.keys) != set(names):
+        if rows.keys.keys() != stored[0].keys.keys():
             raise ParquetError(
                 f"{rows.path}: its path has the keys {list(rows.keys)}, but that of "
                 f"{stored[0].path} has {names}. Give folders with the same keys."
             )
-        if twice := sorted(set(names) & set(rows.schema.names)):
+        if twice := [name for name in names if name in rows.schema.names]:
             raise ParquetError(
                 f"{rows.path}: {twice} are keys in the path and also columns in the file. Give a "
                 "folder below those keys, or write the files without these columns."
@@ -765,7 +768,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _family(kind: pa.DataType) -> str:
-    name = re.match("[a-z]*", str(_plain(kind)))[0]
+    name = re.split("[^a-z]", str(_plain(kind)), maxsplit=1)[0]
     return {"uint": "int", "double": "float", "halffloat": "float"}.get(name, name)
 
 

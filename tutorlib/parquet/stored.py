@@ -491,7 +491,8 @@ def vector_lengths(schema: pa.Schema, stored: Sequence[Any]) -> dict[str, int]:
         if type_row(str(field.type.value_type)).role != "continuous":
             continue
         with contextlib.suppress(ParquetError):  # whoever reads the column gets it
-            found = next(filter(None, (rows.first_lengths(field.name) for rows in stored)), set())
+            lengths_of = (rows.first_lengths(field.name) for rows in stored)
+            found: set[int] = next(filter(None, lengths_of), set())
             if len(found) == 1:
                 (length,) = found
                 if all(rows.has_length(field.name, length) for rows in stored):
@@ -547,11 +548,9 @@ def open_files(files: Sequence[DataFile]) -> list[StoredRows]:
 
 
 def _opened(file: DataFile) -> StoredRows:
-    kind, read = "Parquet", _opened_parquet
-    if file.path.endswith(ARROW_ENDINGS):
-        kind, read = "Arrow", _opened_arrow
+    kind = "Arrow" if file.path.endswith(ARROW_ENDINGS) else "Parquet"
     try:
-        return read(file)
+        return _opened_arrow(file) if kind == "Arrow" else _opened_parquet(file)
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
