@@ -15,8 +15,7 @@ from typing import Any
 from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema, resolve_schema
-from tutorlib.storage import output_path, read_text
-from tutorlib.storage.filesystems import shown
+from tutorlib.storage import output_path, read_text, shown
 
 SCHEMA_FILE = "_schema.json"
 

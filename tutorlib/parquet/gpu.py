@@ -47,9 +47,7 @@ def read_row_group(
     index: int,
     fields: Sequence[pa.Field],
     constant: pa.Table,
-    start: int,
-    stop: int,
-    rows: np.ndarray | None,
+    rows: slice | np.ndarray,
 ) -> dict[str, Any]:
     """Return columns of a row group as CuPy arrays and lists of them.
 
@@ -57,10 +55,8 @@ def read_row_group(
         stored: the file, or rows in memory, which are copied over.
         index: number of the row group.
         fields: columns of the file, with the types to read them as.
-        constant: columns of stop - start rows that are not in the file.
-        start: first row.
-        stop: end of the rows.
-        rows: int64 [stop - start], the stored rows to take instead; None for [start, stop).
+        constant: columns that are not in the file, of as many rows as are taken.
+        rows: the stored rows to take, int64 [n] if they are not a slice.
 
     Raises:
         ParquetError: if a column has a type that a GPU cannot hold, or cannot be decoded, or the
@@ -87,9 +83,11 @@ def read_row_group(
             f"{stored.path}: a GPU reads files of this machine. Copy them here, or use "
             "device='cpu'."
         )
-    where = None if rows is None else cupy.asarray(rows)
     for name, column in columns.items():
-        columns[name] = slice_rows(column, start, stop) if where is None else take(column, where)
+        if isinstance(rows, slice):
+            columns[name] = slice_rows(column, rows.start, rows.stop)
+        else:
+            columns[name] = take(column, cupy.asarray(rows))
     for name in constant.column_names:
         columns[name] = to_namespace(column_from_arrow(constant[name]), cupy)
     cupy.cuda.get_current_stream().synchronize()  # another thread may use them on its own stream

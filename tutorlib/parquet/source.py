@@ -6,6 +6,7 @@ row group, a part of it, or some of its columns. `RowFilter` decides which rows 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -15,21 +16,20 @@ import itertools
 import math
 import operator
 import re
+import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from tutorlib.checks import check_choice, check_positive
-from tutorlib.columns import Chunk, as_vectors, column_from_arrow
-from tutorlib.columns import encoded_column
+from tutorlib.columns import Chunk, as_vectors, column_from_arrow, encoded_column
 from tutorlib.parquet.stored import (
     OPENING_THREADS,
     DataFile,
@@ -50,9 +50,8 @@ from tutorlib.schema import (
     vector_type,
 )
 
-STEP_ROWS = 65_536  # of which a filter is evaluated at a time
-REMEMBERED = 16  # row groups whose answers of the filter are kept
 LONGEST_TEXT = 1000  # characters; longer conditions are identified by a hash
+STEP_ROWS = 65_536  # of which a filter is evaluated at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +75,6 @@ class RowRange:
     def num_rows(self) -> int:
         """Rows in the range."""
         return self.stop - self.start
-
-
-class RowNumbers(Protocol):
-    """A function that chooses rows by their numbers in a source; can be pickled."""
-
-    @property
-    def identity(self) -> str:
-        """Text that two such functions share only if they choose the same rows."""
-
-    def __call__(self, first: int, rows: int) -> range | np.ndarray:
-        """Return which of the rows first, ..., first + rows - 1 are chosen, as numbers from 0."""
 
 
 class ParquetSource:
@@ -148,7 +136,7 @@ class ParquetSource:
     ) -> None:
         self.device = _checked_device(device or "cpu")
         self.filesystem = filesystem
-        if _is_dataset(data):
+        if hasattr(data, "get_fragments"):  # a pyarrow.dataset.Dataset, which is slow to import
             self.paths, self._stored, given, self._keys = _opened_dataset(data)
             self.arrow_schema, self._left_out = given, dict[str, str]()
         else:
@@ -169,8 +157,8 @@ class ParquetSource:
         ]
         self._encoded = False
         self._filter: RowFilter | None = None
-        self._choices: list[_Choice] = []
-        self._masks: dict[tuple[int, int], np.ndarray] = {}
+        # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
+        self._choices: list[tuple[Any, dict[tuple[int, int], tuple[int, int]]]] = []
         if filters is not None:
             self._filter = RowFilter(filters, self.arrow_schema)
             self._keep_passing(self._filter)
@@ -197,7 +185,7 @@ class ParquetSource:
     @property
     def versions(self) -> list[int | None]:
         """When each file was changed: in ns, in s in an object store, None if that is not known."""
-        return [stored.file.version for stored in self._stored if hasattr(stored, "file")]
+        return [stored.file.version for stored in self._stored if stored.file]
 
     @property
     def num_rows(self) -> int:
@@ -210,15 +198,21 @@ class ParquetSource:
         """Return a source of the same rows whose columns are on "cpu" or "gpu"."""
         return self._changed(device=_checked_device(device))
 
-    def choose(self, numbers: RowNumbers) -> ParquetSource:
-        """Return a source of the rows that a function chooses by their numbers; none is read."""
+    def choose(self, numbers: Any) -> ParquetSource:
+        """Return a source of the rows that a function chooses by their numbers; none is read.
+
+        Args:
+            numbers: `numbers(first, rows)` returns which of the rows first, ..., first + rows - 1
+                are chosen, as a range or int64 [m], counted from 0, rising. Its `identity` is text
+                that two such functions share only if they choose the same rows.
+        """
         firsts = itertools.accumulate((g.num_rows for g in self.row_groups), initial=0)
         rows = {(g.file, g.index): (n, g.num_rows) for n, g in zip(firsts, self.row_groups)}  # noqa: B905
         counts = [len(numbers(*place)) for place in rows.values()]
         groups = zip(self.row_groups, counts, strict=True)
         return self._changed(
             row_groups=[dataclasses.replace(g, num_rows=count) for g, count in groups if count],
-            _choices=[*self._choices, _Choice(numbers, rows)],
+            _choices=[*self._choices, (numbers, rows)],
         )
 
     def head(self, rows: int) -> ParquetSource:
@@ -267,11 +261,8 @@ class ParquetSource:
 
     def _changed(self, **attributes: Any) -> ParquetSource:
         other = copy.copy(self)
-        vars(other).update(attributes, _masks={})
+        vars(other).update(attributes)
         return other
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_masks": {}}
 
     # ---- what is known without reading rows ----
 
@@ -290,16 +281,13 @@ class ParquetSource:
 
         Empty lists count, and so do rows that a filter drops.
         """
-        total = 0
+        counts = []
         for group in self.row_groups:
-            if name in self._keys[group.file]:
-                count: int | None = 0 if self._keys[group.file][name].is_valid else group.num_rows
-            else:
-                count = self._stored[group.file].null_count(group.index, name)
-            if count is None:
-                return None
-            total += count
-        return total
+            key, stored = self._keys[group.file].get(name), self._stored[group.file]
+            of_key = None if key is None else 0 if key.is_valid else group.num_rows
+            counts.append(stored.null_count(group.index, name) if key is None else of_key)
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     def row_bytes(self, position: int, names: Sequence[str]) -> float:
         """Return the mean bytes of a decoded row of the named columns of a row group.
@@ -337,7 +325,7 @@ class ParquetSource:
         groups = [(group.file, group.index, group.num_rows) for group in self.row_groups]
         keys = [sorted(stored.keys.items()) for stored in self._stored]
         chosen = [] if self._filter is None else [self._filter.identity]
-        chosen += [choice.numbers.identity for choice in self._choices]
+        chosen += [numbers.identity for numbers, _ in self._choices]
         return {
             "files": len(self.files),
             "row_groups": len(self),
@@ -381,7 +369,7 @@ class ParquetSource:
                 cannot hold, or if the file has changed. It names file, row group and column.
             IndexError: if the row group does not have these rows.
         """
-        names = self._known(position, self.column_types if columns is None else columns)
+        names = self._known(position, [*self.column_types] if columns is None else columns)
         if self.device == "gpu":
             return self._read_on_gpu(position, names, start, stop)
         return self._chunk(position, self._rows(position, names, start, stop), start)
@@ -447,21 +435,17 @@ class ParquetSource:
         """
         check_positive(rows=rows)
         held: list[Chunk] = []
-        count = 0
         for position in range(len(self)):
-            chunk = self.read(position, columns)
-            if rows is None:
-                yield chunk
-                continue
-            held.append(chunk)
-            count += chunk.num_rows
-            if count >= rows:
+            held.append(self.read(position, columns))
+            count = sum(chunk.num_rows for chunk in held)
+            if rows is None or count >= rows:
                 whole = Chunk.concat(held)
-                full = count - count % rows
-                for start in range(0, full, rows):
-                    yield whole.slice(start, start + rows)
-                held, count = [whole.slice(full, count)], count - full
-        if count:
+                step = rows or count
+                full = count - count % step
+                for start in range(0, full, step):
+                    yield whole.slice(start, start + step)
+                held = [whole.slice(full, count)] if full < count else []
+        if held:
             yield Chunk.concat(held)
 
     def _known(self, position: int, names: Sequence[str]) -> list[str]:
@@ -556,7 +540,11 @@ class ParquetSource:
                 self._encoded and column_type(column.type) == column_type(kind)
             ):
                 try:
-                    column = column.cast(kind)
+                    if pa.types.is_dictionary(column.type):  # of views, which Arrow cannot decode
+                        parts = [c.dictionary.cast(kind).take(c.indices) for c in column.chunks]
+                        column = pa.chunked_array(parts, kind)
+                    else:
+                        column = column.cast(kind)
                 except pa.ArrowException as error:
                     place = self._stored[group.file].location(group.index)
                     raise ParquetError(f"{place}, column {name!r}: {error}") from error
@@ -585,15 +573,16 @@ class ParquetSource:
         from tutorlib.parquet.gpu import read_row_group
 
         start, stop = self._bounds(position, start, stop)
-        group = self.row_groups[position]
+        group, mask = self.row_groups[position], self._mask(self.row_groups[position])
         own = self._own(group, names)
-        constant = self._conformed(
-            group, pa.table({}), [n for n in names if n not in own], stop - start
+        others = [name for name in names if name not in own]
+        columns = read_row_group(
+            self._stored[group.file],
+            group.index,
+            [self.arrow_schema.field(name) for name in own],
+            self._conformed(group, pa.table({}), others, stop - start),
+            slice(start, stop) if mask is None else np.flatnonzero(mask)[start:stop],
         )
-        stored, mask = self._stored[group.file], self._mask(group)
-        rows = None if mask is None else np.flatnonzero(mask)[start:stop]
-        fields = [self.arrow_schema.field(name) for name in own]
-        columns = read_row_group(stored, group.index, fields, constant, start, stop, rows)
         for name in self._vectors.keys() & columns.keys():
             columns[name] = as_vectors(columns[name], self._vectors[name], start)
         return Chunk({name: columns[name] for name in names})
@@ -606,10 +595,9 @@ class ParquetSource:
         def counts(file: int) -> dict[int, int]:
             stored, groups = self._stored[file], groups_of[file]
             known = row_filter.counts(stored, self._keys[file], self.arrow_schema)
-            if known is None:
-                masks = ((g.index, self._passing(g, row_filter)) for g in groups)
-                return {index: int(np.count_nonzero(mask)) for index, mask in masks}
-            return known
+            if known is not None:
+                return known
+            return {g.index: int(self._passing(g, row_filter).sum()) for g in groups}
 
         groups_of: dict[int, list[RowGroup]] = {}
         for group in self.row_groups:
@@ -629,23 +617,14 @@ class ParquetSource:
         rows = self._stored[group.file].row_counts[group.index]
         if group.num_rows == rows:
             return None
-        place = group.file, group.index
-        packed = self._masks.get(place)
-        if packed is None:
-            plain = self._changed(_encoded=False)
-            mask = np.ones(rows, bool)
-            if self._filter is not None:
-                mask = plain._passing(group, self._filter)
-            for choice in self._choices:
-                passing = np.flatnonzero(mask)
-                mask = np.zeros(rows, bool)
-                mask[passing[np.asarray(choice.numbers(*choice.rows[place]))]] = True
-            packed = np.packbits(mask)
-            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # of other threads
-                if len(self._masks) >= REMEMBERED:
-                    del self._masks[next(iter(self._masks))]
-            self._masks[place] = packed
-        return np.unpackbits(packed, count=rows).view(bool)
+        mask = np.ones(rows, bool)
+        if self._filter is not None:
+            mask = self._changed(_encoded=False)._passing(group, self._filter)
+        for choose, rows_of in self._choices:
+            passing = np.flatnonzero(mask)
+            mask = np.zeros(rows, bool)
+            mask[passing[np.asarray(choose(*rows_of[group.file, group.index]))]] = True
+        return mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -664,26 +643,17 @@ class _FirstRows:
         return range(max(0, min(rows, self.count - first)))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """Rows chosen by number, and {(file, index): (number of the first row, rows)} before that."""
-
-    numbers: RowNumbers
-    rows: dict[tuple[int, int], tuple[int, int]]
-
-
 def with_encoded_strings(source: Any) -> Any:
     """Return a source of the same rows that reads strings as `EncodedStrings`, where it can.
 
     Args:
         source: what `as_source` or `split_rows` returns. Chunks in memory stay as they are.
     """
-    if isinstance(source, ParquetSource):
+    if hasattr(source, "with_encoded_strings"):
         return source.with_encoded_strings()
-    if not hasattr(source, "source"):
-        return source
-    part = copy.copy(source)  # rows of a source, by `split_rows`
-    part.source = with_encoded_strings(source.source)
+    part = copy.copy(source)
+    if hasattr(source, "source"):  # rows of it, by `split_rows`
+        part.source = with_encoded_strings(source.source)
     return part
 
 
@@ -703,14 +673,6 @@ def _hash(metadata: Any) -> str:
 # ---- columns of several files --------------------------------------------------------------------
 
 
-def _is_dataset(data: Any) -> bool:
-    if not type(data).__module__.startswith("pyarrow._dataset"):
-        return False
-    import pyarrow.dataset as ds
-
-    return isinstance(data, ds.Dataset)
-
-
 def _opened_dataset(
     data: Any,
 ) -> tuple[list[str], list[StoredRows], pa.Schema, list[dict[str, pa.Scalar]]]:
@@ -726,25 +688,26 @@ def _opened_dataset(
     except ValueError as error:  # of a Dataset that was filtered
         raise ValueError(f"{error} Pass filters= instead.") from error
     infos = data.filesystem.get_file_info(data.files)
-    local = isinstance(data.filesystem, fs.LocalFileSystem)
     files, keys = [], []
     for fragment, info in zip(fragments, infos, strict=True):
         known = ds.get_partition_keys(fragment.partition_expression)
-        texts = {name: None if value is None else str(value) for name, value in known.items()}
-        version = info.mtime_ns if local or info.mtime_ns is None else info.mtime_ns // 10**9
-        files.append(DataFile(info.path, data.filesystem, info.path, texts, info.size, version))
-        types = {name: data.schema.field(name).type for name in known}
-        keys.append({n: pa.scalar(value, types[n]) for n, value in known.items()})
-    return list(data.files), open_files(files), _plain_schema(data.schema), keys
-
-
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without dictionaries, in which every column may hold nulls."""
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+        values = {n: pa.scalar(v, _plain(data.schema.field(n).type)) for n, v in known.items()}
+        texts = {name: value and str(value) for name, value in known.items()}
+        files.append(DataFile.of(data.filesystem, info, "", texts))
+        keys.append(values)
+    schema = pa.schema([(field.name, _plain(field.type)) for field in data.schema])
+    return list(data.files), open_files(files), schema, keys
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    """Return a type without dictionaries and views, which few functions of Arrow take."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(_plain(kind.value_type))
+    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+    return views.get(str(kind), kind)
 
 
 def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
@@ -755,30 +718,25 @@ def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
     """
     names = list(stored[0].keys)
     for rows in stored:
-        if set(rows.keys) != set(names):
+        if rows.keys.keys() != stored[0].keys.keys():
             raise ParquetError(
                 f"{rows.path}: its path has the keys {list(rows.keys)}, but that of "
                 f"{stored[0].path} has {names}. Give folders with the same keys."
             )
-        if twice := sorted(set(names) & set(rows.schema.names)):
+        if twice := [name for name in names if name in rows.schema.names]:
             raise ParquetError(
                 f"{rows.path}: {twice} are keys in the path and also columns in the file. Give a "
                 "folder below those keys, or write the files without these columns."
             )
-    columns = []
+    keys: list[dict[str, pa.Scalar]] = [{} for _ in stored]
+    number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
     for name in names:
-        texts: list[Any] = [rows.keys[name] for rows in stored]
-        number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
-        if all(number.fullmatch(text) for text in texts if text is not None):
-            column = pa.array([None if text is None else int(text) for text in texts], pa.int64())
-        else:
-            column = pa.array(texts, pa.string())
-        columns.append(column)
-    return [dict(zip(names, values, strict=True)) for values in _rows_of(columns, len(stored))]
-
-
-def _rows_of(columns: Sequence[pa.Array], rows: int) -> Iterator[list[pa.Scalar]]:
-    return ([column[row] for column in columns] for row in range(rows))
+        texts = [rows.keys[name] for rows in stored]
+        numbers = all(number.fullmatch(text) for text in texts if text is not None)
+        for known, text in zip(keys, texts, strict=True):
+            value = int(text) if numbers and text is not None else text
+            known[name] = pa.scalar(value, pa.int64() if numbers else pa.string())
+    return keys
 
 
 def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, str]]:
@@ -794,41 +752,32 @@ def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, s
     for rows in stored:
         if rows.schema is before:
             continue
-        before = rows.schema
-        for name in sorted({n for n in before.names if before.names.count(n) > 1}):
+        before, names = rows.schema, rows.schema.names
+        counts = collections.Counter(names)
+        for name in (name for name in names if counts[name] > 1):
             left_out.setdefault(name, f"is in {rows.path} more than once")
         if before.equals(first.schema):
             continue
         have = {field.name: field.type for field in before}
         for name in sorted(kinds.keys() ^ have.keys()):
-            here, there = (first, rows) if name in kinds else (rows, first)
-            left_out.setdefault(
-                name,
-                f"is in {here.path}, but not in {there.path}: to read it as null there, give "
-                "pyarrow.dataset.dataset(paths, schema=...)",
-            )
+            here, there = (first.path, rows.path) if name in kinds else (rows.path, first.path)
+            remedy = "to read it as null there, give pyarrow.dataset.dataset(paths, schema=...)"
+            left_out.setdefault(name, f"is in {here}, but not in {there}: {remedy}")
         for name in kinds.keys() & have.keys():
-            common = _common(kinds[name], have[name])
+            common, types = _common(kinds[name], have[name]), (have[name], kinds[name])
             if common is None:
-                words = [type_words(column_type(kind)) for kind in (have[name], kinds[name])]
-                left_out.setdefault(
-                    name,
-                    f"is {words[0]} in {rows.path}, but {words[1]} in {first.path}; write both "
-                    "with one type",
-                )
-            elif column_type(common) != column_type(kinds[name]):
+                here, there = (type_words(column_type(kind)) for kind in types)
+                words = f"is {here} in {rows.path}, but {there} in {first.path}"
+                left_out.setdefault(name, f"{words}; write both with one type")
+                continue
+            if any(column_type(kind) != column_type(common) for kind in types):
                 promoted.add(name)
-                kinds[name] = common
-            elif column_type(common) != column_type(have[name]):
-                promoted.add(name)
+            kinds[name] = common
     schema = pa.schema([(n, _plain(kind)) for n, kind in kinds.items() if n not in left_out])
     doubts = [f"column {name!r} {reason}: it cannot be used" for name, reason in left_out.items()]
-    doubts += [
-        f"column {field.name!r} is read as {type_words(column_type(field.type))}, which holds the "
-        "types of all files"
-        for field in schema
-        if field.name in promoted
-    ]
+    for name in sorted(promoted - left_out.keys()):
+        words = type_words(column_type(kinds[name]))
+        doubts.append(f"column {name!r} is read as {words}, which holds the types of all files")
     if doubts:
         more = f", and {len(doubts) - MOST_NAMED} more" if len(doubts) > MOST_NAMED else ""
         warnings.warn("; ".join(doubts[:MOST_NAMED]) + more, stacklevel=3)
@@ -849,7 +798,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _family(kind: pa.DataType) -> str:
-    name = re.match("[a-z]*", str(_plain(kind)))[0]
+    name = re.split("[^a-z]", str(_plain(kind)), maxsplit=1)[0]
     return {"uint": "int", "double": "float", "halffloat": "float"}.get(name, name)
 
 
@@ -937,7 +886,7 @@ class RowFilter:
         ]
         text = repr(plain)
         if len(text) > LONGEST_TEXT:
-            text = f"{text[:LONGEST_TEXT]} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            text = f"{text[:LONGEST_TEXT]} {_hash(text)}"
         return functools.reduce(operator.or_, alternatives), text
 
     def _comparison(self, name: str, comparison: str, value: Any) -> pc.Expression:
@@ -991,25 +940,28 @@ class RowFilter:
         """
         import pyarrow.dataset as ds
 
-        floats = [n for n in self.names if pa.types.is_floating(schema.field(n).type)]
-        if floats or not isinstance(stored, ParquetRows):
+        if not isinstance(stored, ParquetRows):
             return None
         known = [pc.field(k) == v if v.is_valid else pc.field(k).is_null() for k, v in keys.items()]
+        known_keys = functools.reduce(operator.and_, known, pc.scalar(True))
         options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        whole = ds.ParquetFileFormat(default_fragment_scan_options=options).make_fragment(
-            stored.file.inner,
+        parquet, where = (
+            ds.ParquetFileFormat(default_fragment_scan_options=options),
             stored.file.filesystem,
-            partition_expression=functools.reduce(operator.and_, known, pc.scalar(True)),
         )
-        possible = ds.FileSystemDataset([whole], schema, whole.format, stored.file.filesystem)
+        whole = parquet.make_fragment(stored.file.inner, where, partition_expression=known_keys)
+        possible = ds.FileSystemDataset([whole], schema, parquet, where)
         found, index = {}, 0
         with stored.errors_at(index, self.names):
             if not list(possible.get_fragments(self.expression)):
                 return {}  # by its keys, without a look into the file
+            if any(pa.types.is_floating(schema.field(name).type) for name in self.names):
+                return None
             for part in whole.split_by_row_group(filter=self.expression, schema=schema):
                 index = part.row_groups[0].id
                 scanner = part.scanner(schema=schema, filter=self.expression, use_threads=False)
-                found[index] = scanner.count_rows()
+                # Where keys decide, Arrow counts the rows of the whole file.
+                found[index] = min(scanner.count_rows(), stored.row_counts[index])
         return found
 
 
@@ -1050,9 +1002,11 @@ def _float_condition(
 ) -> pc.Expression:
     """Return the comparison of floating-point numbers with values rounded to their type."""
     dtype = kind.to_pandas_dtype()
+    top = sys.float_info.max  # beyond it, an integer has no float
+    many = value if comparison in MEMBERSHIP else [value]
+    many = [one if abs(one) <= top else math.inf if one > 0 else -math.inf for one in many]
     with np.errstate(over="ignore"):
-        many = value if comparison in MEMBERSHIP else [value]
-        rounded = [float(dtype(min(max(one, -math.inf), math.inf))) for one in many]
+        rounded = [float(dtype(one)) for one in many]
     if pa.types.is_float16(kind):  # which Arrow converts, but does not compare
         field, kind = field.cast(pa.float32()), pa.float32()
     if comparison in COMPARE:

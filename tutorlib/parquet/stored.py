@@ -11,14 +11,12 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
-import glob
 import hashlib
 import itertools
 import os
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePath
 from typing import Any
 from urllib.parse import unquote
 
@@ -30,13 +28,14 @@ from pyarrow import fs
 from tutorlib.columns import Chunk
 from tutorlib.schema import is_list, type_row
 from tutorlib.storage import (
+    before_pattern,
     etag_of,
     find_filesystem,
     refuse_unfinished,
+    shown,
     store_errors,
     store_failure,
 )
-from tutorlib.storage.filesystems import before_pattern, shown
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 ARROW_ENDINGS = (".arrow", ".feather", ".ipc")
@@ -76,6 +75,14 @@ class DataFile:
     keys: Mapping[str, str | None]
     size: int | None
     version: int | None
+
+    @classmethod
+    def of(
+        cls, where: fs.FileSystem, info: fs.FileInfo, prefix: str, keys: Mapping[str, str | None]
+    ) -> DataFile:
+        """Return the file of a listing."""
+        path = info.path
+        return cls(prefix + path, where, path, keys, info.size, _version(where, info))
 
     @property
     def is_local(self) -> bool:
@@ -126,12 +133,10 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     for item in [paths] if isinstance(paths, str | os.PathLike) else paths:
         text = os.fspath(item)
         where, inner, prefix = find_filesystem(text, filesystem)
-        is_local = isinstance(where, fs.LocalFileSystem)
-        find = _find_local if is_local else functools.partial(_find_remote, prefix)
-        name = shown(text)
+        find, name = functools.partial(_find, prefix, where, inner), shown(text)
         with store_errors(name, where):
-            found = [*find(where, inner, PARQUET_ENDINGS)] or [*find(where, inner, ARROW_ENDINGS)]
-            csv = not found and any(True for _ in find(where, inner, CSV_ENDINGS))
+            found = [*find(PARQUET_ENDINGS)] or [*find(ARROW_ENDINGS)]
+            csv = not found and any(True for _ in find(CSV_ENDINGS))
         if not found:
             url = (
                 ". A URL is given as text: a Path loses one of its slashes" if name != text else ""
@@ -141,10 +146,7 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
                 f"{'/'.join(PARQUET_ENDINGS + ARROW_ENDINGS)} files, and as a glob pattern)"
                 f"{'. ' + _csv_remedy(name + '/*.csv') if csv else url}"
             )
-        files += [
-            DataFile(prefix + p, where, p, keys_of(tuple(folders)), i.size, _version(where, i))
-            for p, folders, i in found
-        ]
+        files += [DataFile.of(where, i, prefix, keys_of(tuple(folders))) for folders, i in found]
     if not files:
         raise FileNotFoundError("the list of Parquet files is empty")
     _refuse_twice(files)
@@ -175,63 +177,34 @@ def _version(filesystem: fs.FileSystem, info: fs.FileInfo) -> int | None:
     return info.mtime_ns // 10**9  # a listing of S3 may have ms, the header of one object has s
 
 
-Found = Iterator[tuple[str, Sequence[str], fs.FileInfo]]  # path, folders that may be keys, info
+Found = Iterator[tuple[Sequence[str], fs.FileInfo]]  # folders that may be keys, file
 
 
 def _csv_remedy(path: str) -> str:
     return f"CSV files become Parquet by: python -m data_prep csv {path} --to FOLDER"
 
 
-def _find_local(where: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
-    if os.path.isdir(text):
-        paths = sorted(_walk(text, endings))
-        below = functools.cache(lambda folder: PurePath(folder).relative_to(text).parts)
-    elif os.path.exists(text):
-        paths, below = [text], lambda folder: PurePath(folder).parts
-    else:
-        root = len(PurePath(before_pattern(text)).parts)
-        below = functools.cache(lambda folder: PurePath(folder).parts)
-        paths = [
-            path
-            for path in sorted(glob.glob(text, recursive=True))
-            if not any(map(_hidden, PurePath(path).parts[root:])) and os.path.isfile(path)
-        ]
-    for path, info in zip(paths, where.get_file_info(paths), strict=True):
-        yield path, below(os.path.dirname(path)), info
-
-
-def _walk(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Yield the data files below a folder; a folder that may not be searched is an error."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for parent, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not _hidden(name)]
-        head = str(PurePath(parent, "x"))[:-1]
-        yield from (head + name for name in names if name.endswith(endings) and not _hidden(name))
-
-
-def _find_remote(prefix: str, where: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
+def _find(prefix: str, where: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
     info = where.get_file_info(text)
     if info.type == fs.FileType.File:
-        yield text, text.split("/")[:-1], info
+        yield text.split("/")[:-1], info
         return
     pattern = None if info.type == fs.FileType.Directory else text.split("/")
     root = before_pattern(text) if pattern else text.rstrip("/")
     if pattern and root == text:
         return
-    selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
+    selector = fs.FileSelector(root or ".", recursive=True, allow_not_found=True)
     infos = {i.path: i for i in where.get_file_info(selector) if i.type == fs.FileType.File}
     refuse_unfinished(prefix + text, infos)
     for path in sorted(infos):
-        below = path.removeprefix(root).strip("/").split("/")
+        below = path.removeprefix(root or "./").strip("/").split("/")
         if any(map(_hidden, below)):
             continue
-        if pattern and _fits(path.split("/"), pattern):
-            yield path, path.split("/")[:-1], infos[path]
+        parts = path.split("/") if root else below
+        if pattern and _fits(parts, pattern):
+            yield parts[:-1], infos[path]
         elif not pattern and path.endswith(endings):
-            yield path, below[:-1], infos[path]
+            yield below[:-1], infos[path]
 
 
 def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -436,21 +409,23 @@ class TableRows:
 
     Args:
         table: the rows.
-        path: what messages call it.
-        keys: {name: text} of the folders above its file.
+        file: the Arrow file that they are from, which a pickled copy opens again; None if they are
+            in memory.
     """
 
     is_local = True
 
-    def __init__(
-        self, table: pa.Table, path: str = IN_MEMORY, keys: Mapping[str, str | None] | None = None
-    ) -> None:
-        twice = {name for name in table.schema.names if table.schema.names.count(name) > 1}
-        if twice:
-            raise ValueError(f"{path}: column names must be unique, these appear twice: {twice}")
-        self.table, self.path, self.keys, self.schema = table, path, keys or {}, table.schema
+    def __init__(self, table: pa.Table, file: DataFile | None = None) -> None:
+        self.path, self.keys = (file.path, file.keys) if file else (IN_MEMORY, {})
+        names = table.schema.names
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"{self.path}: column names must be unique, got twice: {twice}")
+        self.table, self.file, self.schema = table, file, table.schema
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
+
+    def __reduce__(self) -> Any:
+        return (_opened, (self.file,)) if self.file else (TableRows, (self.table,))
 
     def location(self, index: int) -> str:
         """Return what error messages call a row group."""
@@ -477,80 +452,19 @@ class TableRows:
 
     def first_lengths(self, name: str) -> set[int]:
         """Return the lengths of the first lists of a column that are not empty or null."""
-        return _lengths(self.read(0, [name])[name][:FIRST_ROWS]) if self.row_counts else set()
+        return _lengths(self.table[name][:FIRST_ROWS])
 
     def has_length(self, name: str, length: int) -> bool:
         """Return whether all lists have a length but for null or empty ones."""
-        return all(_lengths(self.read(i, [name])[name]) <= {length} for i in self._indices)
-
-    @property
-    def _indices(self) -> range:
-        return range(len(self.row_counts))
+        return _lengths(self.table[name]) <= {length}
 
     def digest(self) -> str:
         """Return a hash of all values: rows in memory change easily."""
         digest = hashlib.sha256()
-        for index in self._indices:
-            written = pa.BufferOutputStream()
-            whole = self.read(index, self.schema.names).combine_chunks()
-            with pa.ipc.new_stream(written, whole.schema) as stream:
-                stream.write_table(whole)
-            digest.update(written.getvalue())
+        for index in range(len(self.row_counts)):
+            for batch in self.read(index, self.schema.names).combine_chunks().to_batches():
+                digest.update(batch.serialize())
         return digest.hexdigest()[:16]
-
-
-class ArrowRows(TableRows):
-    """A file of Arrow's IPC format, of which each record batch is a row group.
-
-    Only the batch that is read is in memory; a local file is mapped into it.
-
-    Args:
-        file: the file.
-    """
-
-    def __init__(self, file: DataFile) -> None:
-        self.file, self.path, self.keys, self.is_local = file, file.path, file.keys, file.is_local
-        with self._opened([0]) as whole:
-            numbers = range(whole.num_record_batches)
-            self.row_counts = [whole.get_batch(number).num_rows for number in numbers]
-        with self._opened(None) as whole:
-            self.schema = whole.schema
-
-    @contextlib.contextmanager
-    def _opened(self, fields: list[int] | None) -> Iterator[pa.ipc.RecordBatchFileReader]:
-        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        with _arrow_errors(self.path), _opened_arrow(self.file) as opened:
-            yield pa.ipc.open_file(opened, options=options)
-
-    def read(self, index: int, names: Sequence[str], *, encoded: bool = False) -> pa.Table:
-        """Return the named columns of a record batch."""
-        if change := self.file.change():
-            raise ParquetError(f"{self.location(index)}: the file has changed: {change}")
-        with self._opened([self.schema.get_field_index(name) for name in names]) as whole:
-            return pa.Table.from_batches([whole.get_batch(index)]).select(names)
-
-    def digest(self) -> str:
-        """Return a hash of schema and sizes: an Arrow file has no statistics of its values."""
-        known = f"{self.schema} {self.row_counts} {self.file.size}"
-        return hashlib.sha256(known.encode()).hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def _arrow_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # of the system, not of the file's content
-            raise
-        raise ParquetError(
-            f"{path}: not a whole Arrow file ({error}). Write it again, or remove it."
-        ) from error
-
-
-def _opened_arrow(file: DataFile) -> Any:
-    if file.is_local:
-        return pa.memory_map(file.inner)
-    return file.filesystem.open_input_file(file.inner)
 
 
 def _lengths(lists: Any) -> set[int]:
@@ -577,7 +491,8 @@ def vector_lengths(schema: pa.Schema, stored: Sequence[Any]) -> dict[str, int]:
         if type_row(str(field.type.value_type)).role != "continuous":
             continue
         with contextlib.suppress(ParquetError):  # whoever reads the column gets it
-            found = next(filter(None, (rows.first_lengths(field.name) for rows in stored)), set())
+            lengths_of = (rows.first_lengths(field.name) for rows in stored)
+            found: set[int] = next(filter(None, lengths_of), set())
             if len(found) == 1:
                 (length,) = found
                 if all(rows.has_length(field.name, length) for rows in stored):
@@ -587,7 +502,7 @@ def vector_lengths(schema: pa.Schema, stored: Sequence[Any]) -> dict[str, int]:
 
 # ---- everything that a source takes --------------------------------------------------------------
 
-StoredRows = ParquetRows | TableRows  # and its subclass
+StoredRows = ParquetRows | TableRows
 
 
 def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[StoredRows]]:
@@ -613,8 +528,12 @@ def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[Stored
 def open_files(files: Sequence[DataFile]) -> list[StoredRows]:
     """Return the files with their footers, which are read on threads."""
     threads = OPENING_THREADS if all(file.is_local for file in files) else REMOTE_THREADS
-    with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="tutorlib-open") as pool:
-        stored = list(pool.map(_opened, files))
+    some = max(1, len(files) // (8 * threads))  # for each call: a future takes as long as a footer
+    parts = [files[first : first + some] for first in range(0, len(files), some)]
+    with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-open") as pool:
+        stored = [
+            rows for part in pool.map(lambda part: [*map(_opened, part)], parts) for rows in part
+        ]
     last, written, schema = None, None, None
     for rows in stored:
         if isinstance(rows, ParquetRows):
@@ -629,16 +548,9 @@ def open_files(files: Sequence[DataFile]) -> list[StoredRows]:
 
 
 def _opened(file: DataFile) -> StoredRows:
-    if file.path.endswith(ARROW_ENDINGS):
-        with _arrow_errors(file.path), _opened_arrow(file) as opened:
-            if opened.read(6) == b"ARROW1":
-                return ArrowRows(file)
-            opened.seek(0)
-            return TableRows(pa.ipc.open_stream(opened).read_all(), file.path, file.keys)
+    kind = "Arrow" if file.path.endswith(ARROW_ENDINGS) else "Parquet"
     try:
-        with file.filesystem.open_input_file(file.inner) as opened:
-            etag = None if file.is_local else etag_of(opened)
-            return ParquetRows(file, pq.read_metadata(opened), etag)
+        return _opened_arrow(file) if kind == "Arrow" else _opened_parquet(file)
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -647,7 +559,24 @@ def _opened(file: DataFile) -> StoredRows:
         remedy = "Write it again, or remove it"
         if file.path.endswith(CSV_ENDINGS):
             remedy = _csv_remedy(file.path)
-        raise ParquetError(f"{file.path}: not a whole Parquet file ({error}). {remedy}.") from error
+        raise ParquetError(f"{file.path}: not a whole {kind} file ({error}). {remedy}.") from error
+
+
+def _opened_parquet(file: DataFile) -> ParquetRows:
+    with file.filesystem.open_input_file(file.inner) as opened:
+        etag = None if file.is_local else etag_of(opened)
+        return ParquetRows(file, pq.read_metadata(opened), etag)
+
+
+def _opened_arrow(file: DataFile) -> TableRows:
+    """Return an Arrow file; a local one is mapped into memory, and needs none if uncompressed."""
+    opened = (
+        pa.memory_map(file.inner) if file.is_local else file.filesystem.open_input_file(file.inner)
+    )
+    if opened.read(6) == b"ARROW1":
+        return TableRows(pa.ipc.open_file(opened).read_all(), file)
+    opened.seek(0)
+    return TableRows(pa.ipc.open_stream(opened).read_all(), file)
 
 
 def table_of(data: Any) -> pa.Table:
@@ -684,19 +613,13 @@ def _table_of_pandas(frame: Any) -> pa.Table:
             f"the DataFrame's index {named} is not a column. df.reset_index() makes it one, "
             "df.reset_index(drop=True) leaves it out."
         )
-    try:
-        return pa.Table.from_pandas(frame, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        bad = {}
-        for name in frame.columns:
-            try:
-                pa.Table.from_pandas(frame[[name]], preserve_index=False)
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                bad[name] = str(error).splitlines()[0]
-        if not bad:
-            raise
-        warnings.warn(f"these columns of mixed types cannot be used: {bad}", stacklevel=2)
-        return pa.Table.from_pandas(frame.drop(columns=[*bad]), preserve_index=False)
+    columns = {}
+    for name in frame.columns:
+        try:
+            columns[str(name)] = pa.array(frame[name], from_pandas=True)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            warnings.warn(f"column {name!r} cannot be used: {error}", stacklevel=4)
+    return pa.table(columns)
 
 
 def _paths_in(data: Any) -> list[Any] | None:
@@ -716,19 +639,15 @@ def _refusal(data: Any) -> str:
     """Return the message for what is not a source, with a remedy."""
     kind = type(data)
     name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
-    remedy = ""
-    if isinstance(data, Mapping):
-        remedy = "pyarrow.table({...}) makes a Table of columns of equal length."
-    elif name.startswith("tensorflow."):
+    remedy = "Values need the names of their columns: pyarrow.table({'x': values})."
+    if name.startswith("tensorflow."):
         remedy = "fit takes a tf.data.Dataset as it is; a loader reads the files itself."
     elif name == "polars.LazyFrame":
         remedy = "Give its collect(), or write it with sink_parquet."
     elif hasattr(data, "source"):
         remedy = "Give what it was made of: its attribute source."
-    elif isinstance(data, Iterable):
-        remedy = "Values need the names of their columns: pyarrow.table({'x': values})."
     return (
         "the data must be a path of Parquet or Arrow files (file, folder, glob pattern, URL, or a "
         "list of these), a ParquetSource, a pyarrow Table or Dataset, a pandas or polars "
         f"DataFrame, or a part of split_rows, got a {name}. {remedy}"
-    ).rstrip()
+    )

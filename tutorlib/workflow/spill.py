@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,6 @@ import pyarrow.compute as pc
 
 from tutorlib.ops import LearningOp, SpillingOp
 from tutorlib.ops.shared.group_sums import GroupSums
-from tutorlib.storage import temporary_folder
 
 BLOCK_ROWS = (1024, 65_536)  # fewest and most rows of a run that are read at a time
 MOST_RUNS = 64  # runs merged at a time; each is an open file and a block in memory
@@ -45,8 +45,8 @@ class Runs:
         self._written, self._lock = 0, threading.Lock()
 
     def __enter__(self) -> Runs:
-        self._temporary = temporary_folder("tutorlib_fit_")
-        self._folder = self._temporary.__enter__()
+        self._temporary = tempfile.TemporaryDirectory(prefix="tutorlib_fit_")
+        self._folder = Path(self._temporary.__enter__())
         return self
 
     def __exit__(self, *error: Any) -> None:

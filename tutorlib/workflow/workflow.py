@@ -9,13 +9,11 @@ from typing import Any, Self
 
 from tutorlib.parquet import file_rows
 from tutorlib.storage import (
-    RemotePath,
     local_copy,
     new_folder,
     output_path,
     refuse_existing,
     refuse_overlap,
-    remote_output,
 )
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.fit import fit_graph
@@ -264,7 +262,7 @@ class Workflow(OpGraph):
         saved_form.check_functions(self)
         target = output_path(folder, filesystem)
         refuse_existing(target, overwrite)
-        with remote_output(target) if isinstance(target, RemotePath) else new_folder(target) as new:
+        with new_folder(target) as new:
             saved_form.write_files(self, new)
         return target if isinstance(target, Path) else str(target)
 

@@ -7,7 +7,6 @@ writes it, and a part file that an earlier run finished can be kept.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import json
@@ -27,7 +26,7 @@ from tutorlib.checks import check_choice, check_integer
 from tutorlib.columns import Chunk, plain_strings, to_namespace
 from tutorlib.memory import map_on_threads, thread_count, working_in
 from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
-from tutorlib.storage import RemotePath, new_file_in, resumable_folder, resumable_remote, row_bar
+from tutorlib.storage import RemotePath, new_file_in, resumable_folder, row_bar
 from tutorlib.workflow import saved_form
 from tutorlib.workflow.dask_cluster import write_on_cluster
 from tutorlib.workflow.graph import OpGraph
@@ -192,11 +191,13 @@ def write_data_set(
             "Write to a shared folder and copy that, or write without client=."
         )
     threads = thread_count(threads)
+    # Workers may have another working folder.
+    target = folder if isinstance(folder, RemotePath) else folder.absolute()
     parts, metadata = job.part_files(), job.metadata()
     rows = sum(source.num_rows for source in job.sources.values())
     with (
         row_bar("transform", rows, progress) as done,
-        _staged(folder, metadata) as building,
+        resumable_folder(target, metadata) as building,
     ):
         missing = []
         for part in parts:
@@ -214,14 +215,6 @@ def write_data_set(
         with new_file_in(building, MANIFEST) as path:
             manifest = {"metadata": metadata, "files": files}
             path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-
-
-def _staged(
-    folder: Path | RemotePath, metadata: Mapping[str, Any] | None
-) -> contextlib.AbstractContextManager[Path]:
-    if isinstance(folder, RemotePath):
-        return resumable_remote(folder, metadata)
-    return resumable_folder(folder.absolute(), metadata)  # workers may have another working folder
 
 
 def _write_on_threads(
