@@ -67,7 +67,7 @@ _ROOMS = {
     "schema": ["Column", "Schema"],
     "inference": ["embedding_dim_for"],
     "serving": ["export_serving"],
-    "workflow": ["Workflow"],
+    "workflow": ["Workflow", "split_rows"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -14,8 +14,7 @@ from tutorlib.ops import (
     LogOp,
     Normalize,
 )
-from tutorlib.serving.base import as_string_tensor
-from tutorlib.serving.tensors import columns_batch
+from tutorlib.serving.tensors import as_string_tensor, columns_batch
 from tutorlib.workflow import Workflow
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tutorlib.checks import check_bytes
 from tutorlib.memory import map_on_threads, thread_count
@@ -12,14 +12,16 @@ from tutorlib.parquet import RowRange
 from tutorlib.storage import row_bar
 from tutorlib.workflow.dask_cluster import fit_on_cluster
 from tutorlib.workflow.fit_pass import FitPass, Merger, next_pass
-from tutorlib.workflow.graph import OpGraph
 from tutorlib.workflow.inputs import RowSource
 from tutorlib.workflow.nulls import columns_with_nulls
 from tutorlib.workflow.spill import Runs
 
+if TYPE_CHECKING:
+    from tutorlib.workflow.workflow import Workflow
+
 
 def fit_graph(
-    graph: OpGraph,
+    graph: Workflow,
     source: RowSource,
     *,
     client: Any,
@@ -51,7 +53,7 @@ def fit_graph(
                 else:
                     fit_on_cluster(client, work, done)
             read.update(work.columns)
-            nulls.update(work.kept_rows.nulls)
+            nulls.update(work.null_columns.nulls)
         nulls |= columns_with_nulls(source, [n for n in graph.input_names if n not in read])
     except BaseException:
         _reset(graph)
@@ -60,7 +62,7 @@ def fit_graph(
     graph.nullable = [name for name in graph.input_names if name in nulls]
 
 
-def _reset(graph: OpGraph) -> None:
+def _reset(graph: Workflow) -> None:
     graph.input_types, graph.nullable = {}, []
     for group in graph.groups:
         for op in group.ops:

@@ -8,25 +8,27 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tutorlib.chunk import Chunk
 from tutorlib.memory import working_in
-from tutorlib.ops import ColumnGroup, LearningOp, RowOp
+from tutorlib.ops import ColumnGroup, LearningOp
 from tutorlib.parquet import RowRange, with_encoded_strings
-from tutorlib.workflow.graph import OpGraph, kept_rows, unfitted_ops
 from tutorlib.workflow.inputs import RowSource, locate_errors, read_range, row_ranges_in
 from tutorlib.workflow.nulls import with_nulls_in
 from tutorlib.workflow.spill import Runs, spillable_nbytes
+
+if TYPE_CHECKING:
+    from tutorlib.workflow.workflow import Workflow
 
 States = list[dict[str, Any]]  # one for each op that is fitted: {key: state}
 FAN_IN = 8  # states merged at a time
 
 
-def next_pass(graph: OpGraph, source: RowSource) -> FitPass | None:
+def next_pass(graph: Workflow, source: RowSource) -> FitPass | None:
     """Return the pass that fits the first unfitted op of each group; None if all are fitted."""
-    unfitted = unfitted_ops(graph.groups)
-    return FitPass(unfitted, graph.row_ops, source) if unfitted else None
+    unfitted = graph.unfitted()
+    return FitPass(unfitted, source) if unfitted else None
 
 
 @dataclasses.dataclass
@@ -36,13 +38,12 @@ class FitPass:
     unfitted: list[
         tuple[ColumnGroup, int]
     ]  # index of each op in its group; those before are fitted
-    row_ops: list[RowOp]  # choose the rows to fit on
     source: RowSource
 
     def __post_init__(self) -> None:
         self.source = with_encoded_strings(self.source)
-        self.kept_rows = KeptRows(self.row_ops)
-        self.ops: list[LearningOp] = [self.kept_rows]
+        self.null_columns = NullColumns()
+        self.ops: list[LearningOp] = [self.null_columns]
         for group, index in self.unfitted:
             op = group.ops[index]
             if not isinstance(op, LearningOp):
@@ -52,8 +53,7 @@ class FitPass:
     @property
     def columns(self) -> list[str]:
         """Columns of the data that the pass reads."""
-        of_groups = [name for group, _ in self.unfitted for name in group.fit_names]
-        return list(dict.fromkeys(of_groups + [name for op in self.row_ops for name in op.names]))
+        return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.fit_names))
 
     def row_ranges(self) -> list[RowRange]:
         """Return all row ranges of the data."""
@@ -64,7 +64,6 @@ class FitPass:
         with working_in(self.source):
             chunk = read_range(self.source, row_range, self.columns)
             with locate_errors(self.source, row_range):
-                chunk = kept_rows(self.row_ops, chunk)
                 states = [group.partial(chunk, index) for group, index in self.unfitted]
         return [self.ops[0].partial(chunk), *states]
 
@@ -85,15 +84,14 @@ class FitPass:
         return merger.result()
 
 
-class KeptRows(LearningOp):
-    """What every pass learns: which columns hold nulls. Refuses to fit on no rows.
+class NullColumns(LearningOp):
+    """What every pass learns: which columns hold nulls.
 
     Attributes:
-        nulls: columns with nulls in the rows that row ops keep.
+        nulls: their names.
     """
 
-    def __init__(self, row_ops: list[RowOp]) -> None:
-        self.row_ops = row_ops
+    def __init__(self) -> None:
         self.nulls: list[str] = []
 
     def transform(self, chunk: Chunk) -> Chunk:
@@ -101,21 +99,15 @@ class KeptRows(LearningOp):
         return chunk
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return the number of rows, and the columns with nulls."""
-        return {"rows": chunk.num_rows, "nulls": frozenset(with_nulls_in(chunk))}
+        """Return the columns with nulls."""
+        return {"nulls": frozenset(with_nulls_in(chunk))}
 
     def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the sum of numbers, the union of columns."""
-        first = states[0]
-        return first.union(*states[1:]) if isinstance(first, frozenset) else sum(states)
+        """Return the union of columns."""
+        return states[0].union(*states[1:])
 
     def finalize(self, state: dict[str, Any]) -> None:
-        """Raise ValueError if no row was kept."""
-        if state["rows"] == 0:
-            raise ValueError(
-                f"the data has no rows to fit on: the row ops {self.row_ops} drop all of them. "
-                "Check their conditions against the data."
-            )
+        """Set the columns with nulls."""
         self.nulls = sorted(state["nulls"])
 
     def learned(self) -> dict[str, Any]:

@@ -1,0 +1,334 @@
+"""The ops in a TensorFlow graph: bit for bit what their `transform` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tutorlib import ops
+from tutorlib.chunk import Strings
+from tutorlib.ops import FIRST_OOV_ID, NULL_ID
+from tutorlib.ops.date_parts import SIZES
+from tutorlib.ops.shared.columns import id_dtype
+from tutorlib.serving import tensors
+from tutorlib.serving.tensors import ServedColumn
+
+Functions = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+
+
+class ServedOp(tf.Module):
+    """A fitted op as TensorFlow operations, for some of the columns that it makes.
+
+    This class gives the columns as they are. A subclass overrides `column`; `sources`, unless each
+    column is made of the input column of the same name; and `build`, if the op has learned. It
+    stands in `SERVED`.
+
+    Args:
+        op: the fitted op.
+        names: all columns that go into the op, in order.
+        wanted: the columns to make, some of the op's output.
+        functions: {name: TensorFlow function} for the Python functions of LambdaOps.
+
+    Raises:
+        ValueError: if an op with these settings cannot be served, with the reason.
+    """
+
+    def __init__(
+        self, op: Any, names: Sequence[str], wanted: Sequence[str], functions: Functions
+    ) -> None:
+        super().__init__()
+        self.op, self.names, self.wanted = op, tuple(names), tuple(wanted)
+        self.build(functions)
+
+    def build(self, functions: Functions) -> None:
+        """Create the variables that hold what the op has learned."""
+
+    def sources(self, output: str) -> list[str]:
+        """Return the names of the input columns that the column `output` is made of."""
+        return [output]
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return an output column, given the columns that `sources` names."""
+        return column
+
+    def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
+        """Return the wanted columns."""
+        return {
+            name: self.column(name, *(columns[source] for source in self.sources(name)))
+            for name in self.wanted
+        }
+
+
+class ServedRename(ServedOp):
+    """`Rename`."""
+
+    def sources(self, output: str) -> list[str]:
+        """Return the old name."""
+        return [self.names[self.op.output_names(self.names).index(output)]]
+
+
+class ServedListSlice(ServedOp):
+    """`ListSlice`."""
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return the slice of each list, padded if the op pads."""
+        op, splits = self.op, column.splits
+        if splits is None:
+            raise TypeError(f"column {name!r}: ListSlice takes lists, got one value a row")
+
+        def sliced(values: tf.Tensor, padding: Any) -> tf.RaggedTensor:
+            lists = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+            lists = lists[:, op.start : op.end]
+            if not op.pad:
+                return lists
+            return tf.RaggedTensor.from_tensor(lists.to_tensor(padding, shape=[None, op.length]))
+
+        padding = None
+        if op.pad:
+            padding = op.padding_for(name, column.values.dtype.name)
+            is_text = isinstance(padding, Strings)
+            padding = (tensors.as_string_tensor(padding) if is_text else padding)[0]
+        lists = sliced(column.values, padding)
+        valid = None if column.valid is None else sliced(column.valid, True).values
+        return ServedColumn(lists.values, valid, lists.row_splits, column.dtype)
+
+
+class ServedDateParts(ServedOp):
+    """`DateParts`; the raw tensor is int64, in the unit of the column that was fitted on."""
+
+    def sources(self, output: str) -> list[str]:
+        """Return the column whose part the output is."""
+        return [self.names[self.op.output_names(self.names).index(output) // len(self.op.parts)]]
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return one part of the dates."""
+        (source,) = self.sources(name)
+        part = name.removeprefix(f"{source}_")
+        unit = self.op.unit_for(source, column.dtype or column.values.dtype.name)
+        made = self.op.part(part, tf.cast(column.values, tf.int64), unit)
+        if part in SIZES:
+            return column.with_values(column.without_nulls(tf.cast(made, tf.int32), NULL_ID))
+        return column.with_values(tf.cast(made, tf.float32), column.valid)
+
+
+class ServedFill(ServedOp):
+    """`FillMissing` and `FillMedian`: nulls replaced, and the indicator columns, float32."""
+
+    def sources(self, output: str) -> list[str]:
+        """Return the column itself; of an indicator, the column whose nulls it marks."""
+        return [output if output in self.names else output.removesuffix("_filled")]
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return a filled column or an indicator."""
+        missing = column.missing()
+        if name not in self.names:
+            return ServedColumn(tf.cast(missing, tf.float32))
+        if column.values.dtype == tf.string:
+            fill = self.op.fill_of(name)
+        else:
+            fill = self.op.number_for(name, column.numpy_dtype)
+        return column.with_values(tf.where(missing, fill, column.values))
+
+
+class ServedClip(ServedOp):
+    """`Clip`."""
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return the values within the limits; NaN and nulls stay."""
+        values = column.values
+        low, high = self.op.limits_for(name, column.numpy_dtype)
+        if low is not None:
+            values = tf.where(values < low, low, values)  # False for NaN
+        if high is not None:
+            values = tf.where(values > high, high, values)
+        return column.with_values(values, column.valid)
+
+
+def refuse_float16(op: Any) -> None:
+    """Raise ValueError for an op that makes float16, to which TensorFlow rounds in two steps."""
+    if op.dtype == "float16":
+        raise ValueError("gives float16, which TensorFlow rounds otherwise: take dtype='float32'")
+
+
+class ServedLogOp(ServedOp):
+    """`LogOp`."""
+
+    def build(self, functions: Functions) -> None:
+        """Refuse dtypes whose last bits would differ."""
+        refuse_float16(self.op)
+        if self.op.dtype == "float64":
+            raise ValueError(
+                "gives float64, whose last bits TensorFlow computes otherwise than NumPy: take "
+                "LogOp(dtype='float32')"
+            )
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return log(1 + x)."""
+        values = tensors.as_float64(column)
+        rule = f"column {name!r}: LogOp takes values above -1. Put Clip(min_value=0) before it."
+        tensors.require(~tf.reduce_any(values <= -1.0), rule)
+        return column.with_values(tf.cast(tf.math.log1p(values), self.op.dtype))
+
+
+class ServedScaler(ServedOp):
+    """`Normalize` and `NormalizeMinMax`."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep shift and scale of each column, float64 [2]."""
+        refuse_float16(self.op)
+        self.numbers = {n: tensors.fixed(np.array(self.op.shift_and_scale(n))) for n in self.wanted}
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return (x - shift) / scale."""
+        shift, scale = tf.unstack(tf.convert_to_tensor(self.numbers[name]))
+        values = (tensors.as_float64(column) - shift) / scale
+        return column.with_values(tf.cast(values, self.op.dtype))
+
+
+class ServedBucketize(ServedOp):
+    """`Bucketize`."""
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return int32 ids of the intervals."""
+        values = column.values if column.values.dtype.is_integer else tensors.as_float64(column)
+        edges = self.op.edges_for(name, np.dtype(values.dtype.as_numpy_dtype))
+        ids = tf.searchsorted(edges, values, side="right") + 2
+        return column.with_values(tf.where(column.missing(), NULL_ID, ids))
+
+
+class ServedLambdaOp(ServedOp):
+    """`LambdaOp`, with a function of tensors in place of the one of arrays."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep the function; ValueError if there is none."""
+        name = self.op.function_name
+        if name not in functions:
+            raise ValueError(
+                f"calls the Python function {name!r}: pass one of TensorFlow operations that does "
+                f"the same, functions={{{name!r}: function}}"
+            )
+        self.function = functions[name]
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return what the function makes of the values; a null stays null."""
+        result = tf.convert_to_tensor(self.function(column.values))
+        if self.op.dtype != "string":
+            result = tf.cast(result, self.op.dtype)
+        rule = f"column {name!r}: LambdaOp expects as many values from the function as it gave"
+        tensors.require(tf.reduce_all(tf.equal(tf.shape(result), tf.shape(column.values))), rule)
+        return column.with_values(result, column.valid)
+
+
+class ServedHashBucket(ServedOp):
+    """`HashBucket`."""
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return int32 buckets, 0 at a null."""
+        ids = tensors.to_buckets(tensors.hash_values(column.values), self.op.cardinality(name))
+        return column.with_values(column.without_nulls(ids, 0))
+
+
+class ServedCategorify(ServedOp):
+    """`Categorify`, of columns and of combinations."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep the vocabularies; columns that share one share its variables."""
+        one_column = {self.op.vocabulary_key(name): name for name in self.wanted}
+        self.tables = {
+            key: tensors.CombinationTable(self.op.index_of(name))
+            for key, name in one_column.items()
+        }
+
+    def sources(self, output: str) -> list[str]:
+        """Return the column itself, or all columns of the combination."""
+        return list(self.names) if self.op.combo else [output]
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return the ids of a column's values, or of combinations."""
+        parts, buckets = [column, *others], self.op.num_oov_buckets
+        found = self.tables[self.op.vocabulary_key(name)].find(parts)  # from 1; 0 is unknown
+        ids = tf.cast(found, id_dtype(self.op.cardinality(name)))
+        unknown = tf.constant(FIRST_OOV_ID, ids.dtype)
+        if buckets > 1:
+            values = column.values
+            hashes = tensors.hash_rows(parts) if self.op.combo else tensors.hash_values(values)
+            unknown += tf.cast(tensors.to_buckets(hashes, buckets), ids.dtype)
+        ids = tf.where(ids > 0, ids + (FIRST_OOV_ID + buckets - 1), unknown)
+        if all(part.valid is not None for part in parts):  # null only if all parts are
+            valid = tf.reduce_any([part.valid for part in parts], axis=0)
+            ids = tf.where(valid, ids, NULL_ID)
+        return column.with_values(ids)
+
+
+class ServedTargetEncoding(ServedOp):
+    """`TargetEncoding`: numbers learned of groups of rows, found by key."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep the keys, and the numbers of each wanted column after that of a new key."""
+        refuse_float16(self.op)
+        self.keys: dict[str, tensors.CombinationTable] = {}
+        self.numbers: dict[str, tf.Variable] = {}
+        for name in self.wanted:
+            key, suffix = self.op.parts_of_output(name, self.names)
+            if key not in self.keys:
+                self.keys[key] = tensors.CombinationTable(self.op.index_of(key))
+            self.numbers[name] = tensors.fixed(self.op.numbers_of(key, suffix))
+
+    def sources(self, output: str) -> list[str]:
+        """Return the key's column, or all columns that make the key together."""
+        if self.op.combo:
+            return list(self.names)
+        return [self.op.parts_of_output(output, self.names)[0]]
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return the numbers of each row's key; those of a new key if it is null in any part."""
+        key, _ = self.op.parts_of_output(name, self.names)
+        found = self.keys[key].find([column, *others])
+        for part in (column, *others):
+            found = part.without_nulls(found, 0)
+        return column.with_values(tf.gather(self.numbers[name], found))
+
+
+class ServedJoinExternal(ServedOp):
+    """`JoinExternal`; the table is in variables, its columns only where they are wanted."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep the keys and the wanted columns of the table."""
+        joined = [name for name in self.wanted if name not in self.names]
+        self.keys = tensors.KeyTable(self.op.index.keys) if joined else None
+        self.tables = {name: tensors.ValueTable(self.op.table[name]) for name in joined}
+
+    def sources(self, output: str) -> list[str]:
+        """Return the column itself; of a joined one, the key."""
+        return [output if output in self.names else self.op.on]
+
+    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+        """Return the column; a joined one has a null where the key is not in the table."""
+        if name in self.names or self.keys is None:
+            return column
+        positions = column.without_nulls(self.keys.find(column.values), 0)
+        return self.tables[name].take(positions)
+
+
+# To serve an op of your own, write a ServedOp for it and enter it: SERVED[MyOp] = ServedMyOp.
+SERVED: dict[type[ops.Op], type[ServedOp]] = {
+    ops.Bucketize: ServedBucketize,
+    ops.Categorify: ServedCategorify,
+    ops.Clip: ServedClip,
+    ops.DateParts: ServedDateParts,
+    ops.FillMedian: ServedFill,
+    ops.FillMissing: ServedFill,
+    ops.HashBucket: ServedHashBucket,
+    ops.JoinExternal: ServedJoinExternal,
+    ops.LambdaOp: ServedLambdaOp,
+    ops.ListSlice: ServedListSlice,
+    ops.LogOp: ServedLogOp,
+    ops.Normalize: ServedScaler,
+    ops.NormalizeMinMax: ServedScaler,
+    ops.Rename: ServedRename,
+    ops.Select: ServedOp,
+    ops.TargetEncoding: ServedTargetEncoding,
+}
