@@ -259,6 +259,10 @@ class Workflow:
             ValueError, TypeError: if values do not fit an op; names op and column.
         """
         self.check_fitted()
+        if isinstance(chunk, str | os.PathLike):
+            raise TypeError(
+                f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
+            )
         types = dict.fromkeys(self._empty, EMPTY)
         if isinstance(chunk, Chunk):
             types |= {name: self.input_types.get(name, ("", False)) for name in chunk}
@@ -312,8 +316,7 @@ class Workflow:
             lacking.weight_name = None
         lacking._empty = []
         needed = lacking.input_names
-        lacking.input_types = {n: t for n, t in self.input_types.items() if n in needed}
-        lacking._empty = [name for name in lacking.input_types if name in empty]
+        lacking._empty = [name for name in needed if name in empty and name in self.input_types]
         if lacking._empty and not lacking.input_names:
             raise ValueError(f"none of the columns {needed} has a value in any row")
         return lacking
@@ -332,8 +335,6 @@ class Workflow:
             ColumnGroup(group.names, [op.for_serving() for op in group.ops])
             for group in self.groups
         ]
-        needed = serving.input_names
-        serving.input_types = {n: t for n, t in self.input_types.items() if n in needed}
         return serving
 
     def transform_to_parquet(

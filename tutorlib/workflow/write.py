@@ -8,7 +8,6 @@ training and validation rows.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import json
@@ -88,15 +87,13 @@ class WriteJob:
         check_choice("encoding", self.encoding, ENCODINGS)
         if self.shuffle_seed is not None:
             self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
+        self.workflows: dict[str, Workflow] = {}
         for split, source in self.sources.items():
             self.workflow.check_data(source)
             if source.num_rows == 0:
-                raise ValueError(
-                    f"nothing to write{split and f' for {split!r}'}: there are no rows"
-                )
-        self.workflows = {
-            n: self.workflow.for_columns(s.column_types) for n, s in self.sources.items()
-        }
+                raise ValueError(f"nothing to write: {split or 'the data'} has no rows")
+            self.workflows[split] = self.workflow.for_columns(source.column_types)
+        self.schemas = {split: w.output_schema.to_json() for split, w in self.workflows.items()}
         self.inputs = [path for source in self.sources.values() for path in input_paths(source)]
         self.sources = {n: with_encoded_strings(source) for n, source in self.sources.items()}
 
@@ -181,32 +178,32 @@ def write_data_set(
     progress: bool | None,
 ) -> None:
     """Write all part files into a folder that appears whole, or resume what a killed run left."""
+    is_remote = isinstance(folder, storage.RemotePath)
     if client is not None and threads is not None:
         raise ValueError("threads are for writing in this process; with client=, its workers write")
-    if client is not None and isinstance(folder, storage.RemotePath):
+    if client is not None and is_remote:
         raise ValueError(
             f"with client=, workers write to a folder that all of them see, not to {folder}. "
             "Write to a shared folder and copy that, or write without client=."
         )
+    staged: Any = storage.resumable_remote if is_remote else storage.resumable_folder
     threads = thread_count(threads)
     parts, metadata = job.part_files(), job.metadata()
     rows = sum(source.num_rows for source in job.sources.values())
     with (
         storage.row_bar("transform", rows, progress) as done,
-        _staged(folder, metadata) as building,
+        staged(folder, metadata) as building,
     ):
-        missing = []
-        for part in parts:
-            if (building / part.path).exists():
-                done(part.num_rows)
-            else:
-                missing.append(part)
+        missing = [part for part in parts if not (building / part.path).exists()]
+        done(rows - sum(part.num_rows for part in missing))
         if client is not None:
-            rows_of = [part.num_rows for part in missing]
-            write_on_cluster(client, functools.partial(job.write, building), missing, rows_of, done)
+            write = functools.partial(job.write, building.absolute())  # workers may be elsewhere
+            write_on_cluster(client, write, missing, [part.num_rows for part in missing], done)
         elif missing:
             _write_on_threads(job, building, missing, threads, done)
-        _write_descriptions(job, building)
+        for split, schema in job.schemas.items():
+            (building / split / "_schema.json").write_text(schema, encoding="utf-8")
+        saved.write_files(job.workflow, building / saved.SUBFOLDER)
         files = [
             {"name": p.path, "rows": p.num_rows, "bytes": (building / p.path).stat().st_size}
             for p in parts
@@ -214,16 +211,6 @@ def write_data_set(
         with storage.new_file_in(building, MANIFEST) as path:
             manifest = {"metadata": metadata, "files": files}
             path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-
-
-def _staged(
-    folder: Path | storage.RemotePath, metadata: Mapping[str, Any] | None
-) -> contextlib.AbstractContextManager[Path]:
-    if isinstance(folder, storage.RemotePath):
-        return storage.resumable_remote(folder, metadata)
-    return storage.resumable_folder(
-        folder.absolute(), metadata
-    )  # workers may have another working folder
 
 
 def _write_on_threads(
@@ -236,39 +223,27 @@ def _write_on_threads(
     stop = threading.Event()  # set after an error or an interrupt
     pool = ThreadPoolExecutor(threads, thread_name_prefix="transform")
 
-    def transformed(part: PartFile) -> Iterator[Chunk]:
+    def first_of(ahead: collections.deque[Future[Chunk]]) -> Chunk:
+        chunk = ahead.popleft().result()
+        if stop.is_set():
+            raise CancelledError
+        done(chunk.num_rows)
+        return chunk
+
+    def chunks_of(part: PartFile) -> Iterator[Chunk]:
         """Yield the transformed row ranges in order, with some transformed ahead."""
         ahead: collections.deque[Future[Chunk]] = collections.deque()
         for row_range in part.row_ranges:
             ahead.append(pool.submit(job.transform, part.split, row_range))
             if len(ahead) == PREFETCH:
-                yield ahead.popleft().result()
-        for future in ahead:
-            yield future.result()
-
-    def write(part: PartFile) -> None:
-        def counted() -> Iterator[Chunk]:
-            for chunk in transformed(part):
-                if stop.is_set():
-                    raise CancelledError
-                done(chunk.num_rows)
-                yield chunk
-
-        job.write(folder, part, counted())
+                yield first_of(ahead)
+        while ahead:
+            yield first_of(ahead)
 
     try:
-        map_on_threads(write, parts, threads, stop)
+        map_on_threads(lambda part: job.write(folder, part, chunks_of(part)), parts, threads, stop)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _write_descriptions(job: WriteJob, folder: Path) -> None:
-    """Write the schema next to the part files of each split, and the workflow below the folder."""
-    if job.workflow.input_types:
-        for split in job.sources:
-            path = folder / split / "_schema.json"
-            path.write_text(job.workflows[split].output_schema.to_json(), encoding="utf-8")
-    saved.write_files(job.workflow, folder / saved.SUBFOLDER)
 
 
 def _source_metadata(source: RowSource) -> dict[str, Any] | None:
