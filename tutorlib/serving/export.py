@@ -164,19 +164,18 @@ class _Chain(tf.Module):
 
     def __init__(self, group: ColumnGroup, outputs: Sequence[str], functions: Functions) -> None:
         super().__init__()
-        self.needed = [name for name in group.output_names if name in outputs]
-        self.ops: list[ServedOp] = []
+        wanted = [name for name in group.output_names if name in outputs]
+        served: list[ServedOp] = []
         for op, names in reversed(list(steps(group))):
-            kind = SERVED.get(type(op))
             try:
-                if kind is None:
+                if type(op) not in SERVED:
                     raise ValueError("has no TensorFlow version in tutorlib.serving.SERVED")
-                served = kind(op, names, self.needed, functions)
+                served.append(SERVED[type(op)](op, names, wanted, functions))
             except ValueError as error:
                 what = f"{type(op).__name__} of the columns {names}"
                 raise ValueError(f"an op cannot be served: {what} {error}") from error
-            self.ops.insert(0, served)
-            self.needed = list(dict.fromkeys(s for n in self.needed for s in served.sources(n)))
+            wanted = list(dict.fromkeys(s for name in wanted for s in served[-1].sources(name)))
+        self.ops, self.needed = served[::-1], wanted
 
     def __call__(self, columns: dict[str, ServedColumn]) -> dict[str, ServedColumn]:
         for op in self.ops:
