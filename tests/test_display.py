@@ -9,7 +9,7 @@ import pytest
 
 from tutorlib.display import html_table, shortened
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, Clip, Dropna, FillMissing, LambdaOp, Normalize
+from tutorlib.ops import Categorify, Clip, FillMissing, LambdaOp, Normalize
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import Workflow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.ops import bits, chunk_of, learned, plain, through_disk
-from tutorlib.ops import Categorify, FillMedian, JoinGroupby, TargetEncoding
+from tutorlib.ops import Categorify, FillMedian, TargetEncoding
 from tutorlib.workflow import Workflow
 
 NAMES = ["key", "key_", "key_0", "key_1", "key_x", "rows", "count", "sum", "value", "value_0",

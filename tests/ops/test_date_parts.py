@@ -10,7 +10,7 @@ import pytest
 
 from tutorlib.columns import Chunk, Masked
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, DateParts, Filter, Normalize
+from tutorlib.ops import Categorify, DateParts, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 

@@ -10,7 +10,6 @@ from tests.support.oracles import hash_of, hash_text, mix
 from tutorlib.columns import Chunk
 from tutorlib.ops import (
     HashBucket,
-    HashedCross,
 )
 
 

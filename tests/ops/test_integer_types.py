@@ -6,7 +6,7 @@ import pytest
 from tests.support.ops import plain
 from tests.support.ops_served import Served
 from tutorlib.columns import Chunk
-from tutorlib.ops import Categorify, FillMissing, JoinExternal, JoinGroupby, TargetEncoding
+from tutorlib.ops import Categorify, FillMissing, JoinExternal, TargetEncoding
 from tutorlib.workflow import Workflow
 
 LARGEST = 2**64 - 1  # has the bits of int64 -1

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.ops import column
 from tutorlib.columns import Chunk
-from tutorlib.ops import Filter, LambdaOp
+from tutorlib.ops import LambdaOp
 
 
 def test_lambda_op_applies_the_function_to_values_that_are_there():

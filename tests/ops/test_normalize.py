@@ -14,7 +14,6 @@ from tests.support.ops_strategies import FEW
 from tutorlib.columns import Chunk
 from tutorlib.ops import (
     FillMedian,
-    JoinGroupby,
     Normalize,
     NormalizeMinMax,
     exact_sum,

@@ -28,9 +28,7 @@ from tutorlib.ops import (
     FillMedian,
     FillMissing,
     HashBucket,
-    HashedCross,
     JoinExternal,
-    JoinGroupby,
     LogOp,
     Normalize,
     NormalizeMinMax,
@@ -357,7 +355,7 @@ def test_what_was_null_in_fitting_may_be_null_in_serving_for_every_op(tmp_path):
     pq.write_table(nulls_of_all_kinds(), tmp_path / "rows.parquet", row_group_size=100)
     workflow = every_op_that_fills_or_learns().fit(tmp_path / "rows.parquet")
     rows = Chunk.from_arrow(nulls_of_all_kinds())
-    offline = workflow.for_serving().transform(rows).drop(workflow.label_names)
+    offline = workflow.transform(rows).drop(workflow.label_names)
     want = in_batch_dtypes(as_batch(offline), workflow.output_schema)
     path = export_serving(as_they_are(want), workflow, tmp_path / "served")
     signature = tf.saved_model.load(str(path)).signatures["serving_default"]

@@ -18,9 +18,7 @@ from tutorlib.ops import (
     FillMedian,
     FillMissing,
     HashBucket,
-    HashedCross,
     JoinExternal,
-    JoinGroupby,
     LambdaOp,
     ListSlice,
     LogOp,
@@ -29,7 +27,7 @@ from tutorlib.ops import (
     Rename,
     TargetEncoding,
 )
-from tutorlib.ops.date_parts import SIZES
+from tutorlib.ops.lists_dates import SIZES
 from tutorlib.serving.base import round_to
 from tutorlib.workflow import Workflow
 

@@ -22,7 +22,6 @@ from tutorlib.ops import (
     Categorify,
     ColumnOp,
     HashBucket,
-    JoinGroupby,
     LabelEncoder,
     LambdaOp,
     LogOp,

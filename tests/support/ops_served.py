@@ -86,7 +86,7 @@ class Served:
     """A workflow fitted on `chunk`, and its layer as a graph traced once."""
 
     def __init__(self, workflow, chunk, nullable=(), **options):
-        self.workflow, self.nullable = workflow.fit(chunk).for_serving(), list(nullable)
+        self.workflow, self.nullable = workflow.fit(chunk), list(nullable)
         self.layer = workflow.to_keras(**options)
         signature = [self.layer.raw_inputs(self.nullable)]
         self.graph = tf.function(self.layer, input_signature=signature, autograph=False)

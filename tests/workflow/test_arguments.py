@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tutorlib.columns import Chunk
-from tutorlib.ops import Categorify, Dropna, FillMedian, FillMissing, Filter, HashBucket, Normalize
+from tutorlib.ops import Categorify, FillMedian, FillMissing, HashBucket, Normalize
 from tutorlib.workflow import Workflow, split_rows
 
 ROWS = Chunk({"x": np.arange(10.0), "n": np.arange(10), "label": np.arange(10) % 2})

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.workflow_rows import rows, workflow, write
 from tutorlib.columns import Chunk
-from tutorlib.ops import Categorify, Dropna, LambdaOp, Normalize
+from tutorlib.ops import Categorify, LambdaOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tutorlib.columns import Chunk
-from tutorlib.ops import Categorify, Dropna, FillMissing, HashBucket
+from tutorlib.ops import Categorify, FillMissing, HashBucket
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 from tutorlib.workflow.row_split import split_rows

@@ -8,7 +8,7 @@ import pytest
 from tests.support.workflow_rows import OUTPUTS, rows, workflow, write
 from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, Dropna, FillMissing, Filter, HashBucket, Normalize, Rename
+from tutorlib.ops import Categorify, FillMissing, HashBucket, Normalize, Rename
 from tutorlib.parquet import ParquetError
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import Workflow

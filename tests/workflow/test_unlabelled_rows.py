@@ -10,8 +10,6 @@ from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,
-    Dropna,
-    Filter,
     LabelEncoder,
     LambdaOp,
     Normalize,
@@ -76,7 +74,7 @@ def test_transform_leaves_out_labels_and_weight_that_the_rows_lack(fitted):
         out = fitted.transform(rows().drop(names))
         assert out.names == [name for name in whole.names if name not in names]
         assert same(out.select(features), whole.select(features))
-    serving = fitted.for_serving().transform(rows().drop([*TARGETS, "user", "stars"]))
+    serving = fitted.transform(rows().drop([*TARGETS, "user", "stars"]))
     assert serving.names == features
     assert serving.num_rows == ROWS
 
@@ -105,13 +103,13 @@ def test_rows_without_labels_are_written_next_to_rows_with_labels(fitted, files,
     assert schemas["test"].names == schemas["train"].features.names
     loaded = Workflow.load(folder / "_workflow", data=test)
     assert loaded.fingerprint == fitted.fingerprint
-    serving = fitted.for_serving().transform_to_parquet(test, tmp_path / "alone")
+    serving = fitted.transform_to_parquet(test, tmp_path / "alone")
     assert Schema.load(serving / "_schema.json").labels.names == []
 
 
 def test_a_loader_of_rows_without_labels_predicts_with_the_workflow(fitted, files):
     train, test = files
-    serving = fitted.for_serving()
+    serving = fitted
     scored = []
     for path in (train, test):
         loader = KerasSequenceLoader(path, 16, shuffle=False).map(serving)

@@ -16,11 +16,11 @@ import pytest
 
 from tests.support.workflow_rows import all_rows, rows, same, workflow, write
 from tutorlib.columns import Chunk
-from tutorlib.ops import ColumnOp, Filter, LambdaOp, LogOp, Normalize, RowOp
+from tutorlib.ops import ColumnOp, LambdaOp, LogOp, Normalize, RowOp
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.storage import MARK, METADATA_FILE, resumable_folder
 from tutorlib.workflow import Workflow, split_rows
-from tutorlib.workflow import inputs as parts
+from tutorlib.workflow import fit as parts
 
 SIZES = {"row_group_rows": 100, "rows_per_file": 250}
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tutorlib.ops import NULL_ID, DateParts
-from tutorlib.ops.date_parts import SIZES
+from tutorlib.ops import DateParts
+from tutorlib.ops.base import NULL_ID
+from tutorlib.ops.lists_dates import SIZES
 from tutorlib.serving.base import ServedColumn, ServedOp
 
 

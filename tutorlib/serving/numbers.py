@@ -25,6 +25,7 @@ from tutorlib.serving.base import (
     ServedOp,
     as_float64,
     fixed,
+    number,
     require,
     round_to,
 )
@@ -161,13 +162,14 @@ class ServedLambdaOp(ServedByColumn[LambdaOp]):
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return what the function makes of the values that are not null."""
-        if column.valid is None:
+        missing = _missing_in(column)
+        if missing is None:
             return column.with_values(self._call(name, column.values))
-        result = self._call(name, tf.boolean_mask(column.values, column.valid))
-        nothing = tf.zeros([1], result.dtype)  # for a null to point at, if all are null
-        positions = tf.where(column.valid, tf.cumsum(tf.cast(column.valid, tf.int32)), 0)
+        result = self._call(name, tf.boolean_mask(column.values, ~missing))
+        nothing = tf.fill([1], "" if result.dtype == tf.string else number(0, result.dtype))
+        positions = tf.where(missing, 0, tf.cumsum(tf.cast(~missing, tf.int32)))
         values = tf.gather(tf.concat([nothing, result], axis=0), positions)
-        return column.with_values(values, column.valid)
+        return column.with_values(values, ~missing)
 
     def _call(self, name: str, values: tf.Tensor) -> tf.Tensor:
         result = tf.convert_to_tensor(self.function(values))

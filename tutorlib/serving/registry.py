@@ -12,10 +12,9 @@ from tutorlib.serving.columns import ServedListSlice, ServedRename, ServedSelect
 from tutorlib.serving.dates import ServedDateParts
 from tutorlib.serving.keys import (
     ServedCategorify,
-    ServedGroupOp,
     ServedHashBucket,
-    ServedHashedCross,
     ServedJoinExternal,
+    ServedTargetEncoding,
 )
 from tutorlib.serving.numbers import (
     ServedBucketize,
@@ -35,9 +34,7 @@ SERVED: dict[type[Op], type[ServedOp[Any]]] = {
     ops.FillMedian: ServedFill,
     ops.FillMissing: ServedFill,
     ops.HashBucket: ServedHashBucket,
-    ops.HashedCross: ServedHashedCross,
     ops.JoinExternal: ServedJoinExternal,
-    ops.JoinGroupby: ServedGroupOp,
     ops.LambdaOp: ServedLambdaOp,
     ops.ListSlice: ServedListSlice,
     ops.LogOp: ServedLogOp,
@@ -45,7 +42,7 @@ SERVED: dict[type[Op], type[ServedOp[Any]]] = {
     ops.NormalizeMinMax: ServedScaler,
     ops.Rename: ServedRename,
     ops.Select: ServedSelect,
-    ops.TargetEncoding: ServedGroupOp,
+    ops.TargetEncoding: ServedTargetEncoding,
 }
 
 

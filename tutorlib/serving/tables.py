@@ -1,8 +1,7 @@
-"""KeyTable, CombinationTable, ValueTable: lookups in a graph, their contents in variables."""
+"""KeyTable, ValueTable: lookups in a graph, their contents in variables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import tensorflow as tf
 
 from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.hashing import hash_values as hash_on_host
-from tutorlib.ops.shared.keys import CombinationIndex
 from tutorlib.serving.base import ServedColumn, as_string_tensor, fixed
 from tutorlib.serving.hashing import hash_strings
 
@@ -64,36 +62,6 @@ class KeyTable(tf.Module):
         elif unsigned != self._unsigned:
             right &= words >= 0  # the same bits stand for two numbers
         return tf.where(right, tf.gather(self._positions, at), 0)
-
-
-class CombinationTable(tf.Module):
-    """Finds the position of combinations of values, as the `CombinationIndex` that it copies."""
-
-    def __init__(self, index: CombinationIndex) -> None:
-        super().__init__()
-        self._parts = [KeyTable(part.keys) for part in index.part_indexes]
-        self._pairs = [KeyTable(pair.keys) for pair in index.pair_indexes]
-
-    def find(self, columns: Sequence[ServedColumn], hashes: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the position of each row's combination, from 1; 0 if it is not in the table.
-
-        Among several parts a null is a value like others; a single part that is null is not in the
-        table. `hashes` are those of a single part, uint64 [n], or None to compute them.
-        """
-        if len(columns) == 1:
-            return columns[0].without_nulls(self._parts[0].find(columns[0].values, hashes), 0)
-        found = self._number(0, columns[0])
-        for k, (pair, column) in enumerate(zip(self._pairs, columns[1:], strict=True), 1):
-            following = self._number(k, column)
-            packed = found * (self._parts[k].size + 2) + following
-            known = (found > 0) & (following > 0)
-            found = tf.cast(pair.find(tf.where(known, packed, -1)), tf.int64)
-        return found
-
-    def _number(self, k: int, column: ServedColumn) -> tf.Tensor:
-        """Return the number of each value of part k: from 1, a null the last, 0 if not known."""
-        part = self._parts[k]
-        return column.without_nulls(tf.cast(part.find(column.values), tf.int64), part.size + 1)
 
 
 class ValueTable(tf.Module):

@@ -29,7 +29,7 @@ class ServedWorkflow(keras.layers.Layer):
     `Workflow.to_keras` makes it. A SavedModel keeps what the ops have learned; a `.keras` file
     cannot hold it: save the workflow next to the model, or use `export_serving`.
 
-    It computes what `Workflow.for_serving().transform` does, bit for bit, with three exceptions:
+    It computes what `Workflow.transform` does, bit for bit, with three exceptions:
 
     * TensorFlow takes numbers nearer to zero than 2**-126 (1.2e-38) for zero;
     * a zero that `Clip` has limited at zero may have the other sign, which NumPy chooses by dtype

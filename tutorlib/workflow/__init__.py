@@ -1,7 +1,7 @@
 """Workflow: preprocessing that is fitted once and applied the same everywhere.
 
-`workflow` is the class for users, `graph` what engines see of it: `fit` and `fit_pass` on threads,
-`dask_cluster`, `spill`, `write` to Parquet, `saved_form`. `inputs` and `row_split` give the rows.
+`workflow` is the class for users, `graph` what engines see of it: `fit` on threads or on Dask,
+`write` to Parquet, `saved_form`. `row_split` divides the rows.
 """
 
 from tutorlib.workflow.row_split import split_rows

@@ -14,30 +14,27 @@ from typing import Any, Self
 from tutorlib.checks import FormerNames
 from tutorlib.columns import Chunk
 from tutorlib.display import html_table, shortened
-from tutorlib.inference import element_type
+from tutorlib.inference import element_type, role_of
 from tutorlib.ops import (
     Categorify,
     ColumnGroup,
     ColumnOp,
     HashBucket,
-    HashedCross,
     LabelEncoder,
     Op,
     Rename,
-    RowOp,
     Select,
     as_group,
-    role_of,
 )
 from tutorlib.parquet import table_of, type_words
 from tutorlib.schema import Column, Schema
-from tutorlib.workflow.inputs import ColumnType, as_source
+from tutorlib.workflow.fit import ColumnType, as_source, unfitted_ops
 
 _MOST_LINES = 30  # of a workflow's text
 
 
 class OpGraph(FormerNames):
-    """Column groups with the ops that they go through, and row ops that come before all groups.
+    """Column groups with the ops that they go through.
 
     Args and attributes: see `Workflow`.
     """
@@ -47,7 +44,6 @@ class OpGraph(FormerNames):
         *groups: ColumnGroup | Sequence[str] | str,
         label_names: Iterable[str] | None = None,
         weight_name: str | None = None,
-        row_ops: Sequence[RowOp] | RowOp = (),
     ) -> None:
         if not groups:
             raise ValueError("a Workflow needs at least one group of columns")
@@ -82,10 +78,6 @@ class OpGraph(FormerNames):
         if weight_name in self.label_names:
             raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
         self.check_label_ids(self.label_names)
-        self.row_ops = [row_ops] if isinstance(row_ops, RowOp) else list(row_ops)
-        for op in self.row_ops:
-            if not isinstance(op, RowOp):
-                raise TypeError(f"row_ops takes Filter and Dropna, got {op!r}")
         self.input_types: dict[str, ColumnType] = {}
         self.nullable: list[str] = []
 
@@ -98,12 +90,12 @@ class OpGraph(FormerNames):
         lines = [self._title(), *(f"  {group!r}" for group in self.groups)]
         if (rest := len(lines) - _MOST_LINES) > 1:
             lines[_MOST_LINES:] = [f"  ... {rest:,} more groups"]
-        return "\n".join([*lines, *(f"  rows: {op!r}" for op in self.row_ops)])
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         is_known = self.input_types and not unfitted_ops(self.groups)
         schema = self.output_schema if is_known else Schema([])
-        rows = [("rows", repr(op), "", "") for op in self.row_ops]
+        rows = []
         for group in self.groups:
             columns = [schema[name] for name in group.output_names if name in schema]
             sizes = [f"{c.name} {c.cardinality:,}" for c in columns if c.cardinality is not None]
@@ -119,8 +111,7 @@ class OpGraph(FormerNames):
     @property
     def input_names(self) -> list[str]:
         """Columns of the data that `transform` needs, each once."""
-        of_groups = [name for group in self.groups for name in group.input_names]
-        return list(dict.fromkeys(of_groups + [name for op in self.row_ops for name in op.names]))
+        return list(dict.fromkeys(name for group in self.groups for name in group.input_names))
 
     @property
     def fit_names(self) -> list[str]:
@@ -137,7 +128,7 @@ class OpGraph(FormerNames):
             )
 
     def transform(self, chunk: Any) -> Chunk:
-        """Return the output columns, in order, for the rows of `chunk` that row ops keep.
+        """Return the output columns, in order, for the rows of `chunk`.
 
         May be called from several threads at a time.
 
@@ -167,7 +158,6 @@ class OpGraph(FormerNames):
         graph = self.for_columns(chunk)
         if missing := [name for name in graph.input_names if name not in chunk]:
             raise ValueError(f"the workflow needs columns {missing}; there are {chunk.names}")
-        chunk = kept_rows(graph.row_ops, chunk)
         columns: dict[str, Any] = {}
         for group in graph.groups:
             columns.update(group.transform(chunk))
@@ -176,9 +166,8 @@ class OpGraph(FormerNames):
     def for_columns(self, names: Iterable[str]) -> Self:
         """Return the workflow for data that may lack labels and weight, as rows to predict do.
 
-        Labels and weight that cannot be made are not among its outputs, and row ops that read
-        their columns are left out. `transform`, `transform_to_parquet` and `loader.map` apply it to
-        their data themselves.
+        Labels and weight that cannot be made are not among its outputs. `transform`,
+        `transform_to_parquet` and `loader.map` apply it to their data themselves.
 
         Args:
             names: columns of the data.
@@ -202,39 +191,25 @@ class OpGraph(FormerNames):
         lacking.label_names = [n for n in self.label_names if n in lacking.output_names]
         if self.weight_name not in lacking.output_names:
             lacking.weight_name = None
-        features = {name for group in lacking.groups for name in group.input_names}
-        unlabelled = {n for group in self.groups for n in group.input_names} - features - given
-        lacking.row_ops = [
-            op for op in self.row_ops if not (targets | unlabelled) & (set(op.names) - given)
-        ]
         return lacking._with_its_types() if lacking.groups else self
 
-    def for_serving(self) -> Self:
-        """Return the workflow for rows that it was not fitted on: to validate and to predict.
+    def for_training(self) -> Self:
+        """Return the workflow for the rows that it was fitted on.
 
-        It drops no rows, and TargetEncoding uses the statistics of all folds, so that it does not
-        need the fold column.
+        TargetEncoding then gives each row what the other folds alone tell, and reads its fold
+        column. All else is the same: `transform` and `loader.map` of the workflow itself give what
+        a served model gets, which is right for validation.
 
         Raises:
-            ValueError: before `fit`.
+            ValueError: before `fit`, or for a TargetEncoding without a fold column.
         """
         self.check_fitted()
-        serving = copy.copy(self)
-        serving.groups = [
-            ColumnGroup(group.names, [op.for_serving() for op in group.ops])
+        training = copy.copy(self)
+        training.groups = [
+            ColumnGroup(group.names, [op.for_training() for op in group.ops])
             for group in self.groups
         ]
-        return serving.keeping_rows()
-
-    def keeping_rows(self) -> Self:
-        """Return the workflow without its row ops: it gives a row for each row.
-
-        A loader needs this, because it plans its batches before it reads. Pass the condition of
-        the row ops to the loader as `filters=`.
-        """
-        keeping = copy.copy(self)
-        keeping.row_ops = []
-        return keeping._with_its_types()
+        return training
 
     def _with_its_types(self) -> Self:
         """Keep only the types of the columns that are still read."""
@@ -297,7 +272,7 @@ class OpGraph(FormerNames):
         for group in self.groups:
             makers = [op for op in group.ops if not isinstance(op, Rename | Select)]
             last = makers[-1] if makers else None
-            if isinstance(last, Categorify | HashBucket | HashedCross):
+            if isinstance(last, Categorify | HashBucket):
                 for name in set(names) & set(group.output_names):
                     if isinstance(last, Categorify) and last.joint:
                         continue
@@ -311,13 +286,18 @@ class OpGraph(FormerNames):
     @property
     def classes(self) -> dict[str, list[Any]]:
         """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
-        return {name: encoder.classes_of(name) for name, encoder in self._label_encoders().items()}
+        return {
+            name: encoder.classes_of(name)
+            for name, encoder in self._makers((LabelEncoder,)).items()
+        }
 
     def decode(self, name: str, predictions: Any) -> Any:
-        """Return the classes of a label that a model predicts: see `LabelEncoder.decode`.
+        """Return the classes, or values, that a model predicts: see `decode` of the op.
+
+        LabelEncoder makes classes, `Categorify(joint=True)` the ids of a feature to predict.
 
         Raises:
-            ValueError: if no LabelEncoder makes the label, or the predictions do not fit it.
+            ValueError: if neither makes the column, or the predictions do not fit it.
 
         Example:
             >>> import numpy as np
@@ -327,19 +307,21 @@ class OpGraph(FormerNames):
             >>> workflow.classes, workflow.decode("y", np.array([[0.9], [0.1]])).tolist()
             ({'y': [3, 5]}, [5, 3])
         """
-        encoders = self._label_encoders()
+        encoders = self._makers((LabelEncoder, Categorify))
         if name not in encoders:
-            raise ValueError(f"no LabelEncoder makes {name!r}; it makes {[*encoders]}")
+            raise ValueError(
+                f"no LabelEncoder or Categorify makes {name!r}; they make {[*encoders]}"
+            )
         _, lists = self.input_types.get(name, ("", False))
         return encoders[name].decode(name, predictions, multi_hot=lists)
 
-    def _label_encoders(self) -> dict[str, LabelEncoder]:
-        """Return {column: its op}, the column as the op sees it."""
-        found = {}
+    def _makers(self, kinds: tuple[type[Op], ...]) -> dict[str, Any]:
+        """Return {column: its op of these kinds}, the column as the op sees it."""
+        found: dict[str, Op] = {}
         for group in self.groups:
             names: Sequence[str] = group.names
             for op in group.ops:
-                if isinstance(op, LabelEncoder):
+                if isinstance(op, kinds):
                     found.update(dict.fromkeys(names, op))
                 names = op.output_names(names)
         return found
@@ -401,23 +383,3 @@ def _learned(op: Op) -> Iterator[str]:
     tables = [f"{key} {table.num_rows:,}" for key, table in op.learned_tables().items()]
     if tables:
         yield f"keys: {shortened(tables)}"
-
-
-def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]:
-    """Return each group with an unfitted op, and the index of its first one."""
-    found = []
-    for group in groups:
-        names: Sequence[str] = group.names
-        for index, op in enumerate(group.ops):
-            if op.unlearned(names):
-                found.append((group, index))
-                break
-            names = op.output_names(names)
-    return found
-
-
-def kept_rows(row_ops: Sequence[RowOp], chunk: Chunk) -> Chunk:
-    """Return the rows that all row ops keep, in order."""
-    for op in row_ops:
-        chunk = op.apply(chunk)
-    return chunk

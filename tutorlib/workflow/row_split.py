@@ -17,7 +17,7 @@ from tutorlib.checks import check_integer
 from tutorlib.columns import Chunk
 from tutorlib.hashing import hash_integers
 from tutorlib.parquet import ParquetSource, RowGroup, RowRange
-from tutorlib.workflow.inputs import ColumnType, RowSource, as_source, input_paths, read_range
+from tutorlib.workflow.fit import ColumnType, RowSource, as_source, input_paths, read_range
 
 HASHES = 2**64  # number of different hashes
 

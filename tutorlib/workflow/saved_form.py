@@ -26,21 +26,11 @@ from tutorlib.columns import (
     column_to_arrow,
     to_host,
 )
-from tutorlib.ops import (
-    ColumnGroup,
-    Filter,
-    LambdaOp,
-    Op,
-    RowOp,
-    code_identity,
-    is_builtin,
-    op_class,
-    row_op_class,
-    saved_name,
-)
+from tutorlib.ops import ColumnGroup, LambdaOp, Op
+from tutorlib.ops.base import is_builtin, op_class, saved_name
 from tutorlib.workflow.graph import OpGraph
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 FILE = "workflow.json"
 _SAVE_AGAIN = "Save the workflow again."
 SUBFOLDER = "_workflow"  # of a folder of transformed rows
@@ -71,24 +61,23 @@ def check_functions(graph: OpGraph) -> None:
             )
 
 
-def ops_with_functions(graph: OpGraph) -> list[LambdaOp | Filter]:
-    """Return the ops and row ops that call a function of the user."""
-    ops = _all_ops(graph)
-    return [op for op in ops if isinstance(op, LambdaOp | Filter) and op.function is not None]
+def ops_with_functions(graph: OpGraph) -> list[LambdaOp]:
+    """Return the ops that call a function of the user."""
+    return [op for op in _all_ops(graph) if isinstance(op, LambdaOp)]
 
 
-def user_code(graph: OpGraph) -> dict[str, str] | None:
-    """Return {name: `code_identity`} of the user's functions; None if any code is not known."""
-    classes_are_ours = type(graph).__module__.startswith("tutorlib.") and all(
-        is_builtin(type(op)) for op in _all_ops(graph)
+def code_is_known(graph: OpGraph) -> bool:
+    """Return whether all code that makes the output is of this library."""
+    ours = type(graph).__module__.startswith("tutorlib.")
+    return (
+        ours
+        and all(is_builtin(type(op)) for op in _all_ops(graph))
+        and not (ops_with_functions(graph))
     )
-    known = {op.function_name: code_identity(op.function) for op in ops_with_functions(graph)}
-    identities = {name: identity for name, identity in known.items() if identity is not None}
-    return identities if classes_are_ours and len(identities) == len(known) else None
 
 
-def _all_ops(graph: OpGraph) -> list[Op | RowOp]:
-    return [*graph.row_ops, *(op for group in graph.groups for op in group.ops)]
+def _all_ops(graph: OpGraph) -> list[Op]:
+    return [op for group in graph.groups for op in group.ops]
 
 
 def fingerprint(graph: OpGraph) -> str:
@@ -110,7 +99,6 @@ def _description(graph: OpGraph) -> dict[str, Any]:
         "weight_name": graph.weight_name,
         "inputs": {name: list(kind) for name, kind in graph.input_types.items()},
         "nullable": graph.nullable,
-        "row_ops": [_named(op) for op in graph.row_ops],
         "groups": [
             {
                 "columns": list(group.names),
@@ -124,7 +112,7 @@ def _description(graph: OpGraph) -> dict[str, Any]:
     }
 
 
-def _named(op: Op | RowOp) -> dict[str, Any]:
+def _named(op: Op) -> dict[str, Any]:
     return {"op": saved_name(type(op)), "config": op.get_config()}
 
 
@@ -237,7 +225,7 @@ def _check(saved: Any) -> None:
             f"format version {saved['format_version']}, but this tutorlib reads version "
             f"{FORMAT_VERSION}. Fit and save the workflow again."
         )
-    fields = dict.fromkeys(["label_names", "nullable", "row_ops", "groups"], list)
+    fields = dict.fromkeys(["label_names", "nullable", "groups"], list)
     _check_fields("the workflow", saved, fingerprint=str, inputs=dict, **fields)
     _check_names("label_names", saved["label_names"])
     _check_names("nullable", saved["nullable"])
@@ -246,8 +234,6 @@ def _check(saved: Any) -> None:
     for name, kind in saved["inputs"].items():
         if not isinstance(kind, list) or [type(part) for part in kind] != [str, bool]:
             raise ValueError(f"the type of input {name!r} must be [name, is list], got {kind!r}")
-    for row_op in saved["row_ops"]:
-        _check_fields("a row op", row_op, op=str, config=dict)
     for group in saved["groups"]:
         _check_fields("a group", group, columns=list, ops=list)
         _check_names("columns of a group", group["columns"])
@@ -292,9 +278,6 @@ def _rebuilt(kind: type[Graph], saved: dict[str, Any], folder: Path, functions: 
         *groups,
         label_names=saved["label_names"],
         weight_name=saved["weight_name"],
-        row_ops=[
-            row_op_class(op["op"]).from_config(op["config"], functions) for op in saved["row_ops"]
-        ],
     )
     graph.input_types = {name: (dtype, hot) for name, (dtype, hot) in saved["inputs"].items()}
     graph.nullable = saved["nullable"]

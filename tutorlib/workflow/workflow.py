@@ -18,9 +18,8 @@ from tutorlib.storage import (
     remote_output,
 )
 from tutorlib.workflow import saved_form
-from tutorlib.workflow.fit import fit_graph
+from tutorlib.workflow.fit import as_source, fit_graph
 from tutorlib.workflow.graph import OpGraph
-from tutorlib.workflow.inputs import as_source
 from tutorlib.workflow.write import WriteJob, named_seeds, named_sources, write_data_set
 
 
@@ -36,8 +35,6 @@ class Workflow(OpGraph):
         *groups: `["a", "b"] >> Op() >> Op()`, or lists of names.
         label_names: output columns that are labels; None means "label", if there is one.
         weight_name: output column with the weight of each row; None for no weights.
-        row_ops: `Filter` and `Dropna`, which choose the rows to fit on and to output. They see the
-            data as it is, before any group.
 
     Attributes:
         groups: the column groups, with copies of the ops.
@@ -69,7 +66,6 @@ class Workflow(OpGraph):
         client: Any = None,
         *,
         threads: int | None = None,
-        memory_budget: int | str | None = None,
         progress: bool | None = None,
     ) -> Self:
         """Fit all ops, in as few passes over the data as they allow.
@@ -86,10 +82,6 @@ class Workflow(OpGraph):
             client: `distributed.Client` of a Dask cluster. Its workers fit instead of threads; they
                 must see the files under the same paths, and some of them may die. None for threads.
             threads: at least 1; None for one per usable core.
-            memory_budget: bytes, or text such as "500MB", for the states of Categorify, JoinGroupby
-                and TargetEncoding. States beyond it go to files in the temporary folder (TMPDIR)
-                and are merged at the end, for columns with more distinct values than memory holds.
-                What the ops keep in the end has to fit into memory. None for no limit.
             progress: True for a bar (needs tqdm), False for none, None for a bar on a terminal.
 
         Returns:
@@ -98,15 +90,14 @@ class Workflow(OpGraph):
         Raises:
             ValueError, TypeError: if values do not fit an op; names op, column and row group. The
                 workflow is then not fitted.
-            ValueError: if there are no rows to fit on; for `threads` or `memory_budget` with
-                `client`, because the cluster sets its own.
+            ValueError: if there are no rows to fit on; for `threads` with `client`, because the
+                cluster sets its own.
         """
         fit_graph(
             self,
             as_source(source),
             client=client,
             threads=threads,
-            memory_budget=memory_budget,
             progress=progress,
         )
         return self
@@ -132,9 +123,8 @@ class Workflow(OpGraph):
         (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
         appears when it is whole; until then all files are in `{folder}.partial`. After a kill or an
         error, such as a full disk, the same call resumes if data, workflow and settings are the
-        same, and otherwise restarts. It always restarts for rows in memory, for ops of your own,
-        and for functions (LambdaOp, Filter) that are lambdas or name more than modules, numbers,
-        strings and other functions. The files are the same to the byte, also after a resume, for
+        same, and otherwise restarts. It always restarts for rows in memory, for ops of your own
+        and for LambdaOp. The files are the same to the byte, also after a resume, for
         any number of threads or workers.
 
         Args:
@@ -146,7 +136,7 @@ class Workflow(OpGraph):
                 to TMPDIR, where a later call resumes, and copied when they are finished; readers
                 refuse the folder until it is whole.
             rows_per_file: rows read for each part file, rounded down to whole row groups, at least
-                `row_group_rows`. Row ops leave fewer. None for 1,048,576, or `row_group_rows` if
+                `row_group_rows`. None for 1,048,576, or `row_group_rows` if
                 that is more.
             row_group_rows: rows per row group, the unit that a loader reads, at least 1. None for
                 131,072, or `rows_per_file` if that is less.
@@ -195,7 +185,7 @@ class Workflow(OpGraph):
     ) -> Any:
         """Return the fitted workflow as a Keras layer that turns raw values into model inputs.
 
-        The layer outputs what `for_serving().transform` does, to the last bit but for three cases
+        The layer outputs what `transform` does, to the last bit but for three cases
         (see `tutorlib.serving`). `ServedWorkflow` describes how it takes nulls and lists;
         `export_serving` saves it together with a model.
 
@@ -221,16 +211,16 @@ class Workflow(OpGraph):
         """
         from tutorlib.serving import ServedWorkflow
 
-        serving = self.for_serving()
-        schema = serving.output_schema
+        self.check_fitted()
+        schema = self.output_schema
         return ServedWorkflow(
-            serving.groups,
-            serving.input_types,
+            self.groups,
+            self.input_types,
             schema.features if columns is None else schema.select(columns),
             functions=functions,
             batch_layout=batch_layout,
             multi_hot=multi_hot,
-            nullable=serving.nullable,
+            nullable=self.nullable,
         )
 
     @property
@@ -281,7 +271,7 @@ class Workflow(OpGraph):
 
         Args:
             folder: the folder that was given to `save`, also as a URL.
-            functions: {name: function} of the workflow's LambdaOps and Filters.
+            functions: {name: function} of the workflow's LambdaOps.
             data: what `fit` takes, to check its columns with `check_data`; None to check later.
             filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
 

@@ -29,9 +29,7 @@ from tutorlib.memory import map_on_threads, thread_count, working_in
 from tutorlib.parquet import ParquetSink, RowRange, with_encoded_strings
 from tutorlib.storage import RemotePath, new_file_in, resumable_folder, resumable_remote, row_bar
 from tutorlib.workflow import saved_form
-from tutorlib.workflow.dask_cluster import write_on_cluster
-from tutorlib.workflow.graph import OpGraph
-from tutorlib.workflow.inputs import (
+from tutorlib.workflow.fit import (
     RowSource,
     as_source,
     input_paths,
@@ -39,7 +37,9 @@ from tutorlib.workflow.inputs import (
     read_range,
     row_ranges_in,
     split_by_rows,
+    write_on_cluster,
 )
+from tutorlib.workflow.graph import OpGraph
 
 ENCODINGS = ("fast", "default")
 MANIFEST = "_manifest.json"
@@ -57,7 +57,7 @@ class PartFile:
 
     @property
     def num_rows(self) -> int:
-        """Rows to read; row ops may drop some of them."""
+        """Rows of the part file."""
         return sum(row_range.num_rows for row_range in self.row_ranges)
 
     @property
@@ -101,13 +101,12 @@ class WriteJob:
     def metadata(self) -> dict[str, Any] | None:
         """Return what decides what the files hold; None for rows in memory and unknown code."""
         sources = {name: _source_metadata(source) for name, source in self.sources.items()}
-        code = saved_form.user_code(self.graph)
-        if None in sources.values() or code is None:
+        if None in sources.values() or not saved_form.code_is_known(self.graph):
             return None
         settings = ("rows_per_file", "row_group_rows", "encoding", "shuffle_seeds")
         return {
             "workflow": saved_form.fingerprint(self.graph),
-            "functions": code,
+            "inputs": self.graph.input_names,  # for training, the columns of folds too
             "sources": sources,
             "pyarrow": pa.__version__,
             **{name: getattr(self, name) for name in settings},
@@ -295,8 +294,7 @@ def _remove_empty(folder: Path, parts: list[PartFile]) -> list[dict[str, Any]]:
     for split, rows in rows_of.items():
         if rows == 0:
             raise ValueError(
-                f"nothing to write{f' for {split!r}' if split else ''}: the data has no rows, or "
-                "the row ops drop all of them"
+                f"nothing to write{f' for {split!r}' if split else ''}: the data has no rows"
             )
     return files
 
