@@ -84,9 +84,9 @@ class ListSlice(Op):
             raise TypeError(self._wrong(name, f"takes lists, got {column_type(column)[0]}"))
         xp = array_namespace(column.offsets)
         lengths = xp.diff(column.offsets)
-        bounds = (self.start, lengths.max(initial=0) if self.end is None else self.end)
         first, last = (
-            xp.maximum(lengths + at, 0) if at < 0 else xp.minimum(lengths, at) for at in bounds
+            xp.maximum(lengths + at, 0) if at < 0 else xp.minimum(lengths, at)
+            for at in (self.start, 2**62 if self.end is None else self.end)
         )
         kept = xp.maximum(last - first, 0)
         made = xp.full(len(kept), self.length) if self.pad else kept

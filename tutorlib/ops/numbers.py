@@ -589,10 +589,11 @@ class LambdaOp(ColumnOp):
         if self.dtype == "string" and not isinstance(result, pa.Array):
             result = pa.array(result, pa.large_string())
         if isinstance(result, pa.Array | pa.ChunkedArray):
-            result = to_namespace(column_from_arrow(result), xp)
+            result = column_from_arrow(result)
         elif not is_array(result):
             rule = f"expects an array from the function, got {type(result).__name__}"
             raise TypeError(self._wrong(name, rule))
+        result = to_namespace(result, xp)  # the function got strings in host memory
         missing = missing_in(result)
         return with_nulls(self._of_dtype(parts_of(result)[0], missing), ~missing)
 
