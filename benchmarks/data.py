@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tfrecords
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.parquet import ParquetSink, ParquetSource, fast_encoding
 from tutorlib.schema import Column, Schema
 from tutorlib.storage import new_folder

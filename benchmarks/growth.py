@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import machine, measure
 from benchmarks.data import Dataset, criteo_shape, linked
 from benchmarks.memory import WARM_ROWS
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.schema import Column, Schema
 
 SUMMARY = "how start-up, rate, memory and bytes read grow with rows, columns and files (16 minutes)"

@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.memory import usable_cores
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema

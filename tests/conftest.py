@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module")
 def folder(request, columns, tmp_path_factory):
     """The rows of a test file's own `columns` as Parquet, in files as its `FILES` says."""
-    from tutorlib.chunk import Chunk
+    from tutorlib.columns import Chunk
     from tutorlib.parquet import ParquetSink
 
     path = tmp_path_factory.mktemp("data") / "train"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.oracles import MASK, hash_text, mix
-from tutorlib.chunk import Strings, column_from_arrow
+from tutorlib.columns import Strings, column_from_arrow
 from tutorlib.hashing import KeyIndex, hash_integers, hash_strings, hash_values, to_buckets
 from tutorlib.ops.shared.keys import combined_hashes
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.support.backends import both, run
 from tutorlib.callbacks import LoaderCheckpoint
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.layers import DenseFeatures, FusedEmbedding
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.models import DLRM, movielens_network

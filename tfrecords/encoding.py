@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfrecords.metadata import cell_dtype, stored_dtype
-from tutorlib.chunk import Chunk, Ragged, Strings
+from tutorlib.columns import Chunk, Ragged, Strings
 
 BLOCK_BYTES = 1 << 25  # most bytes encoded at a time; a block with long lists has fewer rows
 

@@ -18,7 +18,7 @@ from data_prep.output import DataPrepError, read_settings
 from tests.attack.edits import edit_bytes, edit_json, edit_lines
 from tfrecords import read_metadata, write_raw_batches
 from tfrecords.metadata import cells_file, metadata_of
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import (
     Bucketize,
     Categorify,
@@ -26,7 +26,6 @@ from tutorlib.ops import (
     FillMedian,
     FillMissing,
     HashBucket,
-    JoinGroupby,
     ListSlice,
     LogOp,
     Normalize,

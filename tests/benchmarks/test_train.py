@@ -25,7 +25,7 @@ from benchmarks.train import (
     name_of,
     of_section,
 )
-from tutorlib.chunk import Ragged
+from tutorlib.columns import Ragged
 from tutorlib.profiling import ProfileSteps, read_trace
 
 ROWS, BATCH_SIZE = 2_500, 1_000

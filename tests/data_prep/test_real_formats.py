@@ -15,7 +15,7 @@ import pytest
 
 from data_prep import criteo, movielens
 from data_prep.__main__ import main
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.models import DLRM, movielens_network
 from tutorlib.parquet import ParquetSource

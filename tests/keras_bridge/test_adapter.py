@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
 

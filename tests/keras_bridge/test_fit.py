@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Ragged
+from tutorlib.columns import Ragged
 from tutorlib.loader import KerasSequenceLoader
 
 ROWS = 500

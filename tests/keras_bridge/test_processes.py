@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.documents import code_below
 from tests.support.processes import run_together, started
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
 

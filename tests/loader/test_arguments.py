@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Ragged
+from tutorlib.columns import Ragged
 
 loader_of = loader_with(10, label_names=["y"])
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.loader import ranks
 from tutorlib.ops import Categorify, LambdaOp
 from tutorlib.parquet import ParquetSink

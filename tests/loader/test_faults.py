@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.leftovers import come_to_an_end, passes_in_memory, reader_threads
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Chunk, column_to_arrow
+from tutorlib.columns import Chunk, column_to_arrow
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Clip
 from tutorlib.parquet import ParquetError, ParquetSource

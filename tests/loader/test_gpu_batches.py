@@ -10,7 +10,7 @@ import pytest
 from tests.support.device_batches import assert_same_batches, chunk_of, loader_of
 from tests.support.gpu import ON_GPU, copied_bytes, run
 from tests.support.leftovers import come_to_an_end, reader_threads
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, FillMissing, HashBucket, Normalize
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource

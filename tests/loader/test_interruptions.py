@@ -22,7 +22,7 @@ from tests.support.leftovers import (
     reader_threads,
 )
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Ragged
+from tutorlib.columns import Ragged
 from tutorlib.parquet import ParquetSource
 
 ROWS = 1000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.leftovers import reader_threads
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Chunk, Masked, Ragged
+from tutorlib.columns import Chunk, Masked, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema

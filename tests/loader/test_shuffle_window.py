@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import shuffle_quality
 from tutorlib.parquet import ParquetSink
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.leftovers import come_to_an_end, open_files, passes_in_memory
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tutorlib import Categorify, KerasSequenceLoader, Normalize, Workflow
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import split_rows

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Masked, Ragged
+from tutorlib.columns import Masked, Ragged
 from tutorlib.parquet import ParquetError
 
 ROWS = 200

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.memory import BufferPool, aligned, aligned_empty
 from tutorlib.parquet import ParquetSink

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.ops import bits, chunk_of, column, cut, fit, learned, through_disk
 from tests.support.ops_strategies import CUTS, FEW, PAIRS, RANDOM, triples
 from tests.support.oracles import hash_of, mix
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import (
     Categorify,
 )

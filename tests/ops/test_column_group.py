@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.ops import column
-from tutorlib.chunk import Chunk, Masked
+from tutorlib.columns import Chunk, Masked
 from tutorlib.ops import (
     Bucketize,
     Categorify,

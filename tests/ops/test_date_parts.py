@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tutorlib.chunk import Chunk, Masked
+from tutorlib.columns import Chunk, Masked
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, DateParts, Filter, Normalize
+from tutorlib.ops import Categorify, DateParts, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.ops import column, learned, plain
 from tests.support.ops_strategies import FEW, INTEGERS, NUMBERS, TEXTS
 from tests.support.oracles import MASK, hash_text, mix
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import (
     Bucketize,
     Clip,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.ops import bits, chunk_of, column, cut, learned, plain, through_disk
 from tests.support.ops_strategies import CUTS, FEW, INTEGERS, NUMBERS, RANDOM
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import (
     FillMedian,
     FillMissing,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.support.ops import bits, chunk_of, column, cut, learned, plain, through_disk
 from tests.support.ops_strategies import CUTS, FEW, KEYED, NUMBERS, RANDOM, keyed_chunk
 from tests.support.oracles import MASK, hash_text, mix
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, JoinGroupby, TargetEncoding
+from tutorlib.ops import Categorify, TargetEncoding
 from tutorlib.ops.shared.exact import ratios
 from tutorlib.workflow import Workflow
 
@@ -216,7 +216,7 @@ def test_target_encoding_by_hand():
     # The first row sees the others: prior 2/3, user 7 has the target 0. They see it alone.
     want = [(0 + 2 / 3) / 2, (1 + 1) / 2, 1.0, 1.0]
     assert out.tolist() == np.array(want, np.float32).tolist()
-    serving = fitted.for_serving()
+    serving = fitted
     assert serving.input_names == ["user"]
     out = serving.transform(chunk_of(user=[7, 5, None, 9]))["user_label_mean"]
     want = [(1 + 0.75) / 3, (1 + 0.75) / 2, 0.75, 0.75]
@@ -253,7 +253,7 @@ def test_target_encoding_gives_each_row_what_the_other_folds_alone_would(
         want.append(mean_of(*left, key, smoothing, prior))
     learned(group, *cut(chunk, cuts), random=random)
     assert group.transform(chunk)["pair_x_mean"].tolist() == want
-    served = group.ops[0].for_serving().transform(chunk.select(["n", "t"]))["pair_x_mean"]
+    served = group.ops[0].transform(chunk.select(["n", "t"]))["pair_x_mean"]
     assert served.tolist() == [mean_of(keys, targets, key, smoothing, prior) for key in keys]
     assert bits(learned(group, chunk).ops[0]) == bits(group.ops[0])
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from tests.support.ops import column
 from tests.support.ops_strategies import FEW, PAIRS, triples
 from tests.support.oracles import hash_of, hash_text, mix
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import (
     HashBucket,
-    HashedCross,
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.ops import column
 from tests.support.ops_strategies import FEW
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import (
     JoinExternal,
 )

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.ops import chunk_of, cut, fit, plain
 from tests.support.workflow_rows import write
-from tutorlib.chunk import Masked
+from tutorlib.columns import Masked
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, HashBucket, LabelEncoder, LambdaOp, Normalize, Rename
 from tutorlib.workflow import Workflow

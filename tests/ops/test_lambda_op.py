@@ -6,8 +6,8 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.support.ops import column
-from tutorlib.chunk import Chunk
-from tutorlib.ops import Filter, LambdaOp
+from tutorlib.columns import Chunk
+from tutorlib.ops import LambdaOp
 
 
 def test_lambda_op_applies_the_function_to_values_that_are_there():

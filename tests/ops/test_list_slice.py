@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.ops import chunk_of, column, through_disk
 from tests.support.ops_strategies import FEW, INTEGERS, TEXTS
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import (
     Categorify,
     ListSlice,

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from tests.support.ops import column, fit, learned
 from tests.support.ops_strategies import FEW
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import (
     FillMedian,
-    JoinGroupby,
     Normalize,
     NormalizeMinMax,
     exact_sum,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Filter
 from tutorlib.parquet import ParquetSource
 from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.ops_strategies import FEW, TEXTS
-from tutorlib.chunk import Chunk, Masked, Strings, column_from_arrow, column_to_arrow
-from tutorlib.encoded_strings import (
+from tutorlib.columns import (
+    Chunk,
     EncodedStrings,
+    Masked,
+    Strings,
+    column_from_arrow,
+    column_to_arrow,
     encoded_column,
     integers_as_strings,
     plain_strings,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 
 TABLE = pa.table({"i": np.arange(100, dtype="int32"), "x": np.linspace(0, 1, 100)})

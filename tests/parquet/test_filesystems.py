@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetError, ParquetSource, find_files
 
 fsspec = pytest.importorskip("fsspec")

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.gpu import ON_GPU, run
-from tutorlib.chunk import Masked, Ragged, Strings, to_host
+from tutorlib.columns import Masked, Ragged, Strings, to_host
 from tutorlib.parquet import ParquetError, ParquetSource
 
 pytestmark = ON_GPU

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.parquet import ParquetError, ParquetSource, files
 from tutorlib.parquet.slices import Stream, Streams
 

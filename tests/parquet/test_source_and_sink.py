@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.columns import Chunk, Masked, Ragged, Strings
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, fast_encoding
 
 

@@ -17,11 +17,11 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.parquet.tables import PREFIX
 from tutorlib.workflow import split_rows
-from tutorlib.workflow.inputs import as_source
+from tutorlib.workflow.fit import as_source
 
 pl = pytest.importorskip("polars")
 ROWS = 1000

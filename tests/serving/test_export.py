@@ -18,7 +18,7 @@ from tests.support.ops_served import (
     rows_of_all_kinds,
     workflow_of_all_kinds,
 )
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.models import DLRM, movielens_network
 from tutorlib.ops import (
     Bucketize,
@@ -297,7 +297,6 @@ def nulls_of_all_kinds(count=400, seed=0):
 def every_op_that_fills_or_learns():
     groups = [
         ["n", "word", "yes", "ns", "full"] >> Categorify(),
-        ["n", "word"] >> Categorify(combo=True),
         ["n", "x", "yes"] >> FillMissing(1, add_binary_cols=True),
         ["word"] >> FillMissing("?") >> Categorify(),
         ["n", "x", "whole"] >> FillMedian(add_binary_cols=True),
@@ -320,7 +319,7 @@ def test_what_was_null_in_fitting_may_be_null_in_serving_for_every_op(tmp_path):
     pq.write_table(nulls_of_all_kinds(), tmp_path / "rows.parquet", row_group_size=100)
     workflow = every_op_that_fills_or_learns().fit(tmp_path / "rows.parquet")
     rows = Chunk.from_arrow(nulls_of_all_kinds())
-    offline = workflow.for_serving().transform(rows).drop(workflow.label_names)
+    offline = workflow.transform(rows).drop(workflow.label_names)
     want = in_batch_dtypes(as_batch(offline), workflow.output_schema)
     inputs = {n: keras.Input(a.shape[1:], name=n, dtype=a.dtype.name) for n, a in want.items()}
     model = keras.Model(

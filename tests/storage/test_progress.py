@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.workflow_rows import rows, workflow, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import Categorify
 from tutorlib.storage import row_bar
 from tutorlib.workflow import Workflow

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Chunk, Masked, Ragged
+from tutorlib.columns import Chunk, Masked, Ragged
 from tutorlib.schema import Column, Schema
 
 SCHEMA = Schema(

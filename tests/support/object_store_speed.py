@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.object_store import object_store
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import Chunk, column_from_arrow
+from tutorlib.columns import Chunk, column_from_arrow
 from tutorlib.workflow import Workflow
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import Chunk, Ragged, Strings
+from tutorlib.columns import Chunk, Ragged, Strings
 from tutorlib.schema import Column, Schema
 
 ROWS = 1000

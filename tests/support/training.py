@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.parquet import ParquetSink
 
 ROWS, BATCH_SIZE = 512, 64

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import Chunk, Masked, Ragged, Strings
+from tutorlib.columns import Chunk, Masked, Ragged, Strings
 from tutorlib.ops import (
     Categorify,
     Clip,

@@ -7,7 +7,7 @@ import numpy as np
 from tests.support.tfrecords_rows import strings
 from tfrecords import encode_examples
 from tfrecords.encoding import encode_batch
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 
 
 def by_protobuf(chunk):

@@ -23,7 +23,7 @@ from tfrecords import (
     write_raw,
     write_raw_batches,
 )
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema

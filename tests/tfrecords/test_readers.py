@@ -23,7 +23,7 @@ from tfrecords import (
     write_examples,
     write_prebatched,
 )
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema

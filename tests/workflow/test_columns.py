@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import all_rows, same, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,

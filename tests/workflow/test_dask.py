@@ -15,7 +15,7 @@ import pytest
 from tests.support.documents import code_below
 from tests.support.processes import run_together, started
 from tests.support.workflow_rows import OUTPUTS, all_rows, rows, same, workflow, write
-from tutorlib.ops import Categorify, JoinGroupby, LabelEncoder, LogOp, Normalize
+from tutorlib.ops import Categorify, LabelEncoder, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
@@ -251,7 +251,7 @@ def test_the_program_of_the_page_prepares_a_folder_as_threads_do(tmp_path):
 PAGES = """
 import json, resource
 import numpy as np
-from tutorlib.workflow.dask_cluster import _memory_kept
+from tutorlib.workflow.fit import _memory_kept
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.support.workflow_rows import OUTPUTS, rows, workflow, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, FillMissing, HashBucket, Normalize, Rename
 from tutorlib.parquet import ParquetError

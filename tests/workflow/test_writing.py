@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import all_rows, rows, same, workflow, write
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import ColumnOp, LambdaOp, LogOp, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import Schema
 from tutorlib.storage import MARK, METADATA_FILE, resumable_folder
 from tutorlib.workflow import Workflow, split_rows
-from tutorlib.workflow import inputs as parts
+from tutorlib.workflow import fit as parts
 
 SIZES = {"row_group_rows": 100, "rows_per_file": 250}
 

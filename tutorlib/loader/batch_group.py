@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from tutorlib.chunk import Ragged
+from tutorlib.columns import Ragged
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.list_lengths import ListLengths
 from tutorlib.loader.plan import RowSlice

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import array_namespace
+from tutorlib.columns import array_namespace
 
 LAST_CLASS = 2**24  # up to which float32 holds every integer
 

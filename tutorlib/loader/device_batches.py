@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Ragged, array_namespace, concat_columns, gather_rows, to_host
+from tutorlib.columns import Ragged, array_namespace, concat_columns, gather_rows, to_host
 from tutorlib.loader.batch_group import BatchBuilder, BatchGroup, ScatterPlan
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.list_lengths import ListLengths

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Ragged, gather_rows
+from tutorlib.columns import Ragged, gather_rows
 from tutorlib.loader.batch_group import BatchBuilder, BatchGroup, ScatterPlan
 from tutorlib.loader.held_lists import HeldLists
 from tutorlib.loader.layout import Field, Layout

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Masked,
     Ragged,
     Strings,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tutorlib.checks import FormerNames, check_bytes
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.keras_bridge import data_share
 from tutorlib.loader.batch_format import BatchFormat
 from tutorlib.loader.batches import Batches

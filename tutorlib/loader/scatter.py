@@ -11,7 +11,7 @@ from typing import Any, Generic
 
 import numpy as np
 
-from tutorlib.chunk import Chunk, Masked, Ragged, to_host
+from tutorlib.columns import Chunk, Masked, Ragged, to_host
 from tutorlib.loader.batch_group import BatchBuilder, GroupT, ScatterPlan
 from tutorlib.loader.pipeline import Stopwatch
 from tutorlib.loader.plan import RowSlice

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Ragged, array_namespace, to_host
+from tutorlib.columns import Ragged, array_namespace, to_host
 from tutorlib.keras_bridge import (
     eager_scope,
     gpu_tensor_maker,

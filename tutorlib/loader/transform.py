@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
 

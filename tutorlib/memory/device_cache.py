@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import to_namespace
+from tutorlib.columns import to_namespace
 
 
 class DeviceCache:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import Masked, Ragged, Strings, concat_columns
+from tutorlib.columns import Masked, Ragged, Strings, concat_columns
 from tutorlib.memory import GpuSpace
 
 STEP_BYTES = 64 * 2**20  # decoded in a step to save memory; decompressing takes as much again

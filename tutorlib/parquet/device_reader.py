@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.chunk import column_from_arrow, copied, slice_rows, take, to_namespace
+from tutorlib.columns import column_from_arrow, copied, slice_rows, take, to_namespace
 from tutorlib.memory import GpuSpace, MemorySpace
 from tutorlib.parquet.files import ParquetFiles
 from tutorlib.parquet.types import ParquetError, RowGroup

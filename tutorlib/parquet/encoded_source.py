@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from tutorlib.encoded_strings import encoded_column
+from tutorlib.columns import encoded_column
 from tutorlib.parquet.files import ParquetFiles
 from tutorlib.parquet.source import ParquetSource
 from tutorlib.parquet.types import RowGroup, column_type

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tutorlib.chunk import column_from_arrow
+from tutorlib.columns import column_from_arrow
 from tutorlib.parquet.footers import leaf_count, read_footers, schemas_of
 from tutorlib.parquet.paths import DataFile
 from tutorlib.parquet.shared_schema import shared_schema

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tutorlib.checks import check_positive
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet.paths import PARQUET_ENDINGS
 from tutorlib.parquet.types import is_list
 from tutorlib.storage import (

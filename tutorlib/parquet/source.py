@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tutorlib.checks import check_positive
-from tutorlib.chunk import Chunk, as_vectors
+from tutorlib.columns import Chunk, as_vectors
 from tutorlib.memory import MemorySpace, memory_space
 from tutorlib.parquet.files import ParquetFiles
 from tutorlib.parquet.fingerprint import fingerprint_of
@@ -193,6 +193,16 @@ class ParquetSource:
     def location(self, position: int) -> str:
         """Return what error messages call the row group number `position`."""
         return self.stored.location(self.row_groups[position])
+
+    def null_count(self, name: str) -> int | None:
+        """Return the nulls of a column in all row groups; None if a footer does not tell."""
+        total = 0
+        for group in self.row_groups:
+            statistics = [leaf.statistics for _, leaf in self.stored.leaves(group, [name])]
+            if not statistics or any(s is None or not s.has_null_count for s in statistics):
+                return None
+            total += sum(s.null_count for s in statistics)
+        return total
 
     def fingerprint(self) -> dict[str, Any]:
         """Return metadata, as JSON values, that is equal for the same data set.

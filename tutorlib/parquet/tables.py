@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.parquet.paths import ARROW_ENDINGS, DataFile, find_files
 from tutorlib.parquet.sink import ParquetSink
 from tutorlib.parquet.types import ParquetError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.chunk import time_dtype, vector_length
+from tutorlib.columns import time_dtype, vector_length
 from tutorlib.inference import element_type, vector_type
 
 

@@ -32,7 +32,7 @@ class WorkflowLayer(keras.layers.Layer):
     `Workflow.to_keras` makes it. A SavedModel keeps what the ops have learned; a `.keras` file
     cannot hold it: save the workflow next to the model, or use `export_serving`.
 
-    It computes what `Workflow.for_serving().transform` does, bit for bit, with three exceptions:
+    It computes what `Workflow.transform` does, bit for bit, with three exceptions:
 
     * TensorFlow takes numbers nearer to zero than 2**-126 (1.2e-38) for zero;
     * a zero that `Clip` has limited at zero may have the other sign, which NumPy chooses by dtype
@@ -91,8 +91,7 @@ class WorkflowLayer(keras.layers.Layer):
             )
         check_choice("batch_layout", batch_layout, BATCH_LAYOUTS)
         check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
-        serving = workflow.for_serving()
-        schema = serving.output_schema
+        schema = workflow.output_schema
         self.schema = schema.features if columns is None else schema.select(columns)
         self.batch_layout, self.multi_hot = batch_layout, multi_hot
         lists = [column.name for column in self.schema if column.multi_hot]
@@ -102,12 +101,12 @@ class WorkflowLayer(keras.layers.Layer):
         self._chains = tf.Module()
         self._chains.all = [
             _Chain(group, self.schema.names, functions or {})
-            for group in serving.groups
+            for group in workflow.groups
             if not set(self.schema.names).isdisjoint(group.output_names)
         ]
         needed = dict.fromkeys(name for chain in self._chains.all for name in chain.needed)
-        self.types = {name: serving.input_types[name] for name in needed}
-        self.nullable = [name for name in serving.nullable if name in self.types]
+        self.types = {name: workflow.input_types[name] for name in needed}
+        self.nullable = [name for name in workflow.nullable if name in self.types]
         self.built = True
 
     def __call__(self, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -174,7 +173,7 @@ class _Chain(tf.Module):
             except ValueError as error:
                 what = f"{type(op).__name__} of the columns {names}"
                 raise ValueError(f"an op cannot be served: {what} {error}") from error
-            wanted = list(dict.fromkeys(s for name in wanted for s in served[-1].sources(name)))
+            wanted = list(dict.fromkeys(map(served[-1].source, wanted)))
         self.ops, self.needed = served[::-1], wanted
 
     def __call__(self, columns: dict[str, ServedColumn]) -> dict[str, ServedColumn]:

@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tutorlib import ops
-from tutorlib.chunk import Strings
+from tutorlib.columns import Strings
 from tutorlib.ops import FIRST_OOV_ID, NULL_ID
-from tutorlib.ops.date_parts import SIZES
-from tutorlib.ops.shared.columns import id_dtype
+from tutorlib.ops.base import id_dtype
+from tutorlib.ops.lists_dates import SIZES
 from tutorlib.serving import tensors
 from tutorlib.serving.tensors import ServedColumn
 
@@ -22,7 +22,7 @@ Functions = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
 class ServedOp(tf.Module):
     """A fitted op as TensorFlow operations, for some of the columns that it makes.
 
-    This class gives the columns as they are. A subclass overrides `column`; `sources`, unless each
+    This class gives the columns as they are. A subclass overrides `column`; `source`, unless each
     column is made of the input column of the same name; and `build`, if the op has learned. It
     stands in `SERVED`.
 
@@ -46,34 +46,31 @@ class ServedOp(tf.Module):
     def build(self, functions: Functions) -> None:
         """Create the variables that hold what the op has learned."""
 
-    def sources(self, output: str) -> list[str]:
-        """Return the names of the input columns that the column `output` is made of."""
-        return [output]
+    def source(self, output: str) -> str:
+        """Return the name of the input column that the column `output` is made of."""
+        return output
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
-        """Return an output column, given the columns that `sources` names."""
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return an output column, given the one that `source` names."""
         return column
 
     def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
         """Return the wanted columns."""
-        return {
-            name: self.column(name, *(columns[source] for source in self.sources(name)))
-            for name in self.wanted
-        }
+        return {name: self.column(name, columns[self.source(name)]) for name in self.wanted}
 
 
 class ServedRename(ServedOp):
     """`Rename`."""
 
-    def sources(self, output: str) -> list[str]:
+    def source(self, output: str) -> str:
         """Return the old name."""
-        return [self.names[self.op.output_names(self.names).index(output)]]
+        return self.names[self.op.output_names(self.names).index(output)]
 
 
 class ServedListSlice(ServedOp):
     """`ListSlice`."""
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the slice of each list, padded if the op pads."""
         op, splits = self.op, column.splits
         if splits is None:
@@ -99,13 +96,13 @@ class ServedListSlice(ServedOp):
 class ServedDateParts(ServedOp):
     """`DateParts`; the raw tensor is int64, in the unit of the column that was fitted on."""
 
-    def sources(self, output: str) -> list[str]:
+    def source(self, output: str) -> str:
         """Return the column whose part the output is."""
-        return [self.names[self.op.output_names(self.names).index(output) // len(self.op.parts)]]
+        return self.names[self.op.output_names(self.names).index(output) // len(self.op.parts)]
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return one part of the dates."""
-        (source,) = self.sources(name)
+        source = self.source(name)
         part = name.removeprefix(f"{source}_")
         unit = self.op.unit_for(source, column.dtype or column.values.dtype.name)
         made = self.op.part(part, tf.cast(column.values, tf.int64), unit)
@@ -117,11 +114,11 @@ class ServedDateParts(ServedOp):
 class ServedFill(ServedOp):
     """`FillMissing` and `FillMedian`: nulls replaced, and the indicator columns, float32."""
 
-    def sources(self, output: str) -> list[str]:
+    def source(self, output: str) -> str:
         """Return the column itself; of an indicator, the column whose nulls it marks."""
-        return [output if output in self.names else output.removesuffix("_filled")]
+        return output if output in self.names else output.removesuffix("_filled")
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return a filled column or an indicator."""
         missing = column.missing()
         if name not in self.names:
@@ -136,7 +133,7 @@ class ServedFill(ServedOp):
 class ServedClip(ServedOp):
     """`Clip`."""
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the values within the limits; NaN and nulls stay."""
         values = column.values
         low, high = self.op.limits_for(name, column.numpy_dtype)
@@ -165,7 +162,7 @@ class ServedLogOp(ServedOp):
                 "LogOp(dtype='float32')"
             )
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return log(1 + x)."""
         values = tensors.as_float64(column)
         rule = f"column {name!r}: LogOp takes values above -1. Put Clip(min_value=0) before it."
@@ -181,7 +178,7 @@ class ServedScaler(ServedOp):
         refuse_float16(self.op)
         self.numbers = {n: tensors.fixed(np.array(self.op.shift_and_scale(n))) for n in self.wanted}
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return (x - shift) / scale."""
         shift, scale = tf.unstack(tf.convert_to_tensor(self.numbers[name]))
         values = (tensors.as_float64(column) - shift) / scale
@@ -191,7 +188,7 @@ class ServedScaler(ServedOp):
 class ServedBucketize(ServedOp):
     """`Bucketize`."""
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return int32 ids of the intervals."""
         values = column.values if column.values.dtype.is_integer else tensors.as_float64(column)
         edges = self.op.edges_for(name, np.dtype(values.dtype.as_numpy_dtype))
@@ -212,84 +209,71 @@ class ServedLambdaOp(ServedOp):
             )
         self.function = functions[name]
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return what the function makes of the values; a null stays null."""
         result = tf.convert_to_tensor(self.function(column.values))
         if self.op.dtype != "string":
             result = tf.cast(result, self.op.dtype)
         rule = f"column {name!r}: LambdaOp expects as many values from the function as it gave"
         tensors.require(tf.reduce_all(tf.equal(tf.shape(result), tf.shape(column.values))), rule)
-        return column.with_values(result, column.valid)
+        return column.with_values(result, ~column.missing())
 
 
 class ServedHashBucket(ServedOp):
     """`HashBucket`."""
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return int32 buckets, 0 at a null."""
         ids = tensors.to_buckets(tensors.hash_values(column.values), self.op.cardinality(name))
         return column.with_values(column.without_nulls(ids, 0))
 
 
 class ServedCategorify(ServedOp):
-    """`Categorify`, of columns and of combinations."""
+    """`Categorify`."""
 
     def build(self, functions: Functions) -> None:
         """Keep the vocabularies; columns that share one share its variables."""
         one_column = {self.op.vocabulary_key(name): name for name in self.wanted}
         self.tables = {
-            key: tensors.CombinationTable(self.op.index_of(name))
-            for key, name in one_column.items()
+            key: tensors.KeyTable(self.op.index_of(name).keys) for key, name in one_column.items()
         }
 
-    def sources(self, output: str) -> list[str]:
-        """Return the column itself, or all columns of the combination."""
-        return list(self.names) if self.op.combo else [output]
-
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
-        """Return the ids of a column's values, or of combinations."""
-        parts, buckets = [column, *others], self.op.num_oov_buckets
-        found = self.tables[self.op.vocabulary_key(name)].find(parts)  # from 1; 0 is unknown
-        ids = tf.cast(found, id_dtype(self.op.cardinality(name)))
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the ids of the values."""
+        buckets = self.op.num_oov_buckets
+        table = self.tables[self.op.vocabulary_key(name)]
+        ids = tf.cast(table.find(column.values), id_dtype(self.op.cardinality(name)))
         unknown = tf.constant(FIRST_OOV_ID, ids.dtype)
         if buckets > 1:
-            values = column.values
-            hashes = tensors.hash_rows(parts) if self.op.combo else tensors.hash_values(values)
+            hashes = tensors.hash_values(column.values)
             unknown += tf.cast(tensors.to_buckets(hashes, buckets), ids.dtype)
-        ids = tf.where(ids > 0, ids + (FIRST_OOV_ID + buckets - 1), unknown)
-        if all(part.valid is not None for part in parts):  # null only if all parts are
-            valid = tf.reduce_any([part.valid for part in parts], axis=0)
-            ids = tf.where(valid, ids, NULL_ID)
-        return column.with_values(ids)
+        ids = tf.where(ids > 0, ids + (FIRST_OOV_ID + buckets - 1), unknown)  # found from 1
+        return column.with_values(column.without_nulls(ids, NULL_ID))
 
 
 class ServedTargetEncoding(ServedOp):
-    """`TargetEncoding`: numbers learned of groups of rows, found by key."""
+    """`TargetEncoding`: the means of all rows, found by key."""
 
     def build(self, functions: Functions) -> None:
-        """Keep the keys, and the numbers of each wanted column after that of a new key."""
+        """Keep the keys, and the means of each wanted column after that of a new key."""
         refuse_float16(self.op)
-        self.keys: dict[str, tensors.CombinationTable] = {}
-        self.numbers: dict[str, tf.Variable] = {}
+        self.keys: dict[str, tensors.KeyTable] = {}
+        self.means: dict[str, tf.Variable] = {}
         for name in self.wanted:
-            key, suffix = self.op.parts_of_output(name, self.names)
+            key, target = self.op.parts_of_output(name, self.names)
             if key not in self.keys:
-                self.keys[key] = tensors.CombinationTable(self.op.index_of(key))
-            self.numbers[name] = tensors.fixed(self.op.numbers_of(key, suffix))
+                self.keys[key] = tensors.KeyTable(self.op.index_of(key).keys)
+            self.means[name] = tensors.fixed(self.op.numbers_of(key, target))
 
-    def sources(self, output: str) -> list[str]:
-        """Return the key's column, or all columns that make the key together."""
-        if self.op.combo:
-            return list(self.names)
-        return [self.op.parts_of_output(output, self.names)[0]]
+    def source(self, output: str) -> str:
+        """Return the key's column."""
+        return self.op.parts_of_output(output, self.names)[0]
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
-        """Return the numbers of each row's key; those of a new key if it is null in any part."""
-        key, _ = self.op.parts_of_output(name, self.names)
-        found = self.keys[key].find([column, *others])
-        for part in (column, *others):
-            found = part.without_nulls(found, 0)
-        return column.with_values(tf.gather(self.numbers[name], found))
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the mean of each row's key; that of a new key for a null."""
+        keys = self.keys[self.source(name)]
+        found = column.without_nulls(keys.find(column.values), 0)
+        return column.with_values(tf.gather(self.means[name], found))
 
 
 class ServedJoinExternal(ServedOp):
@@ -301,11 +285,11 @@ class ServedJoinExternal(ServedOp):
         self.keys = tensors.KeyTable(self.op.index.keys) if joined else None
         self.tables = {name: tensors.ValueTable(self.op.table[name]) for name in joined}
 
-    def sources(self, output: str) -> list[str]:
+    def source(self, output: str) -> str:
         """Return the column itself; of a joined one, the key."""
-        return [output if output in self.names else self.op.on]
+        return output if output in self.names else self.op.on
 
-    def column(self, name: str, column: ServedColumn, *others: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the column; a joined one has a null where the key is not in the table."""
         if name in self.names or self.keys is None:
             return column

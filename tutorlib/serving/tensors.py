@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tutorlib.chunk import Masked, Ragged, Strings
+from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.hashing import hash_values as hash_on_host
 from tutorlib.inference import element_type, is_time
 from tutorlib.loader.layout import batch_dtype
-from tutorlib.ops.shared.columns import take_or_null
-from tutorlib.ops.shared.keys import CombinationIndex
+from tutorlib.ops.base import take_or_null
 from tutorlib.schema import Column, Schema
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
@@ -178,15 +177,6 @@ def to_buckets(hashes: tf.Tensor, num_buckets: int) -> tf.Tensor:
     return tf.cast(tf.bitwise.right_shift(upper, np.uint64(32)), tf.int32)
 
 
-def hash_rows(columns: Sequence[ServedColumn]) -> tf.Tensor:
-    """Return the hash of each row's combination, uint64 [n]: see `ops.shared.keys`."""
-    crossed = None
-    for column in columns:
-        hashes = column.without_nulls(hash_values(column.values), number(0, tf.uint64))
-        crossed = mix(hashes if crossed is None else tf.bitwise.bitwise_xor(crossed, hashes))
-    return crossed
-
-
 class KeyTable(tf.Module):
     """Finds the position of keys in a list of keys, as `hashing.KeyIndex` does.
 
@@ -235,36 +225,6 @@ class KeyTable(tf.Module):
         elif unsigned != self._unsigned:
             right &= words >= 0  # the same bits stand for two numbers
         return tf.where(right, tf.gather(self._positions, at), 0)
-
-
-class CombinationTable(tf.Module):
-    """Finds the position of combinations of values, as the `CombinationIndex` that it copies."""
-
-    def __init__(self, index: CombinationIndex) -> None:
-        super().__init__()
-        self._parts = [KeyTable(part.keys) for part in index.part_indexes]
-        self._pairs = [KeyTable(pair.keys) for pair in index.pair_indexes]
-
-    def find(self, columns: Sequence[ServedColumn]) -> tf.Tensor:
-        """Return the position of each row's combination, from 1; 0 if it is not in the table.
-
-        Among several parts a null is a value like others; a single part that is null is not in the
-        table.
-        """
-        if len(columns) == 1:
-            return columns[0].without_nulls(self._parts[0].find(columns[0].values), 0)
-        found = self._number(0, columns[0])
-        for k, (pair, column) in enumerate(zip(self._pairs, columns[1:], strict=True), 1):
-            following = self._number(k, column)
-            packed = found * (self._parts[k].size + 2) + following
-            known = (found > 0) & (following > 0)
-            found = tf.cast(pair.find(tf.where(known, packed, -1)), tf.int64)
-        return found
-
-    def _number(self, k: int, column: ServedColumn) -> tf.Tensor:
-        """Return the number of each value of part k: from 1, a null the last, 0 if not known."""
-        part = self._parts[k]
-        return column.without_nulls(tf.cast(part.find(column.values), tf.int64), part.size + 1)
 
 
 class ValueTable(tf.Module):

@@ -1,7 +1,7 @@
 """Workflow: preprocessing that is fitted once and applied the same everywhere.
 
-`workflow` is the class for users; `fit` and `fit_pass` fit it on threads, `dask_cluster` on
-workers; `write` makes Parquet of transformed rows, `saved` files of a fitted workflow.
+`workflow` is the class for users; `fit` fits it on threads or on a cluster, `write` makes Parquet
+of transformed rows, `saved` files of a fitted workflow.
 """
 
 from tutorlib.workflow.workflow import Workflow

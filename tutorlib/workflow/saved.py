@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tutorlib.chunk import Chunk
+from tutorlib.columns import Chunk
 from tutorlib.ops import ColumnGroup, LambdaOp, op_class, saved_name
 
 if TYPE_CHECKING:

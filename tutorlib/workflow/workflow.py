@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib import ops, storage
-from tutorlib.chunk import Chunk, column_from_arrow
-from tutorlib.inference import element_type
+from tutorlib.columns import Chunk, column_from_arrow
+from tutorlib.inference import element_type, role_of
 from tutorlib.ops import ColumnGroup
 from tutorlib.parquet import column_type, file_rows, table_of, type_words
 from tutorlib.schema import Column, Schema
 from tutorlib.workflow import saved
-from tutorlib.workflow.fit import fit_graph
-from tutorlib.workflow.inputs import ColumnType, as_source
+from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, unfitted_ops
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
 SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")
@@ -108,7 +107,7 @@ class Workflow:
         self._empty: list[str] = []  # inputs without any value in the data: see `for_columns`
 
     def __repr__(self) -> str:
-        fitted = "not fitted" if self.unfitted() else "fitted"
+        fitted = "not fitted" if unfitted_ops(self.groups) else "fitted"
         columns = f"{len(self.input_names):,} columns in, {len(self.output_names):,} out"
         return "\n  ".join([f"Workflow: {fitted}, {columns}", *map(repr, self.groups)])
 
@@ -142,7 +141,6 @@ class Workflow:
         client: Any = None,
         *,
         threads: int | None = None,
-        memory_budget: int | str | None = None,
         progress: bool | None = None,
     ) -> Self:
         """Fit all ops, in as few passes over the data as they allow.
@@ -159,10 +157,6 @@ class Workflow:
             client: `distributed.Client` of a Dask cluster. Its workers fit instead of threads; they
                 must see the files under the same paths, and some of them may die. None for threads.
             threads: at least 1; None for one per usable core.
-            memory_budget: bytes, or text such as "500MB", for the states of Categorify and
-                TargetEncoding. States beyond it go to files in the temporary folder (TMPDIR) and
-                are merged at the end, for columns with more distinct values than memory holds. What
-                the ops keep in the end has to fit into memory. None for no limit.
             progress: True for a bar (needs tqdm), False for none, None for a bar on a terminal.
 
         Returns:
@@ -171,20 +165,14 @@ class Workflow:
         Raises:
             ValueError, TypeError: if values do not fit an op; names op, column and row group. The
                 workflow is then not fitted.
-            ValueError: if there are no rows to fit on; for `threads` or `memory_budget` with
-                `client`, because the cluster sets its own.
+            ValueError: if there are no rows to fit on; for `threads` with `client`, because the
+                cluster sets its own.
 
         Warns:
             UserWarning: if a column of a feature has a name that `export_serving` will refuse.
         """
-        fit_graph(
-            self,
-            as_source(source),
-            client=client,
-            threads=threads,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
+        data = as_source(source)
+        fit_graph(self, data, client=client, threads=threads, progress=progress)
         targets = set(self._targets)
         features = [g for g in self.groups if not targets.issuperset(g.output_names)]
         if wrong := without_signature({n for g in features for n in g.names} - targets):
@@ -195,14 +183,9 @@ class Workflow:
             )
         return self
 
-    def unfitted(self) -> list[tuple[ColumnGroup, int]]:
-        """Return each group with an unfitted op, and the index of its first one."""
-        unlearned = [[bool(op.unlearned(names)) for op, names in steps(g)] for g in self.groups]
-        return [(g, u.index(True)) for g, u in zip(self.groups, unlearned, strict=True) if any(u)]
-
     def check_fitted(self) -> None:
         """Raise ValueError if an op is not fitted."""
-        for group, index in self.unfitted():
+        for group, index in unfitted_ops(self.groups):
             raise ValueError(
                 f"{group.ops[index]!r} of the columns {list(group.names)} is not fitted. Call "
                 "fit(source) first."
@@ -321,21 +304,23 @@ class Workflow:
             raise ValueError(f"none of the columns {needed} has a value in any row")
         return lacking
 
-    def for_serving(self) -> Self:
-        """Return the workflow for rows that it was not fitted on: to validate and to predict.
+    def for_training(self) -> Self:
+        """Return the workflow for the rows that it was fitted on.
 
-        TargetEncoding then uses the statistics of all folds and does not need the fold column.
+        TargetEncoding then gives each row what the other folds alone tell, and reads its fold
+        column. All else is the same: `transform` and `loader.map` of the workflow itself give what
+        a served model gets, which is right for validation.
 
         Raises:
-            ValueError: before `fit`.
+            ValueError: before `fit`, or for a TargetEncoding without a fold column.
         """
         self.check_fitted()
-        serving = copy.copy(self)
-        serving.groups = [
-            ColumnGroup(group.names, [op.for_serving() for op in group.ops])
+        training = copy.copy(self)
+        training.groups = [
+            ColumnGroup(group.names, [op.for_training() for op in group.ops])
             for group in self.groups
         ]
-        return serving
+        return training
 
     def transform_to_parquet(
         self,
@@ -425,7 +410,7 @@ class Workflow:
             for name in group.names:
                 kind, multi_hot = self.input_types[name]
                 is_vector = element_type(kind)[1] is not None  # vectors of any number may be labels
-                role = "label" if is_vector and name in self.label_names else ops.role_of(kind)
+                role = "label" if is_vector and name in self.label_names else role_of(kind)
                 given.append(Column(name, role).with_type(kind, multi_hot))
             columns += group.output_columns(given)
         roles = dict.fromkeys(self.label_names, "label")
@@ -471,13 +456,16 @@ class Workflow:
     @property
     def classes(self) -> dict[str, list[Any]]:
         """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
-        return {name: encoder.classes_of(name) for name, encoder in self._label_encoders().items()}
+        encoders = self._encoders(ops.LabelEncoder)
+        return {name: encoder.classes_of(name) for name, encoder in encoders.items()}
 
     def decode(self, name: str, predictions: Any) -> Any:
-        """Return the classes of a label that a model predicts: see `LabelEncoder.decode`.
+        """Return the classes, or values, that a model predicts: see `decode` of the op.
+
+        LabelEncoder makes classes, `Categorify(joint=True)` the ids of a feature to predict.
 
         Raises:
-            ValueError: if no LabelEncoder makes the label, or the predictions do not fit it.
+            ValueError: if neither makes the column, or the predictions do not fit it.
 
         Example:
             >>> from tutorlib.ops import LabelEncoder
@@ -485,23 +473,25 @@ class Workflow:
             >>> workflow.classes, workflow.decode("y", np.array([[0.9], [0.1]])).tolist()
             ({'y': [3, 5]}, [5, 3])
         """
-        encoders = self._label_encoders()
+        encoders = self._encoders(ops.LabelEncoder | ops.Categorify)
         if name not in encoders:
-            raise ValueError(f"no LabelEncoder makes {name!r}; it makes {[*encoders]}")
+            raise ValueError(
+                f"no LabelEncoder or Categorify makes {name!r}; they make {[*encoders]}"
+            )
         _, lists = self.input_types.get(name, ("", False))
         return encoders[name].decode(name, predictions, multi_hot=lists)
 
-    def _label_encoders(self) -> dict[str, ops.LabelEncoder]:
-        """Return {column: its op}, the column as the op sees it."""
+    def _encoders(self, kinds: Any) -> dict[str, Any]:
+        """Return {column: its op of these kinds}, the column as the op sees it."""
         made = [step for group in self.groups for step in steps(group)]
-        return {n: op for op, names in made if isinstance(op, ops.LabelEncoder) for n in names}
+        return {name: op for op, names in made if isinstance(op, kinds) for name in names}
 
     # ---- serving and saving ----------------------------------------------------------------------
 
     def to_keras(self, **options: Any) -> Any:
         """Return the fitted workflow as a Keras layer that turns raw values into model inputs.
 
-        The layer outputs what `for_serving().transform` does, to the last bit but for three cases;
+        The layer outputs what `transform` does, to the last bit but for three cases;
         `WorkflowLayer` names them, and says how it takes nulls and lists. `export_serving` saves it
         together with a model.
 

@@ -24,14 +24,12 @@ import pyarrow as pa
 
 from tutorlib import storage
 from tutorlib.checks import check_choice, check_integer
-from tutorlib.chunk import Chunk, to_namespace
-from tutorlib.encoded_strings import plain_strings
+from tutorlib.columns import Chunk, plain_strings, to_namespace
 from tutorlib.hashing import hash_integers
 from tutorlib.memory import map_on_threads, thread_count, working_in
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange, with_encoded_strings
 from tutorlib.workflow import saved
-from tutorlib.workflow.dask_cluster import write_on_cluster
-from tutorlib.workflow.inputs import (
+from tutorlib.workflow.fit import (
     RowSource,
     as_source,
     input_paths,
@@ -39,6 +37,7 @@ from tutorlib.workflow.inputs import (
     read_range,
     row_ranges_in,
     split_by_rows,
+    write_on_cluster,
 )
 
 if TYPE_CHECKING:
@@ -118,6 +117,7 @@ class WriteJob:
         settings = ("rows_per_file", "row_group_rows", "encoding", "shuffle_seed")
         return {
             "workflow": self.workflow.fingerprint,
+            "inputs": self.workflow.input_names,  # for training, the columns of folds too
             "sources": sources,
             "pyarrow": pa.__version__,
             **{name: getattr(self, name) for name in settings},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorlib.chunk import (
+from tutorlib.columns import (
     Chunk,
     Masked,
     Ragged,

@@ -1,4 +1,4 @@
-"""DateParts: parts of dates and times, such as the hour, the weekday and the age in days."""
+"""ListSlice, which keeps a slice of each list, and DateParts, which makes features of dates."""
 
 from __future__ import annotations
 
@@ -7,13 +7,117 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from tutorlib.chunk import Chunk, Ragged, flat_values
-from tutorlib.ops.base import Op
-from tutorlib.ops.shared.columns import NULL_ID, column_type, parts_of
+from tutorlib.checks import check_integer
+from tutorlib.columns import (
+    Chunk,
+    Ragged,
+    array_namespace,
+    as_lists,
+    column_from_arrow,
+    column_type,
+    concat_columns,
+    flat_values,
+    parts_of,
+    take,
+    to_namespace,
+    with_flat_values,
+)
+from tutorlib.ops.base import NULL_ID, Op, check_fill, with_lists
 from tutorlib.schema import Column
 
-FIRST_ID = 2  # 0 is padding and 1 is null, as in Categorify
+
+class ListSlice(Op):
+    """Keeps values [start, end) of each list, as Python's slices do, and pads them on request.
+
+    Returns (from transform): columns of lists; dtype, nulls and the cardinality of ids stay.
+
+    Args:
+        start: first value; negative counts from the end of the list.
+        end: one past the last value; negative counts from the end, None is the end.
+        pad: whether shorter lists are padded at their end to the length of the slice, for which
+            `start` and `end` must count from the same end of the list.
+        pad_value: the padding, a number or string as the lists hold; 0 is Categorify's padding id.
+
+    Raises:
+        ValueError: if `pad` is set and the slice has no fixed length, or a column cannot hold
+            `pad_value`.
+        TypeError: for a column without lists, or a `pad_value` of another kind.
+
+    Example:
+        >>> column = Ragged(np.array([3, 4, 5, 6]), np.array([0, 3, 4]))
+        >>> (["tags"] >> ListSlice(-2)).transform(Chunk({"tags": column}))["tags"].tolist()
+        [[4, 5], [6]]
+        >>> group = ["tags"] >> ListSlice(0, 2, pad=True)
+        >>> group.transform(Chunk({"tags": column}))["tags"].tolist()
+        [[3, 4], [6, 0]]
+    """
+
+    def __init__(
+        self, start: int = 0, end: int | None = None, pad: bool = False, pad_value: float | str = 0
+    ) -> None:
+        for name, position in (("start", start), ("end", end or 0)):
+            check_integer(f"ListSlice: {name}", position, at_least=-(2**31), bits=31)
+        check_fill("ListSlice: pad_value", pad_value)
+        self.start, self.end, self.pad, self.pad_value = start, end, pad, pad_value
+        if pad and self.length < 1:
+            raise ValueError(
+                f"ListSlice: pad=True needs a slice of one length, got [{start}:{end}]. Count "
+                "start and end from the same end of the list, start before end."
+            )
+
+    @property
+    def length(self) -> int:
+        """Length of the slice of a list that is long enough; 0 if there is no one length."""
+        if self.start < 0:
+            return (self.end or 0) - self.start if self.end is None or self.end < 0 else 0
+        return 0 if self.end is None or self.end < 0 else self.end - self.start
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the slices."""
+        return Chunk({name: self._sliced(name, column) for name, column in chunk.items()})
+
+    def _sliced(self, name: str, column: Any) -> Ragged:
+        column = as_lists(column)
+        if not isinstance(column, Ragged):
+            raise TypeError(self._wrong(name, f"takes lists, got {column_type(column)[0]}"))
+        xp = array_namespace(column.offsets)
+        lengths = xp.diff(column.offsets)
+        first, last = (
+            xp.maximum(lengths + at, 0) if at < 0 else xp.minimum(lengths, at)
+            for at in (self.start, 2**62 if self.end is None else self.end)
+        )
+        kept = xp.maximum(last - first, 0)
+        made = xp.full(len(kept), self.length) if self.pad else kept
+        offsets = xp.zeros(len(kept) + 1, dtype=np.int64)
+        xp.cumsum(made, out=offsets[1:])
+        within = xp.arange(int(offsets[-1])) - xp.repeat(offsets[:-1], made)
+        positions = within + xp.repeat(column.offsets[:-1] + first, made)
+        values = column.values
+        if self.pad:
+            positions[within >= xp.repeat(kept, made)] = len(values)  # that of the padding
+            padding = to_namespace(self.padding_for(name, column_type(column)[0]), xp)
+            values = concat_columns([values, padding])
+        return Ragged(take(values, positions), offsets)
+
+    def padding_for(self, name: str, dtype: str) -> Any:
+        """Return `pad_value` as a column of one row, for lists of a dtype or of "string"."""
+        rule = f"cannot put {self.pad_value!r} into lists of {dtype}"
+        if isinstance(self.pad_value, str) != (dtype == "string"):
+            raise TypeError(self._wrong(name, rule))
+        if dtype == "string":
+            return column_from_arrow(pa.array([self.pad_value]))
+        one = np.array([self.pad_value]).astype(dtype)
+        if one.dtype.kind != "f" and one[0] != self.pad_value:
+            raise ValueError(self._wrong(name, rule))
+        return one
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return columns of lists."""
+        return [with_lists(column) for column in columns]
+
+
 SIZES = {
     "quarter": 4, "month": 12, "week": 53, "day": 31, "weekday": 7, "day_of_year": 366,
     "hour": 24, "minute": 60, "second": 60,
@@ -23,6 +127,7 @@ AGES = ("age_days", "age_seconds")
 TOTALS = ("total_days", "total_seconds")
 PARTS = (*SIZES, "year", *AGES, *TOTALS)
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+FIRST_ID = 2  # 0 is padding and 1 is null, as in Categorify
 DAY = 86_400  # seconds
 
 
@@ -90,21 +195,14 @@ class DateParts(Op):
         result: dict[str, Any] = {}
         for name, column in chunk.items():
             values, valid = parts_of(flat_values(column))
-            kind = column_type(values)[0]
-            unit = self.unit_for(name, kind)
+            unit = self.unit_for(name, column_type(values)[0])
             counts = values.astype(np.int64)
             for part in self.parts:
                 made = self.part(part, counts, unit)
-                if part in SIZES:
-                    made = made.astype(np.int32)
-                    if valid is not None:
-                        made[~valid] = NULL_ID
-                else:
-                    made = made.astype(np.float32)
-                    if valid is not None:
-                        made[~valid] = np.nan
-                lists = isinstance(column, Ragged)
-                result[f"{name}_{part}"] = Ragged(made, column.offsets) if lists else made
+                made = made.astype(np.int32 if part in SIZES else np.float32)
+                if valid is not None:
+                    made[~valid] = NULL_ID if part in SIZES else np.nan
+                result[f"{name}_{part}"] = with_flat_values(column, made)
         return Chunk(result)
 
     def unit_for(self, name: str, dtype: str) -> str:
@@ -147,14 +245,11 @@ class DateParts(Op):
         fraction = counts % per_second / per_second
         length = seconds / 1 + fraction
         if part in AGES:
-            length = self._until_reference(seconds) - fraction
+            until = datetime.datetime.fromisoformat(str(self.reference))
+            until -= datetime.datetime(1970, 1, 1)
+            whole = until.days * DAY + until.seconds
+            length = (whole - seconds) / 1 + until.microseconds / 10**6 - fraction
         return length / DAY if part.endswith("days") else length
-
-    def _until_reference(self, seconds: Any) -> Any:
-        assert self.reference is not None
-        until = datetime.datetime.fromisoformat(self.reference) - datetime.datetime(1970, 1, 1)
-        whole = until.days * DAY + until.seconds
-        return (whole - seconds) / 1 + until.microseconds / 10**6
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return `{name}_{part}` for each column and part."""
@@ -168,7 +263,7 @@ class DateParts(Op):
             Column(f"{c.name}_{part}", "categorical", "int32", c.multi_hot, SIZES[part] + FIRST_ID)
             if part in SIZES
             else Column(f"{c.name}_{part}", "continuous", "float32", c.multi_hot)
-            for c in columns
+            for c in map(with_lists, columns)
             for part in self.parts
         ]
 
