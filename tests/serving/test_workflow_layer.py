@@ -139,12 +139,10 @@ def test_what_transform_or_a_loader_refuses_the_graph_refuses():
     assert nulls(Chunk({"n": np.arange(3)}))["n"].numpy().tolist() == [[0], [1], [2]]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"n comes out with a null"):
         nulls(Chunk({"n": column([1, None], pa.int64())}))
-    short = {"doubled": lambda values: values[1:]}
-    function = Served(
-        Workflow(["x"] >> LambdaOp(doubled)), Chunk({"x": np.array([1.0])}), functions=short
-    )
+    function = Workflow(["x"] >> LambdaOp(doubled)).fit(Chunk({"x": np.array([1.0])}))
+    short = function.to_keras(functions={"doubled": lambda values: values[1:]})
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"x: LambdaOp expects as many"):
-        function(Chunk({"x": np.arange(3.0)}))
+        short({"x": np.arange(3.0)})
     layer = Workflow(["x"]).fit(Chunk({"x": np.ones(2)})).to_keras()
     with pytest.raises(tf.errors.InvalidArgumentError, match="column x: a value is too large for"):
         layer({"x": np.array([1.0, 1e300])})
@@ -169,8 +167,8 @@ def test_an_op_of_ones_own_is_served_by_the_class_entered_for_it(monkeypatch):
 
 def test_every_op_of_this_library_but_that_of_labels_has_a_served_version():
     assert {kind.__name__ for kind in SERVED} == {
-        name.split(",")[0] for name, case in CASES.items() if case.served and " " not in name[:3]
-    }
+        name.replace(",", " ").split()[0] for name, case in CASES.items() if case.served
+    } - {"a"}
 
 
 @pytest.mark.parametrize(
