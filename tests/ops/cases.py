@@ -66,7 +66,9 @@ def table():
             "holes": pa.array([TEXTS[i % 7] for i in rows]),
             "film": pa.array([None if i % 13 == 0 else f"film {i % 10}" for i in rows]),
             "user": pa.array([f"user {i % 17}" for i in rows]),
-            "ids": pa.array([[j * i % 9 for j in range(i % 4)] for i in rows], pa.list_(pa.int64())),
+            "ids": pa.array(
+                [[j * i % 9 for j in range(i % 4)] for i in rows], pa.list_(pa.int64())
+            ),
             "tags": pa.array([TEXTS[: i % 5] for i in rows]),
             "numbers": pa.array([[i / 4, None][: i % 3] for i in rows], pa.list_(pa.float64())),
             "vector": pa.FixedSizeListArray.from_arrays(vectors, 3),
@@ -131,9 +133,7 @@ CASES = {
     "Categorify, limited": Case(
         lambda: ["few", "film"] >> Categorify({"few": 30}, {"film": 6}, vocabularies={"gaps": [1]})
     ),
-    "Categorify, joint": Case(
-        lambda: ["few", "gaps", "ids"] >> Categorify(joint=True, max_size=7)
-    ),
+    "Categorify, joint": Case(lambda: ["few", "gaps", "ids"] >> Categorify(joint=True, max_size=7)),
     "Categorify, given": Case(
         lambda: ["large"] >> Categorify(vocabularies={"large": np.array([5, 2**64 - 1], "uint64")})
     ),
@@ -141,8 +141,7 @@ CASES = {
     "Clip, one limit": Case(lambda: ["x", "few", "large", "small"] >> Clip(min_value=0)),
     "DateParts": Case(
         lambda: (
-            ["row", "gaps", "ids"]
-            >> DateParts(["week", "day", "age_days"], "2024-02-29", unit="D")
+            ["row", "gaps", "ids"] >> DateParts(["week", "day", "age_days"], "2024-02-29", unit="D")
         )
     ),
     "FillMedian": Case(lambda: ["x", "gaps", "numbers", "few"] >> FillMedian()),
@@ -171,9 +170,7 @@ CASES = {
     "LambdaOp": Case(lambda: ["x", "few", "gaps", "numbers"] >> LambdaOp(halves)),
     "LambdaOp, missing": Case(lambda: ["x", "gaps"] >> LambdaOp(above_three)),
     "LambdaOp of texts": Case(
-        lambda: (
-            ["text", "holes", "tags"] >> LambdaOp(without_letters, "string") >> HashBucket(50)
-        ),
+        lambda: ["text", "holes", "tags"] >> LambdaOp(without_letters, "string") >> HashBucket(50),
         served=False,
     ),
     "LambdaOp of texts, to numbers": Case(

@@ -484,11 +484,11 @@ class Bucketize(ColumnOp):
     def __init__(self, boundaries: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
         for numbers in boundaries.values() if isinstance(boundaries, Mapping) else [boundaries]:
             exact = np.asarray(numbers, object).tolist()
-            if not exact or not all(low < high for low, high in itertools.pairwise(exact)):
-                raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
             for number in exact:
                 if number not in (math.inf, -math.inf):
                     check_real("Bucketize: each boundary", number)
+            if not exact or any(low >= high for low, high in itertools.pairwise(exact)):
+                raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
         self.boundaries = boundaries
 
     def transform_column(self, name: str, column: Any) -> Array:
