@@ -141,7 +141,8 @@ CASES = {
     "Clip, one limit": Case(lambda: ["x", "few", "large", "small"] >> Clip(min_value=0)),
     "DateParts": Case(
         lambda: (
-            ["row", "gaps", "ids"] >> DateParts(["week", "day", "age_days"], "2024-02-29", unit="D")
+            ["row", "gaps", "ids"]
+            >> DateParts(["weekday", "day", "age_days"], "2024-02-29", unit="D")
         )
     ),
     "FillMedian": Case(lambda: ["x", "gaps", "numbers", "few"] >> FillMedian()),
@@ -177,10 +178,8 @@ CASES = {
         lambda: ["text", "holes"] >> LambdaOp(lengths, "int32"), served=False
     ),
     "ListSlice": Case(lambda: ["ids", "numbers", "vector"] >> ListSlice(1)),
-    "ListSlice, padded": Case(lambda: ["ids", "numbers"] >> ListSlice(-2, pad=True, pad_value=1)),
-    "ListSlice, padded with text": Case(
-        lambda: ["tags"] >> ListSlice(0, 3, pad=True, pad_value="-") >> HashBucket(50)
-    ),
+    "ListSlice, last": Case(lambda: ["ids", "numbers"] >> ListSlice(-2)),
+    "ListSlice of texts": Case(lambda: ["tags"] >> ListSlice(0, -1) >> HashBucket(50)),
     "LogOp": Case(lambda: ["positive"] >> LogOp()),
     "Normalize": Case(lambda: NUMBERS >> Normalize()),
     "NormalizeMinMax": Case(lambda: ["x", "small", "few", "vector"] >> NormalizeMinMax("float64")),

@@ -37,11 +37,9 @@ from tutorlib.ops.base import (
     ColumnOp,
     Op,
     StatisticsOp,
-    as_ids,
     check_fill,
     check_real,
     float_dtype,
-    of_dtype,
     per_column,
     take_or_null,
 )
@@ -268,10 +266,6 @@ class _Scaler(StatisticsOp):
         shift, scale = (numbers[name] for numbers in self._learned.values())
         return shift, scale or math.inf
 
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return continuous columns."""
-        return of_dtype(columns, self.dtype)
-
 
 class Normalize(_Scaler):
     """Shifts and scales each column to mean 0 and standard deviation 1.
@@ -456,10 +450,6 @@ class LogOp(ColumnOp):
             raise ValueError(self._wrong(name, rule))
         return array_namespace(values).log1p(values).astype(self.dtype)
 
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return continuous columns."""
-        return of_dtype(columns, self.dtype)
-
 
 class Bucketize(ColumnOp):
     """Maps numbers to ids of the intervals between boundaries.
@@ -469,10 +459,10 @@ class Bucketize(ColumnOp):
 
     Args:
         boundaries: rising numbers, or {name: numbers}. A value that equals a boundary belongs to
-            the interval above it. Numbers are compared exactly, integers beyond 2**53 too.
+            the interval above it. Numbers are compared as float64.
 
     Raises:
-        ValueError: if boundaries do not rise, one is NaN, or a column has none.
+        ValueError: if boundaries do not rise, one is not finite, or a column has none.
         TypeError: for strings.
 
     Example:
@@ -483,43 +473,30 @@ class Bucketize(ColumnOp):
 
     def __init__(self, boundaries: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
         for numbers in boundaries.values() if isinstance(boundaries, Mapping) else [boundaries]:
-            exact = np.asarray(numbers, object).tolist()
-            for number in exact:
-                if number not in (math.inf, -math.inf):
-                    check_real("Bucketize: each boundary", number)
-            if not exact or any(low >= high for low, high in itertools.pairwise(exact)):
+            for number in numbers:
+                check_real("Bucketize: each boundary", number)
+            if not len(numbers) or any(low >= high for low, high in itertools.pairwise(numbers)):
                 raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
         self.boundaries = boundaries
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the id of each value's interval."""
-        values, _ = self._numbers(name, column)
-        if values.dtype.kind not in "iu":
-            values = self._floats(name, column)
+        values = self._floats(name, column)
         xp = array_namespace(values)
-        edges = xp.asarray(self.edges_for(name, values.dtype))
-        ids = xp.searchsorted(edges, values, side="right").astype(np.int32)
-        ids += 2
-        ids[missing_in(column)] = NULL_ID
-        return ids
+        ids = xp.searchsorted(xp.asarray(self.edges_for(name)), values, side="right")
+        return xp.where(xp.isnan(values), NULL_ID, ids + 2).astype(np.int32)
 
-    def edges_for(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Return numbers of a dtype, int or float64: as many are <= a value as boundaries are."""
-        boundaries = np.asarray(per_column(self.boundaries, name), object).tolist()
-        if dtype.kind == "f":  # the smallest float64 that is not below the boundary
-            near = [(float(b), b) for b in boundaries]
-            return np.array([math.nextafter(f, math.inf) if f < b else f for f, b in near])
-        limits = np.iinfo(dtype)
-        reached = [max(b, limits.min) for b in boundaries if b <= limits.max]
-        return np.array([math.ceil(b) for b in reached if b <= limits.max], dtype)
+    def edges_for(self, name: str) -> np.ndarray:
+        """Return the boundaries of a column, float64."""
+        return np.asarray(per_column(self.boundaries, name), np.float64)
+
+    def cardinality(self, name: str) -> int:
+        """Return the number of ids of a column."""
+        return len(per_column(self.boundaries, name)) + 3
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without boundaries."""
         return self._require_settings("boundaries", names)
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return categorical columns of k + 3 ids."""
-        return as_ids(columns, lambda name: len(per_column(self.boundaries, name)) + 3)
 
 
 class LambdaOp(ColumnOp):
@@ -604,10 +581,6 @@ class LambdaOp(ColumnOp):
         if missing is not None and bool(missing.any()):
             values = memory_of(values).where(missing, values.dtype.type(0), values)
         return values.astype(self.dtype)
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return columns of the dtype, with its default role."""
-        return of_dtype(columns, self.dtype)
 
     @property
     def function_name(self) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tutorlib.columns import Strings
 from tutorlib.ops import ListSlice, Rename, Select
-from tutorlib.serving.base import ServedByColumn, ServedColumn, ServedOp, as_string_tensor
+from tutorlib.serving.base import ServedByColumn, ServedColumn, ServedOp
 
 
 class ServedSelect(ServedByColumn[Select]):
@@ -37,7 +36,7 @@ class ServedListSlice(ServedByColumn[ListSlice]):
     """`ListSlice`, bit for bit what its `transform` gives."""
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return the slice of each list, padded if the op pads."""
+        """Return the slice of each list."""
         if column.splits is None:
             raise TypeError(f"column {name!r}: ListSlice takes lists, got one value a row")
         op, starts = self.op, column.splits[:-1]
@@ -45,23 +44,12 @@ class ServedListSlice(ServedByColumn[ListSlice]):
         first = _from_front(op.start, lengths)
         last = lengths if op.end is None else _from_front(op.end, lengths)
         kept = tf.maximum(last - first, 0)
-        made = tf.fill(tf.shape(kept), np.int64(op.length)) if op.pad else kept
-        splits = tf.concat([[0], tf.cumsum(made)], axis=0)
-        within = tf.range(splits[-1]) - tf.repeat(splits[:-1], made)
-        positions = within + tf.repeat(starts + first, made)
+        splits = tf.concat([[0], tf.cumsum(kept)], axis=0)
+        within = tf.range(splits[-1]) - tf.repeat(splits[:-1], kept)
+        positions = within + tf.repeat(starts + first, kept)
         values, valid = column.values, column.valid
-        if op.pad:
-            there = within < tf.repeat(kept, made)
-            positions = tf.where(there, positions, tf.size(values, tf.int64))
-            values = tf.concat([values, self._padding(name, values.dtype)], axis=0)
-            valid = None if valid is None else tf.concat([valid, [True]], axis=0)
         valid = None if valid is None else tf.gather(valid, positions)
         return ServedColumn(tf.gather(values, positions), valid, splits, column.dtype)
-
-    def _padding(self, name: str, dtype: tf.DType) -> tf.Tensor:
-        """Return the value that pads lists, [1]."""
-        padding = self.op.padding_for(name, dtype.name)
-        return as_string_tensor(padding) if isinstance(padding, Strings) else tf.constant(padding)
 
 
 def _from_front(position: int, lengths: tf.Tensor) -> tf.Tensor:

@@ -132,11 +132,9 @@ class ServedBucketize(ServedByColumn[Bucketize]):
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return int32 ids of the intervals."""
-        values, missing = column.values, _missing_in(column)
-        values = values if values.dtype.is_integer else tf.cast(values, tf.float64)
-        edges = tf.constant(self.op.edges_for(name, np.dtype(values.dtype.as_numpy_dtype)))
-        ids = tf.searchsorted(edges, values, side="right") + 2
-        return column.with_values(ids if missing is None else tf.where(missing, NULL_ID, ids))
+        values = as_float64(column)
+        ids = tf.searchsorted(tf.constant(self.op.edges_for(name)), values, side="right") + 2
+        return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
 
 
 class ServedLambdaOp(ServedByColumn[LambdaOp]):
