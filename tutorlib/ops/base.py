@@ -540,12 +540,6 @@ def check_real(name: str, value: Any, at_least: float = -math.inf) -> Any:
     return value
 
 
-def check_fill(name: str, value: Any) -> None:
-    """Raise ValueError unless a value is a string, a finite number or NaN."""
-    if not isinstance(value, str) and value == value:
-        check_real(name, value)
-
-
 def float_dtype(dtype: Any, op: str) -> str:
     """Return the NumPy name of a floating-point dtype; ValueError for another one."""
     name = np.dtype(dtype).name

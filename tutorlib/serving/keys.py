@@ -58,25 +58,24 @@ class ServedTargetEncoding(ServedOp[TargetEncoding]):
     @classmethod
     def sources(cls, op: TargetEncoding, output: str, names: Sequence[str]) -> list[str]:
         """Return the key's column."""
-        return [op.parts_of_output(output, names)[0]]
+        return [names[op.output_names(names).index(output)]]
 
     def build(self, functions: Functions) -> None:
         """Keep the keys, and the means of each wanted column after the prior."""
         self.keys: dict[str, KeyTable] = {}
         self.numbers: dict[str, tf.Variable] = {}
         for name in self.wanted:
-            key, target = self.op.parts_of_output(name, self.names)
-            if key not in self.keys:
-                self.keys[key] = KeyTable(self.op.index_of(key).keys)
-            self.numbers[name] = fixed(self.op.numbers_of(key, target))
+            (key,) = self.sources(self.op, name, self.names)
+            self.keys[name] = KeyTable(self.op.index_of(key).keys)
+            self.numbers[name] = fixed(self.op.numbers_of(key))
 
     def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
         """Return the means of each row's keys."""
         result: dict[str, ServedColumn] = {}
         for name in self.wanted:
-            key, _ = self.op.parts_of_output(name, self.names)
+            (key,) = self.sources(self.op, name, self.names)
             column = columns[key]
-            positions = column.without_nulls(self.keys[key].find(column.values), 0)
+            positions = column.without_nulls(self.keys[name].find(column.values), 0)
             result[name] = column.with_values(tf.gather(self.numbers[name], positions))
         return result
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import tensorflow as tf
 
@@ -22,7 +20,6 @@ from tutorlib.serving.base import (
     Functions,
     ServedByColumn,
     ServedColumn,
-    ServedOp,
     as_float64,
     fixed,
     number,
@@ -42,24 +39,11 @@ def _numpy_dtype(column: ServedColumn) -> np.dtype:
     return np.dtype(column.values.dtype.as_numpy_dtype)
 
 
-class ServedFill(ServedOp[FillMissing | FillMedian]):
-    """`FillMissing` and `FillMedian`: nulls replaced, and the indicator columns."""
+class ServedFill(ServedByColumn[FillMissing | FillMedian]):
+    """`FillMissing` and `FillMedian`."""
 
-    @classmethod
-    def sources(cls, op: FillMissing | FillMedian, output: str, names: Sequence[str]) -> list[str]:
-        """Return the column itself; of an indicator, the column whose nulls it marks."""
-        return [output if output in names else output.removesuffix("_filled")]
-
-    def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
-        """Return filled columns, and indicators as float32."""
-        result = {}
-        for name in self.wanted:
-            (source,) = self.sources(self.op, name, self.names)
-            make = self._filled if name in self.names else self._indicator
-            result[name] = make(source, columns[source])
-        return result
-
-    def _filled(self, name: str, column: ServedColumn) -> ServedColumn:
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the column without nulls and NaN."""
         missing = _missing_in(column)
         if missing is None:
             return column
@@ -68,12 +52,6 @@ class ServedFill(ServedOp[FillMissing | FillMedian]):
         else:
             fill = tf.constant(self.op.number_for(name, _numpy_dtype(column)))
         return column.with_values(tf.where(missing, fill, column.values))
-
-    def _indicator(self, name: str, column: ServedColumn) -> ServedColumn:
-        missing = _missing_in(column)
-        if missing is None:
-            return ServedColumn(tf.zeros_like(column.values, dtype=tf.float32))
-        return ServedColumn(tf.cast(missing, tf.float32))
 
 
 class ServedClip(ServedByColumn[Clip]):
