@@ -1,4 +1,4 @@
-"""Each op learns and makes the same in memory, from files, on Dask, on a device, and once loaded."""
+"""Each op learns and makes the same in memory, from files, on Dask, on a device, and loaded."""
 
 import sys
 import threading

@@ -297,9 +297,9 @@ def nulls_of_all_kinds(count=400, seed=0):
 def every_op_that_fills_or_learns():
     groups = [
         ["n", "word", "yes", "ns", "full"] >> Categorify(),
-        ["n", "x", "yes"] >> FillMissing(1, add_binary_cols=True),
+        ["n", "x", "yes"] >> FillMissing(1),
         ["word"] >> FillMissing("?") >> Categorify(),
-        ["n", "x", "whole"] >> FillMedian(add_binary_cols=True),
+        ["n", "x", "whole"] >> FillMedian(),
         ["ns"] >> FillMedian(),
         ["n", "x"] >> FillMedian() >> Normalize(),
         ["n", "whole"] >> Normalize(),

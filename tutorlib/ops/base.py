@@ -272,6 +272,22 @@ class ColumnOp(Op):
             result[name] = with_flat_values(column, values)
         return Chunk(result)
 
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return ids of the op's `cardinality(name)`, or columns of its `dtype`, if it has either.
+
+        A column gets the default role of a new dtype.
+        """
+        if hasattr(self, "cardinality"):
+            sizes = [self.cardinality(column.name) for column in columns]
+            ids = [{"role": "categorical", "dtype": id_dtype(n), "cardinality": n} for n in sizes]
+            kinds = zip(columns, ids, strict=True)
+            return [dataclasses.replace(with_lists(c), **made) for c, made in kinds]
+        if not hasattr(self, "dtype"):
+            return list(columns)
+        made = {"role": role_of(self.dtype), "dtype": self.dtype, "cardinality": None}
+        kept = (lambda c: c) if made["role"] == "continuous" else with_lists
+        return [dataclasses.replace(kept(c), **made) for c in columns]
+
 
 class LearningOp(Op):
     """An op that learns from data.
@@ -524,12 +540,6 @@ def check_real(name: str, value: Any, at_least: float = -math.inf) -> Any:
     return value
 
 
-def check_fill(name: str, value: Any) -> None:
-    """Raise ValueError unless a value is a string, a finite number or NaN."""
-    if not isinstance(value, str) and value == value:
-        check_real(name, value)
-
-
 def float_dtype(dtype: Any, op: str) -> str:
     """Return the NumPy name of a floating-point dtype; ValueError for another one."""
     name = np.dtype(dtype).name
@@ -543,27 +553,10 @@ def id_dtype(cardinality: int) -> str:
     return "int32" if cardinality <= 2**31 else "int64"
 
 
-def as_ids(columns: Sequence[Column], cardinality: Callable[[str], int]) -> list[Column]:
-    """Return the columns as categorical ones; `cardinality(name)` is the number of ids."""
-    sizes = [cardinality(column.name) for column in columns]
-    return [
-        dataclasses.replace(with_lists(c), role="categorical", dtype=id_dtype(n), cardinality=n)
-        for c, n in zip(columns, sizes, strict=True)
-    ]
-
-
 def with_lists(column: Column) -> Column:
     """Return a column of vectors as one of lists, which ids are; any other column as it is."""
     multi_hot = column.multi_hot or column.length is not None
     return dataclasses.replace(column, multi_hot=multi_hot, length=None)
-
-
-def of_dtype(columns: Sequence[Column], dtype: str) -> list[Column]:
-    """Return the columns with another dtype and its default role."""
-    role = role_of(dtype)
-    if role == "categorical":
-        columns = [with_lists(column) for column in columns]
-    return [dataclasses.replace(c, role=role, dtype=dtype, cardinality=None) for c in columns]
 
 
 def take_or_null(column: Any, positions: Array) -> Any:

@@ -45,7 +45,6 @@ from tutorlib.ops.base import (
     ColumnOp,
     LearningOp,
     Op,
-    as_ids,
     id_dtype,
     per_column,
     take_or_null,
@@ -307,10 +306,6 @@ class Categorify(ColumnOp, LearningOp):
             raise ValueError(self._wrong(name, rule))
         values = [*[None] * self._first_id, *self.vocabulary(name)]
         return np.array([values[i] for i in ids.tolist()], dtype=object)
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return categorical columns with the cardinalities learned."""
-        return as_ids(columns, self.cardinality)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, of given vocabularies the names alone."""
@@ -631,10 +626,6 @@ class HashBucket(ColumnOp):
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without buckets."""
         return self._require_settings("num_buckets", names)
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return categorical columns with `num_buckets` as cardinality."""
-        return as_ids(columns, self.cardinality)
 
 
 class JoinExternal(Op):

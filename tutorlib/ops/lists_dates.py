@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from tutorlib.checks import check_integer
 from tutorlib.columns import (
@@ -15,64 +14,41 @@ from tutorlib.columns import (
     Ragged,
     array_namespace,
     as_lists,
-    column_from_arrow,
     column_type,
-    concat_columns,
     flat_values,
+    gather_rows,
     parts_of,
     take,
-    to_namespace,
     with_flat_values,
 )
-from tutorlib.ops.base import NULL_ID, Op, check_fill, with_lists
+from tutorlib.ops.base import NULL_ID, Op, with_lists
 from tutorlib.schema import Column
 
 
 class ListSlice(Op):
-    """Keeps values [start, end) of each list, as Python's slices do, and pads them on request.
+    """Keeps values [start, end) of each list, as Python's slices do.
+
+    A loader pads lists to one length by `multi_hot="padded"`.
 
     Returns (from transform): columns of lists; dtype, nulls and the cardinality of ids stay.
 
     Args:
         start: first value; negative counts from the end of the list.
         end: one past the last value; negative counts from the end, None is the end.
-        pad: whether shorter lists are padded at their end to the length of the slice, for which
-            `start` and `end` must count from the same end of the list.
-        pad_value: the padding, a number or string as the lists hold; 0 is Categorify's padding id.
 
     Raises:
-        ValueError: if `pad` is set and the slice has no fixed length, or a column cannot hold
-            `pad_value`.
-        TypeError: for a column without lists, or a `pad_value` of another kind.
+        TypeError: for a column without lists.
 
     Example:
         >>> column = Ragged(np.array([3, 4, 5, 6]), np.array([0, 3, 4]))
         >>> (["tags"] >> ListSlice(-2)).transform(Chunk({"tags": column}))["tags"].tolist()
         [[4, 5], [6]]
-        >>> group = ["tags"] >> ListSlice(0, 2, pad=True)
-        >>> group.transform(Chunk({"tags": column}))["tags"].tolist()
-        [[3, 4], [6, 0]]
     """
 
-    def __init__(
-        self, start: int = 0, end: int | None = None, pad: bool = False, pad_value: float | str = 0
-    ) -> None:
+    def __init__(self, start: int = 0, end: int | None = None) -> None:
         for name, position in (("start", start), ("end", end or 0)):
             check_integer(f"ListSlice: {name}", position, at_least=-(2**31), bits=31)
-        check_fill("ListSlice: pad_value", pad_value)
-        self.start, self.end, self.pad, self.pad_value = start, end, pad, pad_value
-        if pad and self.length < 1:
-            raise ValueError(
-                f"ListSlice: pad=True needs a slice of one length, got [{start}:{end}]. Count "
-                "start and end from the same end of the list, start before end."
-            )
-
-    @property
-    def length(self) -> int:
-        """Length of the slice of a list that is long enough; 0 if there is no one length."""
-        if self.start < 0:
-            return (self.end or 0) - self.start if self.end is None or self.end < 0 else 0
-        return 0 if self.end is None or self.end < 0 else self.end - self.start
+        self.start, self.end = start, end
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the slices."""
@@ -88,30 +64,10 @@ class ListSlice(Op):
             xp.maximum(lengths + at, 0) if at < 0 else xp.minimum(lengths, at)
             for at in (self.start, 2**62 if self.end is None else self.end)
         )
-        kept = xp.maximum(last - first, 0)
-        made = xp.full(len(kept), self.length) if self.pad else kept
-        offsets = xp.zeros(len(kept) + 1, dtype=np.int64)
-        xp.cumsum(made, out=offsets[1:])
-        within = xp.arange(int(offsets[-1])) - xp.repeat(offsets[:-1], made)
-        positions = within + xp.repeat(column.offsets[:-1] + first, made)
-        values = column.values
-        if self.pad:
-            positions[within >= xp.repeat(kept, made)] = len(values)  # that of the padding
-            padding = to_namespace(self.padding_for(name, column_type(column)[0]), xp)
-            values = concat_columns([values, padding])
-        return Ragged(take(values, positions), offsets)
-
-    def padding_for(self, name: str, dtype: str) -> Any:
-        """Return `pad_value` as a column of one row, for lists of a dtype or of "string"."""
-        rule = f"cannot put {self.pad_value!r} into lists of {dtype}"
-        if isinstance(self.pad_value, str) != (dtype == "string"):
-            raise TypeError(self._wrong(name, rule))
-        if dtype == "string":
-            return column_from_arrow(pa.array([self.pad_value]))
-        one = np.array([self.pad_value]).astype(dtype)
-        if one.dtype.kind != "f" and one[0] != self.pad_value:
-            raise ValueError(self._wrong(name, rule))
-        return one
+        starts = column.offsets[:-1] + first
+        borders = xp.stack([starts, starts + xp.maximum(last - first, 0)], axis=1).ravel()
+        positions, offsets = gather_rows(borders, xp.arange(len(starts)) * 2)  # kept, then dropped
+        return Ragged(take(column.values, positions), offsets)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return columns of lists."""
@@ -119,13 +75,10 @@ class ListSlice(Op):
 
 
 SIZES = {
-    "quarter": 4, "month": 12, "week": 53, "day": 31, "weekday": 7, "day_of_year": 366,
-    "hour": 24, "minute": 60, "second": 60,
+    "month": 12, "day": 31, "weekday": 7, "hour": 24, "minute": 60, "second": 60,
 }  # fmt: skip
 TIMES = ("hour", "minute", "second")  # parts that a time of day has, too
-AGES = ("age_days", "age_seconds")
-TOTALS = ("total_days", "total_seconds")
-PARTS = (*SIZES, "year", *AGES, *TOTALS)
+PARTS = (*SIZES, "year", "age_days", "total_seconds")
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 FIRST_ID = 2  # 0 is padding and 1 is null, as in Categorify
 DAY = 86_400  # seconds
@@ -138,17 +91,16 @@ class DateParts(Op):
     padding, 1 is null, and a part's first value has the id 2, so that the cardinality is the number
     of values and 2.
 
-    ================================ ===========================================================
-    part                             values
-    ================================ ===========================================================
-    quarter, month, day, day_of_year 4, 12, 31, 366, from the first
-    week                             53, ISO 8601 weeks from the first
-    weekday                          7, from Monday
-    hour, minute, second             24, 60, 60, from 0; also of times of day and durations
-    year                             the year, continuous
-    age_days, age_seconds            from the date to `reference`, continuous; negative after it
-    total_days, total_seconds        length of a duration or time of day, continuous
-    ================================ ===========================================================
+    ==================== ===========================================================
+    part                 values
+    ==================== ===========================================================
+    month, day           12, 31, from the first
+    weekday              7, from Monday
+    hour, minute, second 24, 60, 60, from 0; also of times of day and durations
+    year                 the year, continuous
+    age_days             from the date to `reference`, continuous; negative after it
+    total_seconds        length of a duration or time of day, continuous
+    ==================== ===========================================================
 
     Continuous parts are float32 and NaN at a null. Lists keep their lengths. Timestamps count in
     UTC, also those with a time zone: for local hours, store local times.
@@ -184,9 +136,8 @@ class DateParts(Op):
             raise ValueError(f"DateParts: parts are {', '.join(PARTS)}, got {unknown}")
         if unit not in (None, "D", *PER_SECOND):
             raise ValueError(f"DateParts: unit must be 'D', 's', 'ms', 'us' or 'ns', got {unit!r}")
-        ages = [part for part in parts if part in AGES]
-        if ages and reference is None:
-            raise ValueError(f"DateParts: {ages} need reference=, the date to count to")
+        if "age_days" in parts and reference is None:
+            raise ValueError("DateParts: 'age_days' needs reference=, the date to count to")
         self.parts, self.unit = list(parts), unit
         self.reference = None if reference is None else _utc(reference).isoformat()
 
@@ -219,12 +170,9 @@ class DateParts(Op):
         elif self.unit not in (None, unit):
             raise ValueError(self._wrong(name, f"has unit={self.unit!r}, but the column {dtype}"))
         for part in self.parts:
-            of_date = part not in (*TIMES, *TOTALS)
-            if (
-                (typed == "timedelta" and of_date)
-                or (typed == "datetime" and part in TOTALS)
-                or (unit == "D" and part in TIMES)
-            ):
+            of_duration = part in (*TIMES, "total_seconds")
+            of_date = part != "total_seconds" and (unit != "D" or part not in TIMES)
+            if not {"timedelta": of_duration, "datetime": of_date}.get(typed, True):
                 raise ValueError(self._wrong(name, f"finds no {part!r} in {dtype}"))
         return unit
 
@@ -242,14 +190,11 @@ class DateParts(Op):
             return _category(part, seconds) + FIRST_ID
         if part == "year":
             return _civil(seconds // DAY)[0]
-        fraction = counts % per_second / per_second
-        length = seconds / 1 + fraction
-        if part in AGES:
-            until = datetime.datetime.fromisoformat(str(self.reference))
-            until -= datetime.datetime(1970, 1, 1)
-            whole = until.days * DAY + until.seconds
-            length = (whole - seconds) / 1 + until.microseconds / 10**6 - fraction
-        return length / DAY if part.endswith("days") else length
+        length = seconds / 1 + counts % per_second / per_second
+        if part == "total_seconds":
+            return length
+        until = datetime.datetime.fromisoformat(str(self.reference))
+        return ((until - datetime.datetime(1970, 1, 1)).total_seconds() - length) / DAY
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return `{name}_{part}` for each column and part."""
@@ -288,17 +233,14 @@ def _category(part: str, seconds: Any) -> Any:
     if part in TIMES:
         within = seconds - days * DAY
         return {"hour": within // 3600, "minute": within // 60 % 60, "second": within % 60}[part]
-    weekday = (days + 3) % 7  # 1970-01-01 was a Thursday
     if part == "weekday":
-        return weekday
-    if part == "week":  # that of its Thursday
-        return _civil(days - weekday + 3)[3] // 7
-    _, month, day, day_of_year = _civil(days)
-    return {"quarter": month // 3, "month": month, "day": day, "day_of_year": day_of_year}[part]
+        return (days + 3) % 7  # 1970-01-01 was a Thursday
+    _, month, day = _civil(days)
+    return month if part == "month" else day
 
 
-def _civil(days: Any) -> tuple[Any, Any, Any, Any]:
-    """Return year, and month, day and day of the year from 0, of days since 1970-01-01."""
+def _civil(days: Any) -> tuple[Any, Any, Any]:
+    """Return year, and month and day from 0, of days since 1970-01-01."""
     days = days + 719_468  # from the 1st of March of the year 0
     era = days // 146_097
     day = days - era * 146_097
@@ -306,8 +248,4 @@ def _civil(days: Any) -> tuple[Any, Any, Any, Any]:
     day = day - (365 * year + year // 4 - year // 100)  # of the year that begins in March
     month = (5 * day + 2) // 153
     late = month // 10  # 1 in January and February
-    year = year + era * 400 + late
-    past = year - 1
-    leap = year // 4 - past // 4 - year // 100 + past // 100 + year // 400 - past // 400
-    day_of_year = late * (day - 306) + (1 - late) * (day + 59 + leap)
-    return year, month + 2 - 12 * late, day - (153 * month + 2) // 5, day_of_year
+    return year + era * 400 + late, month + 2 - 12 * late, day - (153 * month + 2) // 5

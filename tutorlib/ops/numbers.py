@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.checks import check_integer
 from tutorlib.columns import (
     Array,
     Chunk,
@@ -37,22 +36,17 @@ from tutorlib.ops.base import (
     ColumnOp,
     Op,
     StatisticsOp,
-    as_ids,
-    check_fill,
     check_real,
     float_dtype,
-    of_dtype,
     per_column,
     take_or_null,
 )
-from tutorlib.ops.keys import Counts, add_counts, count_keys
+from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column
 
 
 class _Filler(ColumnOp):
-    """Filled columns, and indicators of what was filled."""
-
-    add_binary_cols: bool
+    """Columns without nulls and NaN."""
 
     @abstractmethod
     def fill_of(self, name: str) -> Any:
@@ -68,8 +62,7 @@ class _Filler(ColumnOp):
         if not bool(missing.any()):
             return values
         if isinstance(values, Strings):
-            filled = column_to_arrow(column).fill_null(fill)
-            return to_namespace(column_from_arrow(filled), xp)
+            return to_namespace(column_from_arrow(column_to_arrow(column).fill_null(fill)), xp)
         return xp.where(missing, self.number_for(name, values.dtype), values)
 
     def number_for(self, name: str, dtype: np.dtype) -> Any:
@@ -81,52 +74,29 @@ class _Filler(ColumnOp):
                 raise ValueError(self._wrong(name, f"cannot put {fill} into a column of {dtype}"))
         return dtype.type(fill)
 
-    def transform(self, chunk: Chunk) -> Chunk:
-        """Return the columns filled, then their indicators if `add_binary_cols` is set."""
-        filled = super().transform(chunk)
-        if not self.add_binary_cols:
-            return filled
-        for name, column in chunk.items():
-            self._check_no_lists(name, column)
-        missing = {f"{n}_filled": missing_in(c).astype(np.float32) for n, c in chunk.items()}
-        return filled.with_columns(missing)
-
-    def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names, then those of the indicators."""
-        return [*names, *(f"{n}_filled" for n in names)] if self.add_binary_cols else list(names)
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns, then the indicators as continuous ones."""
-        added = [Column(f"{c.name}_filled", "continuous", "float32") for c in columns]
-        return [*columns, *added] if self.add_binary_cols else list(columns)
-
 
 class FillMissing(_Filler):
     """Replaces nulls and NaN by one value.
 
-    Returns (from transform): the columns in their dtypes; lists keep their lengths. With
-    `add_binary_cols`, then a column `{name}_filled` for each, float32: 1.0 where a value was
-    missing. The ops that follow get these columns too.
+    Returns (from transform): the columns in their dtypes; lists keep their lengths.
 
     Args:
         fill_value: a number for numbers, a string for strings.
-        add_binary_cols: whether to add the indicator columns; not for columns of lists.
 
     Raises:
         TypeError: if `fill_value` is a number and the column holds strings, or the other way round.
         ValueError: if the column's dtype cannot hold `fill_value`.
 
     Example:
-        >>> group = ["x"] >> FillMissing(-1.0, add_binary_cols=True)
-        >>> chunk = group.transform(Chunk({"x": np.array([np.nan, 2.0])}))
-        >>> chunk["x"].tolist(), chunk["x_filled"].tolist()
-        ([-1.0, 2.0], [1.0, 0.0])
+        >>> group = ["x"] >> FillMissing(-1.0)
+        >>> group.transform(Chunk({"x": np.array([np.nan, 2.0])}))["x"].tolist()
+        [-1.0, 2.0]
     """
 
-    def __init__(self, fill_value: float | str = 0, add_binary_cols: bool = False) -> None:
-        check_fill("FillMissing: fill_value", fill_value)
+    def __init__(self, fill_value: float | str = 0) -> None:
+        if not isinstance(fill_value, str):
+            check_real("FillMissing: fill_value", fill_value)
         self.fill_value = fill_value
-        self.add_binary_cols = add_binary_cols
 
     def fill_of(self, name: str) -> Any:
         """Return `fill_value`."""
@@ -137,17 +107,10 @@ class FillMedian(_Filler, StatisticsOp):
     """Replaces nulls and NaN by the median of the column.
 
     The median of an even number of values is the mean of the two in the middle; of integers, the
-    lower one. In a column of lists the values of all lists count.
-
-    The median is exact for up to `max_values` distinct values. If there are more, they are rounded
-    down to as many leading bits as leave `max_values` distinct ones. A million values take 16 MB
-    and keep positive numbers over 30 powers of two within 0.004 %.
+    lower one. In a column of lists the values of all lists count. The median is exact, for which
+    `fit` counts the distinct values, 16 bytes each.
 
     Returns (from transform): as FillMissing.
-
-    Args:
-        add_binary_cols: whether to add the indicator columns; not for columns of lists.
-        max_values: distinct values to count in a column, at least 2.
 
     Raises:
         TypeError: for strings.
@@ -163,17 +126,12 @@ class FillMedian(_Filler, StatisticsOp):
 
     statistics = ("medians",)
 
-    def __init__(self, add_binary_cols: bool = False, max_values: int = 1_000_000) -> None:
-        self.add_binary_cols = add_binary_cols
-        self.max_values = check_integer("FillMedian: max_values", max_values, at_least=2)
-        super().__init__()
-
     def fill_of(self, name: str) -> Any:
         """Return the column's median."""
         return self._learned["medians"][name]
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {column: (whether integers, bits rounded off, values, counts)}."""
+        """Return {column: (whether integers, values as int64 in their order, counts)}."""
         state = {}
         for name, column in chunk.items():
             column = flat_values(column)
@@ -182,32 +140,23 @@ class FillMedian(_Filler, StatisticsOp):
             whole = values.dtype.kind != "f"
             if whole:
                 self._keys(name, values, to_learn=True)
-                keys = values.astype(np.int64)
             else:
                 values = values.astype(np.float64) + 0.0  # -0.0 becomes 0.0
                 self._check_size(name, values)
-                keys = _in_order(values.view(np.int64))
-            state[name] = self._narrowed(whole, 0, count_keys(keys))
+                values = _in_order(values.view(np.int64))
+            state[name] = whole, count_keys(values)
         return state
 
-    def _narrowed(self, whole: bool, bits: int, counted: Counts) -> tuple[bool, int, Counts]:
-        """Return a state of at most `max_values` values, rounded no further than needed."""
-        while len(counted[0]) > self.max_values:
-            bits += 1
-            counted = add_counts([_rounded(counted, bits)])
-        return whole, bits, counted
-
     def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the counts of all states, rounded alike."""
-        kinds, bits, counted = zip(*states, strict=True)
+        """Return the counts of all states."""
+        kinds, counted = zip(*states, strict=True)
         if len(set(kinds)) > 1:
             raise TypeError("cannot take one median of integers and of floating-point numbers")
-        alike = [_rounded(one, max(bits)) for one in counted]
-        return self._narrowed(kinds[0], max(bits), add_counts(alike))
+        return kinds[0], add_counts(counted)
 
     def statistics_of(self, name: str, state: Any) -> Sequence[float] | None:
         """Return the median alone."""
-        whole, _, (keys, counts) = state
+        whole, (keys, counts) = state
         if len(keys) == 0:
             return None
         order = np.argsort(keys.to_numpy())
@@ -217,11 +166,6 @@ class FillMedian(_Filler, StatisticsOp):
         if whole:
             return [int(low)]
         return [float(_in_order(np.array([low, high])).view(np.float64).sum() / 2)]
-
-
-def _rounded(counted: Counts, bits: int) -> Counts:
-    """Return counted integers whose lowest `bits` bits are zero; some may occur twice."""
-    return pa.array(counted[0].to_numpy() >> bits << bits), counted[1]
 
 
 def _in_order(bits: Array) -> Array:
@@ -267,10 +211,6 @@ class _Scaler(StatisticsOp):
         """Return the learned (shift, scale) of a column; scale is infinite for equal values."""
         shift, scale = (numbers[name] for numbers in self._learned.values())
         return shift, scale or math.inf
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return continuous columns."""
-        return of_dtype(columns, self.dtype)
 
 
 class Normalize(_Scaler):
@@ -456,10 +396,6 @@ class LogOp(ColumnOp):
             raise ValueError(self._wrong(name, rule))
         return array_namespace(values).log1p(values).astype(self.dtype)
 
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return continuous columns."""
-        return of_dtype(columns, self.dtype)
-
 
 class Bucketize(ColumnOp):
     """Maps numbers to ids of the intervals between boundaries.
@@ -469,10 +405,10 @@ class Bucketize(ColumnOp):
 
     Args:
         boundaries: rising numbers, or {name: numbers}. A value that equals a boundary belongs to
-            the interval above it. Numbers are compared exactly, integers beyond 2**53 too.
+            the interval above it. Numbers are compared as float64.
 
     Raises:
-        ValueError: if boundaries do not rise, one is NaN, or a column has none.
+        ValueError: if boundaries do not rise, one is not finite, or a column has none.
         TypeError: for strings.
 
     Example:
@@ -483,43 +419,30 @@ class Bucketize(ColumnOp):
 
     def __init__(self, boundaries: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
         for numbers in boundaries.values() if isinstance(boundaries, Mapping) else [boundaries]:
-            exact = np.asarray(numbers, object).tolist()
-            if not exact or not all(low < high for low, high in itertools.pairwise(exact)):
+            for number in numbers:
+                check_real("Bucketize: each boundary", number)
+            if not len(numbers) or any(low >= high for low, high in itertools.pairwise(numbers)):
                 raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
-            for number in exact:
-                if number not in (math.inf, -math.inf):
-                    check_real("Bucketize: each boundary", number)
         self.boundaries = boundaries
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the id of each value's interval."""
-        values, _ = self._numbers(name, column)
-        if values.dtype.kind not in "iu":
-            values = self._floats(name, column)
+        values = self._floats(name, column)
         xp = array_namespace(values)
-        edges = xp.asarray(self.edges_for(name, values.dtype))
-        ids = xp.searchsorted(edges, values, side="right").astype(np.int32)
-        ids += 2
-        ids[missing_in(column)] = NULL_ID
-        return ids
+        ids = xp.searchsorted(xp.asarray(self.edges_for(name)), values, side="right")
+        return xp.where(xp.isnan(values), NULL_ID, ids + 2).astype(np.int32)
 
-    def edges_for(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Return numbers of a dtype, int or float64: as many are <= a value as boundaries are."""
-        boundaries = np.asarray(per_column(self.boundaries, name), object).tolist()
-        if dtype.kind == "f":  # the smallest float64 that is not below the boundary
-            near = [(float(b), b) for b in boundaries]
-            return np.array([math.nextafter(f, math.inf) if f < b else f for f, b in near])
-        limits = np.iinfo(dtype)
-        reached = [max(b, limits.min) for b in boundaries if b <= limits.max]
-        return np.array([math.ceil(b) for b in reached if b <= limits.max], dtype)
+    def edges_for(self, name: str) -> np.ndarray:
+        """Return the boundaries of a column, float64."""
+        return np.asarray(per_column(self.boundaries, name), np.float64)
+
+    def cardinality(self, name: str) -> int:
+        """Return the number of ids of a column."""
+        return len(per_column(self.boundaries, name)) + 3
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without boundaries."""
         return self._require_settings("boundaries", names)
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return categorical columns of k + 3 ids."""
-        return as_ids(columns, lambda name: len(per_column(self.boundaries, name)) + 3)
 
 
 class LambdaOp(ColumnOp):
@@ -604,10 +527,6 @@ class LambdaOp(ColumnOp):
         if missing is not None and bool(missing.any()):
             values = memory_of(values).where(missing, values.dtype.type(0), values)
         return values.astype(self.dtype)
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return columns of the dtype, with its default role."""
-        return of_dtype(columns, self.dtype)
 
     @property
     def function_name(self) -> str:

@@ -25,11 +25,11 @@ from tutorlib.columns import (
     to_host,
 )
 from tutorlib.hashing import KeyIndex, hash_integers, hash_values, mix, to_buckets
-from tutorlib.ops.base import LearningOp, check_real, float_dtype, per_column
+from tutorlib.ops.base import LearningOp, check_real, float_dtype
 from tutorlib.ops.keys import distinct_keys, find_keys
 from tutorlib.schema import Column
 
-Sums = tuple[pa.Array, np.ndarray]  # keys, and float64 [keys, 2, targets, folds]: counts, sums
+Sums = tuple[pa.Array, np.ndarray]  # keys, and float64 [2, keys, folds]: counts and sums
 
 
 class TargetEncoding(LearningOp):
@@ -48,7 +48,7 @@ class TargetEncoding(LearningOp):
         train = KerasSequenceLoader(train_files, 4096).map(workflow.for_training())
         valid = KerasSequenceLoader(valid_files, 4096).map(workflow)
 
-    Targets and fold column are read as the data has them: targets only to learn, the fold column
+    Target and fold column are read as the data has them: the target only to learn, the fold column
     to learn and for training.
 
     Returns (from transform): columns `{key}_{target}_mean` of `dtype` in place of the keys. A key
@@ -56,19 +56,19 @@ class TargetEncoding(LearningOp):
     value is a key and counts as a row; the means come out as lists.
 
     Args:
-        targets: column of numbers, or several.
+        target: column of numbers.
         fold_column: column of integers or strings without nulls, such as a row's id. None if rows
             to transform are never rows learned from.
         folds: number of folds, 2 to 255.
         smoothing: number of rows that the prior counts for, 0 or more.
-        prior: mean to smooth towards, or {target: mean}; None for the mean of all rows.
+        prior: mean to smooth towards; None for the mean of all rows.
         seed: another seed gives other folds.
         dtype: of the output, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: for arguments out of range; in `finalize`, if a target has no value, or none
+        ValueError: for arguments out of range; in `finalize`, if the target has no value, or none
             outside a fold; if a row's fold column is null; for training without a fold column.
-        TypeError: for keys as in Categorify, and for targets of strings or lists.
+        TypeError: for keys as in Categorify, and for a target of strings or lists.
 
     Example:
         >>> group = ["user"] >> TargetEncoding("label", fold_column=None, smoothing=1)
@@ -84,31 +84,24 @@ class TargetEncoding(LearningOp):
 
     def __init__(
         self,
-        targets: str | Sequence[str],
+        target: str,
         fold_column: str | None,
         folds: int = 5,
         smoothing: float = 20.0,
-        prior: float | Mapping[str, float] | None = None,
+        prior: float | None = None,
         seed: int = 0,
         dtype: str = "float32",
     ) -> None:
-        self.targets = [targets] if isinstance(targets, str) else list(targets)
-        self.fold_column = fold_column
+        self.target, self.fold_column = target, fold_column
         self.seed = check_integer("TargetEncoding: seed", seed, at_least=-(2**63), bits=63)
         self.folds = check_integer("TargetEncoding: folds", folds, at_least=2, bits=8)
         self.smoothing = check_real("TargetEncoding: smoothing", smoothing, at_least=0)
-        self.prior = dict(prior) if isinstance(prior, Mapping) else prior
+        self.prior = None if prior is None else check_real("TargetEncoding: prior", prior)
         self.dtype = float_dtype(dtype, "TargetEncoding")
-        if not self.targets or len(set(self.targets)) < len(self.targets):
-            raise ValueError(f"TargetEncoding: name each target once, got {self.targets}")
-        if isinstance(prior, Mapping) and set(prior) != set(self.targets):
-            raise ValueError(
-                f"TargetEncoding: prior must name each of {self.targets}, got {sorted(prior)}"
-            )
-        for number in prior.values() if isinstance(prior, Mapping) else [prior or 0]:
-            check_real("TargetEncoding: prior", number)
-        if fold_column in self.targets:
-            raise ValueError(f"TargetEncoding: folds must not depend on the target {fold_column!r}")
+        if not isinstance(target, str):
+            raise TypeError(f"TargetEncoding: target must be the name of a column, got {target!r}")
+        if fold_column == target:
+            raise ValueError(f"TargetEncoding: folds must not depend on the target {target!r}")
         self._training = False
         self.reset()
 
@@ -130,29 +123,22 @@ class TargetEncoding(LearningOp):
 
     @property
     def extra_fit_columns(self) -> Sequence[str]:
-        """The targets and the fold column."""
-        return self.targets if self.fold_column is None else [*self.targets, self.fold_column]
+        """The target and the fold column."""
+        return [self.target] if self.fold_column is None else [self.target, self.fold_column]
 
     def unlearned(self, names: Sequence[str]) -> list[str]:
         """Return the columns whose means are not known."""
         return [name for name in names if name not in self._tables]
 
     def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return `{key}_{target}_mean` of all keys and targets; the keys themselves are dropped."""
-        return [f"{name}_{target}_mean" for name in names for target in self.targets]
-
-    def parts_of_output(self, output: str, names: Sequence[str]) -> tuple[str, str]:
-        """Return (key, target) of an output column of a group with columns `names`."""
-        parts = [(name, target) for name in names for target in self.targets]
-        return parts[self.output_names(names).index(output)]
+        """Return `{key}_{target}_mean` of all keys; the keys themselves are dropped."""
+        return [f"{name}_{self.target}_mean" for name in names]
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return continuous columns, lists where the key is one of lists."""
-        return [
-            Column(output, "continuous", self.dtype, column.multi_hot or column.length is not None)
-            for column in columns
-            for output in self.output_names([column.name])
-        ]
+        outputs = zip(self.output_names([c.name for c in columns]), columns, strict=True)
+        kind = "continuous", self.dtype
+        return [Column(n, *kind, c.multi_hot or c.length is not None) for n, c in outputs]
 
     def _folds_of(self, chunk: Chunk) -> Array:
         """Return int32 [n]: the fold of each row."""
@@ -172,40 +158,32 @@ class TargetEncoding(LearningOp):
         return to_buckets(hashes, self.folds)
 
     def partial(self, chunk: Chunk) -> dict[str, Sums]:
-        """Return {key: counts and sums of the targets, by key and fold}."""
+        """Return {key: counts and sums of the target, by key and fold}."""
         folds = 1 if self.fold_column is None else self.folds
         fold = np.zeros(chunk.num_rows, np.int32) if folds == 1 else to_host(self._folds_of(chunk))
-        targets = {name: self._target(name, chunk[name]) for name in self.targets}
+        self._check_no_lists(self.target, chunk[self.target])
+        target = to_host(self._floats(self.target, chunk[self.target]))
+        valid = ~np.isnan(target)
+        target = np.where(valid, target, 0.0)
+        self._check_size(self.target, target)
         state = {}
         for name in chunk.drop(self.extra_fit_columns).names:
             column = as_lists(chunk[name])
             rows: Any = to_host(row_ids(column.offsets)) if isinstance(column, Ragged) else ...
             groups, keys = _grouped(*self._keys(name, flat_values(column), to_learn=True))
             cells = groups * np.int64(folds) + fold[rows]
-            size, numbers = len(keys) * folds, []
-            for values in targets.values():
-                valid = ~np.isnan(values[rows])
-                weights = np.where(valid, values[rows], 0.0)
-                numbers.append(np.bincount(cells, valid, minlength=size).reshape(-1, folds))
-                numbers.append(np.bincount(cells, weights, minlength=size).reshape(-1, folds))
-            table = np.stack([*numbers[0::2], *numbers[1::2]], axis=1)
-            state[name] = keys, table.reshape(-1, 2, len(targets), folds)
+            weights = valid[rows], target[rows]
+            numbers = [np.bincount(cells, w, minlength=len(keys) * folds) for w in weights]
+            state[name] = keys, np.stack(numbers).reshape(2, -1, folds)
         return state
-
-    def _target(self, name: str, column: Any) -> np.ndarray:
-        """Return a target as float64 [n], NaN where it is missing."""
-        self._check_no_lists(name, column)
-        values = to_host(self._floats(name, column))
-        self._check_size(name, values[~np.isnan(values)])
-        return values
 
     def merge_states(self, states: Sequence[Sums]) -> Sums:
         """Return counts and sums of all states, added in their order."""
         keys, places = distinct_keys([keys for keys, _ in states])
-        total = np.zeros((len(keys), *states[0][1].shape[1:]))
+        total = np.zeros((2, len(keys), states[0][1].shape[2]))
         ends = np.cumsum([len(keys) for keys, _ in states])
         for place, (_, numbers) in zip(np.split(places, ends[:-1]), states, strict=True):
-            total[place] += numbers  # a state has each key once
+            total[:, place] += numbers  # a state has each key once
         return keys, total
 
     def learned_from(self, state: dict[str, Sums]) -> tuple[dict[str, Any], dict[str, Chunk]]:
@@ -215,36 +193,31 @@ class TargetEncoding(LearningOp):
             # In the order of keys, nulls last, so that no sum depends on which key came first. A
             # key without a target gets the prior, as a new one does, so it need not be known.
             order = pc.array_sort_indices(keys).to_numpy()
-            order = order[numbers[order, 0].any(axis=(1, 2))]
-            counts, sums = np.moveaxis(_with_views(numbers[order]), 1, 0)  # [keys, targets, views]
-            order = order[keys.take(pa.array(order)).is_valid().to_numpy(zero_copy_only=False)]
+            order = order[numbers[0, order].any(axis=1)]
+            counts, sums = _with_views(numbers[:, order])
+            keys = keys.take(pa.array(order)).drop_null()
             prior = self._priors_of(counts.sum(axis=0), sums.sum(axis=0))
             with np.errstate(invalid="ignore"):
                 weight = counts + self.smoothing
                 means = (sums + self.smoothing * prior) / weight
-            means = np.where(weight == 0, prior, means)[: len(order)].astype(self.dtype)
-            table: dict[str, Any] = {"key": column_from_arrow(keys.take(pa.array(order)))}
-            for k, target in enumerate(self.targets):
-                table[f"{target}_mean"] = means[:, k, 0]
-                if self.fold_column is not None:
-                    table[f"{target}_mean_out_of_fold"] = np.ascontiguousarray(means[:, k, 1:])
-            priors[name] = dict(zip(self.targets, prior.tolist(), strict=True))
-            tables[name] = Chunk(table)
+            means = np.where(weight == 0, prior, means)[: len(keys)].astype(self.dtype)
+            table = {"key": column_from_arrow(keys), "mean": means[:, 0]}
+            if self.fold_column is not None:
+                table["out_of_fold"] = np.ascontiguousarray(means[:, 1:])
+            priors[name], tables[name] = prior.tolist(), Chunk(table)
         return {"priors": priors}, tables
 
     def _priors_of(self, counts: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """Return float64 [targets, views]: the prior of all rows, then of those outside a fold."""
-        for target, count in zip(self.targets, counts, strict=True):
-            if self.prior is None and not count.all():
-                rule = (
-                    "found no value in all rows, or none outside a fold. Give a prior, or a "
-                    "fold_column with more distinct values."
-                )
-                raise ValueError(self._wrong(target, rule))
-        if self.prior is None:
-            return sums / counts
-        given = [[float(per_column(self.prior, target))] for target in self.targets]
-        return np.broadcast_to(np.array(given), counts.shape)
+        """Return float64 [views]: the prior of all rows, then of those outside each fold."""
+        if self.prior is not None:
+            return np.full(counts.shape, float(self.prior))
+        if not counts.all():
+            rule = (
+                "found no value in all rows, or none outside a fold. Give a prior, or a "
+                "fold_column with more distinct values."
+            )
+            raise ValueError(self._wrong(self.target, rule))
+        return sums / counts
 
     def finalize(self, state: dict[str, Sums]) -> None:
         """Learn means and priors, and make the indexes of the keys."""
@@ -255,7 +228,7 @@ class TargetEncoding(LearningOp):
         self.restore({}, {})
 
     def learned(self) -> dict[str, Any]:
-        """Return {"priors": {key: {target: [of all rows, of those outside each fold]}}}."""
+        """Return {"priors": {key: [of all rows, of those outside each fold]}}."""
         return {"priors": self._priors}
 
     def learned_tables(self) -> dict[str, Chunk]:
@@ -265,10 +238,9 @@ class TargetEncoding(LearningOp):
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
         """Set priors and means, and make the indexes of the keys."""
         self._priors = learned.get("priors", {})
-        for key, by_target in self._priors.items():
-            for target, numbers in by_target.items():
-                for number in numbers:
-                    check_real(f"column {key!r}: TargetEncoding: priors of {target!r}", number)
+        for key, numbers in self._priors.items():
+            for number in numbers:
+                check_real(f"column {key!r}: TargetEncoding: priors", number)
         self._tables = dict(tables)
         self._indexes = {key: KeyIndex(table["key"]) for key, table in tables.items()}
 
@@ -276,16 +248,16 @@ class TargetEncoding(LearningOp):
         """Return the index that finds a row's key in the table of `key`."""
         return self._indexes[key]
 
-    def numbers_of(self, key: str, target: str, out_of_fold: bool = False) -> np.ndarray:
+    def numbers_of(self, key: str, out_of_fold: bool = False) -> np.ndarray:
         """Return the prior, which new keys get, then the mean of each key.
 
         Returns:
             [1 + keys] for all rows, [1 + keys, folds] out of fold, of `dtype`.
         """
-        prior = np.array(self._priors[key][target], dtype=self.dtype)
+        prior, table = np.array(self._priors[key], dtype=self.dtype), self._tables[key]
         if out_of_fold:
-            return np.vstack([prior[1:], self._tables[key][f"{target}_mean_out_of_fold"]])
-        return np.concatenate([prior[:1], self._tables[key][f"{target}_mean"]])
+            return np.vstack([prior[1:], table["out_of_fold"]])
+        return np.concatenate([prior[:1], table["mean"]])
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the means of each row's keys."""
@@ -298,17 +270,12 @@ class TargetEncoding(LearningOp):
             at = find_keys(index, values)
             if valid is not None:
                 at[~valid] = 0
+            numbers = array_namespace(at).asarray(self.numbers_of(name, self._training))
             lists = isinstance(column, Ragged)
-            for target in self.targets:
-                numbers = self.numbers_of(name, target, out_of_fold=fold is not None)
-                numbers = array_namespace(at).asarray(numbers)
-                if fold is None:
-                    means = numbers[at]
-                else:
-                    means = numbers[at, fold[row_ids(column.offsets)] if lists else fold]
-                means = Ragged(means, column.offsets) if lists else means
-                result[f"{name}_{target}_mean"] = means
-        return Chunk(result)
+            if fold is not None:
+                at = at, fold[row_ids(column.offsets)] if lists else fold
+            result[name] = Ragged(numbers[at], column.offsets) if lists else numbers[at]
+        return Chunk(dict(zip(self.output_names([*result]), result.values(), strict=True)))
 
 
 def _grouped(values: Any, valid: Array | None) -> tuple[np.ndarray, pa.Array]:

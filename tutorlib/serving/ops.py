@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from tutorlib import ops
-from tutorlib.columns import Strings
 from tutorlib.ops import FIRST_OOV_ID, NULL_ID
 from tutorlib.ops.base import id_dtype
 from tutorlib.ops.lists_dates import SIZES
@@ -71,25 +70,16 @@ class ServedListSlice(ServedOp):
     """`ListSlice`."""
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return the slice of each list, padded if the op pads."""
-        op, splits = self.op, column.splits
-        if splits is None:
+        """Return the slice of each list."""
+        if column.splits is None:
             raise TypeError(f"column {name!r}: ListSlice takes lists, got one value a row")
 
-        def sliced(values: tf.Tensor, padding: Any) -> tf.RaggedTensor:
-            lists = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
-            lists = lists[:, op.start : op.end]
-            if not op.pad:
-                return lists
-            return tf.RaggedTensor.from_tensor(lists.to_tensor(padding, shape=[None, op.length]))
+        def sliced(values: tf.Tensor) -> tf.RaggedTensor:
+            lists = tf.RaggedTensor.from_row_splits(values, column.splits, validate=False)
+            return lists[:, self.op.start : self.op.end]
 
-        padding = None
-        if op.pad:
-            padding = op.padding_for(name, column.values.dtype.name)
-            is_text = isinstance(padding, Strings)
-            padding = (tensors.as_string_tensor(padding) if is_text else padding)[0]
-        lists = sliced(column.values, padding)
-        valid = None if column.valid is None else sliced(column.valid, True).values
+        lists = sliced(column.values)
+        valid = None if column.valid is None else sliced(column.valid).values
         return ServedColumn(lists.values, valid, lists.row_splits, column.dtype)
 
 
@@ -112,22 +102,15 @@ class ServedDateParts(ServedOp):
 
 
 class ServedFill(ServedOp):
-    """`FillMissing` and `FillMedian`: nulls replaced, and the indicator columns, float32."""
-
-    def source(self, output: str) -> str:
-        """Return the column itself; of an indicator, the column whose nulls it marks."""
-        return output if output in self.names else output.removesuffix("_filled")
+    """`FillMissing` and `FillMedian`."""
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return a filled column or an indicator."""
-        missing = column.missing()
-        if name not in self.names:
-            return ServedColumn(tf.cast(missing, tf.float32))
+        """Return the column without nulls and NaN."""
         if column.values.dtype == tf.string:
             fill = self.op.fill_of(name)
         else:
             fill = self.op.number_for(name, column.numpy_dtype)
-        return column.with_values(tf.where(missing, fill, column.values))
+        return column.with_values(tf.where(column.missing(), fill, column.values))
 
 
 class ServedClip(ServedOp):
@@ -190,10 +173,9 @@ class ServedBucketize(ServedOp):
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return int32 ids of the intervals."""
-        values = column.values if column.values.dtype.is_integer else tensors.as_float64(column)
-        edges = self.op.edges_for(name, np.dtype(values.dtype.as_numpy_dtype))
-        ids = tf.searchsorted(edges, values, side="right") + 2
-        return column.with_values(tf.where(column.missing(), NULL_ID, ids))
+        values = tensors.as_float64(column)
+        ids = tf.searchsorted(self.op.edges_for(name), values, side="right") + 2
+        return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
 
 
 class ServedLambdaOp(ServedOp):
@@ -257,22 +239,17 @@ class ServedTargetEncoding(ServedOp):
     def build(self, functions: Functions) -> None:
         """Keep the keys, and the means of each wanted column after that of a new key."""
         refuse_float16(self.op)
-        self.keys: dict[str, tensors.KeyTable] = {}
-        self.means: dict[str, tf.Variable] = {}
-        for name in self.wanted:
-            key, target = self.op.parts_of_output(name, self.names)
-            if key not in self.keys:
-                self.keys[key] = tensors.KeyTable(self.op.index_of(key).keys)
-            self.means[name] = tensors.fixed(self.op.numbers_of(key, target))
+        keys = {name: self.source(name) for name in self.wanted}
+        self.keys = {n: tensors.KeyTable(self.op.index_of(key).keys) for n, key in keys.items()}
+        self.means = {n: tensors.fixed(self.op.numbers_of(key)) for n, key in keys.items()}
 
     def source(self, output: str) -> str:
         """Return the key's column."""
-        return self.op.parts_of_output(output, self.names)[0]
+        return self.names[self.op.output_names(self.names).index(output)]
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the mean of each row's key; that of a new key for a null."""
-        keys = self.keys[self.source(name)]
-        found = column.without_nulls(keys.find(column.values), 0)
+        found = column.without_nulls(self.keys[name].find(column.values), 0)
         return column.with_values(tf.gather(self.means[name], found))
 
 
