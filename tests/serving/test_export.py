@@ -6,14 +6,12 @@ import sys
 import keras
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 from tests.support.ops_served import (
     as_batch,
     assert_same_bits,
-    in_batch_dtypes,
     raw_tensors,
     rows_of_all_kinds,
     workflow_of_all_kinds,
@@ -21,18 +19,13 @@ from tests.support.ops_served import (
 from tutorlib.columns import Chunk
 from tutorlib.models import DLRM, movielens_network
 from tutorlib.ops import (
-    Bucketize,
     Categorify,
     Clip,
-    FillMedian,
     FillMissing,
     HashBucket,
     JoinExternal,
     LogOp,
     Normalize,
-    NormalizeMinMax,
-    Rename,
-    TargetEncoding,
 )
 from tutorlib.serving import export_serving
 from tutorlib.workflow import Workflow
@@ -62,26 +55,27 @@ def served_elsewhere(folder, path, raw):
     return dict(np.load(files[1]))
 
 
+CRITEO_NUMBERS, CRITEO_IDS = ["I1", "I2", "I3"], ["C1", "C2", "C3", "C4"]
+
+
 def criteo(count, seed):
     generator = np.random.default_rng(seed)
     table = {"label": generator.integers(0, 2, count).astype(np.float32)}
-    for place in range(1, 14):
+    for name in CRITEO_NUMBERS:
         mask = generator.random(count) < 0.2
-        table[f"I{place}"] = pa.array(generator.geometric(0.01, count) - 3, mask=mask)
-    for place in range(1, 27):
+        table[name] = pa.array(generator.geometric(0.01, count) - 3, mask=mask)
+    for place, name in enumerate(CRITEO_IDS):
         ids = generator.geometric(0.02, count) * 7_919 + place
-        mask = generator.random(count) < 0.1
         words = [f"{i:08x}" for i in ids]
-        table[f"C{place}"] = pa.array(words if place % 2 else ids, mask=mask)
+        mask = generator.random(count) < 0.1
+        table[name] = pa.array(words if place % 2 else ids, mask=mask)
     return pa.table(table)
 
 
 def criteo_workflow():
-    numbers = [f"I{place}" for place in range(1, 14)]
-    ids = [f"C{place}" for place in range(1, 27)]
     return Workflow(
-        numbers >> FillMissing(0) >> Clip(min_value=0) >> LogOp() >> Normalize(),
-        ids >> Categorify(freq_threshold=3, num_oov_buckets=4),
+        CRITEO_NUMBERS >> FillMissing(0) >> Clip(min_value=0) >> LogOp() >> Normalize(),
+        CRITEO_IDS >> Categorify(freq_threshold=3, num_oov_buckets=4),
         ["label"],
     )
 
@@ -139,11 +133,7 @@ def vectors_workflow():
 
 LESSONS = {
     "vectors": (vectors, vectors_workflow, []),
-    "criteo": (
-        criteo,
-        criteo_workflow,
-        [f"{c}{p}" for c, n in (("I", 13), ("C", 26)) for p in range(1, n + 1)],
-    ),
+    "criteo": (criteo, criteo_workflow, [*CRITEO_NUMBERS, *CRITEO_IDS]),
     "movielens": (movielens, movielens_workflow, []),
 }
 
@@ -162,7 +152,8 @@ def test_a_saved_graph_gives_bits_of_transform_and_predictions_of_the_model(tmp_
     inputs = {n: keras.Input(a.shape[1:], name=n, dtype=a.dtype.name) for n, a in features.items()}
     bits = {n: keras.layers.Identity(dtype=x.dtype)(x) for n, x in inputs.items()}
     whole = keras.Model(inputs, bits | {"predictions": model(inputs)})
-    path = export_serving(whole, workflow, tmp_path / "model", nullable=nullable)
+    assert set(workflow.nullable) == set(nullable)  # may be null in serving, unless told otherwise
+    path = export_serving(whole, workflow, tmp_path / "model")
     raw = raw_tensors(workflow.to_keras(), rows, nullable)
     got = served_elsewhere(tmp_path, path, raw)
     want = model(tensors, training=False).numpy()
@@ -270,67 +261,3 @@ def test_a_signature_takes_a_column_by_its_name(tmp_path, name):
     assert list(signature.structured_input_signature[1]) == [name]
     out = signature(**{name: tf.constant([1.0, 2.0], tf.float64)})["predictions"]
     np.testing.assert_allclose(out, model.predict({name: np.array([[1.0], [2.0]])}, verbose=0))
-
-
-def nulls_of_all_kinds(count=400, seed=0):
-    generator = np.random.default_rng(seed)
-
-    def some(values):
-        return pa.array(values, mask=generator.random(count) < 0.3)
-
-    lists = [[None if n % 3 == 0 else n for n in range(i % 5)] for i in range(count)]
-    return pa.table(
-        {
-            "n": some(generator.integers(-5, 50, count)),
-            "whole": some(generator.integers(0, 9, count)),
-            "x": some(generator.normal(size=count)),
-            "word": some(generator.choice(["a", "bb", "Müller"], count)),
-            "yes": some(generator.random(count) < 0.5),
-            "ns": pa.array(lists, pa.list_(pa.int64())),
-            "movieId": some(generator.integers(1, 80, count)),
-            "full": generator.integers(0, 9, count),
-            "label": generator.integers(0, 2, count).astype(np.float32),
-        }
-    )
-
-
-def every_op_that_fills_or_learns():
-    groups = [
-        ["n", "word", "yes", "ns", "full"] >> Categorify(),
-        ["n", "x", "yes"] >> FillMissing(1),
-        ["word"] >> FillMissing("?") >> Categorify(),
-        ["n", "x", "whole"] >> FillMedian(),
-        ["ns"] >> FillMedian(),
-        ["n", "x"] >> FillMedian() >> Normalize(),
-        ["n", "whole"] >> Normalize(),
-        ["whole"] >> FillMissing(0) >> NormalizeMinMax(),
-        ["n", "word", "yes"] >> HashBucket(50),
-        ["n", "word", "ns"] >> TargetEncoding("label", None),
-        (["movieId"] >> JoinExternal(MOVIES, "movieId"))[["genres"]] >> Categorify(),
-        ["n"] >> FillMissing(0) >> Bucketize([0, 10]),
-    ]
-    return Workflow(
-        *(group >> Rename(postfix=f"_{k}") for k, group in enumerate(groups)), ["label"]
-    )
-
-
-def test_what_was_null_in_fitting_may_be_null_in_serving_for_every_op(tmp_path):
-    """Without `nullable`, a null arrived as whatever number stood in its place."""
-    pq.write_table(nulls_of_all_kinds(), tmp_path / "rows.parquet", row_group_size=100)
-    workflow = every_op_that_fills_or_learns().fit(tmp_path / "rows.parquet")
-    rows = Chunk.from_arrow(nulls_of_all_kinds())
-    offline = workflow.transform(rows).drop(workflow.label_names)
-    want = in_batch_dtypes(as_batch(offline), workflow.output_schema)
-    inputs = {n: keras.Input(a.shape[1:], name=n, dtype=a.dtype.name) for n, a in want.items()}
-    model = keras.Model(
-        inputs, {n: keras.layers.Identity(dtype=x.dtype)(x) for n, x in inputs.items()}
-    )
-    path = export_serving(model, workflow, tmp_path / "served")
-    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
-    asked = set(signature.structured_input_signature[1])
-    assert {n.removesuffix("__valid") for n in asked if n.endswith("__valid")} == {
-        "n", "whole", "word", "yes", "ns", "movieId"
-    }  # fmt: skip
-    raw = raw_tensors(workflow.to_keras(), rows, workflow.nullable)
-    got = signature(**{name: raw[name] for name in asked})
-    assert_same_bits({name: got[name] for name in want}, want)

@@ -11,11 +11,9 @@ from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import (
     Categorify,
-    Clip,
     FillMissing,
     HashBucket,
     LabelEncoder,
-    LogOp,
     Normalize,
     TargetEncoding,
 )
@@ -183,25 +181,18 @@ def vectors(tmp_path_factory):
         "plain": fixed(NUMBERS, pa.float64()),
         "lists": fixed(NUMBERS, pa.float32()).cast(pa.list_(pa.float32())),
         "tensor": pa.ExtensionArray.from_storage(kind, fixed(NUMBERS, pa.float32())),
-        "holes": fixed(np.where(NUMBERS % 7 == 0, np.nan, NUMBERS), pa.float32()),
-        "bits": fixed(BITS, pa.bool_()).cast(pa.list_(pa.bool_())),
-        "ids": fixed(NUMBERS, pa.int64()),
         "y": fixed(BITS, pa.int8()),
     }
     pq.write_table(pa.table(columns), path, row_group_size=16)
     workflow = Workflow(
-        ["plain", "bits"], ["lists", "tensor"] >> Normalize(),
-        ["holes"] >> FillMissing(0) >> Clip(0, 100) >> LogOp(), ["ids"] >> Categorify(), ["y"],
-        label_names=["y"],
+        ["plain"], ["lists", "tensor"] >> Normalize(), ["y"], label_names=["y"],
     )  # fmt: skip
     return path, workflow.fit(path)
 
 
 def wanted():
     scaled = ((NUMBERS - NUMBERS.mean()) / NUMBERS.std()).astype(np.float32)
-    holes = np.log1p(np.where(NUMBERS % 7 == 0, 0, NUMBERS).clip(0, 100))
-    numbers = {"plain": NUMBERS, "lists": scaled, "tensor": scaled, "holes": holes}
-    return {**numbers, "bits": BITS, "y": BITS}
+    return {"plain": NUMBERS, "lists": scaled, "tensor": scaled, "y": BITS}
 
 
 def test_vectors_keep_their_length_in_memory_in_files_in_batches_and_served(vectors, tmp_path):
@@ -213,7 +204,6 @@ def test_vectors_keep_their_length_in_memory_in_files_in_batches_and_served(vect
         np.testing.assert_allclose(done[name], values, rtol=1e-5)
     schema = workflow.output_schema
     assert schema["y"] == Column("y", "label", "int8", length=LENGTH)
-    assert (schema["ids"].multi_hot, schema["ids"].length) == (True, None)
     loader = KerasSequenceLoader(path, 40, shuffle=False, label_names=["y"]).map(workflow)
     batch, label = loader.peek()
     np.testing.assert_array_equal(label, BITS)

@@ -17,9 +17,9 @@ import pytest
 from tests.support.workflow_rows import all_rows, rows, same, workflow, write
 from tutorlib.columns import Chunk
 from tutorlib.ops import ColumnOp, LambdaOp, LogOp, Normalize
-from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
-from tutorlib.storage import MARK, METADATA_FILE, resumable_folder
+from tutorlib.storage import MARK
 from tutorlib.workflow import Workflow, split_rows
 from tutorlib.workflow import fit as parts
 
@@ -101,14 +101,6 @@ def test_the_files_do_not_depend_on_the_number_of_threads(fitted, source, tmp_pa
             assert contents(folder) == first
 
 
-def test_the_size_of_row_ranges_changes_no_result(fitted, source, tmp_path, monkeypatch):
-    whole = fitted.transform_to_parquet(source, tmp_path / "whole", **SIZES)
-    monkeypatch.setattr(parts, "RANGE_ROWS", 37)
-    assert workflow().fit(source).fingerprint == fitted.fingerprint
-    sliced = fitted.transform_to_parquet(source, tmp_path / "sliced", **SIZES)
-    assert contents(sliced) == contents(whole)
-
-
 # --- splits -------------------------------------------------------------------------------------
 
 
@@ -148,12 +140,6 @@ def test_each_row_is_in_exactly_one_part_of_a_split(source, tmp_path, seed):
     assert [again[name].fingerprint() for name in split] == [
         split[name].fingerprint() for name in split
     ]
-
-
-def test_equal_splits_of_different_parts_have_different_fingerprints(source):
-    shares = {"train": 0.5, "valid": 0.5}
-    halves = [split_rows(part, shares)["train"] for part in split_rows(source, shares).values()]
-    assert halves[0].fingerprint() != halves[1].fingerprint()
 
 
 def test_a_random_split_keeps_the_order_and_draws_evenly():
@@ -270,17 +256,6 @@ def part_files(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.glob("part_*")}
 
 
-def test_an_interrupted_run_keeps_finished_part_files(fitted, source, interrupted, tmp_path):
-    partial = tmp_path / "out.partial"
-    kept = part_files(partial)
-    assert 2 <= len(kept) < 15
-    fitted.transform_to_parquet(source, interrupted, **SIZES)
-    assert kept.items() <= part_files(interrupted).items()
-    undisturbed = fitted.transform_to_parquet(source, tmp_path / "undisturbed", **SIZES)
-    assert contents(interrupted) == contents(undisturbed)
-    assert not partial.exists()
-
-
 def changed_settings(fitted, source):
     return fitted, source, {**SIZES, "row_group_rows": 50}
 
@@ -289,16 +264,12 @@ def changed_workflow(fitted, source):
     return workflow().fit(rows(200)), source, SIZES
 
 
-def changed_rows(fitted, source):
-    return fitted, write(os.path.dirname(source) + "/other.parquet", rows(3000, seed=1), 70), SIZES
-
-
 def touched_file(fitted, source):
     os.utime(source)
     return fitted, source, SIZES
 
 
-@pytest.mark.parametrize("change", [changed_settings, changed_workflow, changed_rows, touched_file])
+@pytest.mark.parametrize("change", [changed_settings, changed_workflow, touched_file])
 def test_a_run_restarts_if_anything_changed(change, fitted, source, interrupted, tmp_path):
     kept = part_files(tmp_path / "out.partial")
     made, data, options = change(fitted, source)
@@ -383,38 +354,6 @@ def test_an_error_in_one_part_file_stops_all_threads_and_is_raised(tmp_path):
         made.transform_to_parquet(source, tmp_path / "out", threads=4, **SIZES)
     assert threading.active_count() == before
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_another_process_writes_is_refused(fitted, source, tmp_path):
-    with resumable_folder(tmp_path / "out", None) as building:
-        assert (building / METADATA_FILE).exists()
-        with pytest.raises(BlockingIOError, match=r"another process is writing .*out\.partial"):
-            fitted.transform_to_parquet(source, tmp_path / "out")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [MARK]
-
-
-@pytest.mark.parametrize(
-    ("options", "files", "groups"),
-    [
-        ({}, [3000], [3000]),
-        ({"rows_per_file": 1000}, [1000, 1000, 1000], [1000]),
-        ({"row_group_rows": 800}, [3000], [800, 800, 800, 600]),
-        ({"row_group_rows": 2_000_000}, [3000], [3000]),
-        ({"rows_per_file": 1700, "row_group_rows": 800}, [1600, 1400], [800, 800]),
-    ],
-)
-def test_the_rows_of_a_file_and_of_a_row_group_follow_each_other(
-    fitted, source, tmp_path, options, files, groups
-):
-    written = ParquetSource(fitted.transform_to_parquet(source, tmp_path / "out", **options))
-    with ParquetSink(tmp_path / "sink", **options) as sink:
-        sink.write(rows(3000))
-    for made in (written, ParquetSource(tmp_path / "sink")):
-        sizes = [pq.read_metadata(path) for path in made.files]
-        assert [footer.num_rows for footer in sizes] == files
-        first = sizes[0]
-        counts = [first.row_group(k).num_rows for k in range(first.num_row_groups)]
-        assert counts == groups
 
 
 @pytest.mark.parametrize("output", ["data", "data/raw", "data/raw/out"])
