@@ -9,7 +9,7 @@ import math
 import reprlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -445,6 +445,13 @@ class ColumnGroup:
 
     def __repr__(self) -> str:
         return " >> ".join([f"[{shortened(map(repr, self.names))}]", *map(repr, self.ops)])
+
+    def steps(self) -> Iterator[tuple[Op, list[str]]]:
+        """Yield each op with the names of the columns that go into it."""
+        names = list(self.names)
+        for op in self.ops:
+            yield op, names
+            names = op.output_names(names)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return the output columns (role, dtype, cardinality) for these input columns."""

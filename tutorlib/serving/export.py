@@ -16,14 +16,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.saved_model.experimental import TrackableResource
 
-from tutorlib.checks import check_choice
+from tutorlib.checks import SIGNATURE_RULE, check_choice, without_signature
 from tutorlib.ops import ColumnGroup
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema
 from tutorlib.serving import tensors
 from tutorlib.serving.ops import SERVED, Functions, ServedOp
 from tutorlib.serving.tensors import ServedColumn
 from tutorlib.storage import new_folder, refuse_existing
-from tutorlib.workflow.workflow import SIGNATURE_RULE, steps, without_signature
 
 
 class WorkflowLayer(keras.layers.Layer):
@@ -165,7 +164,7 @@ class _Chain(tf.Module):
         super().__init__()
         wanted = [name for name in group.output_names if name in outputs]
         served: list[ServedOp] = []
-        for op, names in reversed(list(steps(group))):
+        for op, names in reversed(list(group.steps())):
             try:
                 if type(op) not in SERVED:
                     raise ValueError("has no TensorFlow version in tutorlib.serving.SERVED")

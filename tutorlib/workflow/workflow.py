@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import keyword
 import os
-import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib import ops, storage
+from tutorlib.checks import SIGNATURE_RULE, without_signature
 from tutorlib.columns import Chunk, column_from_arrow
 from tutorlib.inference import element_type, role_of
 from tutorlib.ops import ColumnGroup
@@ -25,11 +24,6 @@ from tutorlib.workflow import saved
 from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, unfitted_ops
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
-SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")
-SIGNATURE_RULE = (
-    "the name of a signature's tensor begins with a letter, has ASCII letters, digits and "
-    "underscores alone, and is no word of Python."
-)
 EMPTY: ColumnType = ("null", False)  # of a column without a value in any row
 
 
@@ -483,7 +477,7 @@ class Workflow:
 
     def _encoders(self, kinds: Any) -> dict[str, Any]:
         """Return {column: its op of these kinds}, the column as the op sees it."""
-        made = [step for group in self.groups for step in steps(group)]
+        made = [step for group in self.groups for step in group.steps()]
         return {name: op for op, names in made if isinstance(op, kinds) for name in names}
 
     # ---- serving and saving ----------------------------------------------------------------------
@@ -545,10 +539,10 @@ class Workflow:
         saved.functions_of(self)  # raises
         target = storage.output_path(folder, filesystem)
         storage.refuse_existing(target, overwrite)
-        is_remote = isinstance(target, storage.RemotePath)
-        with (storage.remote_output if is_remote else storage.new_folder)(target) as building:
+        is_local = isinstance(target, Path)
+        with storage.new_folder(target) if is_local else storage.remote_output(target) as building:
             saved.write_files(self, building)
-        return str(target) if is_remote else target
+        return target if is_local else str(target)
 
     @classmethod
     def load(
@@ -602,21 +596,3 @@ def nulls(kind: ColumnType, rows: int) -> Any:
     if length is not None:
         arrow = pa.list_(arrow, length)
     return column_from_arrow(pa.nulls(rows, pa.list_(arrow) if kind[1] else arrow))
-
-
-def steps(group: ColumnGroup) -> Iterator[tuple[ops.Op, list[str]]]:
-    """Yield each op of a group with the names of the columns that go into it."""
-    names = list(group.names)
-    for op in group.ops:
-        yield op, names
-        names = op.output_names(names)
-
-
-def without_signature(names: Iterable[str]) -> list[str]:
-    """Return the names that TensorFlow would change or refuse in a signature.
-
-    Example:
-        >>> without_signature(["C1", "Item Name", "class"])
-        ['Item Name', 'class']
-    """
-    return [n for n in names if not SIGNATURE_NAME.fullmatch(n) or keyword.iskeyword(n)]

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,9 +39,6 @@ from tutorlib.workflow.fit import (
     split_by_rows,
     write_on_cluster,
 )
-
-if TYPE_CHECKING:
-    from tutorlib.workflow.workflow import Workflow
 
 ENCODINGS = ("fast", "default")
 MANIFEST = "_manifest.json"
@@ -73,7 +70,7 @@ class PartFile:
 class WriteJob:
     """What `Workflow.transform_to_parquet` has to write, checked. Can be pickled."""
 
-    workflow: Workflow
+    workflow: Any  # a fitted `Workflow`
     sources: dict[str, RowSource]  # {name of the split: rows}
     rows_per_file: int  # whole row groups
     row_group_rows: int
@@ -86,7 +83,7 @@ class WriteJob:
         check_choice("encoding", self.encoding, ENCODINGS)
         if self.shuffle_seed is not None:
             self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
-        self.workflows: dict[str, Workflow] = {}
+        self.workflows: dict[str, Any] = {}
         for split, source in self.sources.items():
             self.workflow.check_data(source)
             if source.num_rows == 0:
