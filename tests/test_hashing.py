@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.support.oracles import MASK, hash_text, mix
 from tutorlib.columns import Strings, column_from_arrow
 from tutorlib.hashing import KeyIndex, hash_integers, hash_strings, hash_values, to_buckets
-from tutorlib.ops.shared.keys import combined_hashes
 
 FEW = settings(max_examples=40, deadline=None)
 integers = st.one_of(st.none(), st.integers(-3, 12), st.integers(-(2**63), 2**63 - 1))
@@ -42,16 +41,6 @@ def test_hashes_and_buckets_are_the_published_vectors(kind):
     for buckets in (10, 1000, 2**31 - 1):
         want = [row["buckets"][str(buckets)] for row in rows]
         assert to_buckets(hash_values(values), buckets).tolist() == want
-
-
-@pytest.mark.parametrize("row", VECTORS["combinations"], ids=lambda row: str(row["value"]))
-def test_hashes_of_combinations_are_the_published_vectors(row):
-    kinds = [pa.string() if isinstance(v, str) else pa.int64() for v in row["value"]]
-    parts = [
-        column_from_arrow(pa.array([v], kind)) for v, kind in zip(row["value"], kinds, strict=True)
-    ]
-    assert f"{int(combined_hashes(parts)[0]):016x}" == row["hash"]
-    assert to_buckets(combined_hashes(parts), 1000).tolist() == [row["buckets"]["1000"]]
 
 
 def test_the_vectors_follow_from_the_definition_and_begin_with_splitmix64s_own():

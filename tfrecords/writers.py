@@ -31,7 +31,7 @@ from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
 from tutorlib.parquet import RowRange
 from tutorlib.storage import MARK, new_folder, refuse_existing, refuse_overlap, row_bar
-from tutorlib.workflow.inputs import (
+from tutorlib.workflow.fit import (
     RowSource,
     as_source,
     input_paths,

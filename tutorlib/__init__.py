@@ -44,14 +44,10 @@ _ROOMS = {
         "Categorify",
         "Clip",
         "DateParts",
-        "Dropna",
         "FillMedian",
         "FillMissing",
-        "Filter",
         "HashBucket",
-        "HashedCross",
         "JoinExternal",
-        "JoinGroupby",
         "LabelEncoder",
         "LambdaOp",
         "ListSlice",
@@ -66,7 +62,7 @@ _ROOMS = {
     "diagnose": ["ProfileSteps", "cores_awake"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
-    "workflow": ["Workflow"],
+    "workflow": ["Workflow", "split_rows"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import numbers
 import operator
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
@@ -166,3 +167,20 @@ def check_path(name: str, value: Any, advice: str) -> None:
     """
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {value!r}. {advice}")
+
+
+SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")
+SIGNATURE_RULE = (
+    "the name of a signature's tensor begins with a letter, has ASCII letters, digits and "
+    "underscores alone, and is no word of Python."
+)
+
+
+def without_signature(names: Iterable[str]) -> list[str]:
+    """Return the names that TensorFlow would change or refuse in a signature.
+
+    Example:
+        >>> without_signature(["C1", "Item Name", "class"])
+        ['Item Name', 'class']
+    """
+    return [n for n in names if not SIGNATURE_NAME.fullmatch(n) or keyword.iskeyword(n)]

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.columns import Array, Strings, array_namespace, take
-from tutorlib.memory import DeviceCache
+from tutorlib.columns import Array, Strings, array_namespace, take, to_namespace
 
 _GAMMA, _FACTOR_1, _FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -212,12 +211,26 @@ class KeyIndex:
             slots[waiting] = (slots[waiting] + 1) & (size - 1)
         stored = np.zeros(size, dtype=np.int64)
         stored[slots] = self._words(self.keys, hashes)
-        self._tables = DeviceCache(ranks), DeviceCache(stored), DeviceCache(self.keys)
+        self._tables = ranks, stored, self.keys
+        self._copies: dict[str, Any] = {}  # {array library of a device: tables there}
         found = self.find(self.keys)
         if not np.array_equal(found, np.arange(1, len(found) + 1)):
             twice = int(np.argmax(found != np.arange(1, len(found) + 1)))
             key = take(self.keys, np.array([twice])).tolist()[0]
             raise ValueError(f"keys must be unique, but {key!r} appears twice")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_copies": {}}
+
+    def _tables_on(self, xp: Any) -> Any:
+        """Return the tables in the memory of an array library; a copy is made once and kept."""
+        if xp is np:
+            return self._tables
+        if xp.__name__ not in self._copies:
+            copies = [to_namespace(table, xp) for table in self._tables]
+            xp.cuda.get_current_stream().synchronize()  # other threads have streams of their own
+            self._copies[xp.__name__] = copies
+        return self._copies[xp.__name__]
 
     @staticmethod
     def _words(keys: Any, hashes: Array) -> Array:
@@ -237,7 +250,7 @@ class KeyIndex:
         length = len(wanted)
         hashes = hash_strings(wanted) if isinstance(wanted, Strings) else None
         xp = array_namespace(wanted if hashes is None else hashes)
-        ranks, stored, keys = (table.on(xp) for table in self._tables)
+        ranks, stored, keys = self._tables_on(xp)
         found = xp.empty(length, dtype=ranks.dtype)
         for block in blocks_of(length, xp):
             part = hash_integers(wanted[block]) if hashes is None else hashes[block]

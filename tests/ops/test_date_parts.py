@@ -10,7 +10,7 @@ import pytest
 
 from tutorlib.columns import Chunk, Masked
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, DateParts, Filter, Normalize
+from tutorlib.ops import Categorify, DateParts, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
@@ -120,24 +120,12 @@ def test_offline_and_in_the_loader_and_served_the_parts_are_the_same(tmp_path):
         assert served[name].dtype == values.dtype
 
 
-def test_a_served_workflow_takes_dates_of_numpy_in_any_unit():
-    days = np.array(["2024-02-29", "1969-12-31"], "datetime64[D]")
-    layer = Workflow(["t"] >> DateParts(["day"])).fit(Chunk({"t": days})).to_keras()
-    for unit in ("D", "ms", "ns"):
-        assert layer({"t": days.astype(f"datetime64[{unit}]")})["t_day"].numpy().tolist() == [
-            [30],
-            [32],
-        ]
-
-
 def test_dates_are_keys_but_not_numbers():
     days = np.array(["2024-02-29", "1969-12-31"], "datetime64[D]")
     chunk = Chunk({"t": Masked(days, np.array([True, False]))})
     assert Workflow(["t"] >> Categorify()).fit(chunk).transform(chunk)["t"].tolist() == [3, 1]
     with pytest.raises(TypeError, match=r"'t': Normalize takes numbers, got datetime64\[D\]"):
         Workflow(["t"] >> Normalize()).fit(chunk)
-    some = Workflow(["t"], row_ops=Filter([("t", "<", 0)])).fit(Chunk({"t": days}))
-    assert some.transform(Chunk({"t": days}))["t"].tolist() == [datetime.date(1969, 12, 31)]
 
 
 @pytest.mark.parametrize(
@@ -174,16 +162,3 @@ def test_a_column_without_the_part_is_refused_by_name(column, op, words):
         column = Chunk.from_arrow(pa.table({"t": column}))["t"]
     with pytest.raises((TypeError, ValueError), match=f"column 't': DateParts .*{words}"):
         (["t"] >> op).transform(Chunk({"t": column}))
-
-
-@pytest.mark.parametrize("name", ["day", "ms", "zoned", "clock", "took", "days"])
-def test_a_date_as_a_plain_feature_or_label_is_refused_with_the_remedy(tmp_path, name):
-    pq.write_table(table(), tmp_path / "a.parquet")
-    words = rf"column '{name}': values of type .*64.* make features of it with DateParts"
-    for names in ({"cont_names": [name]}, {"cat_names": [name]}):
-        with pytest.raises(ValueError, match=words):
-            KerasSequenceLoader(tmp_path, 3, ["y"], **names).peek()
-    with pytest.raises(ValueError, match=words):
-        KerasSequenceLoader(tmp_path, 3, [name], cont_names=["y"]).peek()
-    with pytest.raises(ValueError, match="no feature columns"):
-        KerasSequenceLoader(tmp_path, 3, ["y"])

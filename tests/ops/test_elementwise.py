@@ -11,19 +11,16 @@ from hypothesis import strategies as st
 
 from tests.support.ops import column, learned, plain
 from tests.support.ops_strategies import FEW, INTEGERS, NUMBERS, TEXTS
-from tests.support.oracles import MASK, hash_text, mix
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import (
     Bucketize,
     Clip,
     FillMissing,
-    HashBucket,
     LearningOp,
     LogOp,
     Normalize,
     NormalizeMinMax,
 )
-from tutorlib.workflow import Workflow
 
 LISTS = st.lists(st.integers(0, 4), max_size=10)
 
@@ -77,29 +74,6 @@ def test_clip_leaves_a_value_that_equals_a_limit_as_it_is(dtype, limit, length):
         assert out.tobytes() == values.tobytes()
 
 
-@pytest.mark.parametrize("limits", [(0.0, None), (-0.0, None), (None, 0.0), (None, -0.0), (0, 9.0)])
-def test_clip_as_a_layer_leaves_zeros_as_they_are(limits):
-    chunk = Chunk({"x": np.array([0.0, -0.0, math.nan, -1, 1], np.float32)})
-    workflow = Workflow(["x"] >> Clip(*limits)).fit(chunk)
-    served = workflow.to_keras()({"x": chunk["x"]})["x"].numpy().ravel()
-    assert served.tobytes() == workflow.transform(chunk)["x"].tobytes()
-
-
-def test_clip_refuses_what_is_no_limit():
-    for limits in (
-        {"min_value": math.nan},
-        {"max_value": math.nan},
-        {"min_value": 2, "max_value": 1},
-    ):
-        with pytest.raises(ValueError, match="Clip: m"):
-            Clip(**limits)
-    for limit in (0.5, math.inf):
-        with pytest.raises(
-            ValueError, match=f"'x': Clip cannot limit a column of int64 to {limit}"
-        ):
-            (["x"] >> Clip(limit)).transform(Chunk({"x": np.arange(3)}))
-
-
 @FEW
 @given(FLOATS, LISTS)
 def test_log_op_equals_numpy(values, lengths):
@@ -123,15 +97,6 @@ def test_fill_missing_equals_its_definition(values, lengths):
     fill = "?" if texts else 7
     want = [fill if value is None else value for value in values]
     check(FillMissing(fill), values, pa.string() if texts else kind, lengths, want)
-
-
-@FEW
-@given(st.one_of(WHOLE, st.lists(TEXTS, min_size=1)), LISTS, st.integers(1, 2**31 - 1))
-def test_hash_bucket_equals_its_definition(values, lengths, buckets):
-    texts = any(isinstance(value, str) for value in values)
-    hashed = [v if v is None else hash_text(v) if texts else mix(v & MASK) for v in values]
-    want = [0 if h is None else ((h >> 32) * buckets) >> 32 for h in hashed]
-    check(HashBucket(buckets), values, pa.string() if texts else pa.int64(), lengths, want)
 
 
 @FEW
@@ -181,35 +146,6 @@ def test_bucketize_refuses_boundaries_that_are_no_numbers(borders):
     for boundaries in (borders, {"x": borders}):
         with pytest.raises(ValueError, match="each boundary must be a finite number, got"):
             Bucketize(boundaries)
-
-
-def test_bucketize_by_hand():
-    chunk = Chunk(
-        {"x": column([None, -1, 0, 9, 10]), "l": column([[0.0, None], [], [11.0], [], []])}
-    )
-    out = (["x", "l"] >> Bucketize([0, 10])).transform(chunk)
-    assert out["x"].tolist() == [1, 2, 3, 3, 4]
-    assert out["l"].tolist() == [[3, 1], [], [4], [], []]
-    with pytest.raises(ValueError, match="boundaries must rise"):
-        Bucketize([1, 1])
-
-
-def test_clip_by_hand():
-    group = ["n"] >> Clip(min_value=0, max_value=255)
-    assert group.transform(Chunk({"n": column([-5, None, 300])}))["n"].tolist() == [0, None, 255]
-    small = (["b"] >> Clip(0, 255)).transform(Chunk({"b": np.array([-5, 100], np.int8)}))["b"]
-    assert small.tolist() == [0, 100]
-    assert small.dtype == np.int8
-    floats = (["f"] >> Clip(max_value=0.5)).transform(Chunk({"f": np.array([np.nan, 2, -1])}))["f"]
-    assert str(floats.tolist()) == "[nan, 0.5, -1.0]"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), [({}, "give min_value"), ({"min_value": 2, "max_value": 1}, "above")]
-)
-def test_clip_refuses_limits_that_make_no_sense(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Clip(**arguments)
 
 
 def test_log_by_hand_and_its_error_names_column_value_and_place():

@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
 
 from tests.support.ops import column
-from tests.support.ops_strategies import FEW, PAIRS, triples
-from tests.support.oracles import hash_of, hash_text, mix
+from tests.support.oracles import hash_text, mix
 from tutorlib.columns import Chunk
 from tutorlib.ops import (
     HashBucket,
-    HashedCross,
 )
 
 
@@ -43,18 +40,3 @@ def test_hash_bucket_refuses_a_number_of_buckets_that_it_cannot_have(num_buckets
 def test_hash_bucket_names_the_columns_without_buckets():
     with pytest.raises(ValueError, match=r"HashBucket.*\['b'\]"):
         ["a", "b"] >> HashBucket({"a": 3})
-
-
-def test_hashed_cross_depends_on_every_value_and_their_order():
-    a, b = column([1, 1, 2, None]), column(["x", "y", "x", "x"])
-    crossed = (["a", "b"] >> HashedCross(2**30)).transform(Chunk({"a": a, "b": b}))["a_X_b"]
-    swapped = (["b", "a"] >> HashedCross(2**30)).transform(Chunk({"a": a, "b": b}))["b_X_a"]
-    assert len({*crossed.tolist(), *swapped.tolist()}) == 8
-    assert crossed[0] == ((mix(mix(mix(1)) ^ hash_text("x")) >> 32) * 2**30) >> 32
-
-
-@FEW
-@given(PAIRS)
-def test_the_hash_of_a_combination_is_the_published_one(rows):
-    crossed = (["n", "t", "b"] >> HashedCross(1000, "x")).transform(triples(rows))["x"]
-    assert crossed.tolist() == [((hash_of(row) >> 32) * 1000) >> 32 for row in rows]

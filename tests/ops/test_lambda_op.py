@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.ops import column
 from tutorlib.columns import Chunk
-from tutorlib.ops import Filter, LambdaOp
+from tutorlib.ops import LambdaOp
 
 
 def test_lambda_op_applies_the_function_to_values_that_are_there():
@@ -54,7 +54,6 @@ def test_the_function_is_never_called_without_values(dtype, kind):
     assert out.tolist() == []
     lists = Chunk({"x": column([[], []], pa.list_(pa.int64()))})
     assert (["x"] >> LambdaOp(largest, dtype)).transform(lists)["x"].tolist() == [[], []]
-    assert Filter(largest, ["x"]).apply(rows)["x"].tolist() == []
 
 
 def test_a_comparison_of_strings_says_what_to_write_instead():
@@ -72,3 +71,32 @@ def test_an_error_in_the_function_names_column_and_argument():
         (["s"] >> LambdaOp(lambda x: x.upper())).transform(Chunk({"s": column(["a"])}))
     (note,) = raised.value.__notes__
     assert note == "column 's': LambdaOp called the function with a LargeStringArray"
+
+
+def test_a_missing_number_stays_missing_and_never_reaches_the_function():
+    met = []
+
+    def above_three(ratings):
+        met.extend(ratings.tolist())
+        return ratings > 3
+
+    rows = Chunk({"r": np.array([5.0, np.nan, 1.0]), "l": column([[None, 4.0], [2.0], []])})
+    for dtype, missing in (("float32", "nan"), ("int64", "None"), ("bool", "None")):
+        out = (["r", "l"] >> LambdaOp(above_three, dtype)).transform(rows)
+        yes, no = {"float32": ("1.0", "0.0"), "int64": ("1", "0"), "bool": ("True", "False")}[dtype]
+        assert str(out["r"].tolist()) == f"[{yes}, {missing}, {no}]"
+        assert str(out["l"].tolist()) == f"[[{missing}, {yes}], [{no}], []]"
+    assert not np.isnan(met).any()
+
+
+def test_a_null_that_the_function_makes_is_no_number():
+    def halved(values):
+        return np.where(values > 2, values / 2, np.nan)
+
+    rows = Chunk({"x": np.array([4.0, 1.0])})
+    out = (["x"] >> LambdaOp(halved, "int64")).transform(rows)["x"]
+    assert out.tolist() == [2, None]
+    texts = Chunk({"s": column(["7", "x", None])})
+    numbers = (["s"] >> LambdaOp(lambda s: pc.cast(pc.if_else(pc.equal(s, "x"), None, s), "int32"),
+                                 "int64")).transform(texts)  # fmt: skip
+    assert numbers["s"].tolist() == [7, None, None]

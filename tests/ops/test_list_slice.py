@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.ops import chunk_of, column, through_disk
+from tests.support.ops import chunk_of, column
 from tests.support.ops_strategies import FEW, INTEGERS, TEXTS
-from tutorlib.columns import Chunk, Ragged
+from tutorlib.columns import Chunk
 from tutorlib.ops import (
-    Categorify,
     ListSlice,
 )
 
@@ -60,16 +59,6 @@ def test_list_slice_equals_pythons_slices(lists, start, end):
         group = ["t"] >> ListSlice(start, end, pad=True, pad_value=fill)
         out = group.transform(chunk)["t"].tolist()
         assert out == [values + [fill] * (length - len(values)) for values in want]
-
-
-def test_list_slice_keeps_ids_and_their_cardinality(tmp_path):
-    chunk = chunk_of(tags=[["a", "b", "a"], [], ["b", None]])
-    group = ["tags"] >> Categorify() >> ListSlice(0, 2, pad=True)
-    loaded = through_disk(tmp_path, group, chunk=chunk)
-    out = loaded.transform(chunk)["tags"]
-    assert out.tolist() == [[3, 4], [0, 0], [4, 1]]
-    assert isinstance(out, Ragged)
-    assert (loaded.output_schema["tags"].cardinality, out.values.dtype) == (5, np.int32)
 
 
 @pytest.mark.parametrize("places", [(0, None), (-3, 2), (2, -1), (3, 3), (-1, -4)])

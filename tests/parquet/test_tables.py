@@ -12,7 +12,7 @@ import pytest
 from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.workflow import split_rows
-from tutorlib.workflow.inputs import as_source
+from tutorlib.workflow.fit import as_source
 
 pl = pytest.importorskip("polars")
 ROWS = 1000

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.oracles import hash_text, mix
 from tutorlib.hashing import hash_integers, to_buckets
-from tutorlib.serving import hashing as hashing_tf
-from tutorlib.serving.tables import KeyTable
+from tutorlib.serving import tensors as hashing_tf
+from tutorlib.serving.tensors import KeyTable
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 

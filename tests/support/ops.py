@@ -69,7 +69,7 @@ def through_disk(tmp_path, *groups, chunk, **options):
     fitted = Workflow(*groups, **options).fit(chunk)
     functions = {
         op.function_name: op.function
-        for op in [*fitted.row_ops, *(op for group in fitted.groups for op in group.ops)]
+        for op in (op for group in fitted.groups for op in group.ops)
         if getattr(op, "function", None) is not None
     }
     fitted.save(tmp_path / "workflow", overwrite=True)

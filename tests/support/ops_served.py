@@ -14,8 +14,7 @@ from tutorlib.ops import (
     LogOp,
     Normalize,
 )
-from tutorlib.serving.base import as_string_tensor
-from tutorlib.serving.tensors import columns_batch
+from tutorlib.serving.tensors import as_string_tensor, columns_batch
 from tutorlib.workflow import Workflow
 
 
@@ -62,7 +61,7 @@ def in_batch_dtypes(batch, schema):
     }
 
 
-def assert_same_bits(got, want, *, signs_of_zero=True):
+def assert_same_bits(got, want):
     assert got.keys() == want.keys()
     for name, expected in want.items():
         found = got[name].numpy() if hasattr(got[name], "numpy") else got[name]
@@ -70,8 +69,6 @@ def assert_same_bits(got, want, *, signs_of_zero=True):
         assert found.shape == expected.shape, name
         if found.dtype != object:
             found, expected = (np.where(a != a, np.nan, a) for a in (found, expected))
-            if not signs_of_zero:
-                found, expected = (np.where(a == 0, 0, a) for a in (found, expected))
             found, expected = (np.ascontiguousarray(a).view(np.uint8) for a in (found, expected))
         np.testing.assert_array_equal(found, expected, name)
 
@@ -86,7 +83,7 @@ class Served:
     """A workflow fitted on `chunk`, and its layer as a graph traced once."""
 
     def __init__(self, workflow, chunk, nullable=(), **options):
-        self.workflow, self.nullable = workflow.fit(chunk).for_serving(), list(nullable)
+        self.workflow, self.nullable = workflow.fit(chunk), list(nullable)
         self.layer = workflow.to_keras(**options)
         signature = [self.layer.raw_inputs(self.nullable)]
         self.graph = tf.function(self.layer, input_signature=signature, autograph=False)
@@ -103,19 +100,19 @@ class Served:
     def __call__(self, chunk):
         return self.graph(raw_tensors(self.layer, chunk, self.nullable))
 
-    def check(self, chunk, **options):
+    def check(self, chunk):
         """Every column has the bits of the workflow, and in a batch those of the loader."""
         schema = self.layer.schema
         out = self.workflow.transform(chunk).select(schema.names)
         raw = raw_tensors(self.layer, chunk, self.nullable)
-        assert_same_bits(self.transform(raw), as_batch(out), **options)
+        assert_same_bits(self.transform(raw), as_batch(out))
         with np.errstate(over="ignore"):
             want = in_batch_dtypes(as_batch(out), schema)
         if any(is_too_large(want[name], values) for name, values in as_batch(out).items()):
             with pytest.raises(tf.errors.InvalidArgumentError, match="is too large for"):
                 self.graph(raw)
         else:
-            assert_same_bits(self.graph(raw), want, **options)
+            assert_same_bits(self.graph(raw), want)
 
 
 def rows_of_all_kinds(count=500, seed=0):

@@ -145,7 +145,7 @@ HANGS_HALF_WAY = """
 import sys, time
 from tests.support.tfrecords_rows import SCALARS, some_rows
 from tests.tfrecords.test_writing import WRITERS
-from tutorlib.workflow.inputs import Chunks
+from tutorlib.workflow.fit import Chunks
 
 class HalfWay(Chunks):
     def read(self, position, columns, start, stop):

@@ -1,7 +1,6 @@
 """A Dask cluster fits and writes the same bits as threads, also when a worker is killed."""
 
 import contextlib
-import copy
 import os
 import platform
 import signal
@@ -9,13 +8,12 @@ import time
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.support.documents import code_below
 from tests.support.processes import run_together, started
 from tests.support.workflow_rows import OUTPUTS, all_rows, rows, same, workflow, write
-from tutorlib.ops import Categorify, JoinGroupby, LabelEncoder, LogOp, Normalize
+from tutorlib.ops import Categorify, LogOp, Normalize, TargetEncoding
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
@@ -33,12 +31,6 @@ def cluster_of(workers):
         yield client
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
-def cluster(request):
-    with cluster_of(request.param) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def two_workers():
     with cluster_of(2) as client:
@@ -50,20 +42,13 @@ def source(tmp_path_factory):
     return write(tmp_path_factory.mktemp("dask") / "rows.parquet", rows(2000), 57)
 
 
-def test_a_cluster_fits_the_same_workflow_as_threads(cluster, source):
-    on_threads = workflow().fit(source)
-    on_workers = workflow().fit(source, cluster)
-    assert on_workers.fingerprint == on_threads.fingerprint
-    assert on_workers.output_schema == on_threads.output_schema
-    chunk = ParquetSource(source).read(3)
-    assert same(on_workers.transform(chunk), on_threads.transform(chunk))
-
-
-def test_a_cluster_writes_the_same_bytes_as_threads(cluster, source, tmp_path):
+def test_a_cluster_writes_the_same_bytes_as_threads(two_workers, source, tmp_path):
     fitted = workflow().fit(source)
     options = {"row_group_rows": 100, "rows_per_file": 300, "shuffle_seed": 3}
     threads = fitted.transform_to_parquet(source, tmp_path / "threads", **options)
-    workers = fitted.transform_to_parquet(source, tmp_path / "workers", client=cluster, **options)
+    workers = fitted.transform_to_parquet(
+        source, tmp_path / "workers", client=two_workers, **options
+    )
     files = sorted(path.relative_to(threads) for path in threads.rglob("*.*"))
     assert files == sorted(path.relative_to(workers) for path in workers.rglob("*.*"))
     assert len([file for file in files if file.name.startswith("part_")]) == 7
@@ -117,29 +102,11 @@ class Deadly(Normalize):
         return super().transform_column(name, column)
 
 
-def test_a_cluster_learns_classes_of_labels_and_numbers_of_vectors(two_workers, tmp_path):
-    vectors = np.arange(600.0).reshape(200, 3)
-    table = pa.table(
-        {
-            "sold": [["no", "yes", "later"][n % 3] for n in range(200)],
-            "v": pa.FixedSizeListArray.from_arrays(vectors.ravel(), 3),
-        }
-    )
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=30)
-    graph = Workflow(["v"] >> Normalize(), ["sold"] >> LabelEncoder(), label_names=["sold"])
-    on_threads = copy.deepcopy(graph).fit(tmp_path)
-    on_workers = graph.fit(tmp_path, two_workers)
-    assert on_workers.fingerprint == on_threads.fingerprint
-    done = on_workers.transform(ParquetSource(tmp_path).read(0))
-    assert done["sold"][:4].tolist() == [1, 2, 0, 1]  # sorted: later, no, yes
-    np.testing.assert_allclose(done["v"], (vectors[:30] - 299.5) / vectors.std(), rtol=1e-6)
-
-
 def deadly(folder):
     """Return a Workflow whose processes die as the files in `folder` say."""
     folder.mkdir(exist_ok=True)
     groups = [["price"] >> Deadly(str(folder)), ["userId", "word", "tags"] >> Categorify()]
-    return Workflow(*groups, ["movieId"] >> JoinGroupby(["count"], ["count", "std"]), ["label"])
+    return Workflow(*groups, ["movieId"] >> TargetEncoding("label", None), ["label"])
 
 
 def test_workers_killed_in_fit_do_not_change_the_result(two_workers, source, tmp_path):
@@ -155,6 +122,7 @@ def test_workers_killed_in_fit_do_not_change_the_result(two_workers, source, tmp
     assert before - set(two_workers.run(os.getpid).values())
 
 
+@pytest.mark.slow
 def test_workers_killed_while_they_write_do_not_change_the_files(two_workers, source, tmp_path):
     fitted = deadly(tmp_path / "deaths").fit(source)
     options = {"row_group_rows": 100, "rows_per_file": 300, "shuffle_seed": 3}
@@ -171,6 +139,7 @@ def test_workers_killed_while_they_write_do_not_change_the_files(two_workers, so
     assert sorted(os.listdir(tmp_path)) == ["deaths", "made", "threads"]
 
 
+@pytest.mark.slow
 def test_fit_raises_if_every_worker_dies(source, tmp_path):
     for number in range(20):
         (tmp_path / f"partial {number}").touch()
@@ -223,16 +192,7 @@ def test_the_client_receives_the_vocabulary_but_no_states(two_workers, tmp_path)
     assert 300_000 * 16 <= received < 300_000 * 20  # a vocabulary once: value and count
 
 
-def test_threads_and_memory_budget_are_refused_with_a_client(two_workers, source, tmp_path):
-    for setting in ({"threads": 2}, {"memory_budget": 2**20}):
-        with pytest.raises(ValueError, match="with client="):
-            workflow().fit(source, two_workers, **setting)
-    with pytest.raises(ValueError, match="with client="):
-        workflow().fit(source).transform_to_parquet(
-            source, tmp_path / "out", client=two_workers, threads=2
-        )
-
-
+@pytest.mark.slow
 def test_the_program_of_the_page_prepares_a_folder_as_threads_do(tmp_path):
     """Its workers import the file in which it is."""
     rng = np.random.default_rng(0)
@@ -251,7 +211,7 @@ def test_the_program_of_the_page_prepares_a_folder_as_threads_do(tmp_path):
 PAGES = """
 import json, resource
 import numpy as np
-from tutorlib.workflow.dask_cluster import _memory_kept
+from tutorlib.workflow.fit import _memory_kept
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

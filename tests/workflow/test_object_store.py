@@ -18,7 +18,7 @@ from tests.support.documents import code_below
 from tests.support.object_store import TREE, object_store
 from tutorlib.ops import Categorify, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource, find_files
-from tutorlib.storage import MARK, METADATA_FILE, RemotePath
+from tutorlib.storage import MARK, METADATA_FILE
 from tutorlib.workflow import Workflow
 
 FILES, ROWS, PER_FILE = 6, 6000, 500
@@ -168,13 +168,6 @@ def test_a_run_that_was_killed_keeps_its_finished_files(store):
     assert len(reads) == FILES + 2 * (FILES - kept)  # a footer each, the row groups of the rest
     fitted.transform_to_parquet(URL, store.folder / "near", rows_per_file=1000, row_group_rows=500)
     assert content(out) == content(store.folder / "near")
-
-
-def test_a_remote_path_reads_as_its_url():
-    path = RemotePath(fs.LocalFileSystem(), "bucket/a.parquet", "s3://bucket/a.parquet")
-    assert (str(path / "b"), path.name, path.suffix) == (
-        "s3://bucket/a.parquet/b", "a.parquet", ".parquet",
-    )  # fmt: skip
 
 
 def test_the_code_of_the_page_runs(store):

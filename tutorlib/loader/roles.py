@@ -130,15 +130,9 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
             takes or makes then pass through unchanged.
 
     Raises:
-        ValueError: if the workflow drops rows, or needs a column that the files do not have.
+        ValueError: if the workflow needs a column that the files do not have.
     """
     workflow = workflow.for_columns(source.column_types)
-    if workflow.row_ops:
-        raise ValueError(
-            f"the workflow drops rows by {workflow.row_ops}, but batches are planned before "
-            "rows are read. Give the loader the condition as filters=, and "
-            "map(workflow.keeping_rows())."
-        )
     inputs = workflow.input_names
     missing = [name for name in inputs if name not in source.column_types]
     if missing:

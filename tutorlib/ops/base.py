@@ -1,25 +1,43 @@
-"""Op and its kinds, and ColumnGroup: what every op provides, and how ops form a chain."""
+"""What every op provides, how ops form a chain, and what they accept of a column."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
+import math
 import reprlib
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tutorlib.columns import Chunk, flat_values, with_flat_values
+from tutorlib.columns import (
+    Array,
+    Chunk,
+    Ragged,
+    Strings,
+    as_lists,
+    column_type,
+    flat_values,
+    is_vectors,
+    memory_of,
+    parts_of,
+    take,
+    with_flat_values,
+    with_null_rows,
+    with_nulls,
+)
 from tutorlib.display import shortened
-from tutorlib.ops.shared.checks import ColumnChecks, check_real
-from tutorlib.ops.shared.group_sums import GroupSums
-from tutorlib.ops.shared.keys import CombinationIndex
+from tutorlib.schema import role_of
 from tutorlib.schema import Column
 
+PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
-class Op(ColumnChecks, ABC):
+
+class Op(ABC):
     """One step of preprocessing: columns in, columns out. `tutorlib.ops` has the conventions.
 
     A subclass implements `transform` (a `ColumnOp`: `transform_column`), and `output_names` and
@@ -36,12 +54,12 @@ class Op(ColumnChecks, ABC):
     """
 
     registry: ClassVar[dict[str, type[Op]]] = {}
-    """{module and qualified name: class} of all subclasses. `Workflow.load` finds classes here, so
-    it imports nothing. A class defined again, as by a notebook cell, replaces the one before."""
+    """{saved name: class} of all subclasses. `Workflow.load` finds classes here, so it imports
+    nothing. A class defined again, as by a notebook cell, replaces the one before."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Op.registry[f"{cls.__module__}.{cls.__qualname__}"] = cls
+        Op.registry[saved_name(cls)] = cls
 
     @property
     def extra_columns(self) -> Sequence[str]:
@@ -101,7 +119,7 @@ class Op(ColumnChecks, ABC):
         """Return the input columns that the op still has to learn from."""
         return []
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027
         """Forget what was learned."""
 
     def learned(self) -> dict[str, Any]:
@@ -112,12 +130,120 @@ class Op(ColumnChecks, ABC):
         """Return what was learned and is large, {name: table}; each is saved as a Parquet file."""
         return {}
 
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
+    def restore(  # noqa: B027
+        self, learned: dict[str, Any], tables: Mapping[str, Chunk]
+    ) -> None:
         """Set what was learned, as returned by `learned` and `learned_tables`."""
 
-    def for_serving(self) -> Op:
-        """Return the op for rows that it has not learned from, usually the op itself."""
+    def for_training(self) -> Op:
+        """Return the op for the rows that it was fitted on, usually the op itself."""
         return self
+
+    # What an op accepts of a column. Each error names the column and the op.
+
+    def _wrong(self, name: str, rule: str) -> str:
+        """Return an error message: "column 'x': Clip " and the rule."""
+        return f"column {name!r}: {type(self).__name__} {rule}"
+
+    def _check_no_lists(self, name: str, column: Any) -> None:
+        if isinstance(as_lists(column), Ragged):
+            raise TypeError(self._wrong(name, "takes one value per row, got lists"))
+
+    def _check_kind(self, name: str, values: Any, learned: Any) -> None:
+        """Refuse strings where numbers were learned, and numbers where strings were."""
+        if isinstance(values, Strings) != isinstance(learned, Strings):
+            kinds = [column_type(column)[0] for column in (learned, values)]
+            rule = f"has keys of {kinds[0]}, got {kinds[1]}. Give the column one type in all files"
+            raise TypeError(self._wrong(name, f"{rule} (of CSV: --types), or fit again."))
+
+    def _require_settings(self, setting: str, names: Sequence[str]) -> list[str]:
+        """Return the names; ValueError for columns that {name: setting} does not have."""
+        missing = [name for name in names if per_column(getattr(self, setting), name) is None]
+        if missing:
+            op = type(self).__name__
+            raise ValueError(f"{op}: {setting} has no entry for columns {missing}")
+        return list(names)
+
+    def _numbers(self, name: str, column: Any) -> tuple[Array, Array | None]:
+        """Return (values, valid) of a column of numbers; TypeError for strings and dates."""
+        values, valid = parts_of(column)
+        if isinstance(values, Strings):
+            rule = "takes numbers, got strings. Use Categorify or HashBucket."
+            raise TypeError(self._wrong(name, rule))
+        if values.dtype.kind in "mM":
+            rule = f"takes numbers, got {values.dtype}. Make them of dates with DateParts."
+            raise TypeError(self._wrong(name, rule))
+        return values, valid
+
+    def _floats(self, name: str, column: Any) -> Array:
+        """Return numbers as float64, NaN at a null; may share the column's memory."""
+        values, valid = self._numbers(name, column)
+        floats = values.astype(np.float64, copy=False)
+        return floats if valid is None else with_nulls(floats.copy(), valid)
+
+    def _check_size(self, name: str, values: np.ndarray) -> None:
+        """Raise ValueError unless float64 values without NaN are below 2**400 in magnitude."""
+        low, high = values.min(initial=0), values.max(initial=0)
+        worst = high if high > -low else low
+        if not abs(worst) < 2.0**400:
+            rule = f"takes values below 2**400, got {worst}. Put Clip before it."
+            raise ValueError(self._wrong(name, rule))
+
+    def _keys(self, name: str, column: Any, *, to_learn: bool = False) -> tuple[Any, Array | None]:
+        """Return (values, valid) of integers, booleans or strings; dates as integers.
+
+        Raises:
+            TypeError: for floats.
+            ValueError: if `to_learn` and an integer is beyond int64.
+        """
+        values, valid = parts_of(column)
+        if isinstance(values, Strings):
+            return values, valid
+        if values.dtype.kind in "mM":
+            values = values.view(np.int64)
+        if values.dtype.kind not in "iub":
+            rule = (
+                f"takes integers or strings, got {values.dtype}. In pandas, integers with missing "
+                "values are of dtype 'Int64'."
+            )
+            raise TypeError(self._wrong(name, rule))
+        if to_learn and values.dtype == np.uint64 and len(values) and int(values.max()) >= 2**63:
+            rule = f"takes integers below 2**63, got {int(values.max())}. HashBucket takes any; or"
+            raise ValueError(self._wrong(name, f"{rule} store them as strings."))
+        return values, valid
+
+
+def saved_name(kind: type[Op]) -> str:
+    """Return the name of an op's class in a saved Workflow.
+
+    One of ours is saved by its public name, a user's by module and qualified name.
+
+    Example:
+        >>> saved_name(Select)
+        'tutorlib.ops.Select'
+    """
+    return f"{'tutorlib.ops' if is_builtin(kind) else kind.__module__}.{kind.__qualname__}"
+
+
+def is_builtin(kind: type[Op]) -> bool:
+    """Return whether an op's class is one of this library."""
+    return kind.__module__.startswith("tutorlib.ops.")
+
+
+def op_class(name: str) -> type[Op]:
+    """Return the class of ops whose `saved_name` is `name`; nothing is imported.
+
+    Raises:
+        ValueError: if it is neither one of ours nor defined in this process.
+    """
+    usable = {n: kind for n, kind in Op.registry.items() if not inspect.isabstract(kind)}
+    if name not in usable:
+        ours = sorted(kind.__name__ for kind in usable.values() if is_builtin(kind))
+        raise ValueError(
+            f"op {name!r} is not known. tutorlib.ops has {ours}; if the op is yours, import the "
+            "module that defines it before Workflow.load."
+        )
+    return usable[name]
 
 
 def _plain(value: Any) -> Any:
@@ -146,13 +272,30 @@ class ColumnOp(Op):
             result[name] = with_flat_values(column, values)
         return Chunk(result)
 
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return ids of the op's `cardinality(name)`, or columns of its `dtype`, if it has either.
+
+        A column gets the default role of a new dtype.
+        """
+        if hasattr(self, "cardinality"):
+            sizes = [self.cardinality(column.name) for column in columns]
+            ids = [{"role": "categorical", "dtype": id_dtype(n), "cardinality": n} for n in sizes]
+            kinds = zip(columns, ids, strict=True)
+            return [dataclasses.replace(with_lists(c), **made) for c, made in kinds]
+        if not hasattr(self, "dtype"):
+            return list(columns)
+        made = {"role": role_of(self.dtype), "dtype": self.dtype, "cardinality": None}
+        kept = (lambda c: c) if made["role"] == "continuous" else with_lists
+        return [dataclasses.replace(kept(c), **made) for c in columns]
+
 
 class LearningOp(Op):
     """An op that learns from data.
 
-    `partial` makes a state {key: state of a column} of some rows, `merge` combines states, and
-    `finalize` takes the state of all rows. No bit of the result may depend on how rows were divided
-    among states or on the order of merging.
+    `partial` makes a state {key: state of a column} of some rows, `merge` that of the rows of
+    several states, and `finalize` takes the state of all rows. States are always merged in the
+    order of their rows and in the same groups, whatever the number of threads and workers, so that
+    plain float64 sums have the same bits everywhere.
     """
 
     @abstractmethod
@@ -161,19 +304,19 @@ class LearningOp(Op):
 
     @abstractmethod
     def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the state of the rows of two or more states of one key."""
+        """Return the state of the rows of two or more states of one key, in their order."""
 
     def merge(self, *states: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the rows of all states, in any order.
+        """Return the state of the rows of all states, which are in the order of their rows.
 
         Raises:
             TypeError: naming the column, if its states do not fit each other.
         """
         merged = {}
         for key in dict.fromkeys(key for state in states for key in state):
-            known = [state[key] for state in states if key in state]
+            several = [state[key] for state in states if key in state]
             try:
-                merged[key] = known[0] if len(known) == 1 else self.merge_states(known)
+                merged[key] = several[0] if len(several) == 1 else self.merge_states(several)
             except TypeError as error:
                 raise TypeError(self._wrong(key, str(error))) from error
         return merged
@@ -218,10 +361,10 @@ class StatisticsOp(ColumnOp, LearningOp):
         """Set the statistics of each column."""
         learned = self.learned()  # copies: ops of several groups may share the dicts
         for name, part in state.items():
-            found = self.statistics_of(name, part)
-            if found is None:
+            numbers = self.statistics_of(name, part)
+            if numbers is None:
                 raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
-            for statistic, number in zip(self.statistics, found, strict=True):
+            for statistic, number in zip(self.statistics, numbers, strict=True):
                 learned[statistic][name] = number
         self._learned = learned
 
@@ -235,60 +378,6 @@ class StatisticsOp(ColumnOp, LearningOp):
             for name, number in learned[statistic].items():
                 check_real(f"column {name!r}: {type(self).__name__}: {statistic}", number)
         self._learned = {statistic: dict(learned[statistic]) for statistic in self.statistics}
-
-
-class SpillingOp(LearningOp):
-    """A learning op whose states, `GroupSums`, go to files when they exceed the memory budget.
-
-    `tutorlib.workflow` sorts, writes and merges the files. The op learns tables that hold a row per
-    key, and finds a row's key in them by an index.
-    """
-
-    def merge_states(self, states: Sequence[GroupSums]) -> GroupSums:
-        """Return the sums of all states."""
-        return GroupSums.merged(states)
-
-    def gathered(self, key: str, states: Iterable[GroupSums]) -> GroupSums | Iterable[GroupSums]:
-        """Return the state for `finalize` of one key whose rows come from files.
-
-        Args:
-            key: of the states.
-            states: in the order of their rows' keys. May be iterated several times, until
-                `finalize` has returned.
-        """
-        return states
-
-    @abstractmethod
-    def learned_from(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Chunk]]:
-        """Return (small part, tables) of what the op learns from the state of all rows.
-
-        It makes no index, so that a cluster's worker leaves that to the process that needs it.
-        """
-
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Learn the tables and make their indexes; a subclass overrides `learned_from` instead."""
-        self.restore(*self.learned_from(state))
-
-    def reset(self) -> None:
-        """Forget what was learned."""
-        self.restore({}, {})
-
-    def learned_tables(self) -> dict[str, Chunk]:
-        """Return {key: table of what was learned}."""
-        return dict(self._tables)
-
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set the tables and make their indexes."""
-        self._tables = dict(tables)
-        self._indexes = {key: self._index(key, table) for key, table in tables.items()}
-
-    @abstractmethod
-    def _index(self, key: str, table: Chunk) -> CombinationIndex:
-        """Return the index of a table's keys."""
-
-    def index_of(self, key: str) -> CombinationIndex:
-        """Return the index that finds a row's key in the table of `key`."""
-        return self._indexes[key]
 
 
 class ColumnGroup:
@@ -348,8 +437,6 @@ class ColumnGroup:
 
     def __rshift__(self, op: object) -> ColumnGroup:
         if not isinstance(op, Op):
-            if hasattr(type(op), "__rrshift__"):
-                return NotImplemented  # a RowOp raises its own error
             raise TypeError(f"only an op can follow >>, got {op!r}. Did you forget the brackets?")
         return ColumnGroup(self.names, (*self.ops, copy.copy(op)))
 
@@ -358,6 +445,13 @@ class ColumnGroup:
 
     def __repr__(self) -> str:
         return " >> ".join([f"[{shortened(map(repr, self.names))}]", *map(repr, self.ops)])
+
+    def steps(self) -> Iterator[tuple[Op, list[str]]]:
+        """Yield each op with the names of the columns that go into it."""
+        names = list(self.names)
+        for op in self.ops:
+            yield op, names
+            names = op.output_names(names)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return the output columns (role, dtype, cardinality) for these input columns."""
@@ -427,3 +521,59 @@ class Select(Op):
         """Return the columns to keep."""
         by_name = {column.name: column for column in columns}
         return [by_name[name] for name in self.names]
+
+
+# Settings of ops, and the schema of their output.
+
+
+def per_column(setting: Any, name: str, default: Any = None) -> Any:
+    """Return a column's setting, from {name: setting} or from one setting for all columns."""
+    return setting.get(name, default) if isinstance(setting, Mapping) else setting
+
+
+def check_real(name: str, value: Any, at_least: float = -math.inf) -> Any:
+    """Return a finite number; ValueError, which calls it `name`, for anything else.
+
+    Example:
+        >>> check_real("smoothing", float("nan"), at_least=0)
+        Traceback (most recent call last):
+        ValueError: smoothing must be a finite number of at least 0, got nan
+    """
+    number = value.item() if isinstance(value, np.generic) else value
+    limit = sys.float_info.max
+    if not isinstance(number, int | float) or not max(at_least, -limit) <= number <= limit:
+        limit = "" if at_least == -math.inf else f" of at least {at_least}"
+        raise ValueError(f"{name} must be a finite number{limit}, got {reprlib.repr(value)}")
+    return value
+
+
+def float_dtype(dtype: Any, op: str) -> str:
+    """Return the NumPy name of a floating-point dtype; ValueError for another one."""
+    name = np.dtype(dtype).name
+    if name not in ("float16", "float32", "float64"):
+        raise ValueError(f"{op}: dtype must be float16, float32 or float64, got {name}")
+    return name
+
+
+def id_dtype(cardinality: int) -> str:
+    """Return the dtype of ids in [0, cardinality): "int32", or "int64" beyond 2**31."""
+    return "int32" if cardinality <= 2**31 else "int64"
+
+
+def with_lists(column: Column) -> Column:
+    """Return a column of vectors as one of lists, which ids are; any other column as it is."""
+    multi_hot = column.multi_hot or column.length is not None
+    return dataclasses.replace(column, multi_hot=multi_hot, length=None)
+
+
+def take_or_null(column: Any, positions: Array) -> Any:
+    """Return rows of a column by position from 1; at position 0 a null or an empty list."""
+    xp = memory_of(positions)
+    there, rows = positions > 0, xp.maximum(positions - 1, 0)
+    if is_vectors(column):
+        return with_null_rows(take(column, rows), there)
+    if isinstance(column, Ragged):  # an empty list after the last row
+        offsets = xp.append(column.offsets, column.offsets[-1])
+        return Ragged(column.values, offsets).take(xp.where(there, rows, len(column)))
+    values, valid = parts_of(column)
+    return with_nulls(take(values, rows), there if valid is None else there & valid[rows])

@@ -3,59 +3,72 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tutorlib.checks import check_integer
-from tutorlib.columns import Array, Chunk
-from tutorlib.hashing import hash_integers, hash_values, mix, to_buckets
-from tutorlib.ops.base import Op
-from tutorlib.ops.group_op import GroupOp
-from tutorlib.ops.shared.checks import check_real
-from tutorlib.ops.shared.columns import per_column
-from tutorlib.ops.shared.group_sums import GroupSums
-from tutorlib.ops.shared.keys import group_rows
+from tutorlib.columns import (
+    Array,
+    Chunk,
+    EncodedStrings,
+    Ragged,
+    array_namespace,
+    as_lists,
+    column_from_arrow,
+    flat_values,
+    is_array,
+    row_ids,
+    to_host,
+)
+from tutorlib.hashing import KeyIndex, hash_integers, hash_values, mix, to_buckets
+from tutorlib.ops.base import LearningOp, check_real, float_dtype
+from tutorlib.ops.keys import distinct_keys, find_keys
+from tutorlib.schema import Column
+
+Sums = tuple[pa.Array, np.ndarray]  # keys, and float64 [2, keys, folds]: counts and sums
 
 
-class TargetEncoding(GroupOp):
+class TargetEncoding(LearningOp):
     """Gives each row the mean target of the rows with the same key, smoothed towards a prior.
 
     A key with n targets of sum s becomes (s + smoothing * prior) / (n + smoothing), so that a rare
-    key does not rely on its few targets alone. Each column of the group is a key by itself, or with
-    `combo` all columns make one key.
+    key does not rely on its few targets alone. Each column of the group is a key by itself.
 
-    If a row saw its own target, the model would learn to read it from the encoding. So rows are
-    split into folds, and a row gets the mean and prior of all other folds. The fold is a hash of
-    the row's value of `fold_column`, so that rows of one user or one day can be kept in one fold.
-    Rows that were not learned from, for validation or serving, get the mean of all folds: use
-    `workflow.for_serving()`, which does not need the fold column.
+    Rows that were not learned from, for validation and serving, get the mean of all rows: that is
+    what `Workflow.transform` and `loader.map(workflow)` give. A row that was learned from must not
+    get it, or the model learns to read the row's own target. For these rows use
+    `workflow.for_training()`: rows are split into folds, and each gets mean and prior of all other
+    folds. The fold is a hash of the row's value of `fold_column`, so that rows of one user or one
+    day can be kept in one fold.
 
-    Targets and fold column are read as the data has them, targets only to learn. Sums are exact and
-    rounded once.
+        train = KerasSequenceLoader(train_files, 4096).map(workflow.for_training())
+        valid = KerasSequenceLoader(valid_files, 4096).map(workflow)
+
+    Target and fold column are read as the data has them: the target only to learn, the fold column
+    to learn and for training.
 
     Returns (from transform): columns `{key}_{target}_mean` of `dtype` in place of the keys. A key
-    that is new, or null in any part, gets the prior. Missing targets are left out. In a column of
-    lists each value is a key and counts as a row; the means come out as lists.
+    that is new or null gets the prior. Missing targets are left out. In a column of lists each
+    value is a key and counts as a row; the means come out as lists.
 
     Args:
-        targets: column of numbers, or several.
+        target: column of numbers.
         fold_column: column of integers or strings without nulls, such as a row's id. None if rows
             to transform are never rows learned from.
-        folds: number of folds, 2 to 4095.
+        folds: number of folds, 2 to 255.
         smoothing: number of rows that the prior counts for, 0 or more.
-        prior: mean to smooth towards, or {target: mean}; None for the mean of all rows.
+        prior: mean to smooth towards; None for the mean of all rows.
         seed: another seed gives other folds.
-        combo: whether the columns make one key together.
-        name: of a combined key; None joins the columns' names by "_X_".
         dtype: of the output, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: for arguments out of range; in `finalize`, if a target has no value, or none
-            outside a fold; if a row's fold column is null.
-        TypeError: for keys as in Categorify, and for targets of strings or lists.
+        ValueError: for arguments out of range; in `finalize`, if the target has no value, or none
+            outside a fold; if a row's fold column is null; for training without a fold column.
+        TypeError: for keys as in Categorify, and for a target of strings or lists.
 
     Example:
         >>> group = ["user"] >> TargetEncoding("label", fold_column=None, smoothing=1)
@@ -65,62 +78,78 @@ class TargetEncoding(GroupOp):
         [0.8333333134651184, 0.1666666716337204, 0.5]
 
     Source: D. Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes",
-    SIGKDD Explorations 3 (2001).
+    SIGKDD Explorations 3 (2001). The same two ways as `fit_transform` and `transform` of
+    scikit-learn's TargetEncoder.
     """
 
     def __init__(
         self,
-        targets: str | Sequence[str],
+        target: str,
         fold_column: str | None,
         folds: int = 5,
         smoothing: float = 20.0,
-        prior: float | Mapping[str, float] | None = None,
+        prior: float | None = None,
         seed: int = 0,
-        combo: bool = False,
-        name: str | None = None,
         dtype: str = "float32",
     ) -> None:
-        self.targets = [targets] if isinstance(targets, str) else list(targets)
-        self.fold_column = fold_column
+        self.target, self.fold_column = target, fold_column
         self.seed = check_integer("TargetEncoding: seed", seed, at_least=-(2**63), bits=63)
-        self.folds = check_integer("TargetEncoding: folds", folds, at_least=2, bits=12)
+        self.folds = check_integer("TargetEncoding: folds", folds, at_least=2, bits=8)
         self.smoothing = check_real("TargetEncoding: smoothing", smoothing, at_least=0)
-        self.prior = dict(prior) if isinstance(prior, Mapping) else prior
-        if not self.targets or len(set(self.targets)) < len(self.targets):
-            raise ValueError(f"TargetEncoding: name each target once, got {self.targets}")
-        if isinstance(prior, Mapping) and set(prior) != set(self.targets):
+        self.prior = None if prior is None else check_real("TargetEncoding: prior", prior)
+        self.dtype = float_dtype(dtype, "TargetEncoding")
+        if not isinstance(target, str):
+            raise TypeError(f"TargetEncoding: target must be the name of a column, got {target!r}")
+        if fold_column == target:
+            raise ValueError(f"TargetEncoding: folds must not depend on the target {target!r}")
+        self._training = False
+        self.reset()
+
+    def for_training(self) -> TargetEncoding:
+        """Return the op that gives each row the means of the folds that it is not in."""
+        if self.fold_column is None:
             raise ValueError(
-                f"TargetEncoding: prior must name each of {self.targets}, got {sorted(prior)}"
+                "TargetEncoding: for_training() needs folds: name a column with a value for each "
+                "row, such as its id, in fold_column="
             )
-        for number in prior.values() if isinstance(prior, Mapping) else [prior or 0]:
-            check_real("TargetEncoding: prior", number)
-        if fold_column in self.targets:
-            raise ValueError(f"TargetEncoding: folds must not depend on the target {fold_column!r}")
-        super().__init__(combo, name, dtype)
+        op = copy.copy(self)
+        op._training = True
+        return op
 
     @property
     def extra_columns(self) -> Sequence[str]:
-        """The fold column."""
-        return [] if self.fold_column is None else [self.fold_column]
+        """The fold column, for training."""
+        return [str(self.fold_column)] if self._training else []
 
     @property
     def extra_fit_columns(self) -> Sequence[str]:
-        """The targets."""
-        return self.targets
+        """The target and the fold column."""
+        return [self.target] if self.fold_column is None else [self.target, self.fold_column]
 
-    def output_suffixes(self) -> list[str]:
-        """Return "{target}_mean" of each target."""
-        return [f"{target}_mean" for target in self.targets]
+    def unlearned(self, names: Sequence[str]) -> list[str]:
+        """Return the columns whose means are not known."""
+        return [name for name in names if name not in self._tables]
 
-    def _folds_of(self, name: str, column: Any) -> Array:
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return `{key}_{target}_mean` of all keys; the keys themselves are dropped."""
+        return [f"{name}_{self.target}_mean" for name in names]
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return continuous columns, lists where the key is one of lists."""
+        outputs = zip(self.output_names([c.name for c in columns]), columns, strict=True)
+        kind = "continuous", self.dtype
+        return [Column(n, *kind, c.multi_hot or c.length is not None) for n, c in outputs]
+
+    def _folds_of(self, chunk: Chunk) -> Array:
         """Return int32 [n]: the fold of each row."""
-        self._check_no_lists(name, column)
-        values, valid = self._keys(name, column)
+        name = str(self.fold_column)
+        self._check_no_lists(name, chunk[name])
+        values, valid = self._keys(name, chunk[name])
         if valid is not None and not bool(valid.all()):
-            row = int((~valid).argmax())
             rule = (
-                f"needs a value for each row's fold, got null at row {row} of the chunk. Choose "
-                "another fold_column, or drop such rows by Dropna."
+                "needs a value for each row's fold, got null at row "
+                f"{int((~valid).argmax())} of the chunk. Choose another fold_column, or leave such "
+                "rows out by filters=."
             )
             raise ValueError(self._wrong(name, rule))
         hashes = hash_values(values)
@@ -128,147 +157,155 @@ class TargetEncoding(GroupOp):
         mix(hashes)
         return to_buckets(hashes, self.folds)
 
-    def _folds(self, chunk: Chunk) -> Array | None:
-        name = self.fold_column
-        return None if name is None else self._folds_of(name, chunk[name])
+    def partial(self, chunk: Chunk) -> dict[str, Sums]:
+        """Return {key: counts and sums of the target, by key and fold}."""
+        folds = 1 if self.fold_column is None else self.folds
+        fold = np.zeros(chunk.num_rows, np.int32) if folds == 1 else to_host(self._folds_of(chunk))
+        self._check_no_lists(self.target, chunk[self.target])
+        target = to_host(self._floats(self.target, chunk[self.target]))
+        valid = ~np.isnan(target)
+        target = np.where(valid, target, 0.0)
+        self._check_size(self.target, target)
+        state = {}
+        for name in chunk.drop(self.extra_fit_columns).names:
+            column = as_lists(chunk[name])
+            rows: Any = to_host(row_ids(column.offsets)) if isinstance(column, Ragged) else ...
+            groups, keys = _grouped(*self._keys(name, flat_values(column), to_learn=True))
+            cells = groups * np.int64(folds) + fold[rows]
+            weights = valid[rows], target[rows]
+            numbers = [np.bincount(cells, w, minlength=len(keys) * folds) for w in weights]
+            state[name] = keys, np.stack(numbers).reshape(2, -1, folds)
+        return state
 
-    def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {key: sums of the targets, by fold}."""
-        return self._sums(chunk, self.targets)
+    def merge_states(self, states: Sequence[Sums]) -> Sums:
+        """Return counts and sums of all states, added in their order."""
+        keys, places = distinct_keys([keys for keys, _ in states])
+        total = np.zeros((2, len(keys), states[0][1].shape[2]))
+        ends = np.cumsum([len(keys) for keys, _ in states])
+        for place, (_, numbers) in zip(np.split(places, ends[:-1]), states, strict=True):
+            total[:, place] += numbers  # a state has each key once
+        return keys, total
 
-    def _views(self) -> list[str]:
-        """Return the suffixes of a target's means: of all folds, then of all but each one."""
-        without = [] if self.fold_column is None else [f"_without_{f}" for f in range(self.folds)]
-        return ["", *without]
+    def learned_from(self, state: dict[str, Sums]) -> tuple[dict[str, Any], dict[str, Chunk]]:
+        """Return (priors, {key: table of its means})."""
+        priors, tables = dict(self._priors), dict(self._tables)
+        for name, (keys, numbers) in state.items():
+            # In the order of keys, nulls last, so that no sum depends on which key came first. A
+            # key without a target gets the prior, as a new one does, so it need not be known.
+            order = pc.array_sort_indices(keys).to_numpy()
+            order = order[numbers[0, order].any(axis=1)]
+            counts, sums = _with_views(numbers[:, order])
+            keys = keys.take(pa.array(order)).drop_null()
+            prior = self._priors_of(counts.sum(axis=0), sums.sum(axis=0))
+            with np.errstate(invalid="ignore"):
+                weight = counts + self.smoothing
+                means = (sums + self.smoothing * prior) / weight
+            means = np.where(weight == 0, prior, means)[: len(keys)].astype(self.dtype)
+            table = {"key": column_from_arrow(keys), "mean": means[:, 0]}
+            if self.fold_column is not None:
+                table["out_of_fold"] = np.ascontiguousarray(means[:, 1:])
+            priors[name], tables[name] = prior.tolist(), Chunk(table)
+        return {"priors": priors}, tables
 
-    def gathered(self, key: str, states: Iterable[GroupSums]) -> Iterable[GroupSums]:
-        """Return the states as they come, but with all folds of a key in one state."""
-        return states if self.fold_column is None else _WholeKeys(states)
-
-    def _learn_key(
-        self, key: str, blocks: Iterable[GroupSums], learned: dict[str, dict[str, Any]]
-    ) -> Chunk:
-        priors = {target: self._priors_of(target, blocks) for target in self.targets}
-        floats = {target: [float(prior) for prior in known] for target, known in priors.items()}
-        learned["priors"][key] = floats
-        return Chunk.concat([self._means_of(block, priors) for block in blocks])
-
-    def _priors_of(self, target: str, blocks: Iterable[GroupSums]) -> list[Fraction]:
-        """Return the prior of all rows, then of those outside each fold."""
+    def _priors_of(self, counts: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        """Return float64 [views]: the prior of all rows, then of those outside each fold."""
         if self.prior is not None:
-            return [Fraction(per_column(self.prior, target))] * len(self._views())
-        totals = dict.fromkeys(self._views(), Fraction(0))
-        counts = dict.fromkeys(self._views(), 0)
-        for sums in blocks:
-            together = np.zeros(len(sums), dtype=np.int64)
-            views = self._by_view(target, sums, together, 1)
-            for name, ((total,), (count,), e) in zip(self._views(), views, strict=True):
-                totals[name] += Fraction(int(total), 1 << e)
-                counts[name] += int(count)
-        if not all(counts.values()):
+            return np.full(counts.shape, float(self.prior))
+        if not counts.all():
             rule = (
                 "found no value in all rows, or none outside a fold. Give a prior, or a "
                 "fold_column with more distinct values."
             )
-            raise ValueError(self._wrong(target, rule))
-        return [totals[name] / counts[name] for name in self._views()]
+            raise ValueError(self._wrong(self.target, rule))
+        return sums / counts
 
-    def _means_of(self, sums: GroupSums, priors: Mapping[str, list[Fraction]]) -> Chunk:
-        """Return the keys with their means as a table."""
-        rows, keys = group_rows(sums.keys if self.fold_column is None else sums.keys[:-1])
-        groups = GroupSums(keys, {})
-        kept = groups.known_in_order()
-        means: dict[str, np.ndarray] = {}
-        for target in self.targets:
-            views = self._by_view(target, sums, rows, len(groups))
-            for name, view, prior in zip(self._views(), views, priors[target], strict=True):
-                means[f"{target}_mean{name}"] = self._smoothed(*view, prior)[kept]
-        return self._table(groups.take(kept), means)
+    def finalize(self, state: dict[str, Sums]) -> None:
+        """Learn means and priors, and make the indexes of the keys."""
+        self.restore(*self.learned_from(state))
 
-    def _by_view(
-        self, target: str, sums: GroupSums, rows: np.ndarray, size: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-        """Yield (totals [size], counts [size], e) of all rows, then of those outside each fold."""
-        totals, e = sums.totals("sum", target)
-        counts = sums.arrays["count", target]
-
-        def added(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            total, count = np.zeros(size, dtype=totals.dtype), np.zeros(size, dtype=np.int64)
-            np.add.at(total, rows[chosen], totals[chosen])
-            np.add.at(count, rows[chosen], counts[chosen])
-            return total, count
-
-        total, count = added(np.arange(len(rows)))
-        yield total, count, e
-        if self.fold_column is not None:
-            folds = sums.keys[-1].to_numpy()
-            for fold in range(self.folds):
-                inside, count_inside = added(np.flatnonzero(folds == fold))
-                yield total - inside, count - count_inside, e
-
-    def _smoothed(
-        self, totals: np.ndarray, counts: np.ndarray, e: int, prior: Fraction
-    ) -> np.ndarray:
-        """Return (sum + smoothing * prior) / (count + smoothing), exact, then rounded."""
-        smoothing = Fraction(self.smoothing)
-        weight, unit = smoothing.numerator, smoothing.denominator
-        added = (weight * prior.numerator) << e
-        scale = unit * prior.denominator
-        means = [
-            (total * scale + added) / ((count * unit + weight) * prior.denominator << e)
-            if count or weight
-            else float(prior)
-            for total, count in zip(totals.tolist(), counts.tolist(), strict=True)
-        ]
-        return np.array(means, dtype=np.float64).astype(self.dtype)
+    def reset(self) -> None:
+        """Forget what was learned."""
+        self.restore({}, {})
 
     def learned(self) -> dict[str, Any]:
-        """Return {"priors": {key: {target: [of all rows, of those outside each fold]}}}."""
+        """Return {"priors": {key: [of all rows, of those outside each fold]}}."""
         return {"priors": self._priors}
 
+    def learned_tables(self) -> dict[str, Chunk]:
+        """Return {key: table of its means, by all rows and out of each fold}."""
+        return dict(self._tables)
+
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set priors and means."""
+        """Set priors and means, and make the indexes of the keys."""
         self._priors = learned.get("priors", {})
-        for key, by_target in self._priors.items():
-            for target, known in by_target.items():
-                for number in known:
-                    check_real(f"column {key!r}: TargetEncoding: priors of {target!r}", number)
-        super().restore(learned, tables)
+        for key, numbers in self._priors.items():
+            for number in numbers:
+                check_real(f"column {key!r}: TargetEncoding: priors", number)
+        self._tables = dict(tables)
+        self._indexes = {key: KeyIndex(table["key"]) for key, table in tables.items()}
 
-    def numbers_of(self, key: str, suffix: str) -> np.ndarray:
-        """Return the priors, which new keys get, then the means of each key."""
-        columns = [self._tables[key][f"{suffix}{view}"] for view in self._views()]
-        priors = np.array(self._priors[key][suffix.removesuffix("_mean")], dtype=self.dtype)
-        means = np.vstack([priors, np.column_stack(columns)])
-        return means if self.fold_column is not None else means[:, 0]
+    def index_of(self, key: str) -> KeyIndex:
+        """Return the index that finds a row's key in the table of `key`."""
+        return self._indexes[key]
 
-    def for_serving(self) -> Op:
-        """Return the op with the means of all rows, which does not need the fold column."""
-        op = copy.copy(self)
-        op.fold_column = None
-        priors = {
-            key: {target: known[:1] for target, known in by_target.items()}
-            for key, by_target in self._priors.items()
-        }
-        without = {f"{t}_mean{view}" for t in self.targets for view in self._views()[1:]}
-        op.restore({"priors": priors}, {k: t.drop(list(without)) for k, t in self._tables.items()})
-        return op
+    def numbers_of(self, key: str, out_of_fold: bool = False) -> np.ndarray:
+        """Return the prior, which new keys get, then the mean of each key.
+
+        Returns:
+            [1 + keys] for all rows, [1 + keys, folds] out of fold, of `dtype`.
+        """
+        prior, table = np.array(self._priors[key], dtype=self.dtype), self._tables[key]
+        if out_of_fold:
+            return np.vstack([prior[1:], table["out_of_fold"]])
+        return np.concatenate([prior[:1], table["mean"]])
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the means of each row's keys."""
+        result: dict[str, Any] = {}
+        fold = self._folds_of(chunk) if self._training else None
+        for name in chunk.drop(self.extra_columns).names:
+            column, index = as_lists(chunk[name]), self.index_of(name)
+            values, valid = self._keys(name, flat_values(column))
+            self._check_kind(name, values, index.keys)
+            at = find_keys(index, values)
+            if valid is not None:
+                at[~valid] = 0
+            numbers = array_namespace(at).asarray(self.numbers_of(name, self._training))
+            lists = isinstance(column, Ragged)
+            if fold is not None:
+                at = at, fold[row_ids(column.offsets)] if lists else fold
+            result[name] = Ragged(numbers[at], column.offsets) if lists else numbers[at]
+        return Chunk(dict(zip(self.output_names([*result]), result.values(), strict=True)))
 
 
-class _WholeKeys:
-    """States whose keys rise, divided so that all folds of a key are in one state."""
+def _grouped(values: Any, valid: Array | None) -> tuple[np.ndarray, pa.Array]:
+    """Return (the number of each value's key, the keys): in the CPU's memory, null the last key."""
+    if isinstance(values, EncodedStrings):
+        numbers, keys = values.codes, values.dictionary
+    else:
+        plain = (
+            pa.array(to_host(values).astype(np.int64)) if is_array(values) else values.to_arrow()
+        )
+        encoded = plain.dictionary_encode()
+        numbers, keys = encoded.indices.to_numpy(), encoded.dictionary
+    if valid is not None:
+        numbers = np.where(to_host(valid), numbers, len(keys))
+        keys = pa.concat_arrays([keys, pa.nulls(1, keys.type)])
+    return numbers, keys
 
-    def __init__(self, blocks: Iterable[GroupSums]) -> None:
-        self._blocks = blocks
 
-    def __iter__(self) -> Iterator[GroupSums]:
-        held: list[GroupSums] = []
-        for block in self._blocks:
-            sums = GroupSums.merged([*held, block])
-            sums = sums.take(sums.order())
-            end = len(sums)
-            while end and all(key[end - 1] == key[-1] for key in sums.keys[:-1]):
-                end -= 1
-            yield sums.take(np.arange(end))
-            held = [sums.take(np.arange(end, len(sums)))]
-        yield from held
+def _with_views(numbers: np.ndarray) -> np.ndarray:
+    """Return numbers of all rows, then of those outside each fold: [..., 1 + folds].
+
+    Args:
+        numbers: [..., folds]; a single fold stands for no folds, and has no view of its own.
+    """
+    folds = numbers.shape[-1]
+    everything = numbers.sum(axis=-1, keepdims=True)
+    if folds == 1:
+        return everything
+    # Sums from both ends, so that nothing is subtracted: a fold may be far larger than the others.
+    before, after = np.zeros_like(numbers), np.zeros_like(numbers)
+    before[..., 1:] = np.cumsum(numbers[..., :-1], axis=-1)
+    after[..., :-1] = np.cumsum(numbers[..., :0:-1], axis=-1)[..., ::-1]
+    return np.concatenate([everything, before + after], axis=-1)

@@ -311,6 +311,16 @@ class ParquetSource:
                 total += values / stored.row_counts[group.index] + 8
         return total
 
+    def null_count(self, name: str) -> int | None:
+        """Return the nulls of a column in all row groups; None if a footer does not tell."""
+        total = 0
+        for group in self.row_groups:
+            statistics = [leaf.statistics for _, leaf in self.stored.leaves(group, [name])]
+            if not statistics or any(s is None or not s.has_null_count for s in statistics):
+                return None
+            total += sum(s.null_count for s in statistics)
+        return total
+
     def fingerprint(self) -> dict[str, Any]:
         """Return metadata, as JSON values, that is equal for the same data set.
 

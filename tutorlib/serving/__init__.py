@@ -1,19 +1,11 @@
 """Serving: a fitted Workflow inside a TensorFlow graph.
 
-`ServedWorkflow` is the layer, `export_serving` saves it with a model; `SERVED` lists which class
+`WorkflowLayer` is the layer, `export_serving` saves it with a model; `SERVED` lists which class
 serves which op. A saved graph needs TensorFlow alone.
 """
 
-from tutorlib.serving.base import ServedByColumn, ServedColumn, ServedOp
-from tutorlib.serving.export import export_serving
-from tutorlib.serving.registry import SERVED
-from tutorlib.serving.workflow_layer import ServedWorkflow
+from tutorlib.serving.export import WorkflowLayer, export_serving
+from tutorlib.serving.ops import SERVED, ServedOp
+from tutorlib.serving.tensors import ServedColumn
 
-__all__ = [
-    "SERVED",
-    "ServedByColumn",
-    "ServedColumn",
-    "ServedOp",
-    "ServedWorkflow",
-    "export_serving",
-]
+__all__ = ["SERVED", "ServedColumn", "ServedOp", "WorkflowLayer", "export_serving"]

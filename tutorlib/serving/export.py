@@ -1,21 +1,184 @@
-"""export_serving: a fitted Workflow and a model as one SavedModel."""
+"""A fitted Workflow as a Keras layer, and with a model as one SavedModel.
+
+`WorkflowLayer` turns raw values into model inputs; `export_serving` saves it with a model. A saved
+graph needs TensorFlow alone.
+"""
 
 from __future__ import annotations
 
-import keyword
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.saved_model.experimental import TrackableResource
 
-from tutorlib.schema import Schema
-from tutorlib.serving.base import Functions
+from tutorlib.checks import SIGNATURE_RULE, check_choice, without_signature
+from tutorlib.ops import ColumnGroup
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema
+from tutorlib.serving import tensors
+from tutorlib.serving.ops import SERVED, Functions, ServedOp
+from tutorlib.serving.tensors import ServedColumn
 from tutorlib.storage import new_folder, refuse_existing
+
+
+class WorkflowLayer(keras.layers.Layer):
+    """A fitted Workflow as a layer: raw values of a batch in, inputs of the model out.
+
+    `Workflow.to_keras` makes it. A SavedModel keeps what the ops have learned; a `.keras` file
+    cannot hold it: save the workflow next to the model, or use `export_serving`.
+
+    It computes what `Workflow.transform` does, bit for bit, with three exceptions:
+
+    * TensorFlow takes numbers nearer to zero than 2**-126 (1.2e-38) for zero;
+    * a zero that `Clip` has limited at zero may have the other sign, which NumPy chooses by dtype
+      and CPU;
+    * float32 results of `LogOp` may differ in the last bit: for one of all 3.2 billion float32
+      numbers above -1 (8.472636; AVX-512, TensorFlow 2.21), for fewer than one in ten million
+      float64 numbers.
+
+    A call takes a dict of tensors, arrays or lists, one entry a raw column, [batch] or [batch, 1],
+    in the dtype that the workflow was fitted on or a narrower one, vectors as [batch, k]. A column
+    `g` of lists is `g__values` [nnz] with `g__nnzs` [batch]. A null is NaN in floating point; in
+    any column `c` it may be marked by False in a bool tensor `c__valid`, of the shape of the
+    column's values. It returns the batch of a `KerasSequenceLoader` with this workflow, in the same
+    dtypes: float32 numbers, int32 or int64 ids.
+
+    Args:
+        workflow: a fitted `Workflow`.
+        columns: names of the output columns; None for all features, without labels and weights.
+        functions: {name: function of tensors} for the Python functions of LambdaOps; None if there
+            are none.
+        batch_layout: "columns" or "stacked", as the model was made: see `keras_inputs`.
+        multi_hot: "nnzs", "offsets", "ragged" or "padded", as the model was made: see
+            `keras_inputs`.
+
+    Raises:
+        ValueError: before `fit`, or if an op cannot be served, with the reason; in a call, if a
+            column is missing or of another type.
+        tf.errors.InvalidArgumentError: in a call, if columns differ in their number of rows, a null
+            that is not NaN is left in the result, or an op refuses a value.
+
+    Example:
+        >>> import numpy as np
+        >>> from tutorlib.columns import Chunk
+        >>> from tutorlib.ops import Categorify
+        >>> from tutorlib.workflow import Workflow
+        >>> workflow = Workflow(["C1"] >> Categorify()).fit(Chunk({"C1": np.array([7, 5, 7])}))
+        >>> workflow.to_keras()({"C1": [5, 6]})["C1"].numpy().tolist()
+        [[4], [2]]
+    """
+
+    def __init__(
+        self,
+        workflow: Any,
+        columns: Iterable[str] | None = None,
+        *,
+        functions: Functions | None = None,
+        batch_layout: str = "columns",
+        multi_hot: str = "nnzs",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(autocast=False, trainable=False, **kwargs)
+        if keras.config.backend() != "tensorflow":
+            raise RuntimeError(
+                f"serving needs Keras on TensorFlow, got {keras.config.backend()!r}. Set "
+                "KERAS_BACKEND=tensorflow before Keras is imported."
+            )
+        check_choice("batch_layout", batch_layout, BATCH_LAYOUTS)
+        check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
+        schema = workflow.output_schema
+        self.schema = schema.features if columns is None else schema.select(columns)
+        self.batch_layout, self.multi_hot = batch_layout, multi_hot
+        lists = [column.name for column in self.schema if column.multi_hot]
+        if batch_layout == "stacked" and lists:
+            raise ValueError(f"batch_layout='stacked' takes one value per row, not lists: {lists}")
+        # In a tf.Module: Keras would take a plain list of them for layers.
+        self._chains = tf.Module()
+        self._chains.all = [
+            _Chain(group, self.schema.names, functions or {})
+            for group in workflow.groups
+            if not set(self.schema.names).isdisjoint(group.output_names)
+        ]
+        needed = dict.fromkeys(name for chain in self._chains.all for name in chain.needed)
+        self.types = {name: workflow.input_types[name] for name in needed}
+        self.nullable = [name for name in workflow.nullable if name in self.types]
+        self.built = True
+
+    def __call__(self, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the model's inputs for a dict of raw values: tensors, arrays or lists."""
+        arrays = {}
+        for name, value in inputs.items():
+            if isinstance(value, list):  # Keras would look for tensors in it
+                value = tf.constant(value)
+            elif isinstance(value, np.ndarray) and value.dtype.kind in "mM" and name in self.types:
+                value = value.astype(self.types[name][0]).view(np.int64)
+            arrays[name] = value
+        return super().__call__(arrays, *args, **kwargs)
+
+    def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the model's inputs for a dict of raw tensors."""
+        made = self.transform(inputs)
+        columns = {c.name: tensors.in_batch_dtype(c, made[c.name]) for c in self.schema}
+        if self.batch_layout == "stacked":
+            return tensors.stacked_batch(columns, self.schema)
+        return tensors.columns_batch(columns, self.schema, self.multi_hot)
+
+    def transform(self, inputs: Mapping[str, Any]) -> dict[str, ServedColumn]:
+        """Return the columns as `Workflow.transform` gives them, for a dict of raw tensors."""
+        raw = tensors.read_columns(self.types, inputs)
+        made: dict[str, ServedColumn] = {}
+        for chain in self._chains.all:
+            made.update(chain({name: raw[name] for name in chain.needed}))
+        for name, column in made.items():
+            if column.valid is not None:
+                rule = f"column {name!r} comes out with a null. Put FillMissing into its group."
+                tensors.require(tf.reduce_all(column.valid), rule)
+        return made
+
+    def get_config(self) -> dict[str, Any]:
+        """Raise NotImplementedError: a config cannot hold what the ops have learned."""
+        raise NotImplementedError(
+            "a served workflow cannot be part of a .keras file. Save the Workflow with "
+            "workflow.save(folder) next to the model, or both by export_serving(model, workflow, "
+            "path)."
+        )
+
+    def raw_inputs(self, nullable: Iterable[str] | None = None) -> dict[str, tf.TensorSpec]:
+        """Return {name: TensorSpec} of the raw tensors that a call takes, of any shape.
+
+        Args:
+            nullable: raw columns with nulls, for which a tensor `{name}__valid` is added; None for
+                those that held nulls when the workflow was fitted.
+        """
+        return tensors.raw_specs(self.types, self.nullable if nullable is None else nullable)
+
+
+class _Chain(tf.Module):
+    """The ops of one group, for those of its columns that are among `outputs`."""
+
+    def __init__(self, group: ColumnGroup, outputs: Sequence[str], functions: Functions) -> None:
+        super().__init__()
+        wanted = [name for name in group.output_names if name in outputs]
+        served: list[ServedOp] = []
+        for op, names in reversed(list(group.steps())):
+            try:
+                if type(op) not in SERVED:
+                    raise ValueError("has no TensorFlow version in tutorlib.serving.SERVED")
+                served.append(SERVED[type(op)](op, names, wanted, functions))
+            except ValueError as error:
+                what = f"{type(op).__name__} of the columns {names}"
+                raise ValueError(f"an op cannot be served: {what} {error}") from error
+            wanted = list(dict.fromkeys(map(served[-1].source, wanted)))
+        self.ops, self.needed = served[::-1], wanted
+
+    def __call__(self, columns: dict[str, ServedColumn]) -> dict[str, ServedColumn]:
+        for op in self.ops:
+            columns = op(columns)
+        return columns
 
 
 def export_serving(
@@ -36,6 +199,9 @@ def export_serving(
     signature takes one tensor for each raw column, [batch] or [batch, 1], in the column's dtype; a
     column `g` of lists is `g__values` [nnz] and `g__nnzs` int32 [batch]. Raw columns that none of
     the model's features is made of, such as labels, are not part of it.
+
+    TensorFlow Serving's own batching of requests (`--enable_batching`) joins tensors of equal first
+    dimension, so it cannot join `g__values` with `g__nnzs`: leave it off for models with lists.
 
     Args:
         model: takes the workflow's output. If it returns a dict, the signature does too.
@@ -71,12 +237,20 @@ def export_serving(
     )
 
     specs = layer.raw_inputs(nullable)
-    _check_names(specs)
+    if wrong := without_signature(specs):
+        raise ValueError(
+            f"raw tensors {wrong} cannot be arguments of a signature: {SIGNATURE_RULE} Rename the "
+            "columns in the data and fit the workflow again."
+        )
 
     def predict(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         features = layer(raw)
         if wanted is not None:
-            _check_made(wanted, features)
+            if missing := [name for name in wanted if name not in features]:
+                raise ValueError(
+                    f"the model takes {missing}, which the workflow does not make; it makes "
+                    f"{sorted(features)}. Are batch_layout and multi_hot those of the model?"
+                )
             features = {name: features[name] for name in wanted}
         predictions = model(features, training=False)
         return predictions if isinstance(predictions, dict) else {"predictions": predictions}
@@ -89,21 +263,6 @@ def export_serving(
     with new_folder(path) as building:
         archive.write_out(str(building), verbose=False)
     return Path(path)
-
-
-def _check_names(names: Iterable[str]) -> None:
-    """Raise ValueError for names that TensorFlow would change or refuse in a signature."""
-    wrong = [
-        name for name in names
-        if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name)
-        or name == "self"
-    ]  # fmt: skip
-    if wrong:
-        raise ValueError(
-            f"raw tensors {wrong} cannot be arguments of a signature: their names must begin with "
-            "a letter, have ASCII letters, digits and underscores alone, and be no word of Python. "
-            "Rename the columns in the data and fit the workflow again."
-        )
 
 
 def _lookup_tables(model: keras.Model) -> list[Any]:
@@ -128,12 +287,3 @@ def _columns_of(schema: Schema, names: Sequence[str]) -> list[str] | None:
     parts = ("__values", "__nnzs", "__offsets")
     taken = {name.removesuffix(part) for name in names for part in ("", *parts)}
     return [c.name for c in schema.features if c.name in taken or c.role in roles] or None
-
-
-def _check_made(wanted: Sequence[str], features: Mapping[str, Any]) -> None:
-    missing = [name for name in wanted if name not in features]
-    if missing:
-        raise ValueError(
-            f"the model takes {missing}, which the workflow does not make; it makes "
-            f"{sorted(features)}. Are batch_layout and multi_hot those of the model?"
-        )

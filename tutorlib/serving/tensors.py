@@ -1,131 +1,324 @@
-"""Raw tensors in, batches out: the tensors in which columns enter and leave a served graph."""
+"""Columns in a TensorFlow graph: raw tensors in, batches out, and what ops share between them.
+
+Hashes are those of `tutorlib.hashing` to the last bit. What ops have learned is in variables, which
+a SavedModel keeps beside its graph.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tutorlib.columns import Masked, Ragged, Strings
+from tutorlib.hashing import hash_values as hash_on_host
+from tutorlib.schema import element_type, is_time
 from tutorlib.loader.layout import batch_dtype
-from tutorlib.schema import Column, Schema, element_type, is_time
-from tutorlib.serving.base import ServedColumn, require
+from tutorlib.ops.base import take_or_null
+from tutorlib.schema import Column, Schema
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
+GAMMA, FACTOR_1, FACTOR_2 = (
+    np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+PADDINGS = [b"\0" * n for n in range(8)]
+FEW_WORDS = 8  # up to so many, all strings stay in the loop
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedColumn:
+    """A column in the graph: numbers, strings, lists or values with nulls.
+
+    Args:
+        values: one value a row, [n]; of a column of lists the values of all lists, [nnz].
+        valid: bool, as `values`, False at a null; None for no nulls and for floats (NaN is null).
+        splits: int64 [rows + 1]: row i of lists has values[splits[i]:splits[i + 1]]; else None.
+        dtype: NumPy name of dates or durations, whose values are the integers that they count;
+            else None.
+    """
+
+    values: tf.Tensor
+    valid: tf.Tensor | None = None
+    splits: tf.Tensor | None = None
+    dtype: str | None = None
+
+    def with_values(self, values: tf.Tensor, valid: tf.Tensor | None = None) -> ServedColumn:
+        """Return a column of other values in the same lists; floating-point nulls become NaN."""
+        if valid is not None and values.dtype.is_floating:
+            values, valid = tf.where(valid, values, number(math.nan, values.dtype)), None
+        return ServedColumn(values, valid, self.splits)
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """NumPy dtype of the values."""
+        return np.dtype(self.values.dtype.as_numpy_dtype)
+
+    def missing(self) -> tf.Tensor:
+        """Return bool, as `values`: True at a null or NaN."""
+        if self.valid is not None:
+            return ~self.valid
+        if self.values.dtype.is_floating:
+            return tf.math.is_nan(self.values)
+        return tf.zeros(tf.shape(self.values), tf.bool)
+
+    def without_nulls(self, values: tf.Tensor, at_null: Any) -> tf.Tensor:
+        """Return `values` with `at_null` where this column has a null."""
+        return values if self.valid is None else tf.where(self.valid, values, at_null)
+
+
+def require(holds: tf.Tensor, rule: str) -> None:
+    """Raise InvalidArgumentError with the rule when the graph runs, unless `holds` is True."""
+    tf.debugging.Assert(holds, [rule.replace("'", "")])  # a graph would put a backslash before them
+
+
+def number(value: Any, dtype: tf.DType) -> tf.Tensor:
+    """Return one number of a dtype, a scalar tensor."""
+    return tf.constant(dtype.as_numpy_dtype(value))
+
+
+def fixed(values: Any) -> tf.Variable:
+    """Return learned numbers or strings as a variable that training does not change.
+
+    Constants of a graph may take 2 GB at most, and the graph optimizer turns a division by one into
+    a multiplication by its rounded inverse.
+    """
+    with tf.device("CPU"):
+        return tf.Variable(values, trainable=False)
+
+
+def as_string_tensor(strings: Strings) -> tf.Tensor:
+    """Return the strings of a chunk's column as a tensor, string [n]."""
+    values = strings.to_arrow().cast("large_binary").to_pylist()
+    return tf.constant(values, tf.string, [len(values)])
+
+
+def as_float64(column: ServedColumn) -> tf.Tensor:
+    """Return the values as float64, NaN at a null."""
+    values = tf.cast(column.values, tf.float64)
+    return column.with_values(values, column.valid).values
+
+
+def mix(h: tf.Tensor) -> tf.Tensor:
+    """Return the splitmix64 output of each uint64."""
+    h += GAMMA
+    for shift, factor in ((30, FACTOR_1), (27, FACTOR_2), (31, None)):
+        h = tf.bitwise.bitwise_xor(h, tf.bitwise.right_shift(h, np.uint64(shift)))
+        if factor is not None:
+            h *= factor
+    return h
+
+
+def hash_integers(values: tf.Tensor) -> tf.Tensor:
+    """Return the 64-bit hash of integers or booleans, uint64: see `hashing.hash_integers`.
+
+    Example:
+        >>> f"{int(hash_integers(tf.constant([0]))[0]):x}"
+        'e220a8397b1dcdaf'
+    """
+    if values.dtype != tf.uint64:
+        values = tf.bitcast(tf.cast(values, tf.int64), tf.uint64)
+    return mix(values)
+
+
+def hash_strings(strings: tf.Tensor) -> tf.Tensor:
+    """Return the 64-bit hash of strings from their UTF-8 bytes, uint64: see `hashing.hash_strings`.
+
+    The strings are padded to whole 8-byte words and concatenated, so that one long string does not
+    cost the memory of many. Step k of a loop hashes word k of every string that has one; strings
+    that have ended leave the loop whenever k doubles, so that time is linear in bytes: 20 ms for
+    65,536 strings of 20 bytes, 2 s for one of 1 MB (AMD EPYC).
+
+    Args:
+        strings: string [n].
+
+    Example:
+        >>> [f"{int(h):016x}" for h in hash_strings(tf.constant(["", "a", "Toy Story (1995)"]))]
+        ['e220a8397b1dcdaf', '5e025f9ade9eaf3e', '7e6aca372b4d7912']
+    """
+    lengths = tf.strings.length(strings)
+    padded = tf.strings.join([strings, tf.gather(PADDINGS, -lengths & 7)])
+    words = tf.io.decode_raw(tf.strings.reduce_join(padded), tf.int64)
+    words = tf.bitcast(tf.concat([words, [0]], axis=0), tf.uint64)  # a word to read if all is empty
+    counts = (lengths + 7) // 8
+    starts = tf.cumsum(counts, exclusive=True)
+    longest = tf.reduce_max(tf.concat([counts, [0]], axis=0))
+
+    def hash_span(start: tf.Tensor, hashes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Hash words [start, stop) of the strings that have more than `start` words."""
+        stop = tf.minimum(tf.maximum(2 * start, FEW_WORDS), longest)
+        rows = tf.where(counts > start)
+        ends, firsts = tf.gather_nd(counts, rows), tf.gather_nd(starts, rows)
+
+        def hash_word(k: tf.Tensor, part: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            there = k < ends
+            word = tf.gather(words, tf.where(there, firsts + k, 0))
+            return k + 1, tf.where(there, mix(tf.bitwise.bitwise_xor(part, word)), part)
+
+        first = (start, tf.gather_nd(hashes, rows))
+        part = tf.while_loop(lambda k, _: k < stop, hash_word, first)[1]
+        return stop, tf.tensor_scatter_nd_update(hashes, rows, part)
+
+    first = (tf.constant(0), hash_integers(lengths))
+    return tf.while_loop(lambda start, _: start < longest, hash_span, first)[1]
+
+
+def hash_values(values: tf.Tensor) -> tf.Tensor:
+    """Return the 64-bit hash of integers or strings, uint64 [n]."""
+    return hash_strings(values) if values.dtype == tf.string else hash_integers(values)
+
+
+def to_buckets(hashes: tf.Tensor, num_buckets: int) -> tf.Tensor:
+    """Return the bucket of each hash, int32 in [0, num_buckets): see `hashing.to_buckets`."""
+    upper = tf.bitwise.right_shift(hashes, np.uint64(32)) * np.uint64(num_buckets)
+    return tf.cast(tf.bitwise.right_shift(upper, np.uint64(32)), tf.int32)
+
+
+class KeyTable(tf.Module):
+    """Finds the position of keys in a list of keys, as `hashing.KeyIndex` does.
+
+    It searches the sorted keys, or the sorted hashes of strings, by bisection on any device.
+
+    Args:
+        keys: integers [n] or `Strings`, each once, as a `KeyIndex` has checked.
+
+    Example:
+        >>> KeyTable(np.array([30, 10, 20])).find(tf.constant([10, 11, 30])).numpy().tolist()
+        [2, 0, 1]
+    """
+
+    def __init__(self, keys: Any) -> None:
+        super().__init__()
+        strings = isinstance(keys, Strings)
+        words = hash_on_host(keys).view(np.int64) if strings else np.asarray(keys).astype(np.int64)
+        self._unsigned = not strings and np.asarray(keys).dtype == np.uint64
+        order = np.argsort(words)
+        wide = len(words) >= 2**31 - 1
+        self._words = fixed(words[order])
+        self._positions = fixed((order + 1).astype(np.int64 if wide else np.int32))
+        self._strings = fixed(as_string_tensor(keys.take(order))) if strings else None
+        self.size = len(words)
+
+    def find(self, wanted: tf.Tensor) -> tf.Tensor:
+        """Return the position of each wanted key, counted from 1; 0 if it is not in the table.
+
+        Args:
+            wanted: integers or strings [n], of the kind of the keys.
+
+        Returns:
+            int32 [n], int64 for 2**31 - 1 keys or more.
+        """
+        if self.size == 0:
+            return tf.zeros_like(wanted, dtype=self._positions.dtype)
+        unsigned = wanted.dtype == tf.uint64
+        if self._strings is None:
+            words = tf.bitcast(wanted, tf.int64) if unsigned else tf.cast(wanted, tf.int64)
+        else:
+            words = tf.bitcast(hash_strings(wanted), tf.int64)
+        at = tf.minimum(tf.searchsorted(self._words, words), self.size - 1)
+        right = tf.gather(self._words, at) == words
+        if self._strings is not None:
+            right &= tf.gather(self._strings, at) == wanted
+        elif unsigned != self._unsigned:
+            right &= words >= 0  # the same bits stand for two numbers
+        return tf.where(right, tf.gather(self._positions, at), 0)
+
+
+class ValueTable(tf.Module):
+    """A column of a `Chunk`, of at least one row, whose rows are taken by position."""
+
+    def __init__(self, column: Any) -> None:
+        super().__init__()
+        column = take_or_null(column, np.arange(len(column) + 1))  # row 0 is a null, or empty
+        self._offsets = fixed(column.offsets) if isinstance(column, Ragged) else None
+        column = column.values if isinstance(column, Ragged) else column
+        self._valid = fixed(column.valid) if isinstance(column, Masked) else None
+        values = column.values if isinstance(column, Masked) else column
+        self._values = fixed(as_string_tensor(values) if isinstance(values, Strings) else values)
+
+    def take(self, positions: tf.Tensor) -> ServedColumn:
+        """Return the rows at positions from 1, int [n]; at position 0 a null or an empty list."""
+        splits = None
+        if self._offsets is not None:
+            ends = tf.gather(self._offsets, positions + 1)
+            rows = tf.ragged.range(tf.gather(self._offsets, positions), ends)
+            positions, splits = rows.values, rows.row_splits
+        values = tf.gather(self._values, positions)
+        valid = None if self._valid is None else tf.gather(self._valid, positions)
+        return ServedColumn(values, None, splits).with_values(values, valid)
 
 
 def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]:
     """Return {name: TensorSpec} of the raw tensors of some columns: [None, k] or of any shape.
 
+    Dates and durations are int64, in the column's unit.
+
     Raises:
         ValueError: if a nullable column is not a raw column, or two tensors have the same name.
     """
     nullable = list(nullable)
-    unknown = [name for name in nullable if name not in types]
-    if unknown:
+    if unknown := [name for name in nullable if name not in types]:
         raise ValueError(f"nullable: {unknown} are not raw columns; the layer takes {[*types]}")
     specs: dict[str, tf.TensorSpec] = {}
     for name, (type_name, lists) in types.items():
         dtype, length = element_type(type_name)
+        dtype = "int64" if is_time(dtype) else dtype
         parts = {f"{name}__values": dtype, f"{name}__nnzs": "int32"} if lists else {name: dtype}
         if name in nullable:
             parts[f"{name}__valid"] = "bool"
-        for part, kind in parts.items():
-            if part in specs:
-                raise ValueError(f"two raw tensors would be called {part!r}; rename a column")
-            shape = None if length is None else [None, length]
-            specs[part] = tf.TensorSpec(shape, tf.as_dtype(tensor_dtype(kind)), name=part)
+        if twice := [part for part in parts if part in specs]:
+            raise ValueError(f"two raw tensors would be called {twice}; rename a column")
+        shape = None if length is None else [None, length]
+        specs |= {p: tf.TensorSpec(shape, tf.as_dtype(d), name=p) for p, d in parts.items()}
     return specs
 
 
-def tensor_dtype(dtype: str) -> str:
-    """Return the dtype of a raw tensor: int64 for dates and durations, in the column's unit."""
-    return "int64" if is_time(dtype) else dtype
-
-
-def lists_as_tensors(types: Types, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs with Python lists as tensors, lists of lists as RaggedTensors.
-
-    NumPy's dates become the integers that they count.
-    """
-    if not isinstance(inputs, Mapping):
-        raise TypeError(f"a served workflow takes a dict of columns, got {type(inputs).__name__}")
-    tensors = {}
-    for name, value in inputs.items():
-        if isinstance(value, list):
-            value = _as_tensor(types, name, value)
-        elif isinstance(value, np.ndarray) and value.dtype.kind in "mM" and name in types:
-            value = value.astype(types[name][0]).view(np.int64)
-        tensors[name] = value
-    return tensors
-
-
-def _as_tensor(types: Types, name: str, values: list[Any]) -> Any:
-    kind, lists = types.get(name.removesuffix("__values"), ("", False))
-    dtype = tensor_dtype(element_type(kind)[0]) if kind else None
-    try:
-        if lists and name in types:
-            return tf.ragged.constant(values, dtype, ragged_rank=1)
-        return tf.constant(values, dtype)
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"raw column {name!r} cannot be made of this list: {error} For a null, give any value "
-            f"of the column's type, and False in its place in {name}__valid."
-        ) from error
-
-
 def read_columns(types: Types, inputs: Mapping[str, Any]) -> dict[str, ServedColumn]:
-    """Return the raw columns that the inputs hold.
+    """Return the raw columns that the inputs hold, all of one number of rows.
 
     ValueError if one is missing or of another type; when the graph runs, InvalidArgumentError if
     shapes or list lengths do not fit.
     """
-    columns = {name: _read_column(types, name, inputs) for name in types}
-    _require_equal_rows(columns)
+    if missing := raw_specs(types, ()).keys() - inputs.keys():
+        raise ValueError(
+            f"raw columns {sorted(missing)} are missing. The workflow takes {[*types]}, got "
+            f"{sorted(inputs)}"
+        )
+    columns: dict[str, ServedColumn] = {}
+    rows_of_first = None
+    for name, (type_name, lists) in types.items():
+        dtype, length = element_type(type_name)
+        raw_dtype = "int64" if is_time(dtype) else dtype
+        values = _flat(f"{name}__values" if lists else name, inputs, raw_dtype, length or 1)
+        rows, splits = tf.size(values, tf.int64) // (length or 1), None
+        if length is not None:  # in the graph, vectors are lists
+            splits = tf.range(rows + 1) * length
+        if lists:
+            nnzs = _flat(f"{name}__nnzs", inputs, "int64", 1)
+            rows, splits = tf.size(nnzs, tf.int64), tf.concat([[0], tf.cumsum(nnzs)], axis=0)
+            fits = tf.reduce_all(nnzs >= 0) & (splits[-1] == tf.size(values, tf.int64))
+            rule = "the lengths of its lists must be at least 0 and add up to its values"
+            require(fits, f"raw column {name!r}: {rule}")
+        rows_of_first = rows if rows_of_first is None else rows_of_first
+        rule = f"raw columns {next(iter(types))!r} and {name!r} must have the same number of rows"
+        require(rows == rows_of_first, rule)
+        valid = None
+        if inputs.get(f"{name}__valid") is not None:
+            valid = _flat(f"{name}__valid", inputs, "bool", length or 1)
+            rule = f"{name}__valid must have the shape of the values of {name!r}"
+            require(tf.size(valid) == tf.size(values), rule)
+        column = ServedColumn(values, None, splits).with_values(values, valid)
+        time = dtype if is_time(dtype) else None
+        columns[name] = dataclasses.replace(column, dtype=time)
     return columns
 
 
-def _read_column(types: Types, name: str, inputs: Mapping[str, Any]) -> ServedColumn:
-    (dtype, length), lists = element_type(types[name][0]), types[name][1]
-    values, splits = _list_parts(name, inputs) if lists else (inputs.get(name), None)
-    if values is None or (lists and splits is None):
-        as_lists = f"{name}__values with {name}__nnzs or {name}__offsets, or a RaggedTensor"
-        need = as_lists if lists else name
-        raise ValueError(
-            f"raw column {name!r} is missing: give {need}. The workflow takes {[*types]}, got "
-            f"{sorted(inputs)}"
-        )
-    values = _flat_in_dtype(name, values, tensor_dtype(dtype), length or 1)
-    if length is not None:  # in the graph, vectors are lists
-        splits = tf.range(tf.size(values, tf.int64) // length + 1) * length
-    valid = inputs.get(f"{name}__valid")
-    if valid is not None:
-        valid = _flat_in_dtype(f"{name}__valid", valid, "bool", length or 1)
-        rule = f"{name}__valid must have the shape of the values of {name!r}"
-        require(tf.size(valid) == tf.size(values), rule)
-    column = ServedColumn(values, None, splits).with_values(values, valid)
-    return dataclasses.replace(column, dtype=dtype) if is_time(dtype) else column
-
-
-def _list_parts(name: str, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return (values, row splits) of a column of lists in any of its forms; None where missing."""
-    if isinstance(inputs.get(name), tf.RaggedTensor):
-        return inputs[name].values, tf.cast(inputs[name].row_splits, tf.int64)
-    values, nnzs, offsets = (inputs.get(f"{name}__{k}") for k in ("values", "nnzs", "offsets"))
-    if nnzs is not None:
-        return values, tf.concat([[0], tf.cumsum(_flat(tf.cast(nnzs, tf.int64)))], axis=0)
-    return values, None if offsets is None else _flat(tf.cast(offsets, tf.int64))
-
-
-def _flat(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tensor, [-1])
-
-
-def _flat_in_dtype(name: str, values: Any, dtype: str, width: int) -> tf.Tensor:
+def _flat(name: str, inputs: Mapping[str, Any], dtype: str, width: int) -> tf.Tensor:
     """Return a raw tensor, [n, width] or [n], flat in the dtype that the workflow was fitted on."""
-    values = tf.convert_to_tensor(values)
+    values = tf.convert_to_tensor(inputs[name])
     got = values.dtype.name
     fits = got == dtype or ("string" not in (got, dtype) and np.can_cast(got, dtype, "safe"))
     if not fits or (got == "bool") != (dtype == "bool"):
@@ -135,23 +328,7 @@ def _flat_in_dtype(name: str, values: Any, dtype: str, width: int) -> tf.Tensor:
     shapes = "[batch] or [batch, 1]" if width == 1 else f"[batch, {width}]"
     rule = f"raw column {name!r} must have the shape {shapes}"
     require(tf.reduce_prod(tf.shape(values)[1:]) == width, rule)
-    return tf.cast(_flat(values), dtype)
-
-
-def _require_equal_rows(columns: Mapping[str, ServedColumn]) -> None:
-    """Require as many rows of each column, and lists that fit their values."""
-    first = None
-    for name, column in columns.items():
-        values, splits = column.values, column.splits
-        rows = tf.size(values) if splits is None else tf.size(splits) - 1
-        first = (name, rows) if first is None else first
-        rule = f"raw columns {first[0]!r} and {name!r} must have the same number of rows"
-        require(rows == first[1], rule)
-        if splits is not None:
-            rule = f"raw column {name!r}: the lengths of its lists must add up to its values"
-            require((splits[0] == 0) & (splits[-1] == tf.size(values, tf.int64)), rule)
-            rule = f"raw column {name!r}: no list can have a negative length"
-            require(tf.reduce_all(splits[1:] >= splits[:-1]), rule)
+    return tf.cast(tf.reshape(values, [-1]), dtype)
 
 
 def in_batch_dtype(column: Column, made: ServedColumn) -> ServedColumn:

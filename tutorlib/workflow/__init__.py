@@ -1,13 +1,10 @@
 """Workflow: preprocessing that is fitted once and applied the same everywhere.
 
-`workflow` is the class for users, `graph` what engines see of it: `fit` and `fit_pass` on threads,
-`dask_cluster`, `spill`, `write` to Parquet, `saved_form`. `inputs` and `row_split` give the rows.
+`workflow` is the class for users; `fit` fits it on threads or on a cluster, `write` makes Parquet
+of transformed rows, `saved` files of a fitted workflow.
 """
 
-from tutorlib.workflow.row_split import split_rows
 from tutorlib.workflow.workflow import Workflow
+from tutorlib.workflow.write import split_rows
 
-__all__ = [
-    "Workflow",
-    "split_rows",
-]
+__all__ = ["Workflow", "split_rows"]

@@ -1,39 +1,236 @@
-"""Fitting: as many passes over the data as the ops need, each on threads or on a Dask cluster."""
+"""Fitting a Workflow: rows in ranges, states of ranges merged in order, on threads or on Dask.
+
+Row ranges are fixed by the data: at most 262,144 rows of one row group. Threads and workers make
+the states of ranges in any order, but states are merged in one way only: those of 8 neighbours in
+the order of their rows, then 8 of these, and so on. So plain float64 sums give the same bits for
+any number of threads, workers and processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+import ctypes
+import dataclasses
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from tutorlib.checks import check_bytes
-from tutorlib.memory import map_on_threads, thread_count
-from tutorlib.parquet import RowRange
-from tutorlib.storage import row_bar
-from tutorlib.workflow.dask_cluster import fit_on_cluster
-from tutorlib.workflow.fit_pass import FitPass, Merger, next_pass
-from tutorlib.workflow.graph import OpGraph
-from tutorlib.workflow.inputs import RowSource
-from tutorlib.workflow.nulls import columns_with_nulls
-from tutorlib.workflow.spill import Runs
+from pyarrow.fs import LocalFileSystem
+
+from tutorlib.columns import Chunk, Masked, column_type, flat_values
+from tutorlib.schema import element_type
+from tutorlib.memory import map_on_threads, thread_count, working_in
+from tutorlib.ops import ColumnGroup, LearningOp
+from tutorlib.parquet import ParquetSource, RowGroup, RowRange, with_encoded_strings
+from tutorlib.storage import as_arrow_filesystem, row_bar
+
+RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row
+FAN_IN = 8  # states merged at a time
+TASKS_PER_THREAD = 4  # of a cluster: at least so many, so that a killed worker repeats little
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
+DEFAULT_MMAP_BYTES, KEPT_BYTES = 128 << 10, 32 << 20  # the latter is the most that glibc takes
+
+ColumnType = tuple[str, bool]  # NumPy name of one value or "string", whether a row holds a list
+States = list[Any]  # columns with nulls, then {key: state} of each op that is fitted
+Part = TypeVar("Part")
+
+
+# What a Workflow reads.
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows in row groups of known sizes. `ParquetSource`, `Chunks` and `SourceRows` are such.
+
+    Any class with these members can be given to `Workflow.fit`. Methods are called from several
+    threads at a time; row groups are named by their position in `row_groups`.
+    """
+
+    @property
+    def row_groups(self) -> Sequence[RowGroup]:
+        """The row groups, in order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all row groups."""
+
+    @property
+    def column_types(self) -> Mapping[str, ColumnType]:
+        """{column: (NumPy name of one value or "string", whether a row holds a list)}."""
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Paths or URLs of the files that hold the rows; empty if the rows are in memory."""
+
+    def read(self, position: int, columns: Sequence[str], start: int, stop: int, /) -> Chunk:
+        """Return the named columns of rows [start, stop) of a row group."""
+
+    def location(self, position: int, /) -> str:
+        """Return what error messages call a row group; "" if there is nothing to tell."""
+
+    def fingerprint(self) -> dict[str, Any] | None:
+        """Return JSON values that differ between data sets; None if that cannot be known."""
+
+
+class Chunks:
+    """Chunks in memory as a `RowSource`: each chunk is a row group.
+
+    Args:
+        chunks: at least one, all with the same columns.
+
+    Example:
+        >>> import numpy as np
+        >>> source = Chunks([Chunk({"x": np.arange(2)}), Chunk({"x": np.arange(1)})])
+        >>> source.num_rows, source.read(0, ["x"], 1, 2)["x"].tolist()
+        (3, [1])
+    """
+
+    files: Sequence[str] = ()
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self._chunks = list(chunks)
+        self.row_groups = [RowGroup(0, i, c.num_rows) for i, c in enumerate(self._chunks)]
+        self.num_rows = sum(group.num_rows for group in self.row_groups)
+
+    @property
+    def column_types(self) -> dict[str, ColumnType]:
+        """As in `RowSource`."""
+        return {name: column_type(column) for name, column in self._chunks[0].items()}
+
+    def read(self, position: int, columns: Sequence[str], start: int, stop: int) -> Chunk:
+        """Return the named columns of rows [start, stop) of a chunk, without copying."""
+        return self._chunks[position].select(columns).slice(start, stop)
+
+    def location(self, position: int) -> str:
+        """Return "chunk 3", or "" if there is only one chunk."""
+        return f"chunk {position}" if len(self._chunks) > 1 else ""
+
+    def fingerprint(self) -> None:
+        """Return None: in-memory data has no fingerprint."""
+
+
+def as_source(data: Any) -> RowSource:
+    """Return `data` as a `RowSource`.
+
+    Args:
+        data: `ParquetSource`, rows of one (`split_rows`), any other `RowSource`, a `Chunk`, a list
+            of chunks, or what `ParquetSource` takes: paths, a pyarrow Table, a DataFrame.
+
+    Raises:
+        ValueError: if there are no row groups.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> as_source(pa.table({"x": [1, 2]})).column_types
+        {'x': ('int64', False)}
+    """
+    if isinstance(data, Chunk):
+        data = [data]
+    if isinstance(data, list | tuple) and all(isinstance(chunk, Chunk) for chunk in data):
+        data = Chunks(data)
+    source = data if isinstance(data, RowSource) else ParquetSource(data)
+    if not source.row_groups:
+        raise ValueError("the data has no rows: give at least one chunk or row group")
+    return source
+
+
+def row_ranges_in(source: RowSource, order: Iterable[int] | None = None) -> list[RowRange]:
+    """Return all rows of a source as row ranges of at most `RANGE_ROWS` rows.
+
+    `order` gives the positions of the row groups in another order than that of the source.
+
+    Example:
+        >>> import numpy as np
+        >>> source = as_source(Chunk({"x": np.arange(300_000)}))
+        >>> [(row_range.start, row_range.stop) for row_range in row_ranges_in(source)]
+        [(0, 262144), (262144, 300000)]
+    """
+    groups = source.row_groups
+    return [
+        RowRange(position, start, min(start + RANGE_ROWS, groups[position].num_rows))
+        for position in (range(len(groups)) if order is None else order)
+        for start in range(0, max(1, groups[position].num_rows), RANGE_ROWS)
+    ]
+
+
+def split_by_rows(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRange]]:
+    """Return the row ranges in lists of exactly `rows` rows each; the last list has the rest.
+
+    Example:
+        >>> ranges = [RowRange(0, 0, 5), RowRange(1, 0, 5)]
+        >>> [[row_range.num_rows for row_range in some] for some in split_by_rows(ranges, 4)]
+        [[4], [1, 3], [2]]
+    """
+    lists: list[list[RowRange]] = [[]]
+    room = rows
+    for row_range in row_ranges:
+        start = row_range.start
+        while row_range.stop - start > room:
+            if room:
+                lists[-1].append(RowRange(row_range.row_group, start, start + room))
+            lists.append([])
+            start, room = start + room, rows
+        lists[-1].append(RowRange(row_range.row_group, start, row_range.stop))
+        room -= row_range.stop - start
+    return lists
+
+
+def read_range(source: RowSource, row_range: RowRange, columns: Sequence[str]) -> Chunk:
+    """Return the named columns of a row range.
+
+    A row group of up to `RANGE_ROWS` rows is read whole and then sliced: reading a slice would keep
+    the row group's file open.
+    """
+    position, start, stop = row_range.row_group, row_range.start, row_range.stop
+    rows = source.row_groups[position].num_rows
+    if row_range.num_rows < rows <= RANGE_ROWS:
+        return source.read(position, columns, 0, rows).slice(start, stop)
+    return source.read(position, columns, start, stop)
+
+
+def input_paths(source: RowSource) -> list[str]:
+    """Return the files that a source reads, and the folders that it was given, if it knows them.
+
+    Those of a filesystem other than this machine's are URLs, of which `refuse_overlap` knows them.
+    """
+    paths = [*source.files, *map(os.fspath, getattr(source, "paths", ()))]
+    filesystem = getattr(source, "filesystem", None)
+    if filesystem is None or isinstance(where := as_arrow_filesystem(filesystem), LocalFileSystem):
+        return paths
+    return [path if "://" in path else f"{where.type_name}://{path}" for path in paths]
+
+
+@contextlib.contextmanager
+def locate_errors(source: RowSource, row_range: RowRange) -> Iterator[None]:
+    """Add the location of a row range to each TypeError and ValueError raised in the block."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        location = source.location(row_range.row_group)
+        if not location:
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{error} (In {location}.)") from error
+
+
+# Passes over the data.
 
 
 def fit_graph(
-    graph: OpGraph,
-    source: RowSource,
-    *,
-    client: Any,
-    threads: int | None,
-    memory_budget: int | str | None,
-    progress: bool | None,
+    graph: Any, source: RowSource, *, client: Any, threads: int | None, progress: bool | None
 ) -> None:
-    """Fit all ops of a graph, as `Workflow.fit` says; after an error no op is fitted."""
-    if client is not None and not (threads is None and memory_budget is None):
+    """Fit all ops of a Workflow, as `Workflow.fit` says; after an error no op is fitted.
+
+    A pass over the data fits the first unfitted op of each group. Sets `graph.input_types`, and as
+    `graph.nullable` the columns that may hold nulls in serving, because they did here.
+    """
+    if client is not None and threads is not None:
         raise ValueError(
-            "threads and memory_budget are for fitting in this process; with client=, set "
-            "threads_per_worker and memory_limit of the cluster's workers"
+            "threads are for fitting in this process; with client=, set threads_per_worker of the "
+            "cluster's workers"
         )
-    budget = check_bytes("memory_budget", memory_budget)
     threads = thread_count(threads)
     types = source.column_types
     if missing := [name for name in graph.fit_names if name not in types]:
@@ -41,17 +238,17 @@ def fit_graph(
     _reset(graph)
     number, read, nulls = 0, set[str](), set[str]()
     try:
-        while work := next_pass(graph, source):
+        while unfitted := unfitted_ops(graph.groups):
             if source.num_rows == 0:
                 raise ValueError("the data has no rows to fit on")
             number += 1
+            work = FitPass(unfitted, source)
             with row_bar(f"fit, pass {number}", source.num_rows, progress) as done:
                 if client is None:
-                    _fit_on_threads(work, threads, budget, done)
+                    nulls |= _fit_on_threads(work, threads, done)
                 else:
-                    fit_on_cluster(client, work, done)
+                    nulls |= _fit_on_cluster(client, work, done)
             read.update(work.columns)
-            nulls.update(work.kept_rows.nulls)
         nulls |= columns_with_nulls(source, [n for n in graph.input_names if n not in read])
     except BaseException:
         _reset(graph)
@@ -60,27 +257,287 @@ def fit_graph(
     graph.nullable = [name for name in graph.input_names if name in nulls]
 
 
-def _reset(graph: OpGraph) -> None:
+def _reset(graph: Any) -> None:
     graph.input_types, graph.nullable = {}, []
     for group in graph.groups:
         for op in group.ops:
             op.reset()
 
 
-def _fit_on_threads(
-    work: FitPass, threads: int, memory_budget: int | None, done: Callable[[int], None]
+def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]:
+    """Return each group with an unfitted op, and the index of its first one."""
+    unfitted = []
+    for group in groups:
+        names: Sequence[str] = group.names
+        for index, op in enumerate(group.ops):
+            if op.unlearned(names):
+                unfitted.append((group, index))
+                break
+            names = op.output_names(names)
+    return unfitted
+
+
+@dataclasses.dataclass
+class FitPass:
+    """The ops to fit in one pass over the data, and the data. Can be pickled."""
+
+    unfitted: list[tuple[ColumnGroup, int]]  # index of each op; those before it are fitted
+    source: RowSource
+
+    def __post_init__(self) -> None:
+        self.source = with_encoded_strings(self.source)
+        self.ops: list[LearningOp] = []
+        for group, index in self.unfitted:
+            op = group.ops[index]
+            if not isinstance(op, LearningOp):
+                raise TypeError(f"{op!r} has to be fitted, but is not a LearningOp")
+            self.ops.append(op)
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the data that the pass reads."""
+        return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.fit_names))
+
+    def learn_from(self, row_range: RowRange) -> States:
+        """Return the states of the rows in a row range."""
+        with working_in(self.source):
+            chunk = read_range(self.source, row_range, self.columns)
+            with locate_errors(self.source, row_range):
+                states = [group.partial(chunk, index) for group, index in self.unfitted]
+        return [with_nulls_in(chunk), *states]
+
+    def merge(self, several: Sequence[States]) -> States:
+        """Return the states of the rows of all, which are in the order of their rows."""
+        nulls, *by_op = zip(*several, strict=True)
+        merged = [op.merge(*states) for op, states in zip(self.ops, by_op, strict=True)]
+        return [set().union(*nulls), *merged]
+
+
+class OrderedMerge:
+    """Merges states in one way, in whatever order they arrive, from any thread.
+
+    State k goes into group k // 8. When a group is complete, its states are merged in order, and
+    the result is state k // 8 of the next level. n states of size s cost O(n s log n), and a state
+    that comes early waits for its neighbours alone.
+
+    Args:
+        merge: returns the state of the rows of two or more states in order.
+        count: number of states, at least 1.
+
+    Attributes:
+        result: the state of all rows, once each state was added.
+
+    Example:
+        >>> merger = OrderedMerge("".join, 3)
+        >>> for place in (2, 0, 1):
+        ...     merger.add(place, "abc"[place])
+        >>> merger.result
+        'abc'
+    """
+
+    def __init__(self, merge: Callable[[list[Any]], Any], count: int) -> None:
+        self._merge, self._count = merge, count
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[int, int], dict[int, Any]] = {}
+        self.result: Any = None
+
+    def add(self, place: int, state: Any) -> None:
+        """Add the state of a row range by its place among all."""
+        count = self._count  # of states on this level
+        while count > 1:
+            group = place // FAN_IN
+            size = min(FAN_IN, count - group * FAN_IN)
+            with self._lock:
+                waiting = self._waiting.setdefault((count, group), {})
+                waiting[place] = state
+                if len(waiting) < size:
+                    return
+                del self._waiting[count, group]
+            state = state if size == 1 else self._merge([waiting[k] for k in sorted(waiting)])
+            place, count = group, -(-count // FAN_IN)
+        self.result = state
+
+
+def _fit_on_threads(work: FitPass, threads: int, done: Callable[[int], None]) -> set[str]:
+    """Fit the ops of a pass, and return the columns that hold nulls."""
+    row_ranges = row_ranges_in(work.source)
+    merger = OrderedMerge(work.merge, len(row_ranges))
+
+    def learn(place: int) -> None:
+        merger.add(place, work.learn_from(row_ranges[place]))
+        done(row_ranges[place].num_rows)
+
+    map_on_threads(learn, range(len(row_ranges)), threads)
+    nulls, *states = merger.result
+    for op, state in zip(work.ops, states, strict=True):
+        op.finalize(state)
+    return nulls
+
+
+def with_nulls_in(chunk: Chunk) -> set[str]:
+    """Return the columns that hold a null that is not NaN."""
+    columns = {name: flat_values(column) for name, column in chunk.items()}
+    return {n for n, c in columns.items() if isinstance(c, Masked) and not bool(c.valid.all())}
+
+
+def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
+    """Return those of the named columns that hold a null that is not NaN.
+
+    The footers of Parquet files answer for nearly all columns; others are read until one is found.
+    Rows that a filter drops may count too.
+    """
+    types = source.column_types
+    unsure = [n for n in names if not element_type(types[n][0])[0].startswith("float")]
+    nulls: set[str] = set()
+    if isinstance(source, ParquetSource):
+        counts = {name: source.null_count(name) for name in unsure}
+        # The null count of a list column also counts lists that are empty.
+        nulls = {name for name, count in counts.items() if count and not types[name][1]}
+        unsure = [name for name, count in counts.items() if count != 0 and name not in nulls]
+    for row_range in row_ranges_in(source):
+        if not unsure:
+            break
+        with working_in(source):
+            nulls |= with_nulls_in(read_range(source, row_range, unsure))
+        unsure = [name for name in unsure if name not in nulls]
+    return nulls
+
+
+# On a Dask cluster: any `distributed.Client`, of one machine, many machines or GPU workers. States
+# stay on the workers, which merge them; the client receives only what the ops have learned.
+
+
+def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> set[str]:
+    """Fit the ops of a pass on the workers, and return the columns that hold nulls.
+
+    If a worker dies, Dask runs its tasks on another one. If that happens more often than
+    `distributed.scheduler.allowed-failures`, three by default, it raises `KilledWorker`.
+    """
+    row_ranges = row_ranges_in(work.source)
+    threads = max(1, sum(client.nthreads().values()))
+    step = 1  # ranges of a task: a whole group of the merge, so that the bits are those of threads
+    while len(row_ranges) >= TASKS_PER_THREAD * threads * step * FAN_IN:
+        step *= FAN_IN
+    tasks = [row_ranges[start : start + step] for start in range(0, len(row_ranges), step)]
+    on_worker = _sent(client, work)
+    leaves = [client.submit(_learn, on_worker, task, pure=False) for task in tasks]
+    level = list(leaves)
+    while len(level) > 1:
+        groups = [level[start : start + FAN_IN] for start in range(0, len(level), FAN_IN)]
+        level = [client.submit(_merge, on_worker, g, pure=False, priority=1) for g in groups]
+    learned = client.submit(_finalize, on_worker, level.pop(), pure=False, priority=1)
+    try:
+        _wait(leaves, [sum(r.num_rows for r in task) for task in tasks], done)
+        nulls, *results = learned.result()
+    finally:
+        _release([learned, on_worker])
+    for op, (small, tables) in zip(work.ops, results, strict=True):
+        op.restore(small, tables)
+    return nulls
+
+
+def write_on_cluster(
+    client: Any,
+    write: Callable[[Part], None],
+    parts: Sequence[Part],
+    rows: Sequence[int],
+    done: Callable[[int], None],
 ) -> None:
-    """Fit the ops of a pass; `done` is called with the rows of each row range."""
-    spilling: contextlib.AbstractContextManager[Runs | None] = contextlib.nullcontext()
-    if memory_budget is not None:
-        spilling = Runs(work.ops, memory_budget)
-    with spilling as runs:
-        merger = Merger(work, runs)
+    """Call `write(part)` for all parts on the workers; `done` gets the rows of each finished one.
 
-        def learn(row_range: RowRange) -> None:
-            merger.add(work.learn_from(row_range))
-            done(row_range.num_rows)
+    A part may be written twice, when a worker dies.
+    """
+    on_worker = _sent(client, write)
+    futures = [client.submit(_write, on_worker, part, pure=False) for part in parts]
+    every = list(futures)
+    try:
+        _wait(futures, rows, done)
+    finally:
+        _release([*every, on_worker])
 
-        map_on_threads(learn, work.row_ranges(), threads)
-        for op, state in zip(work.ops, merger.result(), strict=True):
-            op.finalize(state)
+
+def _wait(futures: list[Any], rows: Sequence[int], done: Callable[[int], None]) -> None:
+    """Wait for all futures or the first error. Clears the list, so that results are freed early."""
+    from distributed import as_completed
+
+    rows_of = {future.key: count for future, count in zip(futures, rows, strict=True)}
+    waiting = as_completed(futures)
+    futures.clear()
+    try:
+        for future in waiting:
+            if future.status != "finished":
+                future.result()  # raises
+            done(rows_of[future.key])
+    finally:
+        waiting.clear()
+
+
+def _release(futures: Iterable[Any]) -> None:
+    """Release futures; tasks of theirs that have not begun never will.
+
+    `Client.cancel` would do the same, but makes the scheduler drop the client if a future has
+    failed meanwhile (distributed 2026.8, `stimulus_cancel`).
+    """
+    for future in futures:
+        future.release()
+
+
+def _sent(client: Any, value: Any) -> Any:
+    """Return the future of a value that each worker unpickles once, not for each task."""
+    from distributed.protocol.pickle import dumps
+
+    return client.submit(_unpickled, dumps(value), pure=False)
+
+
+def _unpickled(data: bytes) -> Any:
+    from distributed.protocol.pickle import loads
+
+    return loads(data)
+
+
+@contextlib.contextmanager
+def _memory_kept() -> Iterator[None]:
+    """Let glibc keep freed memory during the block, and give it back to the system at its end.
+
+    Dask has glibc give back each array at once (MALLOC_TRIM_THRESHOLD_), so that the next one needs
+    new pages: without this, `fit` on a worker takes twice the CPU time of a thread. Where Dask does
+    not set it, nothing is changed.
+    """
+    threshold = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" and threshold.isdecimal() else None
+    if not hasattr(libc, "mallopt") or "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        yield
+        return
+    libc.mallopt(TRIM_THRESHOLD, 2 * KEPT_BYTES)
+    libc.mallopt(MMAP_THRESHOLD, KEPT_BYTES)
+    try:
+        yield
+    finally:  # other threads of the worker go on with Dask's setting until their next task
+        libc.mallopt(TRIM_THRESHOLD, int(threshold))
+        libc.mallopt(MMAP_THRESHOLD, DEFAULT_MMAP_BYTES)
+        libc.malloc_trim(0)
+
+
+@_memory_kept()
+def _learn(work: FitPass, row_ranges: list[RowRange]) -> States:
+    merger = OrderedMerge(work.merge, len(row_ranges))
+    for place, row_range in enumerate(row_ranges):
+        merger.add(place, work.learn_from(row_range))
+    return merger.result
+
+
+@_memory_kept()
+def _merge(work: FitPass, states: list[States]) -> States:
+    return states[0] if len(states) == 1 else work.merge(states)
+
+
+@_memory_kept()
+def _finalize(work: FitPass, states: States) -> list[Any]:
+    """Return the columns with nulls, then (small part, tables) of what each op learned."""
+    nulls, *of_ops = states
+    return [nulls, *(op.learned_from(s) for op, s in zip(work.ops, of_ops, strict=True))]
+
+
+@_memory_kept()
+def _write(write: Callable[[Part], None], part: Part) -> None:
+    write(part)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tutorlib.parquet import file_rows
-from tutorlib.storage import (
-    local_copy,
-    new_folder,
-    output_path,
-    refuse_existing,
-    refuse_overlap,
-)
-from tutorlib.workflow import saved_form
-from tutorlib.workflow.fit import fit_graph
-from tutorlib.workflow.graph import OpGraph
-from tutorlib.workflow.inputs import as_source
-from tutorlib.workflow.write import WriteJob, named_seeds, named_sources, write_data_set
+import numpy as np
+import pyarrow as pa
+
+from tutorlib import ops, storage
+from tutorlib.checks import SIGNATURE_RULE, without_signature
+from tutorlib.columns import Chunk, column_from_arrow
+from tutorlib.schema import element_type, role_of
+from tutorlib.ops import ColumnGroup
+from tutorlib.parquet import column_type, file_rows, table_of, type_words
+from tutorlib.schema import Column, Schema
+from tutorlib.workflow import saved
+from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, unfitted_ops
+from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
+
+EMPTY: ColumnType = ("null", False)  # of a column without a value in any row
 
 
-class Workflow(OpGraph):
+class Workflow:
     """Preprocessing of a data set: groups of columns, each with the ops that it goes through.
 
     Only columns of groups are among the outputs; a plain list of names passes columns through. The
@@ -34,12 +39,9 @@ class Workflow(OpGraph):
         *groups: `["a", "b"] >> Op() >> Op()`, or lists of names.
         label_names: output columns that are labels; None means "label", if there is one.
         weight_name: output column with the weight of each row; None for no weights.
-        row_ops: `Filter` and `Dropna`, which choose the rows to fit on and to output. They see the
-            data as it is, before any group.
 
     Attributes:
         groups: the column groups, with copies of the ops.
-        output_names: names of the output columns, in order.
         input_types: {column: (NumPy name of one value or "string", whether a row holds a list)} of
             the columns that it was fitted on; empty before `fit`.
         nullable: those of these columns that held nulls, other than NaN.
@@ -49,8 +51,6 @@ class Workflow(OpGraph):
             both, or a label gets the ids of Categorify or HashBucket.
 
     Example:
-        >>> import numpy as np
-        >>> from tutorlib.columns import Chunk
         >>> from tutorlib.ops import Categorify, Normalize
         >>> workflow = Workflow(["C1"] >> Categorify(), ["I1"] >> Normalize(), ["label"])
         >>> chunk = Chunk({
@@ -61,13 +61,80 @@ class Workflow(OpGraph):
         ([3, 4, 3], 'float32', {'C1': (5, 16)})
     """
 
+    def __init__(
+        self,
+        *groups: ColumnGroup | Sequence[str] | str,
+        label_names: Iterable[str] | None = None,
+        weight_name: str | None = None,
+    ) -> None:
+        if not groups:
+            raise ValueError("a Workflow needs at least one group of columns")
+        # Copies of the ops, so that fitting does not change those of the user.
+        self.groups = [
+            ColumnGroup(group.names, map(copy.copy, group.ops))
+            for group in map(ops.as_group, groups)
+        ]
+        names = self.output_names
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"columns {twice} are outputs of more than one group. Put Rename into one of the "
+                "groups, or select columns of a group with group[names]."
+            )
+        if isinstance(label_names, str):
+            raise TypeError(f"label_names takes a list of names, got {label_names!r}")
+        if label_names is None:
+            label_names = ["label"] if "label" in names else []
+        encoding = [g for g in self.groups if any(isinstance(op, ops.LabelEncoder) for op in g.ops)]
+        encoded = [name for group in encoding for name in group.output_names]
+        self.label_names = list(dict.fromkeys([*label_names, *encoded]))
+        self.weight_name = weight_name
+        if missing := [name for name in self._targets if name not in names]:
+            raise ValueError(
+                f"columns {missing} are declared as label or weight but are not among the outputs. "
+                f"Add {missing} to the groups."
+            )
+        if weight_name in self.label_names:
+            raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
+        self.check_label_ids(self.label_names)
+        self.input_types: dict[str, ColumnType] = {}
+        self.nullable: list[str] = []
+        self._empty: list[str] = []  # inputs without any value in the data: see `for_columns`
+
+    def __repr__(self) -> str:
+        fitted = "not fitted" if unfitted_ops(self.groups) else "fitted"
+        columns = f"{len(self.input_names):,} columns in, {len(self.output_names):,} out"
+        return "\n  ".join([f"Workflow: {fitted}, {columns}", *map(repr, self.groups)])
+
+    @property
+    def _targets(self) -> list[str]:
+        """Labels and weight."""
+        return [*self.label_names, *([self.weight_name] if self.weight_name else [])]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the output columns, in order."""
+        return [name for group in self.groups for name in group.output_names]
+
+    @property
+    def input_names(self) -> list[str]:
+        """Columns of the data that `transform` needs, each once."""
+        names = dict.fromkeys(name for group in self.groups for name in group.input_names)
+        return [name for name in names if name not in self._empty]
+
+    @property
+    def fit_names(self) -> list[str]:
+        """Columns of the data that `fit` needs, each once."""
+        of_groups = [name for group in self.groups for name in group.fit_names]
+        return list(dict.fromkeys(self.input_names + of_groups))
+
+    # ---- fitting ---------------------------------------------------------------------------------
+
     def fit(
         self,
         source: Any,
         client: Any = None,
         *,
         threads: int | None = None,
-        memory_budget: int | str | None = None,
         progress: bool | None = None,
     ) -> Self:
         """Fit all ops, in as few passes over the data as they allow.
@@ -84,10 +151,6 @@ class Workflow(OpGraph):
             client: `distributed.Client` of a Dask cluster. Its workers fit instead of threads; they
                 must see the files under the same paths, and some of them may die. None for threads.
             threads: at least 1; None for one per usable core.
-            memory_budget: bytes, or text such as "500MB", for the states of Categorify, JoinGroupby
-                and TargetEncoding. States beyond it go to files in the temporary folder (TMPDIR)
-                and are merged at the end, for columns with more distinct values than memory holds.
-                What the ops keep in the end has to fit into memory. None for no limit.
             progress: True for a bar (needs tqdm), False for none, None for a bar on a terminal.
 
         Returns:
@@ -96,18 +159,162 @@ class Workflow(OpGraph):
         Raises:
             ValueError, TypeError: if values do not fit an op; names op, column and row group. The
                 workflow is then not fitted.
-            ValueError: if there are no rows to fit on; for `threads` or `memory_budget` with
-                `client`, because the cluster sets its own.
+            ValueError: if there are no rows to fit on; for `threads` with `client`, because the
+                cluster sets its own.
+
+        Warns:
+            UserWarning: if a column of a feature has a name that `export_serving` will refuse.
         """
-        fit_graph(
-            self,
-            as_source(source),
-            client=client,
-            threads=threads,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
+        data = as_source(source)
+        fit_graph(self, data, client=client, threads=threads, progress=progress)
+        targets = set(self._targets)
+        features = [g for g in self.groups if not targets.issuperset(g.output_names)]
+        if wrong := without_signature({n for g in features for n in g.names} - targets):
+            warnings.warn(
+                f"export_serving will refuse the columns {wrong}: {SIGNATURE_RULE} Rename them in "
+                "the data before you fit, if the model is to be exported.",
+                stacklevel=2,
+            )
         return self
+
+    def check_fitted(self) -> None:
+        """Raise ValueError if an op is not fitted."""
+        for group, index in unfitted_ops(self.groups):
+            raise ValueError(
+                f"{group.ops[index]!r} of the columns {list(group.names)} is not fitted. Call "
+                "fit(source) first."
+            )
+
+    def check_data(self, data: Any) -> None:
+        """Raise ValueError unless `data` has the columns that the workflow was fitted on.
+
+        Args:
+            data: what `fit` takes. Columns that the workflow does not use do not matter; those of
+                labels and weight may be missing, and columns without any value may have any type.
+
+        Raises:
+            ValueError: lists each column that is missing or has another type.
+
+        Example:
+            >>> workflow = Workflow(["x"]).fit(Chunk({"x": np.arange(3)}))
+            >>> workflow.check_data(Chunk({"x": np.ones(3)}))
+            Traceback (most recent call last):
+            ValueError: the columns do not match those fitted on: 'x' is float64, was int64. ...
+        """
+        types = as_source(data).column_types
+        graph = self.for_columns(types)
+        differences = [
+            f"{name!r} is {type_words(types[name]) if name in types else 'missing'}, "
+            f"was {type_words(graph.input_types[name])}"
+            for name in graph.input_names
+            if name in graph.input_types and types.get(name) != graph.input_types[name]
+        ]
+        if differences:
+            raise ValueError(
+                f"the columns do not match those fitted on: {'; '.join(differences)}. Write the "
+                "data with the same types, or fit the workflow again."
+            )
+
+    # ---- transforming ----------------------------------------------------------------------------
+
+    def transform(self, chunk: Any) -> Chunk:
+        """Return the output columns, in order, for the rows of `chunk`.
+
+        May be called from several threads at a time.
+
+        Args:
+            chunk: rows with the columns `input_names`, in the types fitted on: a `Chunk`, a pyarrow
+                Table, or a pandas or polars DataFrame. Without the columns of labels and weight,
+                these are left out of the result: see `for_columns`.
+
+        Returns:
+            A chunk with the columns `output_names`; `to_arrow()` and `to_pandas()` convert it.
+
+        Raises:
+            ValueError: before `fit`, or if a column is missing.
+            TypeError: for anything else, such as paths: `transform_to_parquet` takes these.
+            ValueError, TypeError: if values do not fit an op; names op and column.
+        """
+        self.check_fitted()
+        if isinstance(chunk, str | os.PathLike):
+            raise TypeError(
+                f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
+            )
+        types = dict.fromkeys(self._empty, EMPTY)
+        if isinstance(chunk, Chunk):
+            types |= {name: self.input_types.get(name, ("", False)) for name in chunk}
+        else:
+            chunk = table_of(chunk)
+            types |= {field.name: column_type(field.type) for field in chunk.schema}
+        graph = self.for_columns(types)
+        if missing := [name for name in graph.input_names if name not in types]:
+            raise ValueError(f"the workflow needs columns {missing}; there are {list(types)}")
+        if not isinstance(chunk, Chunk):
+            chunk = Chunk.from_arrow(chunk.select(graph.input_names))
+        rows = chunk.num_rows
+        chunk = chunk.with_columns({n: nulls(self.input_types[n], rows) for n in graph._empty})
+        columns: dict[str, Any] = {}
+        for group in graph.groups:
+            columns.update(group.transform(chunk))
+        return Chunk(columns)
+
+    def for_columns(self, types: Mapping[str, ColumnType]) -> Self:
+        """Return the workflow for data with these columns, which may lack labels and weight.
+
+        Labels and weight that cannot be made, as of rows to predict, are not among its outputs. A
+        column of features without any value (Arrow's type null) is not among `input_names`;
+        `transform` puts nulls of the type fitted on in its place. `transform`,
+        `transform_to_parquet` and `loader.map` apply it to their data themselves.
+
+        Args:
+            types: {column of the data: its type, as in `input_types`}.
+
+        Raises:
+            ValueError: if no column of the features has a value.
+
+        Example:
+            >>> from tutorlib.ops import LogOp
+            >>> workflow = Workflow(["x"] >> LogOp(), ["label"])
+            >>> workflow.for_columns({"x": ("float64", False)}).output_names
+            ['x']
+        """
+        targets = set(self._targets)
+        empty = {name for name, kind in types.items() if tuple(kind) == EMPTY}
+        # A label made of an empty column is one that the data lacks.
+        of_targets = [g.names for g in self.groups if targets.issuperset(g.output_names)]
+        given = set(types) - (empty & targets.union(*of_targets))
+        if not empty and given.issuperset(self.input_names):
+            return self
+        groups = [_with_columns(group, given, targets) for group in self.groups]
+        lacking = copy.copy(self)
+        lacking.groups = [group for group in groups if group is not None] or self.groups
+        lacking.label_names = [n for n in self.label_names if n in lacking.output_names]
+        if self.weight_name not in lacking.output_names:
+            lacking.weight_name = None
+        lacking._empty = []
+        needed = lacking.input_names
+        lacking._empty = [name for name in needed if name in empty and name in self.input_types]
+        if lacking._empty and not lacking.input_names:
+            raise ValueError(f"none of the columns {needed} has a value in any row")
+        return lacking
+
+    def for_training(self) -> Self:
+        """Return the workflow for the rows that it was fitted on.
+
+        TargetEncoding then gives each row what the other folds alone tell, and reads its fold
+        column. All else is the same: `transform` and `loader.map` of the workflow itself give what
+        a served model gets, which is right for validation.
+
+        Raises:
+            ValueError: before `fit`, or for a TargetEncoding without a fold column.
+        """
+        self.check_fitted()
+        training = copy.copy(self)
+        training.groups = [
+            ColumnGroup(group.names, [op.for_training() for op in group.ops])
+            for group in self.groups
+        ]
+        return training
 
     def transform_to_parquet(
         self,
@@ -117,7 +324,7 @@ class Workflow(OpGraph):
         rows_per_file: int | None = None,
         row_group_rows: int | None = None,
         encoding: str = "fast",
-        shuffle_seed: int | Mapping[str, int | None] | None = None,
+        shuffle_seed: int | None = None,
         overwrite: bool = False,
         client: Any = None,
         threads: int | None = None,
@@ -130,10 +337,9 @@ class Workflow(OpGraph):
         (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
         appears when it is whole; until then all files are in `{folder}.partial`. After a kill or an
         error, such as a full disk, the same call resumes if data, workflow and settings are the
-        same, and otherwise restarts. It always restarts for rows in memory, for ops of your own,
-        and for functions (LambdaOp, Filter) that are lambdas or name more than modules, numbers,
-        strings and other functions. The files are the same to the byte, also after a resume, for
-        any number of threads or workers.
+        same, and otherwise restarts. It always restarts for rows in memory, and for code of yours:
+        an op that is not of this library, the function of a LambdaOp. The files are the same to the
+        byte, also after a resume, for any number of threads or workers.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that
@@ -143,17 +349,15 @@ class Workflow(OpGraph):
             folder: the folder to write. Of a URL such as `s3://bucket/train`, all files are written
                 to TMPDIR, where a later call resumes, and copied when they are finished; readers
                 refuse the folder until it is whole.
-            rows_per_file: rows read for each part file, rounded down to whole row groups, at least
-                `row_group_rows`. Row ops leave fewer. None for 1,048,576, or `row_group_rows` if
-                that is more.
+            rows_per_file: rows of each part file, rounded down to whole row groups, at least
+                `row_group_rows`. None for 1,048,576, or `row_group_rows` if that is more.
             row_group_rows: rows per row group, the unit that a loader reads, at least 1. None for
                 131,072, or `rows_per_file` if that is less.
             encoding: "fast" or "default": see `ParquetSink`.
             shuffle_seed: None keeps the order. An integer, at least 0, puts the row groups in
                 random order and shuffles the rows of each part file, for which each thread holds
                 two copies of a part file in memory. The same source, settings and seed give the
-                same files. {name: seed} for several sources; those without keep their order. Rows
-                that are sorted (by label, time) need more than that: see `split_rows`.
+                same files. Rows that are sorted (by label, time) need more: see `split_rows`.
             overwrite: whether to replace the folder if it exists.
             client: `distributed.Client` whose workers write the part files instead of threads; they
                 must see sources and folder under the same paths. None for threads.
@@ -171,65 +375,138 @@ class Workflow(OpGraph):
                 this library did not make it.
             BlockingIOError: if another process is writing it.
             ValueError: if the folder is an input, or contains one, or is inside one; if the column
-                types are not those fitted on, or a source has no output rows.
+                types are not those fitted on, or a source has no rows.
         """
         sources = named_sources(source)
-        seeds = named_seeds(shuffle_seed, sources)
         group_rows, rows = file_rows(row_group_rows, rows_per_file, default=1_048_576)
-        job = WriteJob(self, sources, rows, group_rows, encoding, seeds)
-        target = output_path(folder, filesystem)
-        refuse_overlap(target, job.inputs)
-        refuse_existing(target, overwrite)
+        job = WriteJob(self, sources, rows, group_rows, encoding, shuffle_seed)
+        target = storage.output_path(folder, filesystem)
+        storage.refuse_overlap(target, job.inputs)
+        storage.refuse_existing(target, overwrite)
         write_data_set(job, target, client=client, threads=threads, progress=progress)
         return target if isinstance(target, Path) else str(target)
 
-    def to_keras(
-        self,
-        *,
-        columns: Iterable[str] | None = None,
-        functions: Mapping[str, Callable[..., Any]] | None = None,
-        batch_layout: str = "columns",
-        multi_hot: str = "nnzs",
-    ) -> Any:
-        """Return the fitted workflow as a Keras layer that turns raw values into model inputs.
+    # ---- columns that come out -------------------------------------------------------------------
 
-        The layer outputs what `for_serving().transform` does, to the last bit but for three cases
-        (see `tutorlib.serving`). `ServedWorkflow` describes how it takes nulls and lists;
-        `export_serving` saves it together with a model.
-
-        Args:
-            columns: names of the output columns; None for all features, without labels and weights.
-            functions: {name: function of tensors} that replace the functions of LambdaOps.
-            batch_layout: "columns" or "stacked": see `keras_inputs`.
-            multi_hot: "nnzs", "offsets", "ragged" or "padded": see `keras_inputs`.
-
-        Returns:
-            A `ServedWorkflow`.
+    @property
+    def output_schema(self) -> Schema:
+        """Name, role, dtype and cardinality of each output column, in order.
 
         Raises:
-            ValueError: before `fit`, or if ops cannot be served; lists all of them.
+            ValueError: before `fit`.
+        """
+        self.check_fitted()
+        if not self.input_types:
+            raise ValueError("the column types are not known yet. Call fit(source) first.")
+        columns: list[Column] = []
+        for group in self.groups:
+            given = []
+            for name in group.names:
+                kind, multi_hot = self.input_types[name]
+                is_vector = element_type(kind)[1] is not None  # vectors of any number may be labels
+                role = "label" if is_vector and name in self.label_names else role_of(kind)
+                given.append(Column(name, role).with_type(kind, multi_hot))
+            columns += group.output_columns(given)
+        roles = dict.fromkeys(self.label_names, "label")
+        if self.weight_name:
+            roles[self.weight_name] = "weight"
+        return Schema(
+            dataclasses.replace(c, role=roles[c.name], cardinality=None) if c.name in roles else c
+            for c in columns
+        )
+
+    def embedding_sizes(self) -> dict[str, tuple[int, int]]:
+        """Return {column: (cardinality, embedding width)} of the columns that an op made ids of.
 
         Example:
-            >>> import numpy as np
-            >>> from tutorlib.columns import Chunk
+            >>> from tutorlib.ops import HashBucket
+            >>> workflow = Workflow(["C1"] >> HashBucket(1000))
+            >>> workflow.fit(Chunk({"C1": np.arange(3)})).embedding_sizes()
+            {'C1': (1000, 77)}
+        """
+        schema = self.output_schema
+        return Schema(c for c in schema if c.cardinality is not None).embedding_sizes()
+
+    def check_label_ids(self, names: Iterable[str]) -> None:
+        """Raise ValueError for output columns that cannot be labels, as ids of features.
+
+        `Categorify(joint=True)` may make a label: its ids are those of a feature to predict.
+        """
+        for group in self.groups:
+            makers = [op for op in group.ops if not isinstance(op, ops.Rename | ops.Select)]
+            last = makers[-1] if makers else None
+            if not isinstance(last, ops.Categorify | ops.HashBucket) or getattr(
+                last, "joint", False
+            ):
+                continue
+            for name in set(names) & set(group.output_names):
+                raise ValueError(
+                    f"label {name!r}: {type(last).__name__} makes ids for features, not classes 0 "
+                    "to n - 1: Categorify begins with padding, null and out of vocabulary, and "
+                    "hashed classes collide. Use LabelEncoder; to predict the ids of a feature, "
+                    "Categorify(joint=True) over both."
+                )
+
+    @property
+    def classes(self) -> dict[str, list[Any]]:
+        """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
+        encoders = self._encoders(ops.LabelEncoder)
+        return {name: encoder.classes_of(name) for name, encoder in encoders.items()}
+
+    def decode(self, name: str, predictions: Any) -> Any:
+        """Return the classes, or values, that a model predicts: see `decode` of the op.
+
+        LabelEncoder makes classes, `Categorify(joint=True)` the ids of a feature to predict.
+
+        Raises:
+            ValueError: if neither makes the column, or the predictions do not fit it.
+
+        Example:
+            >>> from tutorlib.ops import LabelEncoder
+            >>> workflow = Workflow(["y"] >> LabelEncoder()).fit(Chunk({"y": np.array([3, 5])}))
+            >>> workflow.classes, workflow.decode("y", np.array([[0.9], [0.1]])).tolist()
+            ({'y': [3, 5]}, [5, 3])
+        """
+        encoders = self._encoders(ops.LabelEncoder | ops.Categorify)
+        if name not in encoders:
+            raise ValueError(
+                f"no LabelEncoder or Categorify makes {name!r}; they make {[*encoders]}"
+            )
+        _, lists = self.input_types.get(name, ("", False))
+        return encoders[name].decode(name, predictions, multi_hot=lists)
+
+    def _encoders(self, kinds: Any) -> dict[str, Any]:
+        """Return {column: its op of these kinds}, the column as the op sees it."""
+        made = [step for group in self.groups for step in group.steps()]
+        return {name: op for op, names in made if isinstance(op, kinds) for name in names}
+
+    # ---- serving and saving ----------------------------------------------------------------------
+
+    def to_keras(self, **options: Any) -> Any:
+        """Return the fitted workflow as a Keras layer that turns raw values into model inputs.
+
+        The layer outputs what `transform` does, to the last bit but for three cases;
+        `WorkflowLayer` names them, and says how it takes nulls and lists. `export_serving` saves it
+        together with a model.
+
+        Args:
+            options: `columns`, `functions`, `batch_layout` and `multi_hot` of `WorkflowLayer`.
+
+        Returns:
+            A `WorkflowLayer`.
+
+        Raises:
+            ValueError: before `fit`, or if ops cannot be served; lists them.
+
+        Example:
             >>> from tutorlib.ops import HashBucket
             >>> workflow = Workflow(["C1"] >> HashBucket(1000)).fit(Chunk({"C1": np.arange(3)}))
             >>> workflow.to_keras()({"C1": np.array([0, 1])})["C1"].numpy().tolist()
             [[883], [566]]
         """
-        from tutorlib.serving import ServedWorkflow
+        from tutorlib.serving.export import WorkflowLayer
 
-        serving = self.for_serving()
-        schema = serving.output_schema
-        return ServedWorkflow(
-            serving.groups,
-            serving.input_types,
-            schema.features if columns is None else schema.select(columns),
-            functions=functions,
-            batch_layout=batch_layout,
-            multi_hot=multi_hot,
-            nullable=serving.nullable,
-        )
+        return WorkflowLayer(self, **options)
 
     @property
     def fingerprint(self) -> str:
@@ -239,12 +516,12 @@ class Workflow(OpGraph):
             ValueError: before `fit`, or if the function of an op has no name.
         """
         self.check_fitted()
-        return saved_form.fingerprint(self)
+        return saved.fingerprint(self)
 
     def save(
         self, folder: str | os.PathLike[str], *, overwrite: bool = False, filesystem: Any = None
     ) -> Any:
-        """Write the fitted workflow: `workflow.json`, and a Parquet file for each learned table.
+        """Write the fitted workflow: JSON, Parquet for each learned table, and their SHA-256.
 
         Args:
             folder: the folder to write, also as a URL; it appears when it is whole.
@@ -259,12 +536,13 @@ class Workflow(OpGraph):
             ValueError: before `fit`, or if the function of an op has no name.
         """
         self.check_fitted()
-        saved_form.check_functions(self)
-        target = output_path(folder, filesystem)
-        refuse_existing(target, overwrite)
-        with new_folder(target) as new:
-            saved_form.write_files(self, new)
-        return target if isinstance(target, Path) else str(target)
+        saved.functions_of(self)  # raises
+        target = storage.output_path(folder, filesystem)
+        storage.refuse_existing(target, overwrite)
+        is_local = isinstance(target, Path)
+        with storage.new_folder(target) if is_local else storage.remote_output(target) as building:
+            saved.write_files(self, building)
+        return target if is_local else str(target)
 
     @classmethod
     def load(
@@ -279,17 +557,42 @@ class Workflow(OpGraph):
 
         Args:
             folder: the folder that was given to `save`, also as a URL.
-            functions: {name: function} of the workflow's LambdaOps and Filters.
+            functions: {name: function} of the workflow's LambdaOps.
             data: what `fit` takes, to check its columns with `check_data`; None to check later.
             filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
 
         Raises:
             FileNotFoundError: if the folder holds no workflow.
-            ValueError: if the files have another format version, were changed, name an op that is
-                not defined or a function that was not passed, or if `data` has other columns.
+            ValueError: if a file was changed after it was saved, with its name; if the files have
+                another format version, name an op that is not defined or a function that was not
+                passed, or if `data` has other columns.
         """
-        with local_copy(folder, filesystem) as local:
-            workflow = saved_form.read_files(cls, local, functions or {})
+        with storage.local_copy(folder, filesystem) as local:
+            workflow = saved.read_files(cls, local, functions or {})
         if data is not None:
             workflow.check_data(data)
         return workflow
+
+
+def _with_columns(group: ColumnGroup, given: set[str], targets: set[str]) -> ColumnGroup | None:
+    """Return a group without the target columns that data lacks; None if it made nothing else."""
+    missing = set(group.input_names) - given
+    if not missing:
+        return group
+    kept = [name for name in group.names if name in given]
+    by_column = all(
+        isinstance(op, ops.ColumnOp) and op.output_names(group.names) == list(group.names)
+        for op in group.ops
+    )
+    if kept and by_column and missing <= targets:
+        return ColumnGroup(kept, group.ops)
+    return None if targets.issuperset(group.output_names) else group
+
+
+def nulls(kind: ColumnType, rows: int) -> Any:
+    """Return a column of this type whose rows are all null."""
+    dtype, length = element_type(kind[0])
+    arrow = pa.string() if dtype == "string" else pa.from_numpy_dtype(np.dtype(dtype))
+    if length is not None:
+        arrow = pa.list_(arrow, length)
+    return column_from_arrow(pa.nulls(rows, pa.list_(arrow) if kind[1] else arrow))

@@ -1,4 +1,4 @@
-"""DateParts: parts of dates and times, such as the hour, the weekday and the age in days."""
+"""ListSlice, which keeps a slice of each list, and DateParts, which makes features of dates."""
 
 from __future__ import annotations
 
@@ -8,21 +8,79 @@ from typing import Any
 
 import numpy as np
 
-from tutorlib.columns import Chunk, Ragged, flat_values
-from tutorlib.ops.base import Op
-from tutorlib.ops.shared.columns import NULL_ID, column_type, parts_of
+from tutorlib.checks import check_integer
+from tutorlib.columns import (
+    Chunk,
+    Ragged,
+    array_namespace,
+    as_lists,
+    column_type,
+    flat_values,
+    gather_rows,
+    parts_of,
+    take,
+    with_flat_values,
+)
+from tutorlib.ops.base import NULL_ID, Op, with_lists
 from tutorlib.schema import Column
 
-FIRST_ID = 2  # 0 is padding and 1 is null, as in Categorify
+
+class ListSlice(Op):
+    """Keeps values [start, end) of each list, as Python's slices do.
+
+    A loader pads lists to one length by `multi_hot="padded"`.
+
+    Returns (from transform): columns of lists; dtype, nulls and the cardinality of ids stay.
+
+    Args:
+        start: first value; negative counts from the end of the list.
+        end: one past the last value; negative counts from the end, None is the end.
+
+    Raises:
+        TypeError: for a column without lists.
+
+    Example:
+        >>> column = Ragged(np.array([3, 4, 5, 6]), np.array([0, 3, 4]))
+        >>> (["tags"] >> ListSlice(-2)).transform(Chunk({"tags": column}))["tags"].tolist()
+        [[4, 5], [6]]
+    """
+
+    def __init__(self, start: int = 0, end: int | None = None) -> None:
+        for name, position in (("start", start), ("end", end or 0)):
+            check_integer(f"ListSlice: {name}", position, at_least=-(2**31), bits=31)
+        self.start, self.end = start, end
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the slices."""
+        return Chunk({name: self._sliced(name, column) for name, column in chunk.items()})
+
+    def _sliced(self, name: str, column: Any) -> Ragged:
+        column = as_lists(column)
+        if not isinstance(column, Ragged):
+            raise TypeError(self._wrong(name, f"takes lists, got {column_type(column)[0]}"))
+        xp = array_namespace(column.offsets)
+        lengths = xp.diff(column.offsets)
+        first, last = (
+            xp.maximum(lengths + at, 0) if at < 0 else xp.minimum(lengths, at)
+            for at in (self.start, 2**62 if self.end is None else self.end)
+        )
+        starts = column.offsets[:-1] + first
+        borders = xp.stack([starts, starts + xp.maximum(last - first, 0)], axis=1).ravel()
+        positions, offsets = gather_rows(borders, xp.arange(len(starts)) * 2)  # kept, then dropped
+        return Ragged(take(column.values, positions), offsets)
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return columns of lists."""
+        return [with_lists(column) for column in columns]
+
+
 SIZES = {
-    "quarter": 4, "month": 12, "week": 53, "day": 31, "weekday": 7, "day_of_year": 366,
-    "hour": 24, "minute": 60, "second": 60,
+    "month": 12, "day": 31, "weekday": 7, "hour": 24, "minute": 60, "second": 60,
 }  # fmt: skip
 TIMES = ("hour", "minute", "second")  # parts that a time of day has, too
-AGES = ("age_days", "age_seconds")
-TOTALS = ("total_days", "total_seconds")
-PARTS = (*SIZES, "year", *AGES, *TOTALS)
+PARTS = (*SIZES, "year", "age_days", "total_seconds")
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+FIRST_ID = 2  # 0 is padding and 1 is null, as in Categorify
 DAY = 86_400  # seconds
 
 
@@ -33,17 +91,16 @@ class DateParts(Op):
     padding, 1 is null, and a part's first value has the id 2, so that the cardinality is the number
     of values and 2.
 
-    ================================ ===========================================================
-    part                             values
-    ================================ ===========================================================
-    quarter, month, day, day_of_year 4, 12, 31, 366, from the first
-    week                             53, ISO 8601 weeks from the first
-    weekday                          7, from Monday
-    hour, minute, second             24, 60, 60, from 0; also of times of day and durations
-    year                             the year, continuous
-    age_days, age_seconds            from the date to `reference`, continuous; negative after it
-    total_days, total_seconds        length of a duration or time of day, continuous
-    ================================ ===========================================================
+    ==================== ===========================================================
+    part                 values
+    ==================== ===========================================================
+    month, day           12, 31, from the first
+    weekday              7, from Monday
+    hour, minute, second 24, 60, 60, from 0; also of times of day and durations
+    year                 the year, continuous
+    age_days             from the date to `reference`, continuous; negative after it
+    total_seconds        length of a duration or time of day, continuous
+    ==================== ===========================================================
 
     Continuous parts are float32 and NaN at a null. Lists keep their lengths. Timestamps count in
     UTC, also those with a time zone: for local hours, store local times.
@@ -79,9 +136,8 @@ class DateParts(Op):
             raise ValueError(f"DateParts: parts are {', '.join(PARTS)}, got {unknown}")
         if unit not in (None, "D", *PER_SECOND):
             raise ValueError(f"DateParts: unit must be 'D', 's', 'ms', 'us' or 'ns', got {unit!r}")
-        ages = [part for part in parts if part in AGES]
-        if ages and reference is None:
-            raise ValueError(f"DateParts: {ages} need reference=, the date to count to")
+        if "age_days" in parts and reference is None:
+            raise ValueError("DateParts: 'age_days' needs reference=, the date to count to")
         self.parts, self.unit = list(parts), unit
         self.reference = None if reference is None else _utc(reference).isoformat()
 
@@ -90,21 +146,14 @@ class DateParts(Op):
         result: dict[str, Any] = {}
         for name, column in chunk.items():
             values, valid = parts_of(flat_values(column))
-            kind = column_type(values)[0]
-            unit = self.unit_for(name, kind)
+            unit = self.unit_for(name, column_type(values)[0])
             counts = values.astype(np.int64)
             for part in self.parts:
                 made = self.part(part, counts, unit)
-                if part in SIZES:
-                    made = made.astype(np.int32)
-                    if valid is not None:
-                        made[~valid] = NULL_ID
-                else:
-                    made = made.astype(np.float32)
-                    if valid is not None:
-                        made[~valid] = np.nan
-                lists = isinstance(column, Ragged)
-                result[f"{name}_{part}"] = Ragged(made, column.offsets) if lists else made
+                made = made.astype(np.int32 if part in SIZES else np.float32)
+                if valid is not None:
+                    made[~valid] = NULL_ID if part in SIZES else np.nan
+                result[f"{name}_{part}"] = with_flat_values(column, made)
         return Chunk(result)
 
     def unit_for(self, name: str, dtype: str) -> str:
@@ -121,12 +170,9 @@ class DateParts(Op):
         elif self.unit not in (None, unit):
             raise ValueError(self._wrong(name, f"has unit={self.unit!r}, but the column {dtype}"))
         for part in self.parts:
-            of_date = part not in (*TIMES, *TOTALS)
-            if (
-                (typed == "timedelta" and of_date)
-                or (typed == "datetime" and part in TOTALS)
-                or (unit == "D" and part in TIMES)
-            ):
+            of_duration = part in (*TIMES, "total_seconds")
+            of_date = part != "total_seconds" and (unit != "D" or part not in TIMES)
+            if not {"timedelta": of_duration, "datetime": of_date}.get(typed, True):
                 raise ValueError(self._wrong(name, f"finds no {part!r} in {dtype}"))
         return unit
 
@@ -144,17 +190,11 @@ class DateParts(Op):
             return _category(part, seconds) + FIRST_ID
         if part == "year":
             return _civil(seconds // DAY)[0]
-        fraction = counts % per_second / per_second
-        length = seconds / 1 + fraction
-        if part in AGES:
-            length = self._until_reference(seconds) - fraction
-        return length / DAY if part.endswith("days") else length
-
-    def _until_reference(self, seconds: Any) -> Any:
-        assert self.reference is not None
-        until = datetime.datetime.fromisoformat(self.reference) - datetime.datetime(1970, 1, 1)
-        whole = until.days * DAY + until.seconds
-        return (whole - seconds) / 1 + until.microseconds / 10**6
+        length = seconds / 1 + counts % per_second / per_second
+        if part == "total_seconds":
+            return length
+        until = datetime.datetime.fromisoformat(str(self.reference))
+        return ((until - datetime.datetime(1970, 1, 1)).total_seconds() - length) / DAY
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return `{name}_{part}` for each column and part."""
@@ -168,7 +208,7 @@ class DateParts(Op):
             Column(f"{c.name}_{part}", "categorical", "int32", c.multi_hot, SIZES[part] + FIRST_ID)
             if part in SIZES
             else Column(f"{c.name}_{part}", "continuous", "float32", c.multi_hot)
-            for c in columns
+            for c in map(with_lists, columns)
             for part in self.parts
         ]
 
@@ -193,17 +233,14 @@ def _category(part: str, seconds: Any) -> Any:
     if part in TIMES:
         within = seconds - days * DAY
         return {"hour": within // 3600, "minute": within // 60 % 60, "second": within % 60}[part]
-    weekday = (days + 3) % 7  # 1970-01-01 was a Thursday
     if part == "weekday":
-        return weekday
-    if part == "week":  # that of its Thursday
-        return _civil(days - weekday + 3)[3] // 7
-    _, month, day, day_of_year = _civil(days)
-    return {"quarter": month // 3, "month": month, "day": day, "day_of_year": day_of_year}[part]
+        return (days + 3) % 7  # 1970-01-01 was a Thursday
+    _, month, day = _civil(days)
+    return month if part == "month" else day
 
 
-def _civil(days: Any) -> tuple[Any, Any, Any, Any]:
-    """Return year, and month, day and day of the year from 0, of days since 1970-01-01."""
+def _civil(days: Any) -> tuple[Any, Any, Any]:
+    """Return year, and month and day from 0, of days since 1970-01-01."""
     days = days + 719_468  # from the 1st of March of the year 0
     era = days // 146_097
     day = days - era * 146_097
@@ -211,8 +248,4 @@ def _civil(days: Any) -> tuple[Any, Any, Any, Any]:
     day = day - (365 * year + year // 4 - year // 100)  # of the year that begins in March
     month = (5 * day + 2) // 153
     late = month // 10  # 1 in January and February
-    year = year + era * 400 + late
-    past = year - 1
-    leap = year // 4 - past // 4 - year // 100 + past // 100 + year // 400 - past // 400
-    day_of_year = late * (day - 306) + (1 - late) * (day + 59 + leap)
-    return year, month + 2 - 12 * late, day - (153 * month + 2) // 5, day_of_year
+    return year + era * 400 + late, month + 2 - 12 * late, day - (153 * month + 2) // 5

@@ -1,0 +1,192 @@
+"""The table of ops: every op with columns of every kind.
+
+`test_every_op.py` holds each row to the same result in memory, from files on threads, saved and
+loaded, on a device and on a cluster, and `tests/serving` in a graph. A new op needs a row here. The
+module imports nothing that a GPU's host may lack.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from tutorlib.columns import Chunk
+from tutorlib.ops import (
+    Bucketize,
+    Categorify,
+    Clip,
+    DateParts,
+    FillMedian,
+    FillMissing,
+    HashBucket,
+    JoinExternal,
+    LabelEncoder,
+    LambdaOp,
+    ListSlice,
+    LogOp,
+    Normalize,
+    NormalizeMinMax,
+    Rename,
+    Select,
+    TargetEncoding,
+)
+from tutorlib.workflow import Workflow
+
+ROWS = 300
+TEXTS = ["", "a", "bc", "Toy Story (1995)", "ü", "twelve bytes", None]
+FILMS = pa.table(
+    {
+        "film": [f"film {i}" for i in range(0, 9, 2)],
+        "year": [1990, None, 1995, 2000, 2001],
+        "stars": [1.5, 2.5, None, 4.0, 5.0],
+        "name": ["x", "yy", None, "", "zzz"],
+        "genres": [["Drama"], [], ["War", "Comedy"], None, ["Drama"]],
+    }
+)
+BOUNDARIES = {"x": [0.0, 1.0, 20.0], "few": [2, 4], "numbers": [0.5]}
+
+
+def table():
+    """Columns of every kind; each value can be worked out from the row's number."""
+    rows = range(ROWS)
+    vectors = pa.array([i % 23 / 8 for i in range(3 * ROWS)], pa.float32())
+    return pa.table(
+        {
+            "row": pa.array(rows, pa.int64()),
+            "few": pa.array([i * i % 7 - 2 for i in rows], pa.int8()),
+            "gaps": pa.array([None if i % 5 == 0 else i % 11 for i in rows], pa.int32()),
+            "large": pa.array([2**64 - 1 - i % 3 if i % 4 else i for i in rows], pa.uint64()),
+            "yes": pa.array([i % 3 == 0 for i in rows]),
+            "x": pa.array([None if i % 7 == 0 else i % 50 - 0.3 for i in rows], pa.float64()),
+            "far": pa.array([1e9 + i / 7 for i in rows], pa.float64()),
+            "small": pa.array([i / 16 - 3 for i in rows], pa.float32()),
+            "positive": pa.array([i % 37 for i in rows], pa.uint16()),
+            "text": pa.array([TEXTS[i % 6] for i in rows]),
+            "holes": pa.array([TEXTS[i % 7] for i in rows]),
+            "film": pa.array([None if i % 13 == 0 else f"film {i % 10}" for i in rows]),
+            "user": pa.array([f"user {i % 17}" for i in rows]),
+            "ids": pa.array(
+                [[j * i % 9 for j in range(i % 4)] for i in rows], pa.list_(pa.int64())
+            ),
+            "tags": pa.array([TEXTS[: i % 5] for i in rows]),
+            "numbers": pa.array([[i / 4, None][: i % 3] for i in rows], pa.list_(pa.float64())),
+            "vector": pa.FixedSizeListArray.from_arrays(vectors, 3),
+            "label": pa.array([i % 2 for i in rows], pa.int32()),
+        }
+    )
+
+
+def chunk():
+    """Return these columns in the host's memory."""
+    return Chunk.from_arrow(table())
+
+
+def halves(values):
+    """Return half of each value."""
+    return values / 2
+
+
+def above_three(values):
+    """Return whether each value is above 3, which no NaN is."""
+    return values > 3
+
+
+def without_letters(texts):
+    """Return texts, as Arrow gives them, as Arrow takes them."""
+    return pa.array([text.replace("o", "") for text in texts.to_pylist()], pa.string())
+
+
+def lengths(texts):
+    """Return numbers of texts, in the host's memory."""
+    return np.array([len(text) for text in texts.to_pylist()])
+
+
+FUNCTIONS = {f.__name__: f for f in (halves, above_three, without_letters, lengths)}
+KEYS = ["row", "few", "gaps", "yes", "text", "holes", "ids", "tags"]
+NUMBERS = ["x", "far", "small", "gaps", "numbers", "row", "vector"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A group of columns with its ops, to be fitted on `chunk()`."""
+
+    group: Callable[[], object]
+    training: bool = False  # whether it stands for the rows that it was fitted on
+    served: bool = True  # whether a graph can hold it
+
+    def fitted(self, source, **options):
+        """Return the workflow of the group, fitted on a source of the rows."""
+        workflow = Workflow(self.group()).fit(source, **options)
+        return workflow.for_training() if self.training else workflow
+
+
+def target_encoding(**options):
+    """Return a group that gives means by keys of three kinds."""
+    keys = ["gaps", "holes", "ids"]
+    return keys >> TargetEncoding("x", "row", folds=3, smoothing=2, **options)
+
+
+CASES = {
+    "Bucketize": Case(lambda: ["x", "few", "numbers"] >> Bucketize(BOUNDARIES)),
+    "Categorify": Case(lambda: KEYS >> Categorify(num_oov_buckets=3)),
+    "Categorify, limited": Case(
+        lambda: ["few", "film"] >> Categorify({"few": 30}, {"film": 6}, vocabularies={"gaps": [1]})
+    ),
+    "Categorify, joint": Case(lambda: ["few", "gaps", "ids"] >> Categorify(joint=True, max_size=7)),
+    "Categorify, given": Case(
+        lambda: ["large"] >> Categorify(vocabularies={"large": np.array([5, 2**64 - 1], "uint64")})
+    ),
+    "Clip": Case(lambda: ["few", "gaps", "positive"] >> Clip(1, 5) >> FillMissing(1)),
+    "Clip, one limit": Case(lambda: ["x", "few", "large", "small"] >> Clip(min_value=0)),
+    "DateParts": Case(
+        lambda: (
+            ["row", "gaps", "ids"]
+            >> DateParts(["weekday", "day", "age_days"], "2024-02-29", unit="D")
+        )
+    ),
+    "FillMedian": Case(lambda: ["x", "gaps", "numbers", "few"] >> FillMedian()),
+    "FillMissing": Case(lambda: ["x", "gaps", "numbers"] >> FillMissing(3)),
+    "FillMissing in texts": Case(
+        lambda: ["holes", "text", "tags"] >> FillMissing("none") >> Categorify(num_oov_buckets=2)
+    ),
+    "HashBucket": Case(lambda: [*KEYS, "large"] >> HashBucket(100)),
+    "JoinExternal": Case(
+        lambda: (["film", "few"] >> JoinExternal(FILMS, "film"))[["stars", "few"]]
+    ),
+    "JoinExternal, all": Case(lambda: ["film"] >> JoinExternal(FILMS, "film"), served=False),
+    "LabelEncoder": Case(
+        lambda: ["few", "gaps", "yes", "x", "small", "text", "holes", "tags"] >> LabelEncoder(),
+        served=False,
+    ),
+    "LabelEncoder, classes": Case(
+        lambda: (
+            ["few", "gaps", "x"]
+            >> LabelEncoder({"few": [0, 2.5, 2], "gaps": [9, 2]}, unknown="null")
+        ),
+        served=False,
+    ),
+    "LambdaOp": Case(lambda: ["x", "few", "gaps", "numbers"] >> LambdaOp(halves)),
+    "LambdaOp, missing": Case(lambda: ["x", "gaps"] >> LambdaOp(above_three)),
+    "LambdaOp of texts": Case(
+        lambda: ["text", "holes", "tags"] >> LambdaOp(without_letters, "string") >> HashBucket(50),
+        served=False,
+    ),
+    "LambdaOp of texts, to numbers": Case(
+        lambda: ["text", "holes"] >> LambdaOp(lengths, "int32"), served=False
+    ),
+    "ListSlice": Case(lambda: ["ids", "numbers", "vector"] >> ListSlice(1)),
+    "ListSlice, last": Case(lambda: ["ids", "numbers"] >> ListSlice(-2)),
+    "ListSlice of texts": Case(lambda: ["tags"] >> ListSlice(0, -1) >> HashBucket(50)),
+    "LogOp": Case(lambda: ["positive"] >> LogOp()),
+    "Normalize": Case(lambda: NUMBERS >> Normalize()),
+    "NormalizeMinMax": Case(lambda: ["x", "small", "few", "vector"] >> NormalizeMinMax("float64")),
+    "Rename": Case(lambda: ["x"] >> Rename(postfix="_raw")),
+    "Select": Case(lambda: ["x", "row"] >> Rename() >> Select(["row"])),
+    "TargetEncoding": Case(target_encoding),
+    "TargetEncoding, training": Case(target_encoding, training=True, served=False),
+    "TargetEncoding, prior": Case(lambda: target_encoding(prior=0.5, dtype="float64")),
+    "a chain": Case(
+        lambda: ["gaps", "x"] >> FillMedian() >> Clip(min_value=0) >> LogOp() >> Normalize()
+    ),
+}

@@ -1,0 +1,174 @@
+"""Each op learns and makes the same in memory, from files, on Dask, on a device, and loaded."""
+
+import sys
+import threading
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.ops.cases import CASES, FUNCTIONS, chunk, table
+from tests.support.cupy_stand_in import StandIn, cupy
+from tests.support.gpu import ON_GPU
+from tests.support.ops import bits
+from tests.support.workflow_rows import same
+from tutorlib import ops
+from tutorlib.columns import Chunk, Masked, map_arrays, to_host, to_namespace
+from tutorlib.ops import LearningOp, Op
+from tutorlib.parquet import ParquetSource
+from tutorlib.workflow import Workflow
+
+EACH = pytest.mark.parametrize("name", CASES)
+GROUP_ROWS = 9  # 34 row groups, so that the merge has three levels
+IN_FEW = ["Categorify", "Normalize", "TargetEncoding, training", "a chain"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "a.parquet"
+    pq.write_table(table(), path, row_group_size=GROUP_ROWS)
+    return path
+
+
+def learned(workflow):
+    return [bits(op) for group in workflow.groups for op in group.ops]
+
+
+@pytest.fixture(scope="module")
+def in_memory():
+    """{case: the workflow fitted on chunks in memory, which are the row groups of the file}."""
+    rows = chunk()
+    starts = range(0, rows.num_rows, GROUP_ROWS)
+    chunks = [rows.slice(a, min(a + GROUP_ROWS, rows.num_rows)) for a in starts]
+    return {name: case.fitted(chunks, threads=1) for name, case in CASES.items()}
+
+
+def test_no_op_is_forgotten():
+    ours = {n.rpartition(".")[2] for n in Op.registry if n.startswith("tutorlib.ops.")}
+    public = {name for name in ours if hasattr(ops, name)} - {"ColumnOp", "LearningOp"}
+    assert public == {name.split(",")[0].split(" ")[0] for name in CASES} - {"a"}
+
+
+@EACH
+def test_files_on_threads_teach_and_become_what_rows_in_memory_do(name, in_memory, path, tmp_path):
+    """Texts come from files as codes of a dictionary, and from memory as bytes."""
+    fitted = CASES[name].fitted(path, threads=3)
+    assert learned(fitted) == learned(in_memory[name])
+    assert fitted.output_schema == in_memory[name].output_schema
+    want = in_memory[name].transform(chunk())
+    assert same(fitted.transform(chunk()), want)
+    assert want.names == fitted.output_schema.names
+    written = pq.read_table(fitted.transform_to_parquet(path, tmp_path / "out"))
+    for column, values in want.items():
+        np.testing.assert_equal(written[column].to_pylist(), values.tolist(), column)
+
+
+@EACH
+def test_a_saved_op_makes_the_same_and_learns_nothing_anew(name, in_memory, tmp_path):
+    fitted = in_memory[name]
+    loaded = Workflow.load(fitted.save(tmp_path / "saved"), functions=FUNCTIONS)
+    assert loaded.fingerprint == fitted.fingerprint
+    assert learned(loaded) == learned(fitted)
+    again = loaded.for_training() if CASES[name].training else loaded
+    assert same(again.transform(chunk()), fitted.transform(chunk()))
+    for group in loaded.groups:
+        assert not any(isinstance(op, LearningOp) and op.unlearned([]) for op in group.ops)
+
+
+@EACH
+def test_the_chunk_is_left_as_it_is_and_any_rows_of_it_become_the_same(name, in_memory):
+    rows = chunk()
+    whole = in_memory[name].transform(rows)
+    assert same(rows, chunk())
+    for start, stop in ((0, 0), (50, 51), (51, 120)):
+        part = in_memory[name].transform(rows.slice(start, stop))
+        assert str(part.to_arrow()) == str(whole.slice(start, stop).to_arrow())
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with distributed.LocalCluster(**options) as running, distributed.Client(running) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in IN_FEW else pytest.mark.slow) for n in CASES],
+)
+def test_a_cluster_learns_what_threads_learn(name, in_memory, path, cluster):
+    fitted = CASES[name].fitted(path, client=cluster)
+    assert learned(fitted) == learned(in_memory[name])
+    assert fitted.nullable == CASES[name].fitted(path).nullable
+
+
+# On a device: a stand-in for CuPy that refuses what CuPy refuses; with `make gpu`, CuPy itself.
+
+
+@pytest.fixture(
+    params=["stand-in", pytest.param("gpu", marks=ON_GPU)],
+)
+def device(request, monkeypatch):
+    """Give (array library, what a source is read on)."""
+    if request.param == "gpu":
+        from tutorlib.memory import gpu_space
+
+        space = gpu_space()
+        with space.work():
+            yield space.xp, "gpu"
+    else:
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        yield cupy, StandIn()
+
+
+def assert_same_on_device(on_device, host, xp):
+    assert on_device.names == host.names
+
+    def is_there(array):
+        assert isinstance(array, xp.ndarray), f"{type(array)} is not on the device"
+        return to_host(array)
+
+    for name, column in on_device.items():
+        values = map_arrays(is_there, column)
+        if isinstance(column, Masked):  # what stands at a null is not defined
+            assert values.tolist() == host[name].tolist(), name
+        else:
+            assert same(Chunk({name: values}), Chunk({name: to_namespace(host[name], np)})), name
+
+
+@EACH
+def test_a_device_makes_what_the_cpu_makes_on_several_threads(name, in_memory, device):
+    xp, where = device
+    want = in_memory[name].transform(chunk())
+    made, wrong = [], []
+
+    def work():
+        try:
+            with where.work():
+                on_device = Chunk({n: to_namespace(c, xp) for n, c in chunk().items()})
+                made.append(in_memory[name].transform(on_device))
+                where.finish()
+        except BaseException as error:
+            wrong.append(error)
+
+    if where == "gpu":
+        on_device = Chunk({n: to_namespace(c, xp) for n, c in chunk().items()})
+        made.append(in_memory[name].transform(on_device))
+    else:
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong, wrong
+    for done in made:
+        assert_same_on_device(done, want, xp)
+
+
+@EACH
+def test_a_device_learns_what_the_cpu_learns(name, in_memory, path, device):
+    _, where = device
+    source = ParquetSource(path, device="gpu") if where == "gpu" else ParquetSource(path).at(where)
+    fitted = CASES[name].fitted(source, threads=2)
+    assert learned(fitted) == learned(in_memory[name])

@@ -1,0 +1,153 @@
+"""A saved Workflow is loaded to the same bits; a file that was changed is refused by its name."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.workflow_rows import rows, same, workflow
+from tutorlib.columns import Chunk
+from tutorlib.ops import Categorify, LambdaOp, Normalize
+from tutorlib.workflow import Workflow, saved
+
+DATA = Chunk({"x": np.array([1.0, 2.0])})
+
+
+def test_a_workflow_loaded_in_another_process_transforms_to_the_same_bits(tmp_path):
+    table = rows()
+    pq.write_table(table, tmp_path / "rows.parquet")
+    fitted = workflow().fit(table)
+    fitted.save(tmp_path / "workflow")
+    code = (
+        "import pickle, sys; from tutorlib.workflow import Workflow\n"
+        "import pyarrow.parquet as pq\n"
+        "w = Workflow.load(sys.argv[1]); rows = pq.read_table(sys.argv[2])\n"
+        "pickle.dump(w.transform(rows), open(sys.argv[3], 'wb'))\n"
+        "print(w.fingerprint, w.output_schema.to_json(), w.nullable)"
+    )
+    paths = [tmp_path / "workflow", tmp_path / "rows.parquet", tmp_path / "out"]
+    run = [sys.executable, "-c", code, *map(str, paths)]
+    printed = subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    want = f"{fitted.fingerprint} {fitted.output_schema.to_json()} {fitted.nullable}"
+    assert printed.strip() == want
+    with open(tmp_path / "out", "rb") as file:
+        assert same(pickle.load(file), fitted.transform(table))
+
+
+def test_a_loaded_workflow_keeps_its_settings_and_can_be_fitted_again(tmp_path):
+    made = Workflow(["x"] >> Categorify(max_size=5), ["v"] >> Categorify(vocabularies={"v": [9]}))
+    data = Chunk({"x": np.array([1, 1, 2, 3]), "v": np.array([9, 8, 9, 9])})
+    made.fit(data).save(tmp_path / "workflow")
+    loaded = Workflow.load(tmp_path / "workflow", data=data)
+    assert loaded.transform(data)["v"].tolist() == [3, 2, 3, 3]
+    loaded.fit(Chunk({"x": np.array([5, 6, 6, 7]), "v": np.array([1, 1, 1, 1])}))
+    out = loaded.transform(Chunk({"x": np.array([6, 5, 7, 1]), "v": np.array([9, 1, 1, 1])}))
+    assert [out["x"].tolist(), out["v"].tolist()] == [[3, 4, 2, 2], [3, 2, 2, 2]]
+
+
+TABLE = "group0_op0_table0.parquet"
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edited(path):
+    path.write_text(path.read_text().replace('"num_buckets": 50', '"num_buckets": 51'))
+
+
+def reversed_rows(path):
+    table = pq.read_table(path)
+    pq.write_table(table.take(list(range(table.num_rows))[::-1]), path)
+
+
+DAMAGES = {
+    "a bit of a table": (TABLE, flipped),
+    "rows of a table": (TABLE, reversed_rows),
+    "a table that is gone": (TABLE, lambda path: path.unlink()),
+    "a number in the JSON": (saved.FILE, edited),
+    "JSON cut off": (saved.FILE, lambda path: path.write_bytes(path.read_bytes()[:-9])),
+    "one file more": ("more.json", lambda path: path.write_text("{}")),
+    "the hashes": (saved.SUMS, lambda path: path.write_bytes(b"\xff\n")),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_was_changed_is_refused_by_its_name(tmp_path, damage):
+    name, change = DAMAGES[damage]
+    folder = workflow().fit(rows()).save(tmp_path / "workflow")
+    change(folder / name)
+    named = TABLE if name == saved.SUMS else name
+    with pytest.raises(ValueError, match=rf"{named}.* were changed after they were saved"):
+        Workflow.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda saved: saved.update(format_version=4), "format version 4, but this tutorlib reads"),
+        (lambda saved: saved["groups"][0]["ops"][0].update(op="os.system"), "'os.system' is not"),
+        (lambda saved: saved["groups"][0]["ops"][0].update(op="antigravity.Op"), "is not known"),
+    ],
+)
+def test_nothing_from_forged_files_is_imported_or_executed(tmp_path, change, rule):
+    folder = Workflow(["x"] >> Normalize()).fit(DATA).save(tmp_path / "workflow")
+    content = json.loads((folder / saved.FILE).read_text())
+    change(content)
+    (folder / saved.FILE).write_text(json.dumps(content))
+    (folder / saved.SUMS).write_text(saved._sums(folder))
+    with pytest.raises(ValueError, match=rule):
+        Workflow.load(folder)
+    assert "antigravity" not in sys.modules
+
+
+def test_sha256sum_checks_a_saved_workflow(tmp_path):
+    folder = workflow().fit(rows()).save(tmp_path / "workflow")
+    subprocess.run(["sha256sum", "--check", "--strict", saved.SUMS], cwd=folder, check=True)
+
+
+def test_save_replaces_only_with_overwrite_and_load_says_where_a_workflow_is(tmp_path):
+    fitted = workflow().fit(rows())
+    folder = fitted.save(tmp_path / "workflow")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        fitted.save(folder)
+    fitted.save(folder, overwrite=True)
+    assert Workflow.load(folder).fingerprint == fitted.fingerprint
+    assert [path.name for path in tmp_path.iterdir()] == ["workflow"]
+    with pytest.raises(FileNotFoundError, match=r"no saved workflow at .*it has no SHA256SUMS$"):
+        Workflow.load(tmp_path)
+    made = Workflow(["x"]).fit(DATA).transform_to_parquet(DATA, tmp_path / "rows")
+    with pytest.raises(FileNotFoundError, match=r"There is one at .*rows._workflow$"):
+        Workflow.load(made)
+
+
+def doubled(values):
+    return values * 2
+
+
+def test_a_function_is_saved_by_name_and_must_be_passed_to_load(tmp_path):
+    folder = Workflow(["x"] >> LambdaOp(doubled)).fit(DATA).save(tmp_path / "named")
+    for functions in (None, {"len": len}):
+        with pytest.raises(ValueError, match=r"needs the function 'doubled'.*functions=\{'doubled"):
+            Workflow.load(folder, functions=functions)
+    loaded = Workflow.load(folder, functions={"doubled": doubled})
+    assert loaded.transform(DATA)["x"].tolist() == [2, 4]
+    two = Workflow(["x"] >> LambdaOp(doubled), ["y"] >> LambdaOp(lambda y: y))
+    two.groups[1].ops[0].function.__name__ = "doubled"
+    with pytest.raises(ValueError, match="two functions are called 'doubled'"):
+        two.save(tmp_path / "two")
+
+
+def test_a_lambda_transforms_but_cannot_be_saved_or_written(tmp_path):
+    fitted = Workflow(["x"] >> LambdaOp(lambda x: -x)).fit(DATA)
+    assert fitted.transform(DATA)["x"].tolist() == [-1, -2]
+    for write in (fitted.save, lambda folder: fitted.transform_to_parquet(DATA, folder)):
+        with pytest.raises(ValueError, match="a function without a name cannot be saved"):
+            write(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,720 @@
+"""Ops of keys, which are integers or strings: ids by frequency, classes, buckets, joined tables."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tutorlib.checks import check_integer
+from tutorlib.columns import (
+    Array,
+    Chunk,
+    EncodedStrings,
+    Ragged,
+    Strings,
+    array_namespace,
+    as_lists,
+    column_from_arrow,
+    column_type,
+    flat_values,
+    integers_as_strings,
+    is_array,
+    memory_of,
+    missing_in,
+    parts_of,
+    row_ids,
+    slice_rows,
+    strings_as_integers,
+    take,
+    to_host,
+    to_namespace,
+    with_nulls,
+)
+from tutorlib.hashing import KeyIndex, hash_values, to_buckets
+from tutorlib.schema import role_of
+from tutorlib.ops.base import (
+    FIRST_OOV_ID,
+    NULL_ID,
+    ColumnOp,
+    LearningOp,
+    Op,
+    id_dtype,
+    per_column,
+    take_or_null,
+)
+from tutorlib.schema import Column
+
+_NARROW = 4  # values that a range of integers may have for each row
+_KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
+
+Counts = tuple[pa.Array, np.ndarray]  # distinct keys, int64 or large strings, and their counts
+
+
+def count_keys(values: Any, valid: Array | None = None) -> Counts:
+    """Return the distinct keys of a column's values, and how often each occurs.
+
+    Example:
+        >>> keys, counts = count_keys(np.array([7, 5, 7]))
+        >>> keys.tolist(), counts.tolist()
+        ([5, 7], [1, 2])
+    """
+    if isinstance(values, EncodedStrings):  # the dictionary has each string once
+        codes = values.codes if valid is None else values.codes[valid]
+        counts = np.bincount(codes, minlength=len(values.dictionary))
+        met = np.flatnonzero(counts)
+        if len(met) == len(counts):
+            return values.dictionary, counts
+        return values.dictionary.take(pa.array(met)), counts[met]
+    values = values if valid is None else take(values, memory_of(values).flatnonzero(valid))
+    if is_array(values):
+        integers = to_host(values).astype(np.int64, copy=False)
+        low, high = int(integers.min(initial=2**62)), int(integers.max(initial=-(2**62)))
+        if 0 <= high - low < _NARROW * len(integers):  # a table is faster than hashing
+            counts = np.bincount(integers - low)
+            met = np.flatnonzero(counts)
+            return pa.array(met + low), counts[met]
+        counted = pc.value_counts(pa.array(integers))
+    else:
+        counted = pc.value_counts(values.to_arrow())
+    return counted.field("values"), counted.field("counts").to_numpy()
+
+
+def add_counts(states: Sequence[Counts]) -> Counts:
+    """Return the distinct keys of several states, and the sum of the counts of each."""
+    keys, indices = distinct_keys([keys for keys, _ in states])
+    sums = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(sums, indices, np.concatenate([counts for _, counts in states]))
+    return keys, sums
+
+
+def distinct_keys(parts: Sequence[pa.Array]) -> tuple[pa.Array, np.ndarray]:
+    """Return (distinct keys of all parts, the place of each key in them).
+
+    Raises:
+        TypeError: if the parts have different types.
+    """
+    kinds = sorted({str(part.type) for part in parts})
+    if len(kinds) > 1:
+        raise TypeError(
+            f"found keys of {' and of '.join(kinds)}. Give the column one type in all files."
+        )
+    keys = pa.concat_arrays(parts)
+    integers = strings_as_integers(keys)
+    if integers is None:
+        encoded = keys.dictionary_encode(null_encoding="encode")
+        return encoded.dictionary, encoded.indices.to_numpy()
+    encoded = integers.dictionary_encode()
+    return integers_as_strings(encoded.dictionary), encoded.indices.to_numpy()
+
+
+def find_keys(index: KeyIndex, wanted: Any) -> Array:
+    """Return `index.find(wanted)`: positions counted from 1, 0 for a key that is not in the index.
+
+    Arrow looks up strings in host memory, and dictionary-encoded ones once an entry: 10 to 30 ns a
+    string where `index.find` takes 300 ns.
+    """
+    if not isinstance(wanted, Strings) or memory_of(wanted) is not np:
+        return index.find(wanted)
+    encoded = isinstance(wanted, EncodedStrings)
+    strings = wanted.dictionary if encoded else wanted.to_arrow()
+    if len(index.keys) > _KEYS_PER_STRING * len(strings):
+        positions = index.find(Strings.from_arrow(strings))
+    else:
+        known = index.keys.to_arrow()
+        pair = strings_as_integers(known), strings_as_integers(strings)
+        known, strings = (known, strings) if None in pair else pair
+        positions = pc.index_in(strings, value_set=known).fill_null(-1).to_numpy() + np.int32(1)
+    return positions[wanted.codes] if encoded else positions
+
+
+class Categorify(ColumnOp, LearningOp):
+    """Maps integers or strings to ids 0, 1, 2, ...; the most frequent value gets the lowest id.
+
+    The ids of a column, whose number is its cardinality:
+
+    * 0: padding, which no value gets;
+    * 1: null;
+    * 2 to 1 + num_oov_buckets: out of vocabulary, chosen by hash if there are several;
+    * then the values by falling frequency, equally frequent ones by value: integers as numbers,
+      strings by their UTF-8 bytes.
+
+    Returns (from transform): int32 ids, int64 for a cardinality above 2**31; lists keep their
+    lengths.
+
+    Args:
+        freq_threshold: values that occur fewer times are out of vocabulary; or {name: threshold}.
+        max_size: largest cardinality, all ids included; the rarest values are out of vocabulary.
+            None for no limit; or {name: size}.
+        num_oov_buckets: ids for values out of vocabulary, at least 1.
+        vocabularies: {name: values in the order of their ids} of columns that do not learn.
+        joint: whether the columns share one vocabulary (user and friend, film and sequel).
+
+    Raises:
+        ValueError: if arguments contradict each other.
+        TypeError: for floats, and for strings where integers were learned or the other way round.
+
+    Example:
+        >>> op = Categorify()
+        >>> chunk = Chunk({"C1": np.array([7, 5, 7, 9])})
+        >>> op.finalize(op.partial(chunk))
+        >>> op.transform(chunk)["C1"].tolist(), op.cardinality("C1")
+        ([3, 4, 3, 5], 6)
+        >>> op.transform(Chunk({"C1": np.array([8])}))["C1"].tolist()  # out of vocabulary
+        [2]
+        >>> op.decode("C1", np.array([4, 2])).tolist()
+        [5, None]
+    """
+
+    def __init__(
+        self,
+        freq_threshold: int | Mapping[str, int] = 0,
+        max_size: int | Mapping[str, int] | None = None,
+        num_oov_buckets: int = 1,
+        vocabularies: Mapping[str, Any] | None = None,
+        joint: bool = False,
+    ) -> None:
+        self.freq_threshold, self.max_size, self.joint = freq_threshold, max_size, joint
+        buckets = check_integer("Categorify: num_oov_buckets", num_oov_buckets, 1, bits=31)
+        self.num_oov_buckets = buckets
+        self._first_id = FIRST_OOV_ID + buckets
+        for threshold in _settings(freq_threshold):
+            check_integer("Categorify: freq_threshold", threshold, 0, bits=63)
+        for size in _settings(max_size):
+            if size is not None and check_integer("Categorify: max_size", size, 0) < self._first_id:
+                raise ValueError(
+                    f"Categorify: max_size must be at least {self._first_id} (padding, null and "
+                    f"{buckets} out of vocabulary), got {size}"
+                )
+        settings = (vocabularies, freq_threshold, max_size)
+        by_name = [s for s in settings if isinstance(s, Mapping) and s]  # none is saved as {}
+        if joint and by_name:
+            raise ValueError(f"Categorify: joint=True takes no settings by column, got {by_name}")
+        self.vocabularies = {n: _vocabulary(n, v) for n, v in (vocabularies or {}).items()}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was learned, but not the vocabularies given."""
+        self.restore({}, self.vocabularies)
+
+    def vocabulary_key(self, name: str) -> str:
+        """Return the name of a column's vocabulary: "joint" if columns share it, else `name`."""
+        return "joint" if self.joint else name
+
+    def unlearned(self, names: Sequence[str]) -> list[str]:
+        """Return the columns without a vocabulary."""
+        return [name for name in names if self.vocabulary_key(name) not in self._tables]
+
+    def partial(self, chunk: Chunk) -> dict[str, Counts]:
+        """Return {vocabulary: counted keys}."""
+        state: dict[str, Any] = {}
+        for name, column in chunk.items():
+            if name not in self.vocabularies:
+                values, valid = self._keys(name, flat_values(column), to_learn=True)
+                counted = {self.vocabulary_key(name): count_keys(values, valid)}
+                state = self.merge(state, counted)
+        return state
+
+    def merge_states(self, states: Sequence[Counts]) -> Counts:
+        """Return the keys of all states with their counts added."""
+        return add_counts(states)
+
+    def learned_from(self, state: dict[str, Counts]) -> tuple[dict[str, Any], dict[str, Chunk]]:
+        """Return ({}, vocabularies): keys by falling count, equally frequent ones by value."""
+        tables = dict(self._tables)
+        for key, (values, counts) in state.items():
+            limit = per_column(self.max_size, key)
+            frequent = np.flatnonzero(counts >= per_column(self.freq_threshold, key, 0))
+            values, counts = values.take(pa.array(frequent)), counts[frequent]
+            order = pc.array_sort_indices(values).to_numpy()
+            order = order[np.argsort(-counts[order], kind="stable")]
+            order = order[: None if limit is None else limit - self._first_id]
+            values, counts = values.take(pa.array(order)), counts[order]
+            tables[key] = Chunk({"value": column_from_arrow(values), "count": counts})
+        return {}, tables
+
+    def finalize(self, state: dict[str, Counts]) -> None:
+        """Learn the vocabularies and make their indexes."""
+        self.restore(*self.learned_from(state))
+
+    def learned_tables(self) -> dict[str, Chunk]:
+        """Return {vocabulary: its values in the order of their ids, with counts if learned}."""
+        return dict(self._tables)
+
+    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
+        """Set the vocabularies; ValueError if a value occurs twice."""
+        self._tables, self._indexes = dict(tables), {}
+        for key, table in tables.items():
+            try:
+                self._indexes[key] = KeyIndex(table["value"])
+            except ValueError as error:
+                raise ValueError(self._wrong(key, f"cannot use the vocabulary: {error}")) from error
+
+    def index_of(self, name: str) -> KeyIndex:
+        """Return the index that finds the values of a column."""
+        return self._indexes[self.vocabulary_key(name)]
+
+    def vocabulary(self, name: str) -> list[Any]:
+        """Return the values of a column in the order of their ids."""
+        return self.index_of(name).keys.tolist()
+
+    def cardinality(self, name: str) -> int:
+        """Return the number of ids of a column: ids are in [0, cardinality)."""
+        return self._first_id + len(self.index_of(name).keys)
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return the ids of a column's values."""
+        values, valid = self._keys(name, column)
+        index = self.index_of(name)
+        self._check_kind(name, values, index.keys)
+        ids = find_keys(index, values).astype(id_dtype(self.cardinality(name)), copy=False)
+        ids += self._first_id - 1  # position 0, of an unknown value, becomes the last bucket
+        if self.num_oov_buckets > 1:
+            rows = array_namespace(ids).flatnonzero(ids == self._first_id - 1)
+            hashes = hash_values(take(values, rows))
+            ids[rows] = to_buckets(hashes, self.num_oov_buckets) + FIRST_OOV_ID
+        if valid is not None:
+            ids[~valid] = NULL_ID
+        return ids
+
+    def decode(self, name: str, predictions: Any, multi_hot: bool = False) -> np.ndarray:
+        """Return the values of ids that a model predicts, None for padding, null and unknown.
+
+        Args:
+            name: the column, as the op sees it.
+            predictions: integer ids [n] or [n, 1]; or probabilities [n, cardinality], of which the
+                largest wins.
+            multi_hot: not for ids of features; False.
+
+        Returns:
+            object [n].
+
+        Raises:
+            ValueError: if the shape does not fit the cardinality, or an id is out of range.
+        """
+        given, size = np.asarray(predictions), self.cardinality(name)
+        ids = given.argmax(axis=1) if given.dtype.kind == "f" and given.ndim == 2 else given.ravel()
+        fits = ids.dtype.kind in "iu" and (given.ndim == 1 or given.shape[1:] in ((1,), (size,)))
+        if multi_hot or not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
+            rule = f"has ids in [0, {size}), got {given.dtype} predictions of shape {given.shape}"
+            raise ValueError(self._wrong(name, rule))
+        values = [*[None] * self._first_id, *self.vocabulary(name)]
+        return np.array([values[i] for i in ids.tolist()], dtype=object)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments, of given vocabularies the names alone."""
+        return {**super().get_config(), "vocabularies": list(self.vocabularies)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+        """Return the op with the given vocabularies."""
+        given = {name: tables[name] for name in config["vocabularies"]}
+        return cls(**{**config, "vocabularies": given})
+
+
+def _settings(setting: Any) -> list[Any]:
+    """Return the values of {name: setting}, or one setting."""
+    return list(setting.values()) if isinstance(setting, Mapping) else [setting]
+
+
+def _vocabulary(name: str, values: Any) -> Chunk:
+    """Return the user's integers or strings as a vocabulary; TypeError for others and nulls."""
+    if isinstance(values, Chunk):
+        return values
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    column = column_from_arrow(array.cast(pa.int64()) if pa.types.is_null(array.type) else array)
+    if array.null_count or not (pa.types.is_integer(array.type) or isinstance(column, Strings)):
+        raise TypeError(
+            f"column {name!r}: Categorify: a vocabulary holds integers or strings and no null, got "
+            f"{array.type} with {array.null_count} nulls"
+        )
+    return Chunk({"value": column})
+
+
+class LabelEncoder(ColumnOp, LearningOp):
+    """Maps the classes of a label to ids 0 to n - 1, as losses and metrics take them.
+
+    Two classes suit `binary_crossentropy`, more suit `sparse_categorical_crossentropy`. The ids of
+    `Categorify` do not: they begin with padding, null and out of vocabulary. The columns are labels
+    of the workflow, also without `label_names`; each column has classes of its own. A served
+    workflow leaves labels out.
+
+    Returns (from transform): int32 ids, int64 for more than 2**31 classes; a null or NaN stays
+    null. Of a column of lists, a multi-hot target, float32 [rows, n] with 1 for each class in a
+    row's list, as `binary_crossentropy` over n sigmoids takes it; its nulls have no class.
+
+    Args:
+        classes: strings, numbers or booleans in the order of their ids, or {name: classes}. None
+            learns those in the data, sorted: numbers by value, strings by their UTF-8 bytes.
+        unknown: what other values become: "error" refuses them, "null" makes them null, and an
+            integer from -1 on is their id. Keras's sparse losses skip the id that their
+            `ignore_class` names, such as -1. In lists, an id that no class has is left out.
+
+    Raises:
+        ValueError: if classes are not unique or `unknown` is another value; in `finalize`, for a
+            column of nulls; in `transform`, for an unknown value, with its row.
+        TypeError: for strings where classes are numbers, or the other way round.
+
+    Example:
+        >>> op = LabelEncoder()
+        >>> chunk = Chunk({"income": column_from_arrow(pa.array(["<=50K", ">50K", "<=50K"]))})
+        >>> op.finalize(op.partial(chunk))
+        >>> op.transform(chunk)["income"].tolist(), op.classes_of("income")
+        ([0, 1, 0], ['<=50K', '>50K'])
+        >>> op.decode("income", np.array([[0.2], [0.7]])).tolist()
+        ['<=50K', '>50K']
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+        unknown: str | int = "error",
+    ) -> None:
+        if unknown not in ("error", "null"):
+            if isinstance(unknown, str):
+                raise ValueError(
+                    f"LabelEncoder: unknown must be 'error', 'null' or an id, got {unknown!r}"
+                )
+            check_integer("LabelEncoder: unknown", unknown, at_least=-1, bits=31)
+        self.classes, self.unknown = classes, unknown
+        by_name = classes if isinstance(classes, Mapping) else {}
+        self._given = {name: _given_classes(name, some) for name, some in by_name.items()}
+        shared = classes is not None and not isinstance(classes, Mapping)
+        self._shared = _given_classes(None, classes) if shared else None  # of all columns
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was learned, but not the classes given."""
+        self._learned: dict[str, _Classes] = {}
+
+    def unlearned(self, names: Sequence[str]) -> list[str]:
+        """Return the columns whose classes are not known."""
+        return [name for name in names if self._known(name) is None]
+
+    def _known(self, name: str) -> _Classes | None:
+        return self._shared or self._given.get(name) or self._learned.get(name)
+
+    def _classes(self, name: str) -> _Classes:
+        classes = self._known(name)
+        if classes is None:
+            raise ValueError(self._wrong(name, "has no classes yet. Call fit first."))
+        return classes
+
+    def partial(self, chunk: Chunk) -> dict[str, pa.Array]:
+        """Return {column: its distinct values}."""
+        return {name: self._distinct(name, chunk[name]) for name in self.unlearned(chunk.names)}
+
+    def _distinct(self, name: str, column: Any) -> pa.Array:
+        column = flat_values(column)
+        values, there = parts_of(column)[0], ~missing_in(column)
+        kind = values.dtype.kind if is_array(values) else "string"
+        if kind == "f":
+            return pa.array(to_host(values[there]).astype(np.float64) + 0.0).unique()
+        keys, _ = count_keys(self._keys(name, values, to_learn=True)[0], there)
+        return keys.cast(pa.bool_()) if kind == "b" else keys
+
+    def merge_states(self, states: Sequence[pa.Array]) -> pa.Array:
+        """Return the distinct values of all states."""
+        kinds = sorted({str(state.type) for state in states})
+        if len(kinds) > 1:
+            raise TypeError(f"takes classes of one type, got {kinds}")
+        return pa.concat_arrays(states).unique()
+
+    def finalize(self, state: dict[str, pa.Array]) -> None:
+        """Number the classes in their order."""
+        learned = dict(self._learned)
+        for name, distinct in state.items():
+            if not len(distinct):
+                rule = "found no value. Name the classes: LabelEncoder(classes=[...])."
+                raise ValueError(self._wrong(name, rule))
+            ordered = distinct.take(pc.array_sort_indices(distinct))
+            learned[name] = _Classes(column_from_arrow(ordered))
+        self._learned = learned
+
+    def learned_tables(self) -> dict[str, Chunk]:
+        """Return {column: its classes in the order of their ids}."""
+        return {name: Chunk({"value": known.values}) for name, known in self._learned.items()}
+
+    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
+        """Set the classes."""
+        self._learned = {name: _Classes(table["value"]) for name, table in tables.items()}
+
+    def classes_of(self, name: str) -> list[Any]:
+        """Return the classes of a column in the order of their ids."""
+        return self._classes(name).values.tolist()
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the ids of single values, the multi-hot targets of lists."""
+        columns = {name: as_lists(column) for name, column in chunk.items()}
+        return Chunk(
+            {
+                name: (self._multi_hot if isinstance(c, Ragged) else self.transform_column)(name, c)
+                for name, c in columns.items()
+            }
+        )
+
+    def _multi_hot(self, name: str, lists: Ragged) -> Array:
+        """Return float32 [rows, classes], 1 where a class is in a row's list."""
+        rows = row_ids(lists.offsets)
+        ids, valid = parts_of(self.transform_column(name, lists.values, rows))
+        size = len(self.classes_of(name))
+        known = (ids >= 0) & (ids < size)
+        known = known if valid is None else known & valid
+        target = array_namespace(rows).zeros((len(lists), size), dtype=np.float32)
+        target[rows[known], ids[known]] = 1
+        return target
+
+    def transform_column(self, name: str, column: Any, rows: Array | None = None) -> Any:
+        """Return the ids of a column's values; `rows` has the row of each for messages."""
+        classes, (values, _) = self._classes(name), parts_of(column)
+        self._check_kind(name, values, classes.values)
+        found, missing = classes.find(values), missing_in(column)
+        ids = found.astype(id_dtype(len(classes.values)), copy=False) - 1
+        wrong = (found == 0) & ~missing
+        if bool(wrong.any()):
+            if self.unknown == "error":
+                place = int(wrong.argmax())
+                row = place if rows is None else int(rows[place])
+                value = slice_rows(values, place, place + 1).tolist()[0]
+                rule = (
+                    f"knows the classes {reprlib.repr(self.classes_of(name))}, got {value!r} at "
+                    f"row {row} of the chunk. Fit on rows of every class, name all of them in "
+                    "classes=, or pass unknown='null' or an id for such values."
+                )
+                raise ValueError(self._wrong(name, rule))
+            if self.unknown == "null":
+                missing = missing | wrong
+            else:
+                ids[wrong] = self.unknown
+        return with_nulls(ids, ~missing)
+
+    def decode(self, name: str, predictions: Any, multi_hot: bool = False) -> Any:
+        """Return the classes that a model predicts.
+
+        Args:
+            name: the column, as the op sees it.
+            predictions: integer ids [n] or [n, 1]; probabilities [n, classes], of which the largest
+                wins; or, of two classes, the probability of the second one, [n] or [n, 1], which
+                wins from 0.5 on.
+            multi_hot: whether rows have several classes: predictions are [n, classes], and those
+                from 0.5 on are of the row.
+
+        Returns:
+            Array [n] of classes; if `multi_hot`, a list of n such arrays.
+
+        Raises:
+            ValueError: if the shape does not fit the number of classes, or an id is not theirs.
+        """
+        classes, given = np.array(self.classes_of(name)), np.asarray(predictions)
+        if multi_hot and given.ndim == 2 and given.shape[1] == len(classes):
+            return [classes[row >= 0.5] for row in given]
+        if given.dtype.kind == "f" and given.ndim == 2 and given.shape[1] == len(classes):
+            ids = given.argmax(axis=1)
+        elif multi_hot or given.ndim > 2 or given.size != len(given):
+            rule = f"has {len(classes)} classes, got predictions of shape {given.shape}"
+            raise ValueError(self._wrong(name, rule))
+        elif given.dtype.kind != "f":
+            ids = given.reshape(-1).astype(np.int64)
+        elif len(classes) == 2:
+            ids = (given.reshape(-1) >= 0.5).astype(np.int64)
+        else:
+            rule = f"needs probabilities [n, {len(classes)}], got the shape {given.shape}"
+            raise ValueError(self._wrong(name, rule))
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(classes):
+            rule = f"has ids in [0, {len(classes)}), got {int(ids.min())} to {int(ids.max())}"
+            raise ValueError(self._wrong(name, rule))
+        return classes[ids]
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return label columns: ids, and vectors in place of lists."""
+        sizes = [len(self.classes_of(column.name)) for column in columns]
+        return [
+            Column(column.name, "label", "float32", length=size)
+            if column.multi_hot or column.length is not None
+            else Column(column.name, "label", id_dtype(size))
+            for column, size in zip(columns, sizes, strict=True)
+        ]
+
+
+class _Classes:
+    """Classes in the order of their ids, and an index that finds them.
+
+    Args:
+        values: strings, integers, booleans or floating-point numbers [n], each once.
+    """
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+        self._floats = is_array(values) and values.dtype.kind == "f"
+        self._index = KeyIndex(_bits(values) if self._floats else values)
+
+    def find(self, values: Any) -> Array:
+        """Return the number of each value's class, from 1; 0 if it has none."""
+        if self._floats:
+            return self._index.find(_bits(values))
+        if isinstance(values, Strings) or values.dtype.kind != "f":
+            return find_keys(self._index, values)
+        xp = array_namespace(values)
+        fits = (values == xp.floor(values)) & (xp.abs(values) < 2.0**63)
+        return self._index.find(xp.where(fits, values, 0).astype(np.int64)) * fits
+
+
+def _bits(values: Array) -> Array:
+    """Return numbers as int64 keys: the bits of float64, equal for equal numbers."""
+    return (values.astype(np.float64) + 0.0).view(np.int64)  # -0.0 becomes 0.0
+
+
+def _given_classes(name: str | None, classes: Any) -> _Classes:
+    """Return the user's classes; ValueError or TypeError if they cannot be some."""
+    where = "LabelEncoder" if name is None else f"column {name!r}: LabelEncoder"
+    try:
+        array = pa.array(classes)
+        if array.null_count or pa.types.is_nested(array.type) or not len(array):
+            raise ValueError("strings, numbers or booleans are needed, none of them null")
+        return _Classes(column_from_arrow(array))
+    except (TypeError, ValueError) as error:  # also of Arrow
+        raise ValueError(f"{where}: classes {reprlib.repr(classes)}: {error}") from error
+
+
+class HashBucket(ColumnOp):
+    """Maps integers or strings to `num_buckets` ids by their hash.
+
+    Several values may share a bucket: of v values in b buckets, one is alone in its bucket with
+    probability about exp(-v / b).
+
+    Returns (from transform): int32 ids in [0, num_buckets); lists keep their lengths. A null gets
+    bucket 0, which values have too.
+
+    Args:
+        num_buckets: buckets of each column, 1 to 2**31 - 1; or {name: buckets}.
+
+    Raises:
+        ValueError: if `num_buckets` is out of range or has no entry for a column.
+        TypeError: for floating-point columns.
+
+    Example:
+        >>> group = ["C1"] >> HashBucket(1000)
+        >>> group.transform(Chunk({"C1": np.array([0, 1, 2, 0])}))["C1"].tolist()
+        [883, 566, 591, 883]
+
+    Source: `hash_integers`, `hash_strings` and `to_buckets` of `tutorlib.hashing`.
+    """
+
+    def __init__(self, num_buckets: int | Mapping[str, int]) -> None:
+        for buckets in _settings(num_buckets):
+            check_integer("HashBucket: num_buckets", buckets, at_least=1, bits=31)
+        self.num_buckets = num_buckets
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return the bucket of each value."""
+        values, valid = self._keys(name, column)
+        ids = to_buckets(hash_values(values), self.cardinality(name))
+        if valid is not None:
+            ids[~valid] = 0
+        return ids
+
+    def cardinality(self, name: str) -> int:
+        """Return the number of buckets of a column: ids are in [0, cardinality)."""
+        return int(per_column(self.num_buckets, name))
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the same names; ValueError for columns without buckets."""
+        return self._require_settings("num_buckets", names)
+
+
+class JoinExternal(Op):
+    """Adds columns of another table, found by the key column `on`; no row is added or dropped.
+
+    The table is held in memory and saved with the workflow.
+
+    Returns (from transform): the columns that come in, then those of the table in their dtypes. A
+    null key, or one that is not in the table, gives a null: NaN in floating point, an empty list in
+    a column of lists.
+
+    Args:
+        table: `pandas.DataFrame`, `pyarrow.Table`, `Chunk`, or path of a Parquet file.
+        on: key column, integers or strings, with the same name on both sides.
+        columns_ext: columns of the table to add; None for all but the key.
+
+    Raises:
+        ValueError: if the table has no rows, a key twice or a null key, or lacks a column.
+        TypeError: if the key holds strings on one side and integers on the other, floats or lists.
+
+    Example:
+        >>> movies = pa.table({"movieId": [1, 2], "genres": [["Comedy"], ["Drama", "War"]]})
+        >>> group = ["movieId"] >> JoinExternal(movies, on="movieId")
+        >>> group.transform(Chunk({"movieId": np.array([2, 9])}))["genres"].tolist()
+        [['Drama', 'War'], []]
+        >>> group["genres"].output_names
+        ['genres']
+    """
+
+    def __init__(self, table: Any, on: str, columns_ext: Sequence[str] | None = None) -> None:
+        if isinstance(table, str | os.PathLike):
+            table = pq.read_table(table)
+        if not isinstance(table, Chunk | pa.Table):
+            table = pa.Table.from_pandas(table, preserve_index=False)
+        table = table if isinstance(table, Chunk) else Chunk.from_arrow(table)
+        wanted = list(columns_ext or [name for name in table.names if name != on])
+        missing = [name for name in [on, *wanted] if name not in table]
+        if missing or on in wanted:
+            raise ValueError(
+                f"JoinExternal: columns {missing or [on]} cannot be joined; the table has "
+                f"{table.names}, and {on!r} is the key"
+            )
+        if table.num_rows == 0:
+            raise ValueError(self._wrong(on, "needs a table with rows, got none"))
+        keys, valid = self._keys(on, table[on])
+        if valid is not None:
+            raise ValueError(self._wrong(on, "found a null key in the table. Drop those rows."))
+        try:
+            self.index = KeyIndex(keys)
+        except ValueError as error:
+            raise ValueError(self._wrong(on, f"needs a table with unique keys: {error}")) from error
+        self.on, self.columns_ext = on, wanted
+        self.table = table.select([on, *wanted])
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the columns and those joined."""
+        self._check_no_lists(self.on, chunk[self.on])
+        keys, valid = self._keys(self.on, chunk[self.on])
+        self._check_kind(self.on, keys, self.index.keys)
+        found = find_keys(self.index, keys)
+        if valid is not None:
+            found[~valid] = 0
+        table = {n: to_namespace(self.table[n], array_namespace(found)) for n in self.columns_ext}
+        return chunk.with_columns({n: take_or_null(column, found) for n, column in table.items()})
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the names, then those of the table."""
+        if self.on not in names:
+            raise ValueError(f"JoinExternal: the key {self.on!r} is not among {list(names)}")
+        twice = [name for name in self.columns_ext if name in names]
+        if twice:
+            raise ValueError(f"JoinExternal: columns {twice} are on both sides. Rename them.")
+        return [*names, *self.columns_ext]
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return the columns, then those of the table in the default role of their dtype."""
+        kinds = {name: column_type(self.table[name]) for name in self.columns_ext}
+        joined = [Column(n, role_of(kind)).with_type(kind, hot) for n, (kind, hot) in kinds.items()]
+        return [*columns, *joined]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments without the table."""
+        return {"on": self.on, "columns_ext": self.columns_ext}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+        """Return the op with its table."""
+        return cls(tables["table"], **config)
+
+    def learned_tables(self) -> dict[str, Chunk]:
+        """Return {"table": the key and the joined columns}."""
+        return {"table": self.table}

@@ -1,0 +1,596 @@
+"""Ops of numbers: filled, limited, scaled, cut into intervals; and functions of your own."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tutorlib.columns import (
+    Array,
+    Chunk,
+    Strings,
+    array_namespace,
+    column_from_arrow,
+    column_to_arrow,
+    column_type,
+    flat_values,
+    is_array,
+    memory_of,
+    missing_in,
+    parts_of,
+    take,
+    to_host,
+    to_namespace,
+    with_nulls,
+)
+from tutorlib.hashing import blocks_of
+from tutorlib.ops.base import (
+    NULL_ID,
+    ColumnOp,
+    Op,
+    StatisticsOp,
+    check_real,
+    float_dtype,
+    per_column,
+    take_or_null,
+)
+from tutorlib.ops.keys import add_counts, count_keys
+from tutorlib.schema import Column
+
+
+class _Filler(ColumnOp):
+    """Columns without nulls and NaN."""
+
+    @abstractmethod
+    def fill_of(self, name: str) -> Any:
+        """Return the value that fills a column."""
+
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Return the column without nulls and NaN."""
+        values, _ = parts_of(column)
+        fill, missing, xp = self.fill_of(name), missing_in(column), memory_of(column)
+        if isinstance(values, Strings) != isinstance(fill, str):
+            rule = f"cannot put {fill!r} into a column of {column_type(column)[0]}"
+            raise TypeError(self._wrong(name, rule))
+        if not bool(missing.any()):
+            return values
+        if isinstance(values, Strings):
+            return to_namespace(column_from_arrow(column_to_arrow(column).fill_null(fill)), xp)
+        return xp.where(missing, self.number_for(name, values.dtype), values)
+
+    def number_for(self, name: str, dtype: np.dtype) -> Any:
+        """Return the value that fills a column of numbers, as a scalar of its dtype."""
+        fill = self.fill_of(name)
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            if fill != int(fill) or not limits.min <= fill <= limits.max:
+                raise ValueError(self._wrong(name, f"cannot put {fill} into a column of {dtype}"))
+        return dtype.type(fill)
+
+
+class FillMissing(_Filler):
+    """Replaces nulls and NaN by one value.
+
+    Returns (from transform): the columns in their dtypes; lists keep their lengths.
+
+    Args:
+        fill_value: a number for numbers, a string for strings.
+
+    Raises:
+        TypeError: if `fill_value` is a number and the column holds strings, or the other way round.
+        ValueError: if the column's dtype cannot hold `fill_value`.
+
+    Example:
+        >>> group = ["x"] >> FillMissing(-1.0)
+        >>> group.transform(Chunk({"x": np.array([np.nan, 2.0])}))["x"].tolist()
+        [-1.0, 2.0]
+    """
+
+    def __init__(self, fill_value: float | str = 0) -> None:
+        if not isinstance(fill_value, str):
+            check_real("FillMissing: fill_value", fill_value)
+        self.fill_value = fill_value
+
+    def fill_of(self, name: str) -> Any:
+        """Return `fill_value`."""
+        return self.fill_value
+
+
+class FillMedian(_Filler, StatisticsOp):
+    """Replaces nulls and NaN by the median of the column.
+
+    The median of an even number of values is the mean of the two in the middle; of integers, the
+    lower one. In a column of lists the values of all lists count. The median is exact, for which
+    `fit` counts the distinct values, 16 bytes each.
+
+    Returns (from transform): as FillMissing.
+
+    Raises:
+        TypeError: for strings.
+        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
+
+    Example:
+        >>> group = ["x"] >> FillMedian()
+        >>> chunk = Chunk({"x": np.array([1.0, np.nan, 9.0, 2.0])})
+        >>> group.ops[0].finalize(group.partial(chunk, 0))
+        >>> group.transform(chunk)["x"].tolist()
+        [1.0, 2.0, 9.0, 2.0]
+    """
+
+    statistics = ("medians",)
+
+    def fill_of(self, name: str) -> Any:
+        """Return the column's median."""
+        return self._learned["medians"][name]
+
+    def partial(self, chunk: Chunk) -> dict[str, Any]:
+        """Return {column: (whether integers, values as int64 in their order, counts)}."""
+        state = {}
+        for name, column in chunk.items():
+            column = flat_values(column)
+            values, _ = self._numbers(name, column)
+            values = to_host(values[~missing_in(column)])
+            whole = values.dtype.kind != "f"
+            if whole:
+                self._keys(name, values, to_learn=True)
+            else:
+                values = values.astype(np.float64) + 0.0  # -0.0 becomes 0.0
+                self._check_size(name, values)
+                values = _in_order(values.view(np.int64))
+            state[name] = whole, count_keys(values)
+        return state
+
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return the counts of all states."""
+        kinds, counted = zip(*states, strict=True)
+        if len(set(kinds)) > 1:
+            raise TypeError("cannot take one median of integers and of floating-point numbers")
+        return kinds[0], add_counts(counted)
+
+    def statistics_of(self, name: str, state: Any) -> Sequence[float] | None:
+        """Return the median alone."""
+        whole, (keys, counts) = state
+        if len(keys) == 0:
+            return None
+        order = np.argsort(keys.to_numpy())
+        values, ends = keys.to_numpy()[order], np.cumsum(counts[order])
+        middle = (int(ends[-1]) - 1) // 2, int(ends[-1]) // 2
+        low, high = values[np.searchsorted(ends, middle, side="right")]
+        if whole:
+            return [int(low)]
+        return [float(_in_order(np.array([low, high])).view(np.float64).sum() / 2)]
+
+
+def _in_order(bits: Array) -> Array:
+    """Return the bits of float64 numbers as int64 that rise with them; its own inverse."""
+    return bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))
+
+
+class _Scaler(StatisticsOp):
+    """(x - shift) / scale, with the two statistics of each column."""
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self.dtype = float_dtype(dtype, type(self).__name__)
+        super().__init__()
+
+    @abstractmethod
+    def state_of(self, values: np.ndarray) -> Any:
+        """Return the state of finite float64 values [n], at least one, in the CPU's memory."""
+
+    def partial(self, chunk: Chunk) -> dict[str, Any]:
+        """Return {column: state}, None without a value; NaN and nulls are left out."""
+        state = {}
+        for name, column in chunk.items():
+            values = to_host(self._floats(name, flat_values(column)))
+            missing = np.isnan(values)
+            values = values[~missing] if bool(missing.any()) else values
+            self._check_size(name, values)
+            state[name] = self.state_of(values) if len(values) else None
+        return state
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return (x - shift) / scale, computed in float64."""
+        values = self._floats(name, column)
+        xp = array_namespace(values)
+        result = xp.empty(len(values), dtype=self.dtype)
+        shift, scale = self.shift_and_scale(name)
+        for block in blocks_of(len(values), xp):
+            part = values[block] - shift
+            part /= scale
+            result[block] = part
+        return result
+
+    def shift_and_scale(self, name: str) -> tuple[float, float]:
+        """Return the learned (shift, scale) of a column; scale is infinite for equal values."""
+        shift, scale = (numbers[name] for numbers in self._learned.values())
+        return shift, scale or math.inf
+
+
+class Normalize(_Scaler):
+    """Shifts and scales each column to mean 0 and standard deviation 1.
+
+    Mean and population standard deviation are those of all values that are not missing. Squares are
+    taken of the distances from the mean of a row range, so that a column of 1e9 plus a little keeps
+    its digits.
+
+    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths. A
+    column of equal values becomes zeros.
+
+    Args:
+        dtype: of the result, "float16", "float32" or "float64".
+
+    Raises:
+        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
+        TypeError: for strings.
+
+    Example:
+        >>> op = Normalize()
+        >>> chunk = Chunk({"x": np.array([1.0, 3.0, np.nan])})
+        >>> op.finalize(op.partial(chunk))
+        >>> op.learned(), op.transform(chunk)["x"].tolist()
+        ({'mean': {'x': 2.0}, 'std': {'x': 1.0}}, [-1.0, 1.0, nan])
+
+    Source: T. Chan, G. Golub, R. LeVeque, "Algorithms for computing the sample variance", The
+    American Statistician 37 (1983), for merging.
+    """
+
+    statistics = ("mean", "std")
+
+    def state_of(self, values: np.ndarray) -> tuple[int, float, float]:
+        """Return (count, mean, sum of the squared distances from the mean)."""
+        first = float(values[0])  # equal values have exactly this mean and no distance
+        mean = first + float((values - first).mean())
+        return len(values), mean, float(np.square(values - mean).sum())
+
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return count, mean and squared distances of the values of all states."""
+        merged = None
+        for state in states:
+            if merged is None or state is None:
+                merged = merged or state
+                continue
+            (count, mean, squares), (more, other_mean, other_squares) = merged, state
+            total, apart = count + more, other_mean - mean
+            squares += other_squares + apart * apart * (count * more / total)
+            merged = total, mean + apart * (more / total), squares
+        return merged
+
+    def statistics_of(self, name: str, state: Any) -> tuple[float, float] | None:
+        """Return (mean, standard deviation)."""
+        if state is None:
+            return None
+        count, mean, squares = state
+        return mean, math.sqrt(squares / count)
+
+
+class NormalizeMinMax(_Scaler):
+    """Shifts and scales each column so that the smallest value becomes 0 and the largest 1.
+
+    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths. A
+    column of equal values becomes zeros. Values beyond those learned leave [0, 1].
+
+    Args:
+        dtype: of the result, "float16", "float32" or "float64".
+
+    Raises:
+        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
+        TypeError: for strings.
+
+    Example:
+        >>> op = NormalizeMinMax()
+        >>> chunk = Chunk({"x": np.array([2, 6, 4])})
+        >>> op.finalize(op.partial(chunk))
+        >>> op.transform(chunk)["x"].tolist()
+        [0.0, 1.0, 0.5]
+    """
+
+    statistics = ("min", "range")
+
+    def state_of(self, values: np.ndarray) -> tuple[float, float]:
+        """Return (smallest, largest)."""
+        return float(values.min()) + 0.0, float(values.max()) + 0.0  # so that -0.0 becomes 0.0
+
+    def merge_states(self, states: Sequence[Any]) -> Any:
+        """Return the smallest and the largest of all states."""
+        lows, highs = zip(*(state for state in states if state) or [((), ())], strict=True)
+        return (min(lows), max(highs)) if lows else None
+
+    def statistics_of(self, name: str, state: Any) -> tuple[float, float] | None:
+        """Return (minimum, range)."""
+        return None if state is None else (state[0], state[1] - state[0])
+
+
+class Clip(ColumnOp):
+    """Limits numbers to [min_value, max_value].
+
+    Returns (from transform): the columns in their dtypes; NaN, nulls and lists stay. A value that
+    equals a limit stays as it is: -0.0 is still -0.0 after `min_value=0`, on every device and in
+    the served model.
+
+    Args:
+        min_value: smallest value; None for no limit.
+        max_value: largest value; None for no limit.
+
+    Raises:
+        ValueError: if there is no limit, one is NaN, or `min_value` is above `max_value`; for a
+            column of integers, if a limit is not an integer.
+        TypeError: for strings.
+
+    Example:
+        >>> group = ["x"] >> Clip(min_value=0, max_value=5)
+        >>> group.transform(Chunk({"x": np.array([-3, 4, 9])}))["x"].tolist()
+        [0, 4, 5]
+    """
+
+    def __init__(self, min_value: float | None = None, max_value: float | None = None) -> None:
+        if min_value is None and max_value is None:
+            raise ValueError("Clip: give min_value, max_value or both")
+        for name, limit in (("min_value", min_value), ("max_value", max_value)):
+            if limit not in (None, math.inf, -math.inf):
+                check_real(f"Clip: {name}", limit)
+        if min_value is not None and max_value is not None and min_value > max_value:
+            raise ValueError(f"Clip: min_value {min_value} is above max_value {max_value}")
+        self.min_value, self.max_value = min_value, max_value
+
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Return the column within the limits."""
+        values, valid = self._numbers(name, column)
+        low, high = self.limits_for(name, values.dtype)
+        xp = array_namespace(values)  # whose clip may change the sign of a zero
+        if low is not None:
+            values = xp.where(values < low, low, values)
+        if high is not None:
+            values = xp.where(values > high, high, values)
+        return with_nulls(values, valid)
+
+    def limits_for(self, name: str, dtype: np.dtype) -> list[Any]:
+        """Return [lower, upper] limit of a column as scalars of its dtype; None for no limit."""
+        limits: list[Any] = [self.min_value, self.max_value]
+        if dtype.kind == "f":
+            return [None if limit is None else dtype.type(limit) for limit in limits]
+        given = [limit for limit in limits if limit is not None]
+        if dtype.kind not in "iu" or any(limit % 1 != 0 for limit in given):  # NaN for infinity
+            raise ValueError(self._wrong(name, f"cannot limit a column of {dtype} to {given}"))
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        return [None if n is None else dtype.type(min(max(int(n), low), high)) for n in limits]
+
+
+class LogOp(ColumnOp):
+    """Replaces x by log(1 + x), which makes counts of different magnitudes comparable.
+
+    It computes in float64 and rounds once, because the float32 logarithms of NumPy and CuPy differ.
+
+    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths.
+
+    Args:
+        dtype: of the result, "float16", "float32" or "float64".
+
+    Raises:
+        ValueError: for a value of -1 or below, with its position.
+        TypeError: for strings.
+
+    Example:
+        >>> group = ["x"] >> LogOp()
+        >>> group.transform(Chunk({"x": np.array([0, 1])}))["x"].tolist()
+        [0.0, 0.6931471824645996]
+    """
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self.dtype = float_dtype(dtype, "LogOp")
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return log(1 + x)."""
+        values = self._floats(name, column)
+        bad = values <= -1
+        if bool(bad.any()):
+            row = int(bad.argmax())
+            got = f"got {float(values[row])} at value {row} of the chunk"
+            rule = f"takes values above -1, {got}. Put Clip(min_value=0) before it."
+            raise ValueError(self._wrong(name, rule))
+        return array_namespace(values).log1p(values).astype(self.dtype)
+
+
+class Bucketize(ColumnOp):
+    """Maps numbers to ids of the intervals between boundaries.
+
+    Returns (from transform): int32 ids. As in Categorify 0 is padding and 1 is null or NaN; the
+    intervals have the ids from 2. k boundaries make k + 1 intervals and a cardinality of k + 3.
+
+    Args:
+        boundaries: rising numbers, or {name: numbers}. A value that equals a boundary belongs to
+            the interval above it. Numbers are compared as float64.
+
+    Raises:
+        ValueError: if boundaries do not rise, one is not finite, or a column has none.
+        TypeError: for strings.
+
+    Example:
+        >>> group = ["age"] >> Bucketize([18, 65])
+        >>> group.transform(Chunk({"age": np.array([3.0, 18, 99, np.nan])}))["age"].tolist()
+        [2, 3, 4, 1]
+    """
+
+    def __init__(self, boundaries: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
+        for numbers in boundaries.values() if isinstance(boundaries, Mapping) else [boundaries]:
+            for number in numbers:
+                check_real("Bucketize: each boundary", number)
+            if not len(numbers) or any(low >= high for low, high in itertools.pairwise(numbers)):
+                raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
+        self.boundaries = boundaries
+
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return the id of each value's interval."""
+        values = self._floats(name, column)
+        xp = array_namespace(values)
+        ids = xp.searchsorted(xp.asarray(self.edges_for(name)), values, side="right")
+        return xp.where(xp.isnan(values), NULL_ID, ids + 2).astype(np.int32)
+
+    def edges_for(self, name: str) -> np.ndarray:
+        """Return the boundaries of a column, float64."""
+        return np.asarray(per_column(self.boundaries, name), np.float64)
+
+    def cardinality(self, name: str) -> int:
+        """Return the number of ids of a column."""
+        return len(per_column(self.boundaries, name)) + 3
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the same names; ValueError for columns without boundaries."""
+        return self._require_settings("boundaries", names)
+
+
+class LambdaOp(ColumnOp):
+    """Applies a function to each column's values.
+
+    The function gets the values that are neither null nor NaN, at least one: a NumPy array, on a
+    GPU a CuPy array; strings as a `pyarrow` array in host memory, for `pyarrow.compute`. A workflow
+    is saved with the function's name, never its code: `Workflow.load(folder, functions={name: f})`
+    takes the function again.
+
+    Returns (from transform): columns of `dtype`. What is missing stays missing, null or NaN; lists
+    keep their lengths.
+
+    Args:
+        function: array [n] -> array [n].
+        dtype: NumPy name of the result's dtype, or "string".
+
+    Raises:
+        TypeError: if `function` cannot be called or does not return an array.
+        ValueError: if it returns another number of values.
+
+    Example:
+        >>> group = ["rating"] >> LambdaOp(lambda rating: rating > 3)
+        >>> group.transform(Chunk({"rating": np.array([3.0, 4.5, np.nan])}))["rating"].tolist()
+        [0.0, 1.0, nan]
+    """
+
+    def __init__(self, function: Callable[[Any], Any], dtype: str = "float32") -> None:
+        if not callable(function):
+            raise TypeError(f"LambdaOp: function must be callable, got {function!r}")
+        self.function = function
+        self.dtype = dtype if dtype == "string" else np.dtype(dtype).name
+        if self.dtype != "string" and np.dtype(self.dtype).kind not in "biuf":
+            raise ValueError(f"LambdaOp: dtype must be of numbers or 'string', got {self.dtype!r}")
+
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Return the function's result for the values that are not missing."""
+        values, _ = parts_of(column)
+        there, xp = ~missing_in(column), memory_of(column)
+        if bool(there.all()) and len(values):
+            return self._call(name, values, xp)
+        if not bool(there.any()):
+            nothing: Any = xp.zeros(len(values), dtype=np.uint8)
+            if self.dtype == "string":
+                nothing = Strings(nothing[:0], xp.zeros(len(values) + 1, dtype=np.int64))
+            return with_nulls(self._of_dtype(nothing), there)
+        result = self._call(name, take(values, xp.flatnonzero(there)), xp)
+        return take_or_null(result, xp.where(there, xp.cumsum(there), 0))
+
+    def _call(self, name: str, values: Any, xp: Any) -> Any:
+        argument = column_to_arrow(values) if isinstance(values, Strings) else values
+        kind = type(argument).__name__
+        try:
+            result = self.function(argument)
+        except Exception as error:
+            error.add_note(self._wrong(name, f"called the function with a {kind}"))
+            raise
+        if not hasattr(result, "__len__"):
+            rule = f"gave the function a {kind} and expects an array, got {result!r}"
+            if isinstance(values, Strings):
+                rule += ". Strings come as an Arrow array, to which pyarrow.compute applies: "
+                rule += "pc.equal(x, 'a') for x == 'a'."
+            raise TypeError(self._wrong(name, rule))
+        if len(result) != len(values):
+            rule = f"gave {len(values)} values to the function and got {len(result)} back"
+            raise ValueError(self._wrong(name, rule))
+        if self.dtype == "string" and not isinstance(result, pa.Array):
+            result = pa.array(result, pa.large_string())
+        if isinstance(result, pa.Array | pa.ChunkedArray):
+            result = column_from_arrow(result)
+        elif not is_array(result):
+            rule = f"expects an array from the function, got {type(result).__name__}"
+            raise TypeError(self._wrong(name, rule))
+        result = to_namespace(result, xp)  # the function got strings in host memory
+        missing = missing_in(result)
+        return with_nulls(self._of_dtype(parts_of(result)[0], missing), ~missing)
+
+    def _of_dtype(self, values: Any, missing: Array | None = None) -> Any:
+        """Return values of `dtype`; where one is missing, an integer is 0."""
+        if self.dtype == "string":
+            return values
+        if missing is not None and bool(missing.any()):
+            values = memory_of(values).where(missing, values.dtype.type(0), values)
+        return values.astype(self.dtype)
+
+    @property
+    def function_name(self) -> str:
+        """Name under which the function is saved; ValueError if it has none."""
+        name = getattr(self.function, "__name__", "<lambda>")
+        if name == "<lambda>":
+            raise ValueError(
+                "LambdaOp: a function without a name cannot be saved. Write `def name(x): ...` and "
+                "pass LambdaOp(name)."
+            )
+        return name
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the function's name and the dtype."""
+        return {"function": self.function_name, "dtype": self.dtype}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+        """Return the op with the function of that name, which `Workflow.load` was given."""
+        name = config["function"]
+        if name not in functions:
+            raise ValueError(
+                f"LambdaOp: the saved workflow needs the function {name!r}, which is never saved. "
+                f"Pass it: Workflow.load(folder, functions={{{name!r}: {name}}})."
+            )
+        return cls(functions[name], config["dtype"])
+
+
+class Rename(Op):
+    """Gives columns other names.
+
+    Returns (from transform): the columns as they are, under their new names.
+
+    Args:
+        names: {old name: new name}; None for none.
+        postfix: appended to the names of all other columns.
+
+    Raises:
+        ValueError: if an old name does not exist, or two new names are equal.
+
+    Example:
+        >>> (["a", "b"] >> Rename({"a": "x"}, postfix="_raw")).output_names
+        ['x', 'b_raw']
+    """
+
+    def __init__(self, names: Mapping[str, str] | None = None, postfix: str = "") -> None:
+        self.names = dict(names or {})
+        self.postfix = postfix
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the columns under their new names."""
+        return Chunk(dict(zip(self.output_names(chunk.names), chunk.values(), strict=True)))
+
+    def output_names(self, names: Sequence[str]) -> list[str]:
+        """Return the new names."""
+        missing = [name for name in self.names if name not in names]
+        if missing:
+            raise ValueError(f"Rename: no columns {missing}; there are {list(names)}")
+        new = [self.names.get(name, name + self.postfix) for name in names]
+        if len(set(new)) < len(new):
+            raise ValueError(f"Rename: the new names must differ from each other, got {new}")
+        return new
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return the columns under their new names."""
+        names = self.output_names([column.name for column in columns])
+        return [dataclasses.replace(c, name=n) for c, n in zip(columns, names, strict=True)]

@@ -1,1 +1,0 @@
-"""What several ops use: checks of columns, keys, counts, exact sums. No op is in here."""

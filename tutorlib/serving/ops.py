@@ -1,0 +1,295 @@
+"""The ops in a TensorFlow graph: bit for bit what their `transform` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tutorlib import ops
+from tutorlib.ops import FIRST_OOV_ID, NULL_ID
+from tutorlib.ops.base import id_dtype
+from tutorlib.ops.lists_dates import SIZES
+from tutorlib.serving import tensors
+from tutorlib.serving.tensors import ServedColumn
+
+Functions = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+
+
+class ServedOp(tf.Module):
+    """A fitted op as TensorFlow operations, for some of the columns that it makes.
+
+    This class gives the columns as they are. A subclass overrides `column`; `source`, unless each
+    column is made of the input column of the same name; and `build`, if the op has learned. It
+    stands in `SERVED`.
+
+    Args:
+        op: the fitted op.
+        names: all columns that go into the op, in order.
+        wanted: the columns to make, some of the op's output.
+        functions: {name: TensorFlow function} for the Python functions of LambdaOps.
+
+    Raises:
+        ValueError: if an op with these settings cannot be served, with the reason.
+    """
+
+    def __init__(
+        self, op: Any, names: Sequence[str], wanted: Sequence[str], functions: Functions
+    ) -> None:
+        super().__init__()
+        self.op, self.names, self.wanted = op, tuple(names), tuple(wanted)
+        self.build(functions)
+
+    def build(self, functions: Functions) -> None:
+        """Create the variables that hold what the op has learned."""
+
+    def source(self, output: str) -> str:
+        """Return the name of the input column that the column `output` is made of."""
+        return output
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return an output column, given the one that `source` names."""
+        return column
+
+    def __call__(self, columns: Mapping[str, ServedColumn]) -> dict[str, ServedColumn]:
+        """Return the wanted columns."""
+        return {name: self.column(name, columns[self.source(name)]) for name in self.wanted}
+
+
+class ServedRename(ServedOp):
+    """`Rename`."""
+
+    def source(self, output: str) -> str:
+        """Return the old name."""
+        return self.names[self.op.output_names(self.names).index(output)]
+
+
+class ServedListSlice(ServedOp):
+    """`ListSlice`."""
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the slice of each list."""
+        if column.splits is None:
+            raise TypeError(f"column {name!r}: ListSlice takes lists, got one value a row")
+
+        def sliced(values: tf.Tensor) -> tf.RaggedTensor:
+            lists = tf.RaggedTensor.from_row_splits(values, column.splits, validate=False)
+            return lists[:, self.op.start : self.op.end]
+
+        lists = sliced(column.values)
+        valid = None if column.valid is None else sliced(column.valid).values
+        return ServedColumn(lists.values, valid, lists.row_splits, column.dtype)
+
+
+class ServedDateParts(ServedOp):
+    """`DateParts`; the raw tensor is int64, in the unit of the column that was fitted on."""
+
+    def source(self, output: str) -> str:
+        """Return the column whose part the output is."""
+        return self.names[self.op.output_names(self.names).index(output) // len(self.op.parts)]
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return one part of the dates."""
+        source = self.source(name)
+        part = name.removeprefix(f"{source}_")
+        unit = self.op.unit_for(source, column.dtype or column.values.dtype.name)
+        made = self.op.part(part, tf.cast(column.values, tf.int64), unit)
+        if part in SIZES:
+            return column.with_values(column.without_nulls(tf.cast(made, tf.int32), NULL_ID))
+        return column.with_values(tf.cast(made, tf.float32), column.valid)
+
+
+class ServedFill(ServedOp):
+    """`FillMissing` and `FillMedian`."""
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the column without nulls and NaN."""
+        if column.values.dtype == tf.string:
+            fill = self.op.fill_of(name)
+        else:
+            fill = self.op.number_for(name, column.numpy_dtype)
+        return column.with_values(tf.where(column.missing(), fill, column.values))
+
+
+class ServedClip(ServedOp):
+    """`Clip`."""
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the values within the limits; NaN and nulls stay."""
+        values = column.values
+        low, high = self.op.limits_for(name, column.numpy_dtype)
+        if low is not None:
+            values = tf.where(values < low, low, values)  # False for NaN
+        if high is not None:
+            values = tf.where(values > high, high, values)
+        return column.with_values(values, column.valid)
+
+
+def refuse_float16(op: Any) -> None:
+    """Raise ValueError for an op that makes float16, to which TensorFlow rounds in two steps."""
+    if op.dtype == "float16":
+        raise ValueError("gives float16, which TensorFlow rounds otherwise: take dtype='float32'")
+
+
+class ServedLogOp(ServedOp):
+    """`LogOp`."""
+
+    def build(self, functions: Functions) -> None:
+        """Refuse dtypes whose last bits would differ."""
+        refuse_float16(self.op)
+        if self.op.dtype == "float64":
+            raise ValueError(
+                "gives float64, whose last bits TensorFlow computes otherwise than NumPy: take "
+                "LogOp(dtype='float32')"
+            )
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return log(1 + x)."""
+        values = tensors.as_float64(column)
+        rule = f"column {name!r}: LogOp takes values above -1. Put Clip(min_value=0) before it."
+        tensors.require(~tf.reduce_any(values <= -1.0), rule)
+        return column.with_values(tf.cast(tf.math.log1p(values), self.op.dtype))
+
+
+class ServedScaler(ServedOp):
+    """`Normalize` and `NormalizeMinMax`."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep shift and scale of each column, float64 [2]."""
+        refuse_float16(self.op)
+        self.numbers = {n: tensors.fixed(np.array(self.op.shift_and_scale(n))) for n in self.wanted}
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return (x - shift) / scale."""
+        shift, scale = tf.unstack(tf.convert_to_tensor(self.numbers[name]))
+        values = (tensors.as_float64(column) - shift) / scale
+        return column.with_values(tf.cast(values, self.op.dtype))
+
+
+class ServedBucketize(ServedOp):
+    """`Bucketize`."""
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return int32 ids of the intervals."""
+        values = tensors.as_float64(column)
+        ids = tf.searchsorted(self.op.edges_for(name), values, side="right") + 2
+        return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
+
+
+class ServedLambdaOp(ServedOp):
+    """`LambdaOp`, with a function of tensors in place of the one of arrays."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep the function; ValueError if there is none."""
+        name = self.op.function_name
+        if name not in functions:
+            raise ValueError(
+                f"calls the Python function {name!r}: pass one of TensorFlow operations that does "
+                f"the same, functions={{{name!r}: function}}"
+            )
+        self.function = functions[name]
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return what the function makes of the values; a null stays null."""
+        result = tf.convert_to_tensor(self.function(column.values))
+        if self.op.dtype != "string":
+            result = tf.cast(result, self.op.dtype)
+        rule = f"column {name!r}: LambdaOp expects as many values from the function as it gave"
+        tensors.require(tf.reduce_all(tf.equal(tf.shape(result), tf.shape(column.values))), rule)
+        return column.with_values(result, ~column.missing())
+
+
+class ServedHashBucket(ServedOp):
+    """`HashBucket`."""
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return int32 buckets, 0 at a null."""
+        ids = tensors.to_buckets(tensors.hash_values(column.values), self.op.cardinality(name))
+        return column.with_values(column.without_nulls(ids, 0))
+
+
+class ServedCategorify(ServedOp):
+    """`Categorify`."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep the vocabularies; columns that share one share its variables."""
+        one_column = {self.op.vocabulary_key(name): name for name in self.wanted}
+        self.tables = {
+            key: tensors.KeyTable(self.op.index_of(name).keys) for key, name in one_column.items()
+        }
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the ids of the values."""
+        buckets = self.op.num_oov_buckets
+        table = self.tables[self.op.vocabulary_key(name)]
+        ids = tf.cast(table.find(column.values), id_dtype(self.op.cardinality(name)))
+        unknown = tf.constant(FIRST_OOV_ID, ids.dtype)
+        if buckets > 1:
+            hashes = tensors.hash_values(column.values)
+            unknown += tf.cast(tensors.to_buckets(hashes, buckets), ids.dtype)
+        ids = tf.where(ids > 0, ids + (FIRST_OOV_ID + buckets - 1), unknown)  # found from 1
+        return column.with_values(column.without_nulls(ids, NULL_ID))
+
+
+class ServedTargetEncoding(ServedOp):
+    """`TargetEncoding`: the means of all rows, found by key."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep the keys, and the means of each wanted column after that of a new key."""
+        refuse_float16(self.op)
+        keys = {name: self.source(name) for name in self.wanted}
+        self.keys = {n: tensors.KeyTable(self.op.index_of(key).keys) for n, key in keys.items()}
+        self.means = {n: tensors.fixed(self.op.numbers_of(key)) for n, key in keys.items()}
+
+    def source(self, output: str) -> str:
+        """Return the key's column."""
+        return self.names[self.op.output_names(self.names).index(output)]
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the mean of each row's key; that of a new key for a null."""
+        found = column.without_nulls(self.keys[name].find(column.values), 0)
+        return column.with_values(tf.gather(self.means[name], found))
+
+
+class ServedJoinExternal(ServedOp):
+    """`JoinExternal`; the table is in variables, its columns only where they are wanted."""
+
+    def build(self, functions: Functions) -> None:
+        """Keep the keys and the wanted columns of the table."""
+        joined = [name for name in self.wanted if name not in self.names]
+        self.keys = tensors.KeyTable(self.op.index.keys) if joined else None
+        self.tables = {name: tensors.ValueTable(self.op.table[name]) for name in joined}
+
+    def source(self, output: str) -> str:
+        """Return the column itself; of a joined one, the key."""
+        return output if output in self.names else self.op.on
+
+    def column(self, name: str, column: ServedColumn) -> ServedColumn:
+        """Return the column; a joined one has a null where the key is not in the table."""
+        if name in self.names or self.keys is None:
+            return column
+        positions = column.without_nulls(self.keys.find(column.values), 0)
+        return self.tables[name].take(positions)
+
+
+# To serve an op of your own, write a ServedOp for it and enter it: SERVED[MyOp] = ServedMyOp.
+SERVED: dict[type[ops.Op], type[ServedOp]] = {
+    ops.Bucketize: ServedBucketize,
+    ops.Categorify: ServedCategorify,
+    ops.Clip: ServedClip,
+    ops.DateParts: ServedDateParts,
+    ops.FillMedian: ServedFill,
+    ops.FillMissing: ServedFill,
+    ops.HashBucket: ServedHashBucket,
+    ops.JoinExternal: ServedJoinExternal,
+    ops.LambdaOp: ServedLambdaOp,
+    ops.ListSlice: ServedListSlice,
+    ops.LogOp: ServedLogOp,
+    ops.Normalize: ServedScaler,
+    ops.NormalizeMinMax: ServedScaler,
+    ops.Rename: ServedRename,
+    ops.Select: ServedOp,
+    ops.TargetEncoding: ServedTargetEncoding,
+}

@@ -1,0 +1,157 @@
+"""A fitted workflow as files: JSON, a Parquet file for each learned table, and their SHA-256.
+
+The hashes are compared before a file is parsed, so what is parsed is what `write_files` wrote.
+Classes are looked up by name and never imported, and no path from a file is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tutorlib.columns import Chunk
+from tutorlib.ops import ColumnGroup, LambdaOp, op_class, saved_name
+
+FORMAT_VERSION = 5
+FILE = "workflow.json"
+SUMS = "SHA256SUMS"  # as the command sha256sum writes and checks it
+SUBFOLDER = "_workflow"  # of a folder of transformed rows
+
+
+def write_files(workflow: Any, folder: Path) -> None:
+    """Write a fitted workflow into a folder, which is made if it is missing."""
+    functions_of(workflow)  # raises
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, table in _tables(workflow):
+        pq.write_table(table.to_arrow(), folder / file, compression="lz4")
+    (folder / FILE).write_text(json.dumps(_description(workflow), indent=1), encoding="utf-8")
+    (folder / SUMS).write_text(_sums(folder), encoding="utf-8")
+
+
+def read_files(kind: type[Any], folder: Path, functions: Mapping[str, Callable[..., Any]]) -> Any:
+    """Return the workflow of class `kind` that `write_files` wrote, as `Workflow.load` says."""
+    if not (folder / SUMS).is_file():
+        below = folder / SUBFOLDER
+        hint = f". There is one at {below}" if (below / SUMS).is_file() else ""
+        raise FileNotFoundError(f"no saved workflow at {folder}: it has no {SUMS}{hint}")
+    expected = (folder / SUMS).read_text(encoding="utf-8", errors="replace")
+    if different := set(expected.splitlines()) ^ set(_sums(folder).splitlines()):
+        files = sorted({line.partition("  ")[2] for line in different})
+        raise ValueError(
+            f"{folder}: the files {files} were changed after they were saved: their hashes are not "
+            f"those in {SUMS}. Save the workflow again."
+        )
+    description = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    if (version := description["format_version"]) != FORMAT_VERSION:
+        raise ValueError(
+            f"{folder}: format version {version}, but this tutorlib reads version "
+            f"{FORMAT_VERSION}. Fit and save the workflow again."
+        )
+    groups = []
+    for g, group in enumerate(description["groups"]):
+        ops = []
+        for o, op in enumerate(group["ops"]):
+            tables = {
+                name: Chunk.from_arrow(pq.read_table(folder / _table_file(g, o, t)))
+                for t, name in enumerate(op["tables"])
+            }
+            ops.append(op_class(op["op"]).from_config(op["config"], tables, functions))
+            ops[-1].restore(op["learned"], tables)
+        groups.append(ColumnGroup(group["columns"], ops))
+    workflow = kind(
+        *groups, label_names=description["label_names"], weight_name=description["weight_name"]
+    )
+    workflow.input_types = {name: tuple(kind) for name, kind in description["inputs"].items()}
+    workflow.nullable = description["nullable"]
+    return workflow
+
+
+def _sums(folder: Path) -> str:
+    """Return a line with SHA-256 and name for each file of a saved workflow."""
+    lines = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != SUMS and not path.name.startswith("."):
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256")
+            lines.append(f"{digest.hexdigest()}  {path.name}\n")
+    return "".join(lines)
+
+
+def functions_of(workflow: Any) -> dict[str, Any]:
+    """Return {name: function of the user}; ValueError for one without a name, or two of one."""
+    functions: dict[str, Any] = {}
+    for op in (op for group in workflow.groups for op in group.ops if isinstance(op, LambdaOp)):
+        if functions.setdefault(op.function_name, op.function) != op.function:
+            raise ValueError(
+                f"two functions are called {op.function_name!r}. Rename one, so that "
+                "Workflow.load can tell them apart."
+            )
+    return functions
+
+
+def fingerprint(workflow: Any) -> str:
+    """Return the SHA-256 of everything that decides what a fitted workflow's output is."""
+    digest = hashlib.sha256(json.dumps(_description(workflow), sort_keys=True).encode())
+    for _, table in _tables(workflow):
+        arrow = table.to_arrow()
+        for name in arrow.schema.names:
+            digest.update(name.encode())
+            for part in _parts(arrow[name].combine_chunks()):
+                digest.update(str(part.type).encode())
+                digest.update(pa.record_batch([part], [""]).serialize())
+    return digest.hexdigest()
+
+
+def _parts(array: pa.Array) -> Iterator[pa.Array]:
+    """Yield what an array consists of, without the values that stand at nulls."""
+    while pa.types.is_nested(array.type):
+        yield pc.list_value_length(array)
+        array = pc.list_flatten(array)
+    yield array.is_valid()
+    yield array.drop_null()
+
+
+def _description(workflow: Any) -> dict[str, Any]:
+    """Return a workflow as JSON values, without its tables."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "label_names": workflow.label_names,
+        "weight_name": workflow.weight_name,
+        "inputs": workflow.input_types,
+        "nullable": workflow.nullable,
+        "groups": [
+            {
+                "columns": list(group.names),
+                "ops": [
+                    {
+                        "op": saved_name(type(op)),
+                        "config": op.get_config(),
+                        "learned": op.learned(),
+                        "tables": list(op.learned_tables()),
+                    }
+                    for op in group.ops
+                ],
+            }
+            for group in workflow.groups
+        ],
+    }
+
+
+def _tables(workflow: Any) -> Iterator[tuple[str, Chunk]]:
+    """Yield (file name, table) of each learned table, in order."""
+    for g, group in enumerate(workflow.groups):
+        for o, op in enumerate(group.ops):
+            for t, table in enumerate(op.learned_tables().values()):
+                yield _table_file(g, o, t), table
+
+
+def _table_file(group: int, op: int, table: int) -> str:
+    """Return the file of a table: by number, so that no name from a file is opened."""
+    return f"group{group}_op{op}_table{table}.parquet"
