@@ -10,9 +10,9 @@ import tensorflow as tf
 from tests.support.backends import both, run
 from tutorlib.callbacks import LoaderCheckpoint
 from tutorlib.chunk import Chunk
-from tutorlib.layers import DenseFeatures, FusedEmbedding
+from tutorlib.layers import DenseFeatures, EmbeddingTable, FusedEmbedding, keras_inputs
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.models import DLRM, movielens_network
+from tutorlib.models import DLRM
 from tutorlib.optimizers import RowSparseAdam, RowWiseAdagrad, sums_by_row
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
@@ -29,8 +29,10 @@ jits = pytest.mark.parametrize("jit", [False, True])
 
 
 def table(rows=ROWS, width=WIDTH, seed=0):
-    values = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
-    return keras.Variable(values, name="embedding_weights")
+    layer = EmbeddingTable(rows, width)
+    layer.build()
+    layer.set_weights([np.random.default_rng(seed).normal(size=(rows, width))])
+    return layer.embedding_weights
 
 
 def stepper(optimizer, variables, jit=False):
@@ -133,19 +135,6 @@ def test_rows_that_a_batch_does_not_name_stay_bit_identical(kind, jit):
         assert (after[named] != before[named]).all()
 
 
-@jits
-@kinds
-def test_gradients_of_a_row_that_occurs_twice_are_summed(kind, jit):
-    twice, once = table(), table()
-    values = np.random.default_rng(2).normal(size=(4, WIDTH)).astype(np.float32)
-    step = stepper(KINDS[kind](keras.optimizers.Adam(0.1)), [twice], jit)
-    step(tf.constant([3, 1, 3, 6]), tf.constant(values))
-    step = stepper(KINDS[kind](keras.optimizers.Adam(0.1)), [once], jit)
-    summed = np.stack([values[1], values[0] + values[2], values[3]])
-    step(tf.constant([1, 3, 6]), tf.constant(summed))
-    np.testing.assert_allclose(twice, once, rtol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("number", [0, 1, 2000])
 @pytest.mark.parametrize("width", [1, 8, 33, 64])
@@ -192,7 +181,8 @@ def test_keras_adam_squares_the_parts_of_a_gradient_and_ours_their_sum():
     """The docstring says so; this fails once Keras follows Adam's definition."""
 
     def change(optimizer, is_sparse):
-        variable = keras.Variable(np.zeros((2, 1), np.float32), name="embedding_weights")
+        variable = table(2, 1)
+        variable.assign(np.zeros((2, 1)))
         gradient = sparse([0, 0], tf.constant([[1.0], [3.0]]), variable)
         optimizer.apply([gradient if is_sparse else tf.convert_to_tensor(gradient)], [variable])
         return float(np.array(variable)[0, 0])
@@ -296,35 +286,74 @@ def test_a_model_learns_with_a_row_sparse_optimizer(kind, policy, jit):
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("kind", ["fused", "features", "lists", "keras"])
-def test_every_kind_of_table_gives_sparse_gradients(kind, monkeypatch):
-    seen = set()
-    original = RowSparseAdam.update_step
+@pytest.mark.parametrize(
+    ("kind", "is_sparse"),
+    [("fused", True), ("features", True), ("lists", True), ("named", True), ("positions", False)],
+)
+def test_only_rows_of_the_batch_move_in_tables_that_layers_made_or_that_are_named(kind, is_sparse):
+    """Keras's Adam would go on moving the rows of the first batch; so it does with positions."""
+    column = Column("a", "categorical", multi_hot=kind == "lists", cardinality=30, embedding_dim=4)
+    inputs, plain = keras_inputs([column]), keras.layers.Embedding(30, 4, name="plain")
+    parts = []
+    if kind in ("fused", "positions"):
+        parts.append(FusedEmbedding([column], "concat")(inputs))
+    if kind in ("features", "lists"):
+        parts.append(DenseFeatures([column])(inputs))
+    if kind in ("named", "positions"):
+        parts.insert(0, keras.layers.Flatten()(plain(inputs["a"])))
+    x = keras.layers.Concatenate()([*parts, *parts])
+    made = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(x))
+    tables = [plain] if kind == "named" else None
+    made.compile(RowSparseAdam(tables=tables), "binary_crossentropy")
+    for ids in ([[3], [7]], [[5], [9]]):
+        batch = {"a": np.array(ids)}
+        if kind == "lists":
+            batch = {"a__values": np.array(ids), "a__nnzs": np.array([[2], [0]])}
+        before = made.trainable_variables[0].numpy()
+        made.train_on_batch(batch, np.array([[0.0], [1.0]]))
+        moved = (made.trainable_variables[0].numpy() != before).any(axis=1)
+    assert set(np.flatnonzero(moved)) == ({5, 9} if is_sparse else {3, 5, 7, 9})
 
-    def update_step(self, gradient, variable, learning_rate):
-        seen.add((id(variable), type(gradient)))
-        original(self, gradient, variable, learning_rate)
 
-    monkeypatch.setattr(RowSparseAdam, "update_step", update_step)  # only to look on
-    inputs, labels = rows(number=32)
-    del inputs["x"]
-    ids = Schema(COLUMNS[:2])
-    if kind == "lists":
-        genres = Column("g", "categorical", multi_hot=True, cardinality=5, embedding_dim=2)
-        made = movielens_network([*ids, genres], [4])
-        inputs |= {"g__values": np.ones((64, 1), int), "g__nnzs": np.full((32, 1), 2)}
-    else:
-        symbols = {name: keras.Input((1,), name=name, dtype="int32") for name in ids.names}
-        layer = {
-            "fused": FusedEmbedding(ids, "concat"),
-            "features": DenseFeatures(ids),
-            "keras": lambda x: keras.layers.Flatten()(keras.layers.Embedding(30, 4)(x["a"])),
-        }[kind]
-        made = keras.Model(symbols, keras.layers.Dense(1, "sigmoid")(layer(symbols)))
-    made.compile(RowSparseAdam(), "binary_crossentropy")
-    made.train_on_batch(inputs, labels)
-    tables = {"fused": 1, "features": 2, "lists": 3, "keras": 1}[kind]
-    assert [type_ for _, type_ in seen] == [tf.IndexedSlices] * tables
+def test_tables_named_by_layer_or_variable_come_back_from_a_keras_file(tmp_path):
+    ids = keras.Input((1,), dtype="int32")
+    first, second = (keras.layers.Embedding(9, 2) for _ in range(2))
+    x = keras.layers.Flatten()(first(ids) * second(ids))
+    made = keras.Model(ids, keras.layers.Dense(1)(x))
+    made.compile(RowSparseAdam(tables=[first, second.embeddings]), "mse")
+    made.train_on_batch(np.array([[3]]), np.array([[1.0]]))
+    made.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert again.optimizer.tables == [first.embeddings.path, second.embeddings.path]
+    for model in (made, again):
+        model.train_on_batch(np.array([[4]]), np.array([[2.0]]))
+    for ours, theirs in zip(made.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_scaled_loss_leaves_gradients_sparse():
+    """The table would have 2**40 rows: anything as long as it does not fit into memory."""
+    scaled = keras.optimizers.LossScaleOptimizer(RowSparseAdam())
+    rows, shape = tf.ones((2, 4)), tf.constant([2**40, 4], tf.int64)
+    for values, is_finite in ((rows, True), (rows * np.inf, False), (rows * np.nan, False)):
+        gradient = tf.IndexedSlices(values, tf.constant([0, 2**39], tf.int64), shape)
+        for gradients in ([gradient, tf.ones(3)], [tf.ones(3), None, gradient]):
+            assert bool(scaled.check_finite(gradients)) == is_finite
+    assert not scaled.check_finite([tf.constant([1.0, np.nan])])
+
+
+def test_a_scaled_loss_gives_the_same_steps_and_skips_those_that_are_not_finite():
+    ours, alone = table(), table()
+    scaled = keras.optimizers.LossScaleOptimizer(RowSparseAdam(), initial_scale=8)
+    steps = [stepper(scaled, [ours]), stepper(RowSparseAdam(), [alone])]
+    for ids, values in gradients(3, 4):
+        steps[0](tf.constant(ids), tf.constant(8 * values))
+        steps[1](tf.constant(ids), tf.constant(values))
+    before = np.array(ours)
+    np.testing.assert_allclose(before, alone, rtol=1e-6)
+    steps[0](tf.constant([1]), tf.fill((1, WIDTH), np.float32(np.inf)))
+    np.testing.assert_array_equal(ours, before)
+    assert float(scaled.dynamic_scale) == 4
 
 
 @kinds
@@ -387,9 +416,20 @@ def test_an_optimizer_comes_back_from_its_config():
             "put a LossScaleOptimizer around RowSparseAdam",
         ),
         (
-            lambda: RowSparseAdam().build([keras.Variable(np.ones((2, 2)), name="kernel")]),
-            "found no embedding table.*kernel",
+            lambda: RowSparseAdam(keras.optimizers.Adam(global_clipnorm=1.0)),
+            "global_clipnorm.*got 1.0",
         ),
+        (
+            lambda: RowSparseAdam().build([keras.Variable(np.ones((2, 2)), name="embeddings")]),
+            "found no embedding table.*embeddings.*in `tables`",
+        ),
+        (
+            lambda: RowSparseAdam(tables=[keras.Variable(np.ones((2, 2)), name="b")]).build(
+                [keras.Variable(np.ones((2, 2)), name="a")]
+            ),
+            r"found no embedding table \['b'\] among \['a'\]",
+        ),
+        (lambda: RowSparseAdam(tables=[keras.layers.Embedding(3, 2)]), "Build it first"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):

@@ -17,7 +17,7 @@ import numpy as np
 
 from tutorlib.checks import check_path, check_positive
 from tutorlib.keras_bridge import gathered, process_count, process_index
-from tutorlib.layers.rows import take_rows
+from tutorlib.keras_bridge.variables import take_rows
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 
