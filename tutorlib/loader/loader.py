@@ -86,7 +86,8 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             order of `schema`, a vector as k of them.
         multi_hot: form of a list column g: "nnzs" gives `g__values` [nnz, 1] and `g__nnzs`
             [batch, 1]; "offsets" gives `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged"
-            gives a tf.RaggedTensor g; "padded" gives g [batch, longest], padded with 0.
+            gives a tf.RaggedTensor g; "padded" gives g [batch, longest], padded with -1
+            (no id), lists of floats with 0.
         check_ids: whether ids outside [0, cardinality) are refused, if the cardinality is known.
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.

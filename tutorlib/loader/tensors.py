@@ -122,11 +122,12 @@ class BatchMaker:
         lengths = xp.diff(lists.offsets)
         longest = max(1, int(lengths.max()) if len(lengths) else 0)
         width = self._max_list_length or self._lengths.width(longest)
+        padding = -1 if values.dtype.kind == "i" else 0  # no id; a weight of nothing
         if self._pool is not None:
-            padded = xp.zeros((len(lists), width), values.dtype)
+            padded = xp.full((len(lists), width), padding, values.dtype)
         else:
             padded = aligned_empty((len(lists), width), values.dtype)
-            padded[...] = 0
+            padded[...] = padding
         padded[xp.arange(width) < lengths[:, None]] = values
         return padded if self._pool is None else self._pool.copy(padded)
 
