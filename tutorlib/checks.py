@@ -16,7 +16,6 @@ _FIT = "workflow.fit(source) learns, in as few passes as possible"
 _PADDED = 'multi_hot="padded", max_list_length=5; lists are recognised by their type'
 _GROUPS = 'groups of columns: Workflow(["C1"] >> Categorify(), ["I1"] >> Normalize(), ["label"])'
 _SIZES = "workflow.embedding_sizes(), after fit"
-_SOURCE = "ParquetSource(paths), or the paths themselves, where data is asked for"
 
 FORMER_NAMES = {  # {class or module: {name of NVTabular: today's form}}
     "KerasSequenceLoader": {
@@ -45,7 +44,6 @@ FORMER_NAMES = {  # {class or module: {name of NVTabular: today's form}}
         "load_stats": 'Workflow.load("folder")',
         "get_embedding_sizes": _SIZES,
     },
-    "tutorlib": {"Dataset": _SOURCE, "get_embedding_sizes": _SIZES},
     "tutorlib.ops": {"get_embedding_sizes": _SIZES},
 }
 
