@@ -248,6 +248,7 @@ def _updates(sizes: Sequence[int], rows: int, width: int) -> dict[str, Work]:
     import keras
     import tensorflow as tf
 
+    from tutorlib.layers import EmbeddingTable
     from tutorlib.optimizers import RowSparseAdam, RowWiseAdagrad
 
     rng = np.random.default_rng(0)
@@ -256,7 +257,9 @@ def _updates(sizes: Sequence[int], rows: int, width: int) -> dict[str, Work]:
     values = tf.constant(rng.standard_normal((len(ids), width), dtype=np.float32))
 
     def update(optimizer: Any, xla: bool) -> Work:
-        table = keras.Variable(np.zeros((sum(sizes), width), np.float32), name="embedding_weights")
+        layer = EmbeddingTable(sum(sizes), width, "zeros")
+        layer.build()
+        table = layer.embedding_weights
         optimizer.build([table])
 
         @tf.function(jit_compile=xla)
