@@ -184,16 +184,6 @@ def test_a_model_survives_a_keras_file_and_an_export(trained, name, tmp_path):
     np.testing.assert_allclose(served.serve(tensors), out, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["dlrm_stacked", "movielens"])
-def test_a_model_can_be_summed_up_and_drawn(untrained, name):
-    pytest.importorskip("pydot", reason="drawing a model needs pydot")
-    lines = []
-    untrained[name][0].summary(print_fn=lambda text, line_break=False: lines.append(text))
-    assert "probability" in "\n".join(lines)
-    drawing = keras.utils.model_to_dot(untrained[name][0], show_shapes=True).to_string()
-    assert "probability" in drawing
-
-
 @pytest.mark.parametrize("name", ["dlrm_stacked", "wide_and_deep_lists", "movielens"])
 def test_a_model_trains_under_xla(name):
     model, batch, labels = models()[name]

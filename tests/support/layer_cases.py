@@ -40,7 +40,6 @@ SCHEMA = Schema(
         Column("label", "label", "float32"),
     ]
 )
-SCALARS = Schema(column for column in SCHEMA if not column.multi_hot)
 SAME_WIDTH = Schema(  # not in name order
     Column(name, "categorical", cardinality=size, embedding_dim=2)
     for name, size in {"x": 4, "b": 6, "m": 3}.items()
@@ -97,12 +96,12 @@ def array(weight):
     return keras.ops.convert_to_numpy(keras.ops.cast(weight, "float32")).astype("float64")
 
 
-def features_oracle(combiner, schema=SCHEMA, stack=False):
+def features_oracle(combiner):
     """Columns in name order, each looked up by hand."""
 
     def oracle(layer, inputs):
         parts, inputs = [], rows()
-        for column in sorted(schema.features, key=lambda column: column.name):
+        for column in sorted(SCHEMA.features, key=lambda column: column.name):
             if column.role == "continuous":
                 parts.append(inputs[column.name])
                 continue
@@ -166,7 +165,6 @@ def layers(ragged=None):
     bags = {form: lists(form, ragged) for form in bag_forms}
     features = {form: rows(form, ragged) for form in ["nnzs", "offsets", "padded", *ragged_forms]}
     both = {"stacked": IDS, "stacked int32": IDS.astype("int32"), "columns": as_columns()}
-    scalars = features_oracle("mean", SCALARS)
     ids = {"ids": np.array([[1], [0], [4]])}
     cases = {
         "table": Case(
@@ -175,7 +173,6 @@ def layers(ragged=None):
             lambda layer, x: array(layer.embedding_weights)[x],
         ),
         "linear": Case(lambda p: LinearFeatures(SCHEMA, dtype=p), features, linear_oracle),
-        "scalar": Case(lambda p: ScalarDenseFeatures(SCALARS, dtype=p), {"": rows()}, scalars),
         "interaction": Case(
             lambda p: DotProductInteraction(dtype=p), {"": CUBE}, interaction_oracle
         ),
