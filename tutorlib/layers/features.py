@@ -223,15 +223,15 @@ class _TableFeatures(FeatureLayer):
                 "per row, or k numbers with length=k."
             )
         self.tables = {
-            column.name: EmbeddingBag(
-                column.cardinality,
-                table_width or column.width,
+            name: EmbeddingBag(
+                cardinality,
+                table_width or width,
                 combiner=combiner,
                 embeddings_initializer=table_initializer,
-                name=column.name,
+                name=name,
                 dtype=self.dtype_policy,
             )
-            for column in self.schema.categorical
+            for name, (cardinality, width) in self.schema.embedding_sizes().items()
         }
 
     def build(self, input_shape: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ class FusedEmbedding(FeatureLayer):
         check_choice("aggregation", aggregation, ("concat", "stack"))
         self.aggregation, self.width = aggregation, self.common_width("FusedEmbedding")
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        sizes = [column.cardinality for column in self.schema]
+        sizes = [rows for rows, _ in self.schema.embedding_sizes().values()]
         self.starts = np.cumsum([0, *sizes], dtype=np.int64)  # first row of each table, and the end
 
     def build(self, input_shape: Any) -> None:
