@@ -13,7 +13,7 @@ import keras
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.keras_bridge import min_int_dtype_of_models
+from tutorlib.keras_bridge.backend import min_int_dtype_of_models
 from tutorlib.layers.tables import COMBINERS, EmbeddingBag, list_batch_size, register
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema, as_schema
 
