@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tutorlib.checks import FormerNames, check_bytes
+from tutorlib.checks import check_bytes
 from tutorlib.chunk import Chunk
 from tutorlib.keras_bridge import data_share
 from tutorlib.loader.batch_format import BatchFormat
@@ -30,7 +30,7 @@ from tutorlib.memory import BufferPool, DevicePool
 from tutorlib.schema import ROLES, Schema
 
 
-class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked, PredictingLoader):
+class KerasSequenceLoader(LoaderLife, Positioned, Described, Ranked, PredictingLoader):
     """Shuffled batches of tensors from Parquet files, prefetched on threads.
 
     `model.fit(loader)`, `evaluate` and `validation_data=loader` take it directly,

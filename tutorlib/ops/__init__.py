@@ -13,9 +13,6 @@ Transforms run on NumPy and CuPy arrays alike. Learning counts on the CPU, and w
 strings (FillMissing, LambdaOp, Filter) happens in host memory.
 """
 
-from typing import TYPE_CHECKING, Any
-
-from tutorlib.checks import FORMER_NAMES, no_attribute
 from tutorlib.inference import role_of
 from tutorlib.ops.base import ColumnGroup, ColumnOp, LearningOp, Op, Select, SpillingOp, as_group
 from tutorlib.ops.categorify import Categorify
@@ -45,8 +42,3 @@ __all__ = [
     "SpillingOp", "TargetEncoding", "as_group", "code_identity", "column_type", "exact_sum",
     "is_builtin", "op_class", "role_of", "row_op_class", "saved_name",
 ]  # fmt: skip
-
-if not TYPE_CHECKING:  # mypy would take any name for one that exists
-
-    def __getattr__(name: str) -> Any:
-        raise no_attribute(f"module {__name__!r}", name, FORMER_NAMES[__name__].get(name))

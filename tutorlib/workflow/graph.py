@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from tutorlib.checks import FormerNames
 from tutorlib.chunk import Chunk
 from tutorlib.display import html_table, shortened
 from tutorlib.inference import element_type
@@ -36,7 +35,7 @@ from tutorlib.workflow.inputs import ColumnType, as_source
 _MOST_LINES = 30  # of a workflow's text
 
 
-class OpGraph(FormerNames):
+class OpGraph:
     """Column groups with the ops that they go through, and row ops that come before all groups.
 
     Args and attributes: see `Workflow`.
