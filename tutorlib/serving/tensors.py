@@ -366,7 +366,9 @@ def columns_batch(
             batch |= {f"{name}__values": values, f"{name}__offsets": tf.cast(splits, tf.int32)}
         else:
             ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
-            batch[name] = ragged if multi_hot == "ragged" else ragged.to_tensor()
+            padding = -1 if values.dtype.is_integer else 0  # as in the loader
+            padded = multi_hot == "padded"
+            batch[name] = ragged.to_tensor(tf.cast(padding, values.dtype)) if padded else ragged
     return batch
 
 
