@@ -33,7 +33,7 @@ _ROOMS = {  # room: its names, one a line
         "keras_inputs",
     ],
     "loader": [
-        "EpochPlan",
+        "MultiHot",
         "KerasSequenceLoader",
         "ShuffleQuality",
         "shuffle_quality",

@@ -16,10 +16,9 @@ import pyarrow as pa
 from tutorlib import ops, storage
 from tutorlib.checks import SIGNATURE_RULE, without_signature
 from tutorlib.columns import Chunk, column_from_arrow
-from tutorlib.schema import element_type, role_of
 from tutorlib.ops import ColumnGroup
-from tutorlib.parquet import column_type, file_rows, table_of, type_words
-from tutorlib.schema import Column, Schema
+from tutorlib.parquet import file_rows, table_of
+from tutorlib.schema import Column, Schema, column_type, element_type, role_of, type_words
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, unfitted_ops
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
