@@ -212,7 +212,7 @@ def block_to_arrow(block: Block) -> pa.Table:
 
 
 def write_criteo(
-    folder: str | Path,
+    output: str | Path,
     *,
     rows: int = 1_200_000,
     days: int = 7,
@@ -226,7 +226,7 @@ def write_criteo(
     of a day do not depend on it either.
 
     Args:
-        folder: output folder.
+        output: output folder.
         rows: rows of all days together.
         days: number of files, at least 1.
         seed: 0 to 2**63 - 1.
@@ -238,7 +238,7 @@ def write_criteo(
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if `folder` exists with other settings or other content.
+        DataPrepError: if `output` exists with other settings or other content.
     """
     sizes, per_day = column_sizes(scale), rows_per_day(rows, days)
     settings = {"command": "synthetic criteo", "version": 1, "rows": rows, "days": days,
@@ -250,7 +250,7 @@ def write_criteo(
             _write_day(path / f"day_{day}.tsv", seed, day, count, sizes, statistics, bar)
         return statistics
 
-    return write_once(folder, settings, write, overwrite=overwrite)
+    return write_once(output, settings, write, overwrite=overwrite)
 
 
 def _write_day(

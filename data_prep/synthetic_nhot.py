@@ -205,7 +205,7 @@ def block_to_arrow(block: Block) -> pa.Table:
 
 
 def write_nhot(
-    folder: str | Path,
+    output: str | Path,
     *,
     rows: int = 400_000,
     valid_share: float = 0.2,
@@ -219,7 +219,7 @@ def write_nhot(
     rows of a part do not depend on it either.
 
     Args:
-        folder: output folder.
+        output: output folder.
         rows: rows of both parts together.
         valid_share: share of the rows that go to `valid/`, in (0, 1).
         seed: 0 to 2**63 - 1.
@@ -231,7 +231,7 @@ def write_nhot(
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if `folder` exists with other settings or other content.
+        DataPrepError: if `output` exists with other settings or other content.
     """
     sizes, per_part = cardinalities(scale), rows_per_part(rows, valid_share)
     settings = {"command": "synthetic nhot", "version": 1, "rows": rows,
@@ -245,7 +245,7 @@ def write_nhot(
             (path / part / "_schema.json").write_text(schema, encoding="utf-8")
         return statistics
 
-    return write_once(folder, settings, write, overwrite=overwrite)
+    return write_once(output, settings, write, overwrite=overwrite)
 
 
 def _write_part(

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep import criteo_raw, csv_files, movielens, synthetic_criteo, synthetic_movielens
+from data_prep import criteo, csv_files, movielens, synthetic_criteo, synthetic_movielens
 from data_prep.output import DataPrepError, read_settings
 from tests.attack.edits import edit_bytes, edit_json, edit_lines
 from tfrecords import read_metadata, write_raw_batches
@@ -241,9 +241,9 @@ def _damage_criteo(folder: Path, rng: Random) -> str:
 
 def _read_criteo(folder: Path) -> None:
     try:
-        criteo_raw.raw_to_parquet(folder / "raw", folder / "strict", workers=1)
+        criteo.raw_to_parquet(folder / "raw", folder / "strict", workers=1)
     except ALLOWED as error:
-        criteo_raw.raw_to_parquet(folder / "raw", folder / "lax", on_bad_lines="skip", workers=1)
+        criteo.raw_to_parquet(folder / "raw", folder / "lax", on_bad_lines="skip", workers=1)
         raise error
 
 
