@@ -262,7 +262,7 @@ class _Lines:
 def _records(
     lines: _Lines, number: int, options: CsvOptions, expected: int, bad: BadLines
 ) -> tuple[list[tuple[int, str]], int]:
-    """Return (line number, text) of the records of `expected` fields, and the next line's number."""
+    """Return (line number, text) of records of `expected` fields, and the number of the next line."""
     good: list[tuple[int, str]] = []
     reader = options.reader(lines)
     while lines.left:

@@ -14,9 +14,8 @@ import pytest
 from data_prep import adult, movielens
 from data_prep.__main__ import main
 from data_prep.output import DataPrepError, read_settings
-from data_prep.synthetic_adult import COLUMNS
+from data_prep.synthetic_adult import COLUMNS, write_adult
 from data_prep.synthetic_adult import FILES as ADULT_FILES
-from data_prep.synthetic_adult import write_adult
 from data_prep.synthetic_movielens import write_movielens
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.models import movielens_network
