@@ -1,7 +1,7 @@
 """Criteo click logs: raw day files to Parquet, then to training-ready Parquet.
 
-`raw_to_parquet` checks every line and keeps the values, `etl` fits the Workflow on the training
-days and writes train/, valid/ and workflow/; `prepare` runs both. Both stream, so their memory does
+`raw_to_parquet` checks every line and keeps the values; `prepare` calls it, then fits the Workflow
+on the training days and writes train/, valid/ and workflow/. All rows are streamed, so memory does
 not grow with the files.
 """
 
@@ -25,7 +25,6 @@ from data_prep.output import (
     finished_metadata,
     new_output,
     new_parts,
-    read_settings,
 )
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.checks import check_choice
@@ -34,6 +33,7 @@ from tutorlib.storage import remove
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072
+ROWS_PER_FILE = 1_048_576  # of train/ and valid/
 LINES = CsvOptions(names=COLUMN_NAMES, delimiter="\t", quote="")
 _DAY_FILE = re.compile(r"(?P<stem>day_(?P<day>\d+)[^.]*)(\.tsv|\.txt)?(\.gz)?$")
 
@@ -210,92 +210,6 @@ def make_workflow(freq_threshold: int = 15) -> Any:
     return Workflow(counts, ids, ["label"])
 
 
-def etl(
-    parquet: str | Path,
-    output: str | Path,
-    *,
-    valid_days: int = 1,
-    valid_share: float = 0.2,
-    freq_threshold: int = 15,
-    row_group_rows: int = 131_072,
-    rows_per_file: int = 1_048_576,
-    overwrite: bool = False,
-    workers: int | None = None,
-    client: Any = None,
-) -> dict[str, Any]:
-    """Fit the Workflow on the training days; write train/, valid/ and workflow/ into `output`.
-
-    The split is by time: the last `valid_days` days validate. If there is only one day, the last
-    `valid_share` of its rows validate, because rows are in time order. If a run is killed while it
-    writes, the next one resumes from `output/tables.partial`.
-
-    Args:
-        parquet: folder that `raw_to_parquet` wrote.
-        output: folder for train/, valid/ and workflow/ (for `Workflow.load`).
-        valid_days: days for validation, at least 1.
-        valid_share: share of the rows for validation if there is only one day, in (0, 1).
-        freq_threshold: as in `Categorify`, occurrences, at least 0.
-        row_group_rows: rows per row group of train/ and valid/.
-        rows_per_file: rows per file of train/ and valid/.
-        overwrite: replace an output made with other settings.
-        workers: threads, at least 1; None is one per core.
-        client: `distributed.Client` whose workers do the work instead.
-
-    Returns:
-        {"train_rows": n, "valid_rows": n, "cardinalities": {"C1": n, ...}}.
-
-    Raises:
-        ValueError: if a setting is out of range.
-        DataPrepError: if `parquet` was not written by `raw_to_parquet` or has too few days, or the
-            output exists with other settings.
-    """
-    if valid_days < 1 or not 0 < valid_share < 1 or freq_threshold < 0:
-        raise ValueError(
-            "need valid_days >= 1, 0 < valid_share < 1, freq_threshold >= 0; got "
-            f"{valid_days}, {valid_share}, {freq_threshold}"
-        )
-    content = read_settings(parquet)
-    if content is None or content["settings"].get("command") != "criteo raw_to_parquet":
-        raise DataPrepError(
-            f"{parquet} was not finished by raw_to_parquet. Run `python -m data_prep criteo`."
-        )
-    days = [Path(parquet) / f"{stem}.parquet" for stem in content["metadata"]["rows"]]
-    settings = {"command": "criteo etl", "version": 1, "valid_days": valid_days,
-                "valid_share": valid_share, "freq_threshold": freq_threshold,
-                "row_group_rows": row_group_rows, "rows_per_file": rows_per_file,
-                "files": fingerprint(days)}  # fmt: skip
-    output = Path(output)
-    finished = finished_metadata(output, settings, overwrite=overwrite)
-    if finished is not None:
-        return finished
-    with new_parts(
-        output, ("train", "valid", "workflow"), settings, inputs=[Path(parquet)]
-    ) as staging:
-        sources = split_by_time(days, valid_days, valid_share)
-        workflow = make_workflow(freq_threshold).fit(sources["train"], client, threads=workers)
-        tables = workflow.transform_to_parquet(
-            sources,
-            output / "tables",
-            row_group_rows=row_group_rows,
-            rows_per_file=rows_per_file,
-            client=client,
-            threads=workers,
-            overwrite=True,
-        )
-        for name, made in (("train", "train"), ("valid", "valid"), ("workflow", "_workflow")):
-            (Path(tables) / made).rename(staging.path / name)
-        remove(tables)
-        rows = {f"{side}_rows": source.num_rows for side, source in sources.items()}
-        sizes = workflow.embedding_sizes()
-        cardinalities = {name: int(size) for name, (size, _) in sizes.items()}
-        staging.metadata.update(rows, cardinalities=cardinalities)
-    print(
-        f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/",
-        flush=True,
-    )
-    return staging.metadata
-
-
 def split_by_time(days: list[Path], valid_days: int, valid_share: float) -> dict[str, Any]:
     """Return {"train": source, "valid": source}: the last days, or the last rows of the only day.
 
@@ -333,14 +247,16 @@ def prepare(
 ) -> dict[str, Any]:
     """Make raw click logs ready for training: parquet/, then train/, valid/ and workflow/.
 
-    `parquet/` holds the same values, checked. Memory does not grow with the rows.
+    The folder parquet/ holds the same values, checked (`raw_to_parquet`). Then a Workflow is fitted
+    on the training days. The split is by time: the last days validate. Memory does not grow with
+    the rows. A run that is killed while it writes is resumed by the next one.
 
     Args:
         source: folder with day_0.tsv, day_1.gz, ...
         output: folder for parquet/, train/, valid/ and workflow/.
         on_bad_lines: malformed lines: refuse the data, or skip and report them.
-        valid_days: last days, for validation.
-        valid_share: share of the rows for validation, the last ones, if there is one day.
+        valid_days: last days, for validation, at least 1.
+        valid_share: share of the rows for validation, the last ones, if there is one day, in (0,1).
         freq_threshold: values with fewer occurrences in the training days count as unknown.
         workers: threads, each with a day file or some row groups in memory; None is one per core.
         dask: scheduler of a Dask cluster (tcp://host:8786) that sees the same folders and does the
@@ -348,23 +264,54 @@ def prepare(
         overwrite: replace outputs made with other settings.
 
     Returns:
-        As `etl`.
+        {"train_rows": n, "valid_rows": n, "cardinalities": {"C1": n, ...}}.
+
+    Raises:
+        ValueError: if a setting is out of range.
+        DataPrepError: as `raw_to_parquet`, or if there are too few days.
     """
     thread_count(workers, "--workers")
-    source, output = Path(source).absolute(), Path(output)
-    with _dask_client(dask) as client:
-        if client is not None:  # its workers may run in another folder
-            output = output.absolute()
-        how = {"overwrite": overwrite, "workers": workers, "client": client}
-        raw_to_parquet(source, output / "parquet", on_bad_lines=on_bad_lines, **how)
-        return etl(
-            output / "parquet",
-            output,
-            valid_days=valid_days,
-            valid_share=valid_share,
-            freq_threshold=freq_threshold,
-            **how,
+    if valid_days < 1 or not 0 < valid_share < 1 or freq_threshold < 0:
+        raise ValueError(
+            "need valid_days >= 1, 0 < valid_share < 1, freq_threshold >= 0; got "
+            f"{valid_days}, {valid_share}, {freq_threshold}"
         )
+    output, parquet = Path(output).absolute(), Path(output).absolute() / "parquet"
+    with _dask_client(dask) as client:  # whose workers may run in another folder
+        how = {"overwrite": overwrite, "workers": workers, "client": client}
+        read = raw_to_parquet(Path(source).absolute(), parquet, on_bad_lines=on_bad_lines, **how)
+        days = [parquet / f"{stem}.parquet" for stem in read["rows"]]
+        settings = {"command": "criteo etl", "version": 2, "valid_days": valid_days,
+                    "valid_share": valid_share, "freq_threshold": freq_threshold,
+                    "files": fingerprint(days)}  # fmt: skip
+        finished = finished_metadata(output, settings, overwrite=overwrite)
+        if finished is not None:
+            return finished
+        parts = {"train": "train", "valid": "valid", "workflow": "_workflow"}
+        with new_parts(output, [*parts], settings, inputs=[parquet]) as staging:
+            sources = split_by_time(days, valid_days, valid_share)
+            workflow = make_workflow(freq_threshold).fit(sources["train"], client, threads=workers)
+            tables = workflow.transform_to_parquet(
+                sources,
+                output / "tables",
+                row_group_rows=RAW_ROW_GROUP_ROWS,
+                rows_per_file=ROWS_PER_FILE,
+                client=client,
+                threads=workers,
+                overwrite=True,
+            )
+            for name, made in parts.items():
+                (Path(tables) / made).rename(staging.path / name)
+            remove(tables)
+            rows = {f"{side}_rows": source.num_rows for side, source in sources.items()}
+            sizes = workflow.embedding_sizes()
+            cardinalities = {name: int(size) for name, (size, _) in sizes.items()}
+            staging.metadata.update(rows, cardinalities=cardinalities)
+    print(
+        f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/",
+        flush=True,
+    )
+    return staging.metadata
 
 
 @contextlib.contextmanager

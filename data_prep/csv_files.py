@@ -98,8 +98,8 @@ class CsvOptions:
 
     def reader(self, lines: Iterator[str]) -> Any:
         """Return the reader of Python's csv module for lines of these files."""
-        mark = {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
-        return csv.reader(lines, strict=True, delimiter=self.delimiter, **mark)
+        mark: Any = {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
+        return csv.reader(lines, strict=True, delimiter=self.delimiter or ",", **mark)
 
 
 @dataclasses.dataclass
@@ -227,6 +227,7 @@ def read_head(path: Path, options: CsvOptions) -> tuple[CsvOptions, list[str]]:
 def _first_record(path: Path, text: TextIO, options: CsvOptions) -> tuple[list[str], int]:
     """Return the fields of the first record, and the number of lines up to its end."""
     reader = options.reader(_lines(text))
+    fields: list[str]
     try:
         fields = next((record for record in reader if record), [])
         reason = _unreadable("".join(fields), options) if fields else "it is empty. Leave it out."
@@ -246,7 +247,8 @@ class _Lines:
     """
 
     def __init__(self, block: str, text: TextIO) -> None:
-        self.left, self.taken, self._text = deque(io.StringIO(block)), [], text
+        self.left, self._text = deque(io.StringIO(block)), text
+        self.taken: list[str] = []
 
     def __iter__(self) -> _Lines:
         return self
@@ -262,7 +264,7 @@ class _Lines:
 def _records(
     lines: _Lines, number: int, options: CsvOptions, expected: int, bad: BadLines
 ) -> tuple[list[tuple[int, str]], int]:
-    """Return (line number, text) of records of `expected` fields, and the number of the next line."""
+    """Return (line number, text) of records of `expected` fields, and the next line's number."""
     good: list[tuple[int, str]] = []
     reader = options.reader(lines)
     while lines.left:
@@ -347,7 +349,7 @@ def read_blocks(
                 lines = _Lines(block, text)
                 records, number = _records(lines, number, options, len(names), bad)
                 table = _parsed("".join(record for _, record in records), options, names)
-                yield Block(table, bad, lambda records=records: records)
+                yield Block(table, bad, functools.partial(list, records))
             bar.update(raw.tell() - bar.n)
 
 
@@ -358,7 +360,13 @@ def _split(block: str, first: int) -> list[tuple[int, str]]:
 
 def _parsed(block: str, options: CsvOptions, names: Sequence[str]) -> pa.Table | None:
     """Return the fields of records as strings, or None if one is malformed."""
-    invalid: list[pa_csv.InvalidRow] = []
+    invalid = 0
+
+    def note(row: pa_csv.InvalidRow) -> str:
+        nonlocal invalid
+        invalid += 1
+        return "skip"
+
     try:
         data = block.encode() or b"\n"
     except UnicodeEncodeError:
@@ -370,7 +378,7 @@ def _parsed(block: str, options: CsvOptions, names: Sequence[str]) -> pa.Table |
             delimiter=options.delimiter,
             quote_char=options.quote or False,
             newlines_in_values=bool(options.quote),
-            invalid_row_handler=lambda row: invalid.append(row) or "skip",
+            invalid_row_handler=note,
         ),
         pa_csv.ConvertOptions(
             column_types=dict.fromkeys(names, TEXT),

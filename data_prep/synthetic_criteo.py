@@ -140,9 +140,8 @@ def draw_block(seed: int, day: int, block: int, sizes: list[int]) -> Block:
 
 
 def _draw_counts(rng: np.random.Generator, n: int) -> np.ndarray:
-    shared = 0.5 * rng.standard_normal(
-        n, np.float32
-    )  # an active user has high values in all counts
+    # An active user has high values in all counts.
+    shared = 0.5 * rng.standard_normal(n, np.float32)
     counts = np.empty((13, n), np.int32)
     for row, (mean, deviation, smallest) in enumerate(_COUNTS):
         z = shared + math.sqrt(0.75) * rng.standard_normal(n, np.float32)
@@ -244,30 +243,20 @@ def write_criteo(
     settings = {"command": "synthetic criteo", "version": 1, "rows": rows, "days": days,
                 "seed": seed, "scale": scale}  # fmt: skip
 
+    text = pa_csv.WriteOptions(
+        include_header=False, delimiter="\t", quoting_style="none", batch_size=8_192
+    )
+
     def write(path: Path, bar: tqdm) -> LabelStatistics:
         statistics = LabelStatistics()
         for day, count in enumerate(per_day):
-            _write_day(path / f"day_{day}.tsv", seed, day, count, sizes, statistics, bar)
+            with open(path / f"day_{day}.tsv", "wb") as file:
+                for number, start in enumerate(range(0, count, BLOCK_ROWS)):
+                    few = min(BLOCK_ROWS, count - start)
+                    block = draw_block(seed, day, number, sizes)
+                    pa_csv.write_csv(block_to_arrow(block).slice(0, few), file, text)
+                    statistics.add(block.label[:few], block.probability[:few])
+                    bar.update(few)
         return statistics
 
     return write_once(output, settings, write, overwrite=overwrite)
-
-
-def _write_day(
-    path: Path,
-    seed: int,
-    day: int,
-    rows: int,
-    sizes: list[int],
-    statistics: LabelStatistics,
-    bar: tqdm,
-) -> None:
-    options = pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none",
-                                  batch_size=8_192)  # fmt: skip
-    with open(path, "wb") as file:
-        for number, start in enumerate(range(0, rows, BLOCK_ROWS)):
-            count = min(BLOCK_ROWS, rows - start)
-            block = draw_block(seed, day, number, sizes)
-            pa_csv.write_csv(block_to_arrow(block).slice(0, count), file, options)
-            statistics.add(block.label[:count], block.probability[:count])
-            bar.update(count)

@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (these are the public names)
 """tf.data formats: Parquet rows written in three forms, and the readers that lessons compare.
 
 - examples: TFRecord, a `tf.train.Example` per row. What most people have.
@@ -45,21 +46,3 @@ from tfrecords.writers import (
     write_prebatched,
     write_raw,
 )
-
-__all__ = [
-    "METADATA_FILE",
-    "ReadOptions",
-    "WriteOptions",
-    "Written",
-    "check_records",
-    "encode_examples",
-    "native_dataset",
-    "parsed_batches",
-    "prebatched_dataset",
-    "raw_columns",
-    "raw_stacked",
-    "read_metadata",
-    "write_examples",
-    "write_prebatched",
-    "write_raw",
-]

@@ -227,10 +227,7 @@ class _Form:
 
 def _check_range(name: str, values: np.ndarray, limits: np.iinfo) -> None:
     """Raise ValueError if a value is outside the limits."""
-    own = np.iinfo(values.dtype)
-    if not len(values) or (limits.min <= own.min and own.max <= limits.max):
-        return
-    for value in (int(values.min()), int(values.max())):
+    for value in map(int, (values.min(), values.max()) if len(values) else ()):
         if not limits.min <= value <= limits.max:
             raise ValueError(
                 f"column {name!r}: {value} does not fit into {limits.dtype}. Turn the values into "

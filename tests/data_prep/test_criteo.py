@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path, case):
 def test_days_and_workers_that_cannot_be_had_are_refused(raw, prepared, tmp_path, capsys):
     output = tmp_path / "data"
     with pytest.raises(DataPrepError, match="leaves none to train on"):
-        criteo.etl(prepared[0] / "parquet", output, valid_days=3)
+        criteo.prepare(raw, output, valid_days=3)
     arguments = ["criteo", "--from", str(raw), "--output", str(output)]
     assert main([*arguments, "--workers", "0"]) == 1
     assert "--workers must be at least 1, got 0" in capsys.readouterr().err
