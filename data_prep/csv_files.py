@@ -293,7 +293,7 @@ class Block:
     Args:
         table: the fields as strings; an empty field without quotes is null.
         bad: the malformed lines of the file.
-        records: returns (number of the line, text) of each row.
+        records: returns [(number of the line, text) of each row], and what follows.
     """
 
     def __init__(self, table: pa.Table, bad: BadLines, records: Callable[[], Any]) -> None:
@@ -302,7 +302,7 @@ class Block:
     @functools.cached_property
     def records(self) -> list[tuple[int, str]]:
         """(line number, text) of each row of the table."""
-        return self._records()
+        return self._records()[0]
 
     def reject(self, reasons: Mapping[int, str]) -> None:
         """Remove rows, {row: reason}, because they are malformed."""
@@ -338,24 +338,30 @@ def read_blocks(
             number += _first_record(path, text, options)[1]
         while block := text.read(BLOCK_CHARACTERS):
             block += "" if block.endswith("\n") else _line(text)
-            # Without quotes, each line is a record, and if PyArrow accepts them all, it is right.
-            table = (
-                None if options.quote and options.quote in block else _parsed(block, options, names)
-            )
+            # Most blocks hold whole records of the right length: PyArrow reads them as they are.
+            whole = _has_whole_records(block, options, len(names))
+            table = _parsed(block, options, names) if whole else None
             if table is not None:
-                yield Block(table, bad, functools.partial(_split, block, number))
+                lines, unread = _Lines(block, io.StringIO()), BadLines("")
+                of_rows = functools.partial(_records, lines, number, options, len(names), unread)
+                yield Block(table, bad, of_rows)
                 number += block.count("\n")
             else:
                 lines = _Lines(block, text)
                 records, number = _records(lines, number, options, len(names), bad)
                 table = _parsed("".join(record for _, record in records), options, names)
-                yield Block(table, bad, functools.partial(list, records))
+                yield Block(table, bad, functools.partial(tuple, (records, number)))
             bar.update(raw.tell() - bar.n)
 
 
-def _split(block: str, first: int) -> list[tuple[int, str]]:
-    """Return (number, text) of lines that are not blank; they do not end in characters but LF."""
-    return [(n, line) for n, line in enumerate(io.StringIO(block), first) if line != "\n"]
+def _has_whole_records(block: str, options: CsvOptions, fields: int) -> bool:
+    """Return whether quotes are in order, and records with quotes have so many fields."""
+    if not options.quote or options.quote not in block:
+        return True
+    try:
+        return set(map(len, options.reader(io.StringIO(block)))) <= {0, fields}
+    except csv.Error:
+        return False
 
 
 def _parsed(block: str, options: CsvOptions, names: Sequence[str]) -> pa.Table | None:
