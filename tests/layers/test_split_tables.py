@@ -12,7 +12,7 @@ import pytest
 from tests.support.backends import run
 from tests.support.documents import code_below
 from tests.support.processes import free_ports, run_together
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.layers import plan_tables
 from tutorlib.parquet import ParquetSink
 

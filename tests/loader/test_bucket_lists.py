@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.device_batches import assert_same_batches
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged
 from tutorlib.layers import DenseFeatures, EmbeddingBag, LinearFeatures, keras_inputs
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.loader.list_lengths import LENGTHS, BucketedValues, bucket_length, bucket_width
