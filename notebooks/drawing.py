@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from traces import LOADER, NATIVE, TEXT, WAITING, Trace, draw_timeline
+from traces import LOADER, NATIVE, TEXT, WAITING, draw_timeline
 
 __all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces", "in_digits"]
 

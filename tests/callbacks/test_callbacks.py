@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tutorlib.callbacks.memory import host_memory
 
 from tests.support.training import FakeClock, StepsTake, compiled_model, data, fit
 from tutorlib.callbacks import (
@@ -21,7 +22,6 @@ from tutorlib.callbacks import (
     MemoryLogger,
     ThroughputLogger,
 )
-from tutorlib.callbacks.memory import host_memory
 from tutorlib.loader import KerasSequenceLoader
 
 

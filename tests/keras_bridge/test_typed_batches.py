@@ -6,10 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tutorlib.keras_bridge.typed_batches import TypedBatch, with_types
 
 from tests.support.loaders import loader_with
 from tutorlib.columns import Ragged
-from tutorlib.keras_bridge.typed_batches import TypedBatch, with_types
 
 ROWS = 500
 NAMES = [f"I{k}" for k in range(6)]

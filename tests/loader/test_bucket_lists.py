@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from tutorlib.loader.list_lengths import LENGTHS, BucketedValues, bucket_length, bucket_width
 
 from tests.support.device_batches import assert_same_batches
 from tests.support.leftovers import come_to_an_end, reader_threads
@@ -20,7 +21,6 @@ from tests.support.loaders import loader_with
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.layers import DenseFeatures, EmbeddingBag, LinearFeatures, keras_inputs
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.loader.list_lengths import LENGTHS, BucketedValues, bucket_length, bucket_width
 from tutorlib.memory import HostSpace
 from tutorlib.ops import ListSlice
 from tutorlib.optimizers import RowSparseAdam

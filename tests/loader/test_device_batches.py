@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tutorlib.loader.device_batches import DeviceBuilder
 
 from tests.support.cupy_stand_in import StandIn, cupy
 from tests.support.device_batches import SCHEMA, assert_same_batches, chunk_of, loader_of
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tutorlib.columns import Chunk
-from tutorlib.loader.device_batches import DeviceBuilder
 from tutorlib.loader.layout import Layout
 from tutorlib.memory import DevicePool, HostSpace
 from tutorlib.ops import Categorify, FillMissing, Normalize

@@ -1,10 +1,10 @@
 """Data and traces that the tests of profiling share."""
 
 import pytest
+from tutorlib.profiling import read_trace
 
 from tests.support.traces import profiled, write_trace
 from tests.support.training import model_of, slow_dataset, write_rows
-from tutorlib.profiling import read_trace
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tutorlib.profiling import cores_awake
 
 from tutorlib.memory import usable_cores
-from tutorlib.profiling import cores_awake
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tutorlib.profiling import diagnose
 
 from tests.support.training import (
     BATCH_SIZE,
@@ -16,7 +17,6 @@ from tests.support.training import (
     values_of,
 )
 from tutorlib.layers import DenseFeatures, keras_inputs
-from tutorlib.profiling import diagnose
 
 
 def test_a_slow_loader_bounds_a_small_model(folder):

@@ -3,7 +3,6 @@
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
-
 from tutorlib.profiling import Intervals
 
 pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)).map(lambda p: (p[0], sum(p))))

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-
 from tutorlib.profiling import draw_timeline
 
 

@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tutorlib.profiling import ProfileSteps, read_trace
+from tutorlib.profiling.trace import CPU_NAME
 
 from tests.support.traces import profiled, write_trace
 from tests.support.training import loader_of, model_of, slow_loader
-from tutorlib.profiling import ProfileSteps, read_trace
-from tutorlib.profiling.trace import CPU_NAME
 
 # ---- real traces --------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ import threading
 import types
 
 import numpy as np
+from tutorlib.memory.spaces import _HostLease
 
 from tutorlib.memory import HostSpace
-from tutorlib.memory.spaces import _HostLease
 
 # ---- streams: what was begun on each, and what of it is known to be done -------------------------
 

@@ -5,9 +5,10 @@ import os
 import threading
 import time
 
-from tutorlib.loader.batches import Batches
 from tutorlib.loader.device_batches import DeviceGroup
 from tutorlib.loader.host_batches import HostGroup
+
+from tutorlib.loader.batches import Batches
 from tutorlib.loader.pipeline import Pipeline
 
 PROMPT_S = 30  # far less than a hang, far more than a slow machine needs

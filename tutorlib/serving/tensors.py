@@ -16,10 +16,9 @@ import tensorflow as tf
 
 from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.hashing import hash_values as hash_on_host
-from tutorlib.schema import element_type, is_time
 from tutorlib.loader.layout import batch_dtype
 from tutorlib.ops.base import take_or_null
-from tutorlib.schema import Column, Schema
+from tutorlib.schema import Column, Schema, element_type, is_time
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
 GAMMA, FACTOR_1, FACTOR_2 = (
