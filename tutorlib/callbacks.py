@@ -290,16 +290,21 @@ def _bounds(variable: Any) -> list[tuple[int, int]]:
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
+def _local(variable: Any) -> Any:
+    """Return a variable, or its value in this process if others hold it too.
+
+    JAX would have all processes take part in reading what they share.
+    """
+    return variable if process_count() == 1 else variable.value.addressable_data(0)
+
+
 def _blocks(variable: Any) -> Iterator[np.ndarray]:
     """Yield a variable block by block; all processes that share it must do so."""
     bounds = _bounds(variable)
-    split = _is_split(variable)
-    if process_count() > 1 and not split:
-        # JAX would have all processes take part in reading what they share.
-        variable = variable.value.addressable_data(0)
-    if len(bounds) == 1 and not split:
-        yield keras.ops.convert_to_numpy(variable)
+    if len(bounds) == 1 and not _is_split(variable):
+        yield keras.ops.convert_to_numpy(_local(variable))
         return
+    variable = variable if _is_split(variable) else _local(variable)
     for start, stop in bounds:
         ids = np.arange(start, stop)
         if keras.config.backend() == "tensorflow":

@@ -57,11 +57,11 @@ class Pass(Iterator[Any]):
 class _Epochs(Iterable[Any]):
     """What Keras iterates over: each `iter()` is a new pass."""
 
-    def __init__(self, epoch: Callable[[], Iterator[Any]]) -> None:
-        self._epoch = epoch
+    def __init__(self, new_pass: Callable[[], Iterator[Any]]) -> None:
+        self._new_pass = new_pass
 
     def __iter__(self) -> Iterator[Any]:
-        return Pass(self._epoch())
+        return Pass(self._new_pass())
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do if TensorFlow takes this for a `tf.data.Dataset` and asks for more."""
@@ -77,12 +77,12 @@ class TensorAdapter(abc.ABC, DataAdapter):
     """A data adapter whose batches are tensors of Keras's backend already."""
 
     @abc.abstractmethod
-    def epoch(self) -> Iterator[Any]:
+    def new_pass(self) -> Iterator[Any]:
         """Yield the batches of an epoch, which begins with the first: Keras may ask for none."""
 
     def get_tf_dataset(self) -> Iterable[Any]:
         """Return the batches: an iterable of which each `iter()` is one epoch."""
-        return _Epochs(self.epoch)
+        return _Epochs(self.new_pass)
 
     get_jax_iterator = get_tf_dataset
     get_torch_dataloader = get_tf_dataset
@@ -109,7 +109,7 @@ class LoaderAdapter(TensorAdapter):
     _asked: tuple[Any, ...] = ()  # where the loader stood when Keras asked for its length
     _silence = contextlib.ExitStack()
 
-    def epoch(self: Any) -> Iterator[Any]:
+    def new_pass(self: Any) -> Iterator[Any]:
         """Yield the batches of the current epoch, or of what is left of it after a resume."""
         batches, waiting, resumed = iter(self), _shown_as_waiting(), self.first_batch > 0
         while True:
@@ -127,7 +127,7 @@ class LoaderAdapter(TensorAdapter):
         from tutorlib.keras_bridge.batch_types import with_types
 
         typed = with_types([column.name for column in self.schema if column.multi_hot])
-        return _Epochs(lambda: map(typed, self.epoch()))
+        return _Epochs(lambda: map(typed, self.new_pass()))
 
     @property
     def num_batches(self: Any) -> int:
@@ -240,7 +240,7 @@ class TimedBatches(TensorAdapter):
         timed._num_batches = batches if batches >= 0 else None
         return timed
 
-    def epoch(self) -> Iterator[Any]:
+    def new_pass(self) -> Iterator[Any]:
         """Yield the batches of an epoch, and add the seconds that each took."""
         batches = iter(self._data)
         while True:
