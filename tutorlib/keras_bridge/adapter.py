@@ -15,7 +15,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 import keras
@@ -160,8 +159,8 @@ class LoaderAdapter(TensorAdapter):
         remedy = "for validation_split, which is for arrays, give validation_data another loader"
         if DataAdapter is object:
             remedy = (
-                f"fit, evaluate and predict of Keras {TESTED_KERAS} take it as it is, those of Keras "
-                f"{keras.__version__} do not: give them loader.to_tf_dataset()"
+                f"fit, evaluate and predict of Keras {TESTED_KERAS} take it as it is, those of "
+                f"Keras {keras.__version__} do not: give them loader.to_tf_dataset()"
             )
         raise TypeError(
             f"a {type(self).__name__} gives batches and cannot become an array; {remedy}"
@@ -291,8 +290,8 @@ def refuse_ignored_arguments(
         disorder: words for why rows do not come in the order of the files; "" if they do.
         labelled: whether the batches hold labels.
     """
-    frame: FrameType | None = sys._getframe(2)
-    if frame is None or frame.f_code.co_name != "__init__":  # Keras asks again later, for itself
+    frame: Any = sys._getframe(2)
+    if frame.f_code.co_name != "__init__":  # Keras asks again later, for itself
         return
     while frame is not None and not (
         frame.f_code.co_name in STEPS and isinstance(frame.f_locals.get("self"), keras.Model)
