@@ -344,7 +344,7 @@ def train(folder, result, path=None, progress=os.devnull, every_n_batches=5, emb
     tf.config.experimental.enable_op_determinism()
     loader, model = loader_of(folder), model_of(embedding_rows=embedding_rows, metrics=["auc"])
     file, epoch = open(progress, "ab", buffering=0), 0
-    used = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: file.write(b"."))]
+    used = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: file.write(b"."))]
     if path is not None:
         used.append(LoaderCheckpoint(path, loader, every_n_batches))
         epoch = used[-1].restore(model)

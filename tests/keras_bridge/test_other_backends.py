@@ -85,6 +85,7 @@ batches = iter(parts)
 for _ in range(4):
     next(batches)
 rest.load_state_dict(parts.state_dict())
+parts.close()
 model = plain_model()
 model.fit(rest, epochs=1, verbose=0)
 said["rest"] = int(model.optimizer.iterations), rest.epoch
