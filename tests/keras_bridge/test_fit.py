@@ -182,21 +182,6 @@ def test_batches_drawn_to_build_a_model_are_given_again(folder, drawn):
     assert (loader.epoch, next(seeds)) == (1, 1)
 
 
-def test_the_rest_of_a_resumed_epoch_is_given_again(folder):
-    half = loader_of(folder, 200)
-    next(iter(half))
-    loader = loader_of(folder, 200)
-    loader.load_state_dict(half.state_dict())
-    keras_calls = Calls(loader)
-    keras_calls.take_in()
-    keras_calls.draw(2)
-    assert loader.epoch == 1
-    keras_calls.begin()
-    assert (loader.epoch, loader.first_batch) == (0, 1)
-    keras_calls.epoch(2)
-    assert (loader.epoch, loader.first_batch) == (1, 0)
-
-
 def test_an_epoch_that_was_trained_is_never_given_again(folder):
     loader = loader_of(folder, 200)
     fit, predict, validate = Calls(loader), Calls(loader), Calls(loader)
