@@ -282,24 +282,29 @@ def _bounds(variable: Any) -> list[tuple[int, int]]:
 
     The whole value of a table would be copied twice. Other variables are one block.
     """
-    nbytes = math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
-    rows = variable.shape[0] if variable.shape else 1
-    if len(variable.shape) != 2 or nbytes <= BLOCK_BYTES:
+    shape = tuple(variable.shape) or (1,)
+    rows, nbytes = shape[0], math.prod(shape) * np.dtype(variable.dtype).itemsize
+    if len(shape) != 2 or nbytes <= BLOCK_BYTES:
         return [(0, rows)]
     step = max(1, BLOCK_BYTES * rows // nbytes)
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
+def _local(variable: Any) -> Any:
+    """Return a variable, or its value in this process if others hold it too.
+
+    JAX would have all processes take part in reading what they share.
+    """
+    return variable if process_count() == 1 else variable.value.addressable_data(0)
+
+
 def _blocks(variable: Any) -> Iterator[np.ndarray]:
     """Yield a variable block by block; all processes that share it must do so."""
     bounds = _bounds(variable)
-    split = _is_split(variable)
-    if process_count() > 1 and not split:
-        # JAX would have all processes take part in reading what they share.
-        variable = variable.value.addressable_data(0)
-    if len(bounds) == 1 and not split:
-        yield keras.ops.convert_to_numpy(variable)
+    if len(bounds) == 1 and not _is_split(variable):
+        yield keras.ops.convert_to_numpy(_local(variable))
         return
+    variable = variable if _is_split(variable) else _local(variable)
     for start, stop in bounds:
         ids = np.arange(start, stop)
         if keras.config.backend() == "tensorflow":
@@ -430,13 +435,13 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the model counts rows, and open the TensorBoard file."""
-        metrics = {metric.name: metric for metric in self.model.metrics}
-        self._loss, self._compiled = metrics.get("loss"), False
-        if not hasattr(self._loss, "count"):
+        if not hasattr(self._loss(), "count"):
+            names = [metric.name for metric in self.model.metrics]
             raise ValueError(
                 "ThroughputLogger counts rows with the model's mean metric 'loss'; the model has "
-                f"{list(metrics)}. Compile it with a loss."
+                f"{names}. Compile it with a loss."
             )
+        self._compiled = False
         if self.log_dir is not None:
             import tensorflow as tf
 
@@ -450,7 +455,7 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read rows and clock, and end the window if it is full."""
-        before, self._count = self._count, int(keras.ops.convert_to_numpy(self._loss.count))
+        before, self._count = self._count, int(keras.ops.convert_to_numpy(self._loss().count))
         if self._count < COUNTS_TO or not self._step_rows:
             self._step_rows = self._count - before
         self._rows += self._step_rows
@@ -473,6 +478,10 @@ class ThroughputLogger(keras.callbacks.Callback):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _loss(self) -> Any:
+        """Return the loss metric; on JAX, `self.model` brings its count up to date."""
+        return next((metric for metric in self.model.metrics if metric.name == "loss"), None)
 
     def _throughput(self, name: str, begin: tuple[int, float]) -> Throughput:
         """Return the throughput since a step, and write it to TensorBoard."""

@@ -201,12 +201,15 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
         raise ValueError(f"model {model.name!r} is not compiled: compile it as for fit")
     if not max_seconds > 0:
         raise ValueError(f"max_seconds must be above 0, got {max_seconds}")
-    if isinstance(data, KerasSequenceLoader):
+    is_loader = isinstance(data, KerasSequenceLoader)
+    if is_loader:
         data.check_for_fit()
-        begin = data.preview  # which does not move the loader
     else:
         TimedBatches.of_dataset(data)  # raises if it is no dataset
-        begin = lambda: (batch for batch in data)  # noqa: E731
+
+    def begin() -> Any:  # an epoch; it does not move a loader
+        return data.preview() if is_loader else (batch for batch in data)
+
     with contextlib.closing(begin()) as batches:
         held = list(itertools.islice(batches, HELD_BATCHES))
     if not held:

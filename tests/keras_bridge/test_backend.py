@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tutorlib.keras_bridge import tensor_maker, unstacking_maker, wait_for_gpu
+from tutorlib.keras_bridge.backend import tensor_maker, unstacking_maker, wait_for_gpu
 from tutorlib.memory import aligned_empty
 
 

@@ -1,6 +1,8 @@
 """fit, evaluate and predict over a loader: each row as often as asked, and the right numbers."""
 
 import itertools
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -9,7 +11,9 @@ import tensorflow as tf
 
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
-from tutorlib.columns import Ragged
+from tests.support.training import compiled_model, data
+from tutorlib.chunk import Ragged
+from tutorlib.keras_bridge.adapter import TimedBatches
 from tutorlib.loader import KerasSequenceLoader
 
 ROWS = 500
@@ -37,7 +41,8 @@ def columns():
     }
 
 
-loader_of = loader_with(BATCH, label_names=["click"], cat_names=["row"], cont_names=["x"])
+NAMES = {"label_names": ["click"], "cat_names": ["row"], "cont_names": ["x"]}
+loader_of = loader_with(BATCH, **NAMES)
 
 
 class Network(keras.Model):
@@ -46,10 +51,12 @@ class Network(keras.Model):
     def __init__(self):
         super().__init__()
         self.dense = keras.layers.Dense(1, activation="sigmoid")
-        self.rows = []
+        self.rows, self.traces = [], []
 
     def train_step(self, data):
-        if not tf.inside_function():
+        if tf.inside_function():
+            self.traces.append({name: str(tensor.shape) for name, tensor in data[0].items()})
+        else:
             self.rows.append(data[0]["row"].numpy()[:, 0].tolist())
         return super().train_step(data)
 
@@ -64,42 +71,45 @@ def network(learning_rate=0.1, **arguments):
     return model
 
 
+@pytest.fixture(scope="module")
+def constant():
+    """A network that does not learn: the loss of an epoch is the mean over all rows."""
+    return network(learning_rate=0.0, weighted_metrics=["mae"])
+
+
 def order_of(loader, epochs):
     """Return the rows of each batch over so many epochs, as a loop over the loader gives them."""
     batches = itertools.chain.from_iterable(iter(loader) for _ in range(epochs))
     return [inputs["row"].numpy()[:, 0].tolist() for inputs, _ in batches]
 
 
+def assert_same_weights(one, other, **tolerance):
+    for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, **{"rtol": 0, **tolerance})
+
+
 # ---- which rows, in which order ---------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("steps", [None, 1, 3, 8])
-@pytest.mark.parametrize("steps_per_execution", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("steps", "steps_per_execution"),
+    [(None, 1), (3, 1), (8, 2), (1, 3), (3, 2), (None, 3), (11, 1)],
+)
 def test_fit_trains_on_the_batches_of_the_loader_in_turn(folder, steps, steps_per_execution):
-    """Also across epochs of fit that end within an epoch of the loader."""
+    """Also across epochs of fit that end within an epoch of the loader, or go beyond one."""
     model = network(run_eagerly=True, steps_per_execution=steps_per_execution)
     model.fit(loader_of(folder), epochs=3, steps_per_epoch=steps, verbose=0)
-    want = order_of(loader_of(folder), 3)
-    assert len(model.rows) >= 3 * (steps or 8) - steps_per_execution
-    assert model.rows == want[: len(model.rows)]
-
-
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")
-def test_more_steps_than_batches_end_with_the_loaders_epoch(folder):
-    model = network(run_eagerly=True)
-    model.fit(loader_of(folder), epochs=2, steps_per_epoch=11, verbose=0)
-    assert model.rows == order_of(loader_of(folder), 2)
+    assert len(model.rows) >= 3 * min(steps or 8, 8) - steps_per_execution
+    assert model.rows == order_of(loader_of(folder), 3)[: len(model.rows)]
 
 
 def test_fit_twice_is_fit_once_with_twice_the_epochs(folder):
-    once, twice = network(), network()
+    once, twice, loader = network(), network(), loader_of(folder)
     once.fit(loader_of(folder), epochs=4, verbose=0)
-    loader = loader_of(folder)
     for _ in range(2):
         twice.fit(loader, epochs=2, verbose=0)
-    for a, b in zip(once.get_weights(), twice.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same_weights(once, twice)
 
 
 def test_evaluating_in_between_does_not_disturb_training(folder):
@@ -112,95 +122,136 @@ def test_evaluating_in_between_does_not_disturb_training(folder):
 
     valid, evaluate = loader_of(folder, shuffle=False), Evaluate()
     model, alone = network(run_eagerly=True), network(run_eagerly=True)
+    validation = {"validation_data": loader_of(folder, seed=9), "validation_freq": 2}
     history = model.fit(
-        loader_of(folder),
-        epochs=4,
-        validation_data=loader_of(folder, seed=9),
-        validation_freq=2,
-        callbacks=[evaluate],
-        verbose=0,
+        loader_of(folder), epochs=4, callbacks=[evaluate], verbose=0, **validation
     ).history
     alone.fit(loader_of(folder), epochs=4, verbose=0)
     assert (len(history["loss"]), len(history["val_loss"])) == (4, 2)
     assert len(evaluate.losses) == 4
     assert model.rows == alone.rows
-    for a, b in zip(model.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_same_weights(model, alone)
 
 
-def test_validation_steps_take_the_first_batches(folder, columns):
-    model = network(learning_rate=0.0)
-    valid = loader_of(folder, shuffle=False)
-    history = model.fit(
-        loader_of(folder), validation_data=valid, validation_steps=2, verbose=0
-    ).history
-    want = cross_entropy(model, columns)[: 2 * BATCH].mean()
-    assert history["val_loss"] == pytest.approx([want], rel=1e-5)
-
-
-def test_predict_gives_the_rows_in_the_order_of_the_loader(folder, columns):
-    model = network()
-    model({"x": columns["x"][:1, None]})
-    want = model({"x": columns["x"][:, None]}).numpy()
-
-    def check(loader, rows, **arguments):
-        predicted = model.predict(loader, verbose=0, **arguments)
+def test_predict_gives_the_rows_in_the_order_of_the_loader(folder, columns, constant):
+    want = constant({"x": columns["x"][:, None]}).numpy()
+    for loader, rows, arguments in (
+        (loader_of(folder, shuffle=False), slice(None), {}),
+        (loader_of(folder, label_names=[], shuffle=False), slice(2 * BATCH), {"steps": 2}),
+    ):
+        predicted = constant.predict(loader, verbose=0, **arguments)
         np.testing.assert_allclose(predicted, want[rows], rtol=1e-6)
 
-    check(loader_of(folder, shuffle=False), slice(None))
-    check(loader_of(folder, label_names=[], shuffle=False), slice(2 * BATCH), steps=2)
+
+class Calls:
+    """Makes the calls of Keras's EpochIterator on an adapter, in its order."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def take_in(self):
+        self.loader.num_batches  # noqa: B018
+
+    def begin(self):
+        self.loader.num_batches  # noqa: B018
+        self.loader.on_epoch_end()
+
+    def draw(self, batches):
+        self.loader.on_epoch_begin()
+        iterator = iter(self.loader.get_torch_dataloader())
+        return [next(iterator) for _ in range(batches)]
+
+    def epoch(self, batches):
+        taken = self.draw(batches)
+        iter(self.loader.get_torch_dataloader())  # of the next epoch, which may never come
+        self.loader.on_epoch_end()
+        return taken
+
+
+@pytest.mark.parametrize("drawn", [1, 2, 3])
+def test_batches_drawn_to_build_a_model_are_given_again(folder, drawn):
+    """Also all three of an epoch, as with three steps per execution on PyTorch."""
+    seeds = iter(range(9))
+    loader = loader_of(folder, 200, seed_fn=lambda: next(seeds))
+    keras_calls = Calls(loader)
+    keras_calls.take_in()
+    first = keras_calls.draw(drawn)[0][0]["x"]
+    keras_calls.begin()
+    assert loader.state_dict()["batch"] == loader.epoch == 0
+    np.testing.assert_array_equal(keras_calls.epoch(3)[0][0]["x"], first)
+    assert (loader.epoch, next(seeds)) == (1, 1)
+
+
+def test_an_epoch_that_was_trained_is_never_given_again(folder):
+    loader = loader_of(folder, 200)
+    fit, predict, validate = Calls(loader), Calls(loader), Calls(loader)
+    fit.take_in(), fit.begin()
+    fit.epoch(3)
+    fit.draw(3)  # stopped early, at the last batch of the epoch
+    assert loader.epoch == 2
+    validate.begin()  # with an iterator that fit has kept from its first validation
+    validate.epoch(3)
+    predict.take_in()
+    predict.epoch(3)
+    validate.begin()
+    predict.take_in()
+    predict.draw(3)  # stopped early
+    fit.take_in(), fit.begin()
+    assert loader.epoch == 5
 
 
 # ---- the numbers that fit reports -------------------------------------------------------------
 
 
-def cross_entropy(model, columns, label="click"):
+def cross_entropy(model, columns):
     """Return the loss of each row, worked out from the probabilities with NumPy."""
     probability = model({"x": columns["x"][:, None]}).numpy()[:, 0].astype("float64")
-    y = columns[label]
+    y = columns["click"]
     return -(y * np.log(probability) + (1 - y) * np.log(1 - probability))
 
 
-@pytest.mark.parametrize("name", ["A", "m", "z"])
-@pytest.mark.parametrize("multi_hot", ["nnzs", "offsets", "ragged", "padded"])
-def test_the_epoch_loss_is_right_beside_any_list_column(folder, columns, name, multi_hot):
-    """The network does not learn, so the loss of an epoch is the mean over all rows."""
-    loader = loader_of(folder, cat_names=["row", name], cont_names=["x"], multi_hot=multi_hot)
-    model = network(learning_rate=0.0)
-    if multi_hot == "offsets" and name < "row":
+@pytest.mark.parametrize(
+    ("name", "changes", "refused"),
+    [
+        (None, {}, False),
+        (None, {"batch_layout": "stacked"}, False),
+        ("A", {"multi_hot": "nnzs"}, False),
+        ("m", {"multi_hot": "ragged"}, False),
+        ("A", {"multi_hot": "padded"}, False),
+        ("A", {"multi_hot": "offsets"}, True),
+        ("m", {"multi_hot": "offsets"}, True),
+        ("z", {"multi_hot": "offsets"}, False),
+        ("A", {"multi_hot": "offsets", "batch_layout": "stacked"}, True),
+        ("m", {"multi_hot": "offsets", "batch_layout": "stacked"}, False),
+    ],
+)
+def test_the_epoch_loss_is_right_beside_any_list_column(
+    folder, columns, constant, name, changes, refused
+):
+    """Keras weighs it by the first input in order of names: offsets there have other lengths."""
+    loader = loader_of(folder, cat_names=["row", *filter(None, [name])], **changes)
+    if refused:
         with pytest.raises(ValueError, match=f"first input, '{name}__offsets'"):
-            model.fit(loader, verbose=0)
+            constant.fit(loader, verbose=0)
         return
-    loss = model.fit(loader, verbose=0).history["loss"]
-    assert loss == pytest.approx([cross_entropy(model, columns).mean()], rel=1e-5)
-    assert model.evaluate(loader, verbose=0) == pytest.approx(loss[0], rel=1e-5)
+    loss = constant.fit(loader, verbose=0).history["loss"]
+    assert loss == pytest.approx([cross_entropy(constant, columns).mean()], rel=1e-5)
+    assert constant.evaluate(loader, verbose=0)[0] == pytest.approx(loss[0], rel=1e-5)
 
 
-def test_the_epoch_loss_is_right_for_stacked_batches(folder, columns):
-    model = network(learning_rate=0.0)
-    loader = loader_of(folder, batch_layout="stacked")
-    loss = model.fit(loader, verbose=0).history["loss"]
-    assert loss == pytest.approx([cross_entropy(model, columns).mean()], rel=1e-5)
+def test_validation_steps_take_the_first_batches(folder, columns, constant):
+    valid = {"validation_data": loader_of(folder, shuffle=False), "validation_steps": 2}
+    history = constant.fit(loader_of(folder), verbose=0, **valid).history
+    want = cross_entropy(constant, columns)[: 2 * BATCH].mean()
+    assert history["val_loss"] == pytest.approx([want], rel=1e-5)
 
 
-def test_offsets_beside_stacked_columns_are_refused_where_they_sort_first(folder, columns):
-    """ "A__offsets" sorts before "categorical", and "m__offsets" behind it."""
-    arguments = {"batch_layout": "stacked", "multi_hot": "offsets"}
-    with pytest.raises(ValueError, match="first input, 'A__offsets'"):
-        network().fit(loader_of(folder, cat_names=["row", "A"], **arguments), verbose=0)
-    model = network(learning_rate=0.0)
-    loss = model.evaluate(loader_of(folder, cat_names=["row", "m"], **arguments), verbose=0)
-    assert loss == pytest.approx(cross_entropy(model, columns).mean(), rel=1e-5)
-
-
-def test_weights_weigh_the_loss_and_the_metrics(folder, columns):
+def test_weights_weigh_the_loss_and_the_metrics(folder, columns, constant):
     """Keras divides the weighted sum of a batch by its rows, not by its weights."""
-    model = network(learning_rate=0.0, weighted_metrics=["mae"])
-    loader = loader_of(folder, weight_name="w")
-    logs = model.fit(loader, verbose=0).history
-    want = (columns["w"] * cross_entropy(model, columns)).mean()
+    logs = constant.fit(loader_of(folder, weight_name="w"), verbose=0).history
+    want = (columns["w"] * cross_entropy(constant, columns)).mean()
     assert logs["loss"] == pytest.approx([want], rel=1e-5)
-    error = np.abs(columns["click"] - model({"x": columns["x"][:, None]}).numpy()[:, 0])
+    error = np.abs(columns["click"] - constant({"x": columns["x"][:, None]}).numpy()[:, 0])
     assert logs["mae"] == pytest.approx([np.average(error, weights=columns["w"])], rel=1e-5)
 
 
@@ -216,15 +267,12 @@ class TwoHeads(keras.Model):
 
 @pytest.mark.parametrize("weight_name", [None, "w"])
 def test_each_output_has_its_own_label_and_loss(folder, columns, weight_name):
-    keras.utils.set_random_seed(0)
     model = TwoHeads()
-    model.compile(
-        keras.optimizers.SGD(0.0), {"click": "binary_crossentropy", "rating": "mean_squared_error"}
-    )
+    losses = {"click": "binary_crossentropy", "rating": "mean_squared_error"}
+    model.compile(keras.optimizers.SGD(0.0), losses)
     loader = loader_of(folder, label_names=["click", "rating"], weight_name=weight_name)
     logs = model.fit(loader, epochs=2, verbose=0).history
-    ordered = loader_of(folder, shuffle=False)
-    predicted = {name: model.predict(ordered, verbose=0)[name] for name in ("click", "rating")}
+    predicted = model.predict(loader_of(folder, shuffle=False), verbose=0)
     assert predicted["click"].shape == predicted["rating"].shape == (ROWS, 1)
 
     outputs = {k: v.numpy()[:, 0] for k, v in model({"x": columns["x"][:, None]}).items()}
@@ -238,46 +286,46 @@ def test_compiled_by_xla_it_learns_the_same(folder):
     plain, compiled = network(jit_compile=False), network(jit_compile=True)
     for model in (plain, compiled):
         model.fit(loader_of(folder, drop_last=True), epochs=2, verbose=0)
-    for a, b in zip(plain.get_weights(), compiled.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert_same_weights(plain, compiled, rtol=1e-4, atol=1e-6)
 
 
 def test_lists_of_any_length_are_traced_a_few_times_only(folder):
     """Two batches tell TensorFlow that a length varies, the last one that the batch does."""
-    traces = []
-
-    class Traced(Network):
-        def train_step(self, data):
-            traces.append(data[0]["m__values"].shape)
-            return super().train_step(data)
-
-    model = Traced()
-    model.compile("sgd", "binary_crossentropy")
+    model = network()
     model.fit(loader_of(folder, cat_names=["row", "A", "m", "z"]), epochs=3, verbose=0)
-    assert len(set(map(str, traces))) <= 3
-    assert str(traces[-1]) == "(None, 1)"
+    assert len({shapes["m__values"] for shapes in model.traces}) <= 3
+    assert model.traces[-1]["m__values"] == "(None, 1)"
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(("known", "per_execution"), [(True, 1), (False, 3)])
+def test_training_on_timed_batches_equals_training_on_the_dataset(known, per_execution):
+    dataset = data() if known else data().filter(lambda x, y: True)
+    timed = TimedBatches.of_dataset(dataset)
+    model, plain = (compiled_model(steps_per_execution=per_execution) for _ in range(2))
+    given = model.fit(timed, epochs=2, verbose=0, shuffle=False).history["loss"]
+    assert given == pytest.approx(plain.fit(dataset, epochs=2, verbose=0).history["loss"])
+    assert timed.batches == 10
+    assert timed.wait_s > 0
+
+
+def test_a_dataset_within_a_strategy_is_not_timed():
+    with (
+        tf.distribute.MirroredStrategy(["CPU:0"]).scope(),
+        pytest.raises(ValueError, match=r"needs the tf\.data\.Dataset itself"),
+    ):
+        TimedBatches.of_dataset(data())
 
 
 # ---- nothing is copied, nothing stays behind --------------------------------------------------
-
-
-def test_fit_never_goes_through_a_generator_dataset(folder, monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("from_generator copies every tensor on the host")
-
-    monkeypatch.setattr(tf.data.Dataset, "from_generator", refuse)
-    model, loader = network(), loader_of(folder, cat_names=["row", "m"], weight_name="w")
-    valid = loader_of(folder, cat_names=["row", "m"], weight_name="w")
-    model.fit(loader, validation_data=valid, epochs=2, verbose=0)
-    model.evaluate(loader, verbose=0)
-    model.predict(loader_of(folder, cat_names=["row", "m"], shuffle=False), verbose=0)
 
 
 def addresses(batch):
     return [np.from_dlpack(tensor).ctypes.data for tensor in tf.nest.flatten(batch)]
 
 
-def test_the_train_step_computes_on_the_loaders_own_memory(folder):
+def test_the_train_step_computes_on_the_loaders_own_memory(folder, monkeypatch):
+    """No batch goes through a generator dataset, which copies every tensor on the host."""
     made, seen = [], []
 
     class Recording(KerasSequenceLoader):
@@ -291,33 +339,33 @@ def test_the_train_step_computes_on_the_loaders_own_memory(folder):
             seen.append(addresses(data))
             return super().train_step(data)
 
+    monkeypatch.delattr(tf.data.Dataset, "from_generator")
     model = Watching()
     model.compile("sgd", "binary_crossentropy", run_eagerly=True)
-    names = {"label_names": ["click"], "cat_names": ["row", "m"], "cont_names": ["x"]}
-    model.fit(Recording(folder, BATCH, weight_name="w", **names), verbose=0)
+    names = {**NAMES, "cat_names": ["row", "m"], "weight_name": "w"}
+    valid = loader_of(folder, **names)
+    model.fit(Recording(folder, BATCH, **names), validation_data=valid, verbose=0)
+    model.predict(loader_of(folder, **names, shuffle=False), verbose=0)
     assert len(seen) == 8
     assert seen == [place for place, _ in made]
 
 
-class Stop(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 2:
-            self.model.stop_training = True
+class At(keras.callbacks.Callback):
+    """Calls a function after the third batch."""
 
-
-class Fail(keras.callbacks.Callback):
-    def __init__(self, error):
+    def __init__(self, function):
         super().__init__()
-        self.error = error
+        self.function = function
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 2:
-            raise self.error
+            self.function(self.model)
 
 
 def test_early_stopping_ends_the_threads_and_the_next_fit_begins_the_epoch_anew(folder):
     loader, model = loader_of(folder, buffer_size=50), network(run_eagerly=True)
-    model.fit(loader, callbacks=[Stop()], verbose=0)
+    stop = At(lambda model: setattr(model, "stop_training", True))
+    model.fit(loader, callbacks=[stop], verbose=0)
     assert come_to_an_end(reader_threads)
     assert loader.epoch == 0
     model.rows.clear()
@@ -327,8 +375,11 @@ def test_early_stopping_ends_the_threads_and_the_next_fit_begins_the_epoch_anew(
 
 @pytest.mark.parametrize("error", [RuntimeError("no disk space"), KeyboardInterrupt()])
 def test_an_error_in_a_callback_comes_through_and_leaves_no_thread(folder, error):
+    def fail(model):
+        raise error
+
     with pytest.raises(type(error)) as raised:
-        network().fit(loader_of(folder, buffer_size=50), callbacks=[Fail(error)], verbose=0)
+        network().fit(loader_of(folder, buffer_size=50), callbacks=[At(fail)], verbose=0)
     del raised
     error.__traceback__ = None  # it holds the frames of fit, and these the batches
     assert come_to_an_end(reader_threads)
@@ -344,3 +395,48 @@ def test_an_error_in_a_reader_comes_through_fit_and_leaves_no_thread(folder):
     with pytest.raises(RuntimeError, match="row 400 is bad"):
         network().fit(loader, verbose=0)
     assert come_to_an_end(reader_threads)
+
+
+MOVED = """
+import importlib.abc, sys
+import keras
+from keras.src.trainers.data_adapters import data_adapter
+
+class Moved(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == data_adapter.__name__:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+import keras.src.trainers.data_adapters as package
+del sys.modules[data_adapter.__name__]
+sys.meta_path.insert(0, Moved())
+
+from tutorlib.loader import KerasSequenceLoader
+
+names = {"cat_names": [], "cont_names": ["x"], "label_names": ["click"]}
+loader = KerasSequenceLoader(sys.argv[1], 64, **names)
+inputs = {"x": keras.Input((1,), name="x")}
+model = keras.Model(inputs, keras.layers.Dense(1)(inputs["x"]))
+model.compile("sgd", "mse")
+for method in (model.fit, model.evaluate, model.predict):
+    try:
+        method(loader, verbose=0)
+    except TypeError as error:
+        print(error)
+history = model.fit(loader.to_tf_dataset(), epochs=2, verbose=0).history
+print(len(history["loss"]), loader.epoch, len(list(loader)))
+"""
+
+
+def test_another_keras_gets_a_clear_error_and_to_tf_dataset(folder):
+    """As if Keras had moved its DataAdapter, which is not part of its public interface."""
+    result = subprocess.run(
+        [sys.executable, "-c", MOVED, folder], capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    *errors, trained = result.stdout.strip().splitlines()
+    assert len(errors) == 3
+    for error in errors:
+        assert f"Keras 3.15 take it as it is, those of Keras {keras.__version__} do not" in error
+        assert "give them loader.to_tf_dataset()" in error
+    assert trained == "2 2 8"

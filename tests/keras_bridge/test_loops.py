@@ -93,6 +93,7 @@ print(json.dumps({"losses": losses, "rows": noted, "weights": weights, "refused"
 """
 
 
+@pytest.mark.slow
 def test_under_multi_worker_mirrored_strategy(parent):
     """Equal steps, each row once, the same loss; `fit`, which cannot, names the page."""
     ports = free_ports(3)
@@ -122,6 +123,7 @@ print("null")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_under_distributed_data_parallel(parent):
     """Equal steps, each row once, the same loss."""

@@ -15,7 +15,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 import keras
@@ -57,11 +56,11 @@ class Pass(Iterator[Any]):
 class _Epochs(Iterable[Any]):
     """What Keras iterates over: each `iter()` is a new pass."""
 
-    def __init__(self, epoch: Callable[[], Iterator[Any]]) -> None:
-        self._epoch = epoch
+    def __init__(self, new_pass: Callable[[], Iterator[Any]]) -> None:
+        self._new_pass = new_pass
 
     def __iter__(self) -> Iterator[Any]:
-        return Pass(self._epoch())
+        return Pass(self._new_pass())
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do if TensorFlow takes this for a `tf.data.Dataset` and asks for more."""
@@ -77,12 +76,12 @@ class TensorAdapter(abc.ABC, DataAdapter):
     """A data adapter whose batches are tensors of Keras's backend already."""
 
     @abc.abstractmethod
-    def epoch(self) -> Iterator[Any]:
+    def new_pass(self) -> Iterator[Any]:
         """Yield the batches of an epoch, which begins with the first: Keras may ask for none."""
 
     def get_tf_dataset(self) -> Iterable[Any]:
         """Return the batches: an iterable of which each `iter()` is one epoch."""
-        return _Epochs(self.epoch)
+        return _Epochs(self.new_pass)
 
     get_jax_iterator = get_tf_dataset
     get_torch_dataloader = get_tf_dataset
@@ -109,7 +108,7 @@ class LoaderAdapter(TensorAdapter):
     _asked: tuple[Any, ...] = ()  # where the loader stood when Keras asked for its length
     _silence = contextlib.ExitStack()
 
-    def epoch(self: Any) -> Iterator[Any]:
+    def new_pass(self: Any) -> Iterator[Any]:
         """Yield the batches of the current epoch, or of what is left of it after a resume."""
         batches, waiting, resumed = iter(self), _shown_as_waiting(), self.first_batch > 0
         while True:
@@ -127,7 +126,7 @@ class LoaderAdapter(TensorAdapter):
         from tutorlib.keras_bridge.batch_types import with_types
 
         typed = with_types([column.name for column in self.schema if column.multi_hot])
-        return _Epochs(lambda: map(typed, self.epoch()))
+        return _Epochs(lambda: map(typed, self.new_pass()))
 
     @property
     def num_batches(self: Any) -> int:
@@ -160,8 +159,8 @@ class LoaderAdapter(TensorAdapter):
         remedy = "for validation_split, which is for arrays, give validation_data another loader"
         if DataAdapter is object:
             remedy = (
-                f"fit, evaluate and predict of Keras {TESTED_KERAS} take it as it is, those of Keras "
-                f"{keras.__version__} do not: give them loader.to_tf_dataset()"
+                f"fit, evaluate and predict of Keras {TESTED_KERAS} take it as it is, those of "
+                f"Keras {keras.__version__} do not: give them loader.to_tf_dataset()"
             )
         raise TypeError(
             f"a {type(self).__name__} gives batches and cannot become an array; {remedy}"
@@ -240,7 +239,7 @@ class TimedBatches(TensorAdapter):
         timed._num_batches = batches if batches >= 0 else None
         return timed
 
-    def epoch(self) -> Iterator[Any]:
+    def new_pass(self) -> Iterator[Any]:
         """Yield the batches of an epoch, and add the seconds that each took."""
         batches = iter(self._data)
         while True:
@@ -291,8 +290,8 @@ def refuse_ignored_arguments(
         disorder: words for why rows do not come in the order of the files; "" if they do.
         labelled: whether the batches hold labels.
     """
-    frame: FrameType | None = sys._getframe(2)
-    if frame is None or frame.f_code.co_name != "__init__":  # Keras asks again later, for itself
+    frame: Any = sys._getframe(2)
+    if frame.f_code.co_name != "__init__":  # Keras asks again later, for itself
         return
     while frame is not None and not (
         frame.f_code.co_name in STEPS and isinstance(frame.f_locals.get("self"), keras.Model)

@@ -1,0 +1,255 @@
+"""Throughput, stalls, memory and validation in the logs of real Keras trainings."""
+
+import csv
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+from tests.support.training import (
+    FakeClock,
+    StepsTake,
+    compiled_model,
+    data,
+    fit,
+    loader_of,
+    model_of,
+    slow_loader,
+    write_rows,
+)
+from tutorlib.callbacks import (
+    STAGES,
+    KerasSequenceValidater,
+    MemoryLogger,
+    Stall,
+    StallReport,
+    ThroughputLogger,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("data"))
+
+
+# ---- ThroughputLogger ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_throughput_is_rows_over_the_seconds_of_their_steps(validated):
+    """Validation and other work at the end of an epoch do not count."""
+    clock, valid = FakeClock(), data(200, seed=1)
+    logger = ThroughputLogger(every_steps=2, clock=clock)
+    slow = StepsTake(clock, validation_s=50.0 * validated, epoch_end_s=70.0 * validated)
+    used = [slow, logger, *([KerasSequenceValidater(valid)] if validated else [])]
+    history = fit(used)
+    # First epoch without its first step: 54 rows in 4 steps of 0.5 s; then 70 rows in 5 steps.
+    assert history["samples_per_s"] == pytest.approx([54 / 2, 70 / 2.5, 70 / 2.5])
+    assert [epoch.rows for epoch in logger.epochs] == [54, 70, 70]
+    # Windows of two steps, 16 rows a step, 6 in an epoch's last; unfinished ones are left out.
+    rates = [window.samples_per_s for window in logger.windows]
+    assert rates == [32.0, 22.0, 32.0, 32.0, 32.0, 32.0]
+    assert [window.step for window in logger.windows] == [3, 5, 7, 9, 12, 14]
+
+
+def test_throughput_counts_rows_of_several_steps_per_execution_and_of_stopped_epochs():
+    clock = FakeClock()
+    logger = ThroughputLogger(clock=clock)
+    stop = keras.callbacks.Callback()
+    stop.on_epoch_begin = lambda epoch, logs=None: setattr(stop, "last", epoch == 2)
+    stop.on_train_batch_end = lambda batch, logs=None: setattr(
+        stop.model, "stop_training", stop.last and batch == 3
+    )
+    fit([StepsTake(clock), stop, logger], model=compiled_model(steps_per_execution=2), rows=96)
+    assert [epoch.rows for epoch in logger.epochs] == [64, 96, 64]
+
+
+def test_an_epoch_of_one_compiling_step_has_no_throughput():
+    history = fit([ThroughputLogger()], epochs=2, rows=10)
+    assert np.isnan(history["samples_per_s"][0])
+    assert history["samples_per_s"][1] > 0
+
+
+def test_rows_are_counted_beyond_what_a_float32_can_count():
+    class AsInALongEpoch(keras.callbacks.Callback):
+        """Sets the count to two billion rows, where a float32 stops growing."""
+
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 1:
+                loss = next(metric for metric in self.model.metrics if metric.name == "loss")
+                loss.count.assign(2**31)
+
+    clock = FakeClock()
+    logger = ThroughputLogger(every_steps=1, clock=clock)
+    fit([AsInALongEpoch(), StepsTake(clock), logger], epochs=2, rows=80)
+    assert [epoch.rows for epoch in logger.epochs] == [64, 80]
+    assert {window.rows for window in logger.windows} == {16}
+
+
+ON_JAX = """
+import json, sys
+sys.modules["tensorflow"] = None
+import keras
+import numpy as np
+from tutorlib.callbacks import ThroughputLogger
+
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+logger = ThroughputLogger(every_steps=1)
+model.fit(np.zeros((70, 3)), np.zeros(70), batch_size=16, epochs=2, verbose=0, callbacks=[logger])
+print(json.dumps([[epoch.rows for epoch in logger.epochs], [w.rows for w in logger.windows]]))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax: pip install jax")
+def test_throughput_counts_rows_on_jax_without_tensorflow():
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", ON_JAX]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[54, 70], [16, 16, 16, 6, 16, 16, 16, 16, 6]]
+
+
+def test_tensorboard_gets_windows_and_epochs_by_step_also_over_two_fits(tmp_path):
+    clock, model = FakeClock(), compiled_model()
+    logger = ThroughputLogger(tmp_path, every_steps=2, clock=clock)
+    for _ in range(2):
+        fit([StepsTake(clock), logger], epochs=1, model=model)
+    found = {}
+    for path in sorted(tmp_path.iterdir()):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                figures = found.setdefault(value.tag, [])
+                figures.append((event.step, float(tf.make_ndarray(value.tensor))))
+    assert sorted(found["samples_per_s"]) == [(3, 32.0), (5, 22.0), (8, 32.0), (10, 22.0)]
+    assert sorted(found["epoch_samples_per_s"]) == [(5, 27.0), (10, 27.0)]
+
+
+def test_throughput_refuses_what_it_cannot_measure():
+    with pytest.raises(ValueError, match="every_steps must be at least 1, got 0"):
+        ThroughputLogger(every_steps=0)
+    with pytest.raises(TypeError, match=r"log_dir must be a path, got 65536\. Throughput"):
+        ThroughputLogger(65536)
+
+    class OwnStep(keras.Sequential):
+        def train_step(self, batch):
+            return {"loss": tf.reduce_mean(batch[0])}
+
+    model = OwnStep([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(RuntimeError, match="train_step of your own must update it"):
+        fit([ThroughputLogger()], model=model)
+
+
+# ---- StallReport --------------------------------------------------------------------------------
+
+
+def slow_data(clock, wait_s=2.0, first_s=7.0, batches=5):
+    """Return a dataset whose batches take seconds of a fake clock, the first of an epoch more."""
+
+    def rows():
+        for number in range(batches):
+            clock.now += first_s if number == 0 else wait_s
+            yield np.ones((16, 3), "float32"), np.ones((16, 1), "float32")
+
+    kind = tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1))
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # a batch is made when asked for
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=kind).with_options(options)
+    return dataset.apply(tf.data.experimental.assert_cardinality(batches))
+
+
+def test_a_stall_is_the_waiting_time_over_the_time_of_the_epoch():
+    clock = FakeClock()
+    report = StallReport(slow_data(clock), clock=clock)
+    slow = StepsTake(clock, validation_s=50.0, epoch_end_s=70.0)
+    options = {"epochs": 2, "verbose": 0, "callbacks": [slow, report]}
+    history = compiled_model().fit(report.data, validation_data=data(), **options).history
+    # 7 s for the first batch and 2 s for each of four more; steps of 0.5 s each, without
+    # the one of 100 s that compiles.
+    assert report.stalls == [
+        Stall(0, 5, 15.0 + 4 * 0.5, 15.0, 7.0, {}),
+        Stall(1, 5, 15.0 + 5 * 0.5, 15.0, 7.0, {}),
+    ]
+    assert history["stall"] == pytest.approx([15 / 17, 15 / 17.5])
+    assert not [name for name in history if name.startswith("stall_")]
+
+
+def test_the_stall_of_a_loader_with_a_slow_transform_is_in_transform(folder, tmp_path):
+    loader = slow_loader(folder)
+    report = StallReport(loader)
+    assert report.data is loader
+    written = keras.callbacks.CSVLogger(tmp_path / "logs.csv")
+    logs = model_of().fit(report.data, epochs=2, verbose=0, callbacks=[report, written]).history
+    for stall in report.stalls:
+        assert stall.steps == 8
+        assert 0.25 <= stall.first_wait_s <= stall.wait_s <= stall.elapsed_s
+        assert set(stall.stages) == set(STAGES)
+        assert stall.by_stage["transform"] > 0.8 * stall.share
+        assert sum(stall.by_stage.values()) == pytest.approx(stall.share)
+    rows = list(csv.DictReader((tmp_path / "logs.csv").open()))
+    for name in ["stall", *(f"stall_{stage}" for stage in STAGES)]:
+        assert [float(row[name]) for row in rows] == pytest.approx(logs[name])
+
+
+def test_data_that_fit_does_not_train_on_is_refused(folder):
+    with pytest.raises(RuntimeError, match="without a batch from the data of StallReport"):
+        fit([StallReport(data())])
+    with pytest.raises(RuntimeError, match="Give fit what StallReport has as its `data`"):
+        model_of().fit(loader_of(folder), callbacks=[StallReport(loader_of(folder))], verbose=0)
+    with pytest.raises(TypeError, match=r"a KerasSequenceLoader or a tf.data.Dataset, got a list"):
+        StallReport([1, 2])
+
+
+# ---- MemoryLogger and KerasSequenceValidater ----------------------------------------------------
+
+
+class Hold(keras.callbacks.Callback):
+    """Holds 256 MiB in the second epoch only."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.held = np.ones(2**28 if epoch == 1 else 1, "uint8")
+
+
+def test_memory_is_the_resident_set_of_the_process_and_its_peak():
+    history = fit([Hold(), MemoryLogger()], epochs=3)
+    used, peak = history["host_mib"], history["host_peak_mib"]
+    assert used[1] - used[0] > 200
+    assert used[1] - used[2] > 200
+    assert used[1] - 50 < peak[2]  # the operating system counts in coarse steps
+    assert used[2] == pytest.approx(psutil.Process().memory_info().rss / 2**20, abs=100)
+    assert bool(tf.config.list_physical_devices("GPU")) == ("gpu_mib" in history)
+
+
+def test_validater_logs_what_validation_data_gives_for_later_callbacks_to_see():
+    valid = data(75, seed=3)
+    models = [compiled_model(metrics=["accuracy", keras.metrics.AUC(name="auc")]) for _ in "12"]
+    stop = [keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=1e9)]
+    history = fit([KerasSequenceValidater(valid), *stop], model=models[0], epochs=9)
+    assert history == fit(stop, validation_data=valid, model=models[1], epochs=9)
+    assert len(history["val_auc"]) == 2
+
+
+def test_validater_takes_a_prefix_and_refuses_a_taken_one():
+    pair = [KerasSequenceValidater(data()), KerasSequenceValidater(data(seed=4), prefix="test_")]
+    assert set(fit(pair, epochs=1)) == {"loss", "val_loss", "test_loss"}
+    with pytest.raises(ValueError, match=r"already hold .*'val_loss'"):
+        fit([KerasSequenceValidater(data())], epochs=1, validation_data=data())
+
+
+def test_validation_on_the_training_loader_changes_neither_its_epochs_nor_the_weights(folder):
+    def losses(validated):
+        loader, model = loader_of(folder, seed=1), model_of()
+        used = [KerasSequenceValidater(loader)] if validated else []
+        history = model.fit(loader, epochs=3, verbose=0, callbacks=used).history
+        assert loader.epoch == 3
+        return history["loss"]
+
+    assert losses(validated=True) == losses(validated=False)

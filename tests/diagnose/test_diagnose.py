@@ -1,0 +1,187 @@
+"""diagnose tells slow data from a heavy model, and leaves both as they were."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support.training import (
+    BATCH_SIZE,
+    ROWS,
+    loader_by_row_group,
+    loader_of,
+    model_of,
+    slow_dataset,
+    slow_loader,
+    values_of,
+    write_rows,
+)
+from tutorlib.diagnose import ProfileSteps, diagnose
+from tutorlib.memory import usable_cores
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("data"))
+
+
+# ---- diagnose -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", ["input", "model"])
+def test_the_slower_one_of_data_and_model_bounds_a_training(folder, bound):
+    if bound == "input":
+        found = diagnose(model_of(), slow_loader(folder))
+        gain, other = found.gain_without_input, found.gain_without_model
+        assert found.wait_share > 0.5
+        assert found.training.steps == found.data_alone.steps == ROWS // BATCH_SIZE
+        assert found.training.rows == ROWS
+        assert 0.25 <= found.training.first_wait_s <= found.training.wait_s
+        assert str(found).startswith("The data bounds this training: a batch takes ")
+    else:
+        found = diagnose(model_of(2048, 2048, 2048), loader_of(folder))
+        gain, other = found.gain_without_model, found.gain_without_input
+        assert str(found).startswith("The model bounds this training: a batch takes ")
+    assert found.bound == bound
+    assert gain > 2 > other
+    assert found.training.wait_s <= found.training.elapsed_s
+
+
+def test_a_slow_dataset_bounds_a_small_model_also_without_an_end():
+    endless = diagnose(model_of(), slow_dataset(4, 0.25).repeat(), max_seconds=1)
+    assert endless.bound == "input"
+    assert endless.training.elapsed_s < 30
+
+
+def test_model_optimizer_and_loader_are_restored(folder):
+    model, loader, other = model_of(8, dropout=0.5), loader_of(folder), loader_of(folder)
+    history = model.fit(loader, verbose=0)
+    other.set_epoch(1)
+    next(iter(loader))  # stop in the middle of an epoch
+    before, state = values_of(model), loader.state_dict()
+    assert len(before) > 8  # weights, both moments, learning rate, a random state
+    diagnose(model, loader, max_seconds=1)
+    np.testing.assert_equal(values_of(model), before)
+    assert model.history is history
+    assert loader.state_dict() == state
+    rows = [np.concatenate([inputs["x"] for inputs, _ in each]) for each in (loader, other)]
+    np.testing.assert_array_equal(*rows)
+    assert loader.epoch == 2
+
+
+def test_the_model_is_restored_if_the_data_fails(folder):
+    calls = []
+
+    def fails(chunk):
+        calls.append(chunk)
+        if len(calls) > 12:
+            raise ValueError("no more")
+        return chunk
+
+    model, loader = model_of(8), loader_by_row_group(folder, fails)
+    model.optimizer.build(model.trainable_variables)
+    before = values_of(model)
+    with pytest.raises(ValueError, match="no more"):
+        diagnose(model, loader)
+    np.testing.assert_equal(values_of(model), before)
+
+
+def test_a_model_that_is_not_built_is_built_and_keeps_its_first_weights(folder):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, activation="sigmoid")
+
+        def call(self, inputs):
+            return self.dense(inputs["x"])
+
+    model = Own()
+    model.compile("adam", "binary_crossentropy")
+    diagnose(model, loader_of(folder), max_seconds=1)
+    assert np.array_equal(model.dense.bias, [0.0])
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(100, 5), (BATCH_SIZE, 8)])
+def test_a_smaller_last_batch_is_left_out_and_each_step_of_an_execution_counts(
+    folder, batch_size, steps
+):
+    model = model_of(steps_per_execution=1 if batch_size == 100 else 3)
+    found = diagnose(model, loader_of(folder, batch_size), max_seconds=5)
+    assert (found.training.steps, found.training.rows) == (steps, steps * batch_size)
+
+
+def test_what_cannot_be_tested_is_refused(folder):
+    with pytest.raises(ValueError, match="is not compiled"):
+        diagnose(keras.Sequential([keras.layers.Dense(1)]), loader_of(folder))
+    with pytest.raises(ValueError, match="max_seconds must be above 0, got 0"):
+        diagnose(model_of(), loader_of(folder), max_seconds=0)
+    with pytest.raises(TypeError, match="got a list"):
+        diagnose(model_of(), [])
+    empty = tf.data.Dataset.from_tensor_slices((np.ones((4, 1)), np.ones((4, 1)))).batch(2).take(0)
+    with pytest.raises(ValueError, match="the data has no batch"):
+        diagnose(model_of(), empty)
+
+
+# ---- ProfileSteps -------------------------------------------------------------------------------
+
+
+def test_the_traced_steps_are_counted_over_epochs_and_shown_by_tensorboards_plugin(
+    folder, tmp_path
+):
+    """The plugin knows a step by a mark that Keras's own callback leaves out."""
+    convert = pytest.importorskip("xprof.convert.raw_to_tool_data")
+    model, loader = model_of(), loader_of(folder)
+    model.fit(loader, epochs=2, callbacks=[ProfileSteps(tmp_path / "a", 7, 10)], verbose=0)
+    (path,) = (tmp_path / "a").glob("**/*.xplane.pb")
+    page, _ = convert.xspace_to_tool_data([str(path)], "overview_page", {})
+    page = page if isinstance(page, str) else page.decode()
+    assert "No step marker observed" not in page
+    assert float(re.search(r'"steptime_ms_average": *"([\d.]+)"', page)[1]) > 0
+    model.fit(loader, callbacks=[ProfileSteps(tmp_path / "b", 7, 10)], verbose=0)  # stops with fit
+    assert list((tmp_path / "b").glob("**/*.xplane.pb"))
+    model.fit(loader, callbacks=[ProfileSteps(tmp_path / "c", 9, 10)], verbose=0)
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(ValueError, match="1 <= first <= last, got first=0, last=3"):
+        ProfileSteps(tmp_path, 0, 3)
+
+
+# ---- cores_awake --------------------------------------------------------------------------------
+
+
+def children(process):
+    """Return {process id: priority} of the running child processes of a process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent, *rest = path.read_text().rpartition(")")[2].split()
+            if int(parent) == process and state != "Z":
+                found[int(path.parent.name)] = int(rest[14])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("killed", [False, True])
+def test_processes_of_the_lowest_priority_end_with_the_block_or_the_process(killed):
+    code = "import time\nfrom tutorlib.diagnose import cores_awake\nwith cores_awake():\n"
+    code += f" print(flush=True)\n time.sleep({60 if killed else 2})\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        deadline = time.monotonic() + 30
+        spinning = {}
+        while list(spinning.values()) != [19] * usable_cores() and time.monotonic() < deadline:
+            spinning = children(process.pid) or spinning
+        assert list(spinning.values()) == [19] * usable_cores()
+        if killed:
+            process.kill()
+    while any(os.path.exists(f"/proc/{pid}") for pid in spinning) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in spinning if os.path.exists(f"/proc/{pid}")]
