@@ -138,6 +138,12 @@ class FillMedian(_Filler, StatisticsOp):
         """Return {column: counts of the bits of its values}."""
         state = {}
         for name, column in chunk.items():
+            values, valid = self._numbers(name, flat_values(column))
+            if values.dtype.kind == "i":  # integers of a narrow range are counted without hashing
+                keys, counts = count_keys(values, valid)
+                bits = keys.to_numpy().astype(np.float64).view(np.int64)
+                state[name] = pa.array(bits), counts
+                continue
             values = to_host(self._floats(name, flat_values(column)))
             values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
             self._check_size(name, values)
