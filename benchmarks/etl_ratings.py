@@ -73,15 +73,15 @@ class TutorlibLists(_Tutorlib):
 
 
 class TutorlibStatistics(_Tutorlib):
-    """The mean rating of a film, smoothed, and the number and mean of a user's ratings."""
+    """The mean rating of a film, smoothed, and the mean of a user's ratings."""
 
     def __init__(self) -> None:
-        from tutorlib.ops import JoinGroupby, TargetEncoding
+        from tutorlib.ops import TargetEncoding
         from tutorlib.workflow import Workflow
 
         self._workflow = Workflow(
             ["movieId"] >> TargetEncoding("rating", fold_column=None, smoothing=SMOOTHING),
-            ["userId"] >> JoinGroupby(["rating"], ["count", "mean"]),
+            ["userId"] >> TargetEncoding("rating", fold_column=None, smoothing=0),
             ["rating"],
         )
 

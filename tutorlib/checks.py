@@ -33,7 +33,7 @@ FORMER_NAMES = {  # {class or module: {name of NVTabular: today's form}}
         "client": "workflow.fit(source, client), and client= of transform_to_parquet",
         "add_cat_preprocess": 'Workflow(["C1", "C2"] >> Categorify(), ...)',
         "add_cont_preprocess": 'Workflow(["I1", "I2"] >> FillMissing() >> Normalize(), ...)',
-        "add_cat_feature": 'Workflow(["C1", "C2"] >> HashedCross(1000), ...)',
+        "add_cat_feature": 'Workflow(["C1", "C2"] >> HashBucket(1000), ...)',
         "add_cont_feature": 'Workflow(["I1", "I2"] >> FillMissing() >> LogOp(), ...)',
         "add_feature": 'Workflow(["I1", "I2"] >> FillMissing(), ...)',
         "add_preprocess": 'Workflow(["I1", "I2"] >> Normalize(), ...)',

@@ -118,12 +118,10 @@ def _workflow() -> Workflow:
 def _make_workflow(folder: Path) -> None:
     _workflow().fit(_rows(), progress=False).save(folder / "workflow")
     grouped = Workflow(
-        ["id"] >> JoinGroupby(["x"], ["count", "mean"]),
         ["small"] >> TargetEncoding("label", "id", folds=3),
         ["x"] >> FillMissing(0.0) >> Bucketize([-1.0, 0.0, 1.0]),
         ["label"],
         label_names=["label"],
-        row_ops=[Filter([("count", ">", 3)])],
     )
     grouped.fit(_rows(), progress=False).save(folder / "grouped")
 
