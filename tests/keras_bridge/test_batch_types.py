@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.loaders import loader_with
-from tutorlib.chunk import Ragged
+from tutorlib.columns import Ragged
 from tutorlib.keras_bridge.batch_types import TypedBatch, with_types
 
 ROWS = 500

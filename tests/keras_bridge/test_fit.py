@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
 from tests.support.training import compiled_model, data
-from tutorlib.chunk import Ragged
+from tutorlib.columns import Ragged
 from tutorlib.keras_bridge.adapter import TimedBatches
 from tutorlib.loader import KerasSequenceLoader
 

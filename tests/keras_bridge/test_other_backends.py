@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.backends import run
-from tutorlib.chunk import Ragged
+from tutorlib.columns import Ragged
 
 ROWS = 500
 

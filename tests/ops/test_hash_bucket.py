@@ -1,4 +1,4 @@
-"""HashBucket, HashedCross: the buckets follow from the published hash."""
+"""HashBucket: the buckets follow from the published hash."""
 
 import numpy as np
 import pytest

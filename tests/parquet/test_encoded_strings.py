@@ -136,7 +136,7 @@ def test_ops_make_the_same_of_encoded_texts(texts, buckets):
         ["t"] >> Categorify(vocabularies={"t": ["a", "zz", "Müller"]}),
         ["t"] >> FillMissing("b") >> Categorify(freq_threshold=2),
         ["t"] >> HashBucket(buckets),
-        ["t"] >> FillMissing("b", add_binary_cols=True),
+        ["t"] >> FillMissing("b"),
     ):
         fitted = Workflow(group).fit(plain)
         assert Workflow(group).fit(encoded).fingerprint == fitted.fingerprint

@@ -3,11 +3,9 @@
 import itertools
 import math
 
-import numpy as np
 import pyarrow as pa
 
 from tutorlib.columns import Chunk, column_from_arrow
-from tutorlib.workflow import Workflow
 
 
 def column(values, kind=None):
@@ -30,17 +28,12 @@ def fit(op, *chunks):
     return op
 
 
-def learned(group, *chunks, random=None):
-    """The group with its last op fitted on the chunks, their states merged in random order."""
+def learned(group, *chunks):
+    """The group with its last op fitted on the chunks."""
     place = len(group.ops) - 1
     op = group.ops[place]
     op.reset()
-    states = [group.partial(chunk, place) for chunk in chunks]
-    while len(states) > 1:
-        if random is not None:
-            random.shuffle(states)
-        states.append(op.merge(states.pop(0), states.pop(0)))
-    op.finalize(states[0])
+    op.finalize(op.merge(*(group.partial(chunk, place) for chunk in chunks)))
     return group
 
 
@@ -62,23 +55,3 @@ def bits(op):
         for key, table in op.learned_tables().items()
     }
     return repr((op.learned(), tables))
-
-
-def through_disk(tmp_path, *groups, chunk, **options):
-    """The workflow of some groups, fitted, saved and loaded; both transform alike."""
-    fitted = Workflow(*groups, **options).fit(chunk)
-    functions = {
-        op.function_name: op.function
-        for op in (op for group in fitted.groups for op in group.ops)
-        if getattr(op, "function", None) is not None
-    }
-    fitted.save(tmp_path / "workflow", overwrite=True)
-    loaded = Workflow.load(tmp_path / "workflow", functions=functions)
-    one, other = fitted.transform(chunk), loaded.transform(chunk)
-    assert one.names == other.names == loaded.output_schema.names
-    for name in one:
-        assert plain(one[name]) == plain(other[name])
-        flat = getattr(one[name], "values", one[name])
-        assert flat.dtype == np.dtype(loaded.output_schema[name].dtype)
-    assert loaded.fingerprint == fitted.fingerprint
-    return loaded

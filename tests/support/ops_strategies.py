@@ -11,9 +11,7 @@ INTEGERS = st.one_of(st.none(), st.integers(-2, 3), st.integers(-(2**63), 2**63 
 TEXTS = st.one_of(st.none(), st.sampled_from(["", "a", "b", "Müller"]), st.text(max_size=9))
 NUMBERS = st.one_of(st.none(), st.integers(-3, 3).map(float), st.floats(-1e6, 1e6, width=32))
 CUTS = st.lists(st.integers(0, 40), max_size=4)
-RANDOM = st.randoms(use_true_random=False)
 KEYED = st.lists(st.tuples(INTEGERS, TEXTS, NUMBERS, st.integers(0, 9)), min_size=1, max_size=40)
-PAIRS = st.lists(st.tuples(INTEGERS, TEXTS, st.sampled_from([None, 0, 1])), min_size=1, max_size=40)
 
 
 def keyed_chunk(rows):
@@ -25,9 +23,3 @@ def keyed_chunk(rows):
         x=(values, pa.float64()),
         row=(folds, pa.int64()),
     )
-
-
-def triples(rows):
-    """Rows of PAIRS: an integer n, a string t and a flag b."""
-    n, t, b = zip(*rows, strict=True)
-    return chunk_of(n=(n, pa.int64()), t=(t, pa.string()), b=(b, pa.int8()))

@@ -17,12 +17,3 @@ def hash_text(text):
     for start in range(0, len(data), 8):
         number = mix(number ^ int.from_bytes(data[start : start + 8], "little"))
     return number
-
-
-def hash_of(combination):
-    """Hash of a tuple of integers, strings and None."""
-    crossed = 0
-    for value in combination:
-        hashed = hash_text(value) if isinstance(value, str) else mix((value or 0) & MASK)
-        crossed = mix(crossed ^ (0 if value is None else hashed))
-    return crossed
