@@ -64,7 +64,7 @@ class WorkflowLayer(keras.layers.Layer):
 
     Example:
         >>> import numpy as np
-        >>> from tutorlib.chunk import Chunk
+        >>> from tutorlib.columns import Chunk
         >>> from tutorlib.ops import Categorify
         >>> from tutorlib.workflow import Workflow
         >>> workflow = Workflow(["C1"] >> Categorify()).fit(Chunk({"C1": np.array([7, 5, 7])}))
