@@ -289,14 +289,6 @@ def _equal_strings(a: Strings, rows_a: Array, b: Strings, rows_b: Array) -> Arra
     rows = xp.flatnonzero(equal)
     for position in range(0, _largest(lengths[rows]), 8):
         rows = rows[equal[rows] & (lengths[rows] > position)]
-        if xp is np and len(rows) <= _FEW_STRINGS:
-            for row in rows:
-                left, right = (
-                    data[s[row] + position : s[row] + lengths[row]]
-                    for data, s in zip((a.data, b.data), starts, strict=True)
-                )
-                equal[row] = np.array_equal(left, right)
-            break
         left, right = (
             _read_words(w, s[rows] + position, lengths[rows] - position)
             for w, s in zip(words, starts, strict=True)

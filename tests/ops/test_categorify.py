@@ -11,9 +11,8 @@ from tests.support.ops import column, fit
 from tests.support.ops_strategies import FEW
 from tests.support.oracles import mix
 from tutorlib.columns import Chunk, Ragged
-from tutorlib.ops import (
-    Categorify,
-)
+from tutorlib.ops import Categorify
+from tutorlib.workflow import Workflow
 
 integers = st.one_of(st.none(), st.integers(-3, 12), st.integers(-(2**63), 2**63 - 1))
 
@@ -108,12 +107,6 @@ def test_categorify_joint_columns_share_one_vocabulary():
     assert [out["user"].tolist(), out["friend"].tolist()] == [[5, 4, 4], [3, 3, 3]]
 
 
-def test_categorify_settings_by_column():
-    chunk = Chunk({"a": np.array([1, 1, 2]), "b": np.array([1, 1, 2])})
-    op = fit(Categorify(freq_threshold={"a": 2}, max_size={"b": 3}), chunk)
-    assert [op.cardinality("a"), op.cardinality("b")] == [4, 3]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -140,3 +133,29 @@ def test_categorify_refuses_texts_where_it_learned_integers():
 def test_categorify_refuses_integers_that_int64_cannot_hold():
     with pytest.raises(ValueError, match=r"'x': Categorify takes integers below 2\*\*63"):
         Categorify().partial(Chunk({"x": np.array([2**63], np.uint64)}))
+
+
+def test_ids_become_values_again_also_where_columns_share_a_vocabulary():
+    rows = Chunk({"item": column(["b", "a", None, "b"]), "next": column(["c", "b", "b", None])})
+    fitted = Workflow(["item", "next"] >> Categorify(joint=True), label_names=["next"]).fit(rows)
+    ids = fitted.transform(rows)
+    for name in ("item", "next"):
+        assert fitted.decode(name, ids[name]).tolist() == rows[name].tolist()
+    assert fitted.decode("next", np.eye(6, dtype=np.float32)[[5, 3, 2]]).tolist() == [
+        "c",
+        "b",
+        None,
+    ]
+    for wrong in (np.array([6]), np.array([-1]), np.ones((2, 3)), np.array([0.5])):
+        with pytest.raises(ValueError, match=r"column 'next': Categorify has ids in \[0, 6\)"):
+            fitted.decode("next", wrong)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_an_unsigned_key_is_not_a_negative_key_of_the_same_bits(dtype):
+    signed, unsigned = np.array([-1, 5]), np.array([2**64 - 1, 5], np.uint64)
+    known = signed if dtype == "int64" else unsigned
+    op = Categorify(vocabularies={"k": known})
+    for keys in (signed, unsigned):
+        first = 3 if keys.dtype == known.dtype else 2
+        assert op.transform(Chunk({"k": keys}))["k"].tolist() == [first, 4]

@@ -9,7 +9,7 @@ from tests.support.ops import chunk_of, fit, plain
 from tests.support.workflow_rows import write
 from tutorlib.columns import Masked
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, HashBucket, LabelEncoder, LambdaOp, Normalize, Rename
+from tutorlib.ops import Categorify, HashBucket, LabelEncoder, Normalize, Rename
 from tutorlib.workflow import Workflow
 
 LABELS = {
@@ -157,12 +157,6 @@ def test_ids_of_features_are_refused_as_a_label(census, op):
         KerasSequenceLoader(census, 16, ["income"]).map(workflow)
 
 
-def test_ids_that_a_label_shares_with_a_feature_are_accepted():
-    shared = ["item", "next"] >> Categorify(joint=True)
-    assert Workflow(shared, label_names=["next"]).label_names == ["next"]
-    assert Workflow(["y"] >> Categorify() >> LambdaOp(np.sign), label_names=["y"]).label_names
-
-
 # --- lists of labels ----------------------------------------------------------------------------
 
 LISTS = [["b", "a"], [], ["c", None, "c"], ["a"]]
@@ -184,27 +178,3 @@ def test_an_unknown_class_in_a_list_is_refused_by_its_row_or_left_out():
     for unknown, first in (("null", [0, 0]), (-1, [0, 0]), (1, [0, 1]), (9, [0, 0])):
         target = LabelEncoder(["a", "b"], unknown).transform(chunk_of(tags=LISTS))["tags"]
         assert target.tolist() == [[1, 1], [0, 0], first, [1, 0]]
-
-
-def test_a_model_trains_on_lists_of_labels_online_and_offline(tmp_path):
-    numbers = np.arange(64.0) % 8
-    tags = [[n for n, there in (("low", x < 4), ("odd", x % 2 == 1)) if there] for x in numbers]
-    raw = write(tmp_path / "rows.parquet", chunk_of(x=numbers.tolist(), tags=tags), 16)
-    workflow = Workflow(["x"], ["tags"] >> LabelEncoder()).fit(raw)
-    folder = workflow.transform_to_parquet(raw, tmp_path / "out", row_group_rows=16)
-    assert workflow.output_schema["tags"].length == 2
-    options = {"batch_size": 16, "label_names": ["tags"], "shuffle": False}
-    online = KerasSequenceLoader(raw, **options).map(workflow)
-    offline = KerasSequenceLoader(folder, **options)
-    for (_, one), (_, other) in zip(online, offline, strict=True):
-        assert one.shape == (16, 2)
-        assert one.dtype == other.dtype == "float32"
-        assert np.array_equal(one, other)
-    inputs = {"x": keras.Input((1,), name="x")}
-    model = keras.Model(inputs, keras.layers.Dense(2, "sigmoid")(inputs["x"]))
-    model.compile("sgd", "binary_crossentropy")
-    assert np.isfinite(model.fit(online, verbose=0).history["loss"]).all()
-    predicted = workflow.decode("tags", model.predict(online, verbose=0))
-    assert len(predicted) == 64
-    truth = np.concatenate([labels for _, labels in online])
-    assert [row.tolist() for row in workflow.decode("tags", truth)] == tags

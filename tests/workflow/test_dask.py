@@ -58,12 +58,6 @@ def test_a_cluster_writes_the_same_bytes_as_threads(two_workers, source, tmp_pat
     assert ParquetSource(workers).read(0).names == OUTPUTS
 
 
-def test_a_cluster_fits_on_rows_in_memory(two_workers):
-    table = rows(300)
-    fitted = workflow().fit(table, two_workers, progress=False)
-    assert fitted.fingerprint == workflow().fit(table).fingerprint
-
-
 class Deadly(Normalize):
     """Normalize whose process dies, as by the system, once for each file in `folder`.
 
@@ -137,20 +131,6 @@ def test_workers_killed_while_they_write_do_not_change_the_files(two_workers, so
         if (want / file).is_file():
             assert (want / file).read_bytes() == (made / file).read_bytes(), file
     assert sorted(os.listdir(tmp_path)) == ["deaths", "made", "threads"]
-
-
-@pytest.mark.slow
-def test_fit_raises_if_every_worker_dies(source, tmp_path):
-    for number in range(20):
-        (tmp_path / f"partial {number}").touch()
-    dying = Workflow(["price"] >> Deadly(str(tmp_path)))
-    with (
-        cluster_of(1) as client,
-        pytest.raises(distributed.scheduler.KilledWorker),
-    ):
-        dying.fit(source, client)
-    with pytest.raises(ValueError, match="Call fit"):
-        dying.transform(ParquetSource(source).read(0))
 
 
 def test_an_error_on_a_worker_names_op_column_and_row_group(two_workers, tmp_path):

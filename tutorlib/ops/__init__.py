@@ -25,7 +25,13 @@ from tutorlib.ops.base import (
     op_class,
     saved_name,
 )
-from tutorlib.ops.keys import Categorify, HashBucket, JoinExternal, LabelEncoder
+from tutorlib.ops.keys import (
+    Categorify,
+    HashBucket,
+    JoinExternal,
+    LabelEncoder,
+    TargetEncoding,
+)
 from tutorlib.ops.lists_dates import DateParts, ListSlice
 from tutorlib.ops.numbers import (
     Bucketize,
@@ -38,7 +44,6 @@ from tutorlib.ops.numbers import (
     NormalizeMinMax,
     Rename,
 )
-from tutorlib.ops.target_encoding import TargetEncoding
 
 __all__ = [
     "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Bucketize", "Categorify", "Clip", "ColumnGroup",

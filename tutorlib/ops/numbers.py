@@ -48,6 +48,8 @@ from tutorlib.schema import Column
 class _Filler(ColumnOp):
     """Columns without nulls and NaN."""
 
+    rounds_down = False  # for columns of integers
+
     @abstractmethod
     def fill_of(self, name: str) -> Any:
         """Return the value that fills a column."""
@@ -69,6 +71,7 @@ class _Filler(ColumnOp):
         """Return the value that fills a column of numbers, as a scalar of its dtype."""
         fill = self.fill_of(name)
         if dtype.kind in "iu":
+            fill = math.floor(fill) if self.rounds_down else fill
             limits = np.iinfo(dtype)
             if fill != int(fill) or not limits.min <= fill <= limits.max:
                 raise ValueError(self._wrong(name, f"cannot put {fill} into a column of {dtype}"))
@@ -106,9 +109,9 @@ class FillMissing(_Filler):
 class FillMedian(_Filler, StatisticsOp):
     """Replaces nulls and NaN by the median of the column.
 
-    The median of an even number of values is the mean of the two in the middle; of integers, the
-    lower one. In a column of lists the values of all lists count. The median is exact, for which
-    `fit` counts the distinct values, 16 bytes each.
+    The median of an even number of values is the mean of the two in the middle, which a column of
+    integers rounds down. In a column of lists the values of all lists count. The median is exact in
+    float64, for which `fit` counts the distinct values, 16 bytes each.
 
     Returns (from transform): as FillMissing.
 
@@ -125,52 +128,42 @@ class FillMedian(_Filler, StatisticsOp):
     """
 
     statistics = ("medians",)
+    rounds_down = True
 
     def fill_of(self, name: str) -> Any:
         """Return the column's median."""
         return self._learned["medians"][name]
 
     def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {column: (whether integers, values as int64 in their order, counts)}."""
+        """Return {column: counts of the bits of its values}."""
         state = {}
         for name, column in chunk.items():
-            column = flat_values(column)
-            values, _ = self._numbers(name, column)
-            values = to_host(values[~missing_in(column)])
-            whole = values.dtype.kind != "f"
-            if whole:
-                self._keys(name, values, to_learn=True)
-            else:
-                values = values.astype(np.float64) + 0.0  # -0.0 becomes 0.0
-                self._check_size(name, values)
-                values = _in_order(values.view(np.int64))
-            state[name] = whole, count_keys(values)
+            values, valid = self._numbers(name, flat_values(column))
+            if values.dtype.kind == "i":  # integers of a narrow range are counted without hashing
+                keys, counts = count_keys(values, valid)
+                bits = keys.to_numpy().astype(np.float64).view(np.int64)
+                state[name] = pa.array(bits), counts
+                continue
+            values = to_host(self._floats(name, flat_values(column)))
+            values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
+            self._check_size(name, values)
+            state[name] = count_keys(values.view(np.int64))
         return state
 
     def merge_states(self, states: Sequence[Any]) -> Any:
         """Return the counts of all states."""
-        kinds, counted = zip(*states, strict=True)
-        if len(set(kinds)) > 1:
-            raise TypeError("cannot take one median of integers and of floating-point numbers")
-        return kinds[0], add_counts(counted)
+        return add_counts(states)
 
     def statistics_of(self, name: str, state: Any) -> Sequence[float] | None:
         """Return the median alone."""
-        whole, (keys, counts) = state
-        if len(keys) == 0:
+        values, counts = state[0].to_numpy().view(np.float64), state[1]
+        order = np.argsort(values)
+        ends = np.cumsum(counts[order])
+        if len(ends) == 0:
             return None
-        order = np.argsort(keys.to_numpy())
-        values, ends = keys.to_numpy()[order], np.cumsum(counts[order])
         middle = (int(ends[-1]) - 1) // 2, int(ends[-1]) // 2
-        low, high = values[np.searchsorted(ends, middle, side="right")]
-        if whole:
-            return [int(low)]
-        return [float(_in_order(np.array([low, high])).view(np.float64).sum() / 2)]
-
-
-def _in_order(bits: Array) -> Array:
-    """Return the bits of float64 numbers as int64 that rise with them; its own inverse."""
-    return bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))
+        low, high = values[order][np.searchsorted(ends, middle, side="right")]
+        return [float(low + high) / 2]
 
 
 class _Scaler(StatisticsOp):
