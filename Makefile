@@ -103,8 +103,7 @@ tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, SCALE=published,
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)
 
 lab: setup data ## open the lessons in JupyterLab
-	@mkdir -p build && cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" PYTHONSTARTUP="$$PWD/startup.py" \
-	  LESSON_LOG="$(abspath build/lab.log)" jupyter lab --LabApp.news_url=None
+	@cd notebooks && PATH="$(abspath $(VENV))/bin:$$PATH" TF_CPP_MIN_LOG_LEVEL=3 jupyter lab --LabApp.news_url=None
 
 check: setup ## lint, types and the tests of files changed since main (BASE=another revision)
 	@$(PY) tools/check.py --base $(BASE)
@@ -121,14 +120,13 @@ pages: setup data ## run the lessons (LESSONS=), renew the outputs that their pa
 
 site: setup ## build a browsable site of the lessons as make tutorial ran them, guides and reference
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'
-	@$(PY) site/build.py
+	@$(PY) tools/site/build.py
 
 bench: setup data ## measure on this machine, into benchmarks/results/
 	@$(PY) -m benchmarks $(ARGS)
 
-figures: setup ## draw imgs/ and write the table of docs/performance.md from benchmarks/results/
+figures: setup ## draw imgs/ from benchmarks/results/
 	@$(PY) -m benchmarks figures $(ARGS)
-	@$(PY) -m benchmarks targets
 
 lint: setup ## ruff (check and format), mypy and codespell
 	@$(VENV)/bin/ruff check .

@@ -6,12 +6,13 @@ folder depends on all that decides its content, so that a changed writer writes 
 
 from __future__ import annotations
 
-import functools
 import hashlib
+import inspect
 import itertools
-import json
 import os
-from collections.abc import Callable
+import shutil
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tfrecords
-from tutorlib.columns import Chunk, Ragged
-from tutorlib.parquet import ParquetSink, ParquetSource, fast_encoding
-from tutorlib.schema import Column, Schema
-from tutorlib.storage import new_folder
+from tutorlib import Column, ParquetSink, Schema
 
 SCALE = 0.01  # factor on the real cardinalities, as in the lessons
 ROW_GROUP_ROWS = 131_072
 ROWS_PER_FILE = 524_288
 MOVIELENS_ROW_GROUP_ROWS = 65_536  # as data_prep writes it
 USERS, MOVIES, GENRES = 162_541, 59_047, 21  # MovieLens 25M
-ROLES = ("categorical", "continuous", "label")
-LABELS = 2  # version of the rule that draws labels
+NUMBERS, IDS = [f"I{k}" for k in range(1, 14)], [f"C{k}" for k in range(1, 27)]  # of Criteo
 
-Make = Callable[[int, np.random.Generator], Chunk]
+Make = Callable[[int, np.random.Generator], Mapping[str, Any]]  # rows -> their columns
 
 
 class Dataset:
@@ -44,7 +41,7 @@ class Dataset:
         name: name of the shape, part of the data set's folder name.
         schema: the columns.
         rows: number of rows.
-        make: function of (rows, random generator) that returns a chunk of so many rows.
+        make: function of (rows, random generator) that returns so many rows as columns.
         row_group_rows: rows per row group.
         seed: for the values.
     """
@@ -61,13 +58,13 @@ class Dataset:
     ) -> None:
         self.name, self.schema, self.rows, self.row_group_rows = name, schema, rows, row_group_rows
         self._make, self._seed, self._parent = make, seed, folder
-        encoding = fast_encoding(make(1, np.random.default_rng(0)).to_arrow().schema)
-        decides = [encoding, row_group_rows, ROWS_PER_FILE, schema.to_json(), LABELS, seed]
-        mark = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:8]
+        writers = inspect.getsource(sys.modules[ParquetSink.__module__]) + inspect.getsource(make)
+        decides = f"{writers} {row_group_rows} {ROWS_PER_FILE} {schema.to_json()} {seed}"
+        mark = hashlib.sha256(decides.encode()).hexdigest()[:8]
         self.folder = folder / f"{name}-{rows}-rows-{mark}"
 
     def valid(self, rows: int) -> Dataset:
-        """Return a data set of other rows of the same shape, for validation."""
+        """Return a data set of other rows of the same shape, for validation or to warm up."""
         shape = (f"{self.name}-valid", self.schema, rows, self._make, self.row_group_rows)
         return Dataset(self._parent, *shape, seed=self._seed + 1)
 
@@ -76,61 +73,51 @@ class Dataset:
         """Folder of the rows as the ETL writes them: 4-byte numbers, byte-stream split, LZ4."""
         return self._format("parquet", self._write_parquet)
 
-    @functools.cached_property
-    def source(self) -> ParquetSource:
-        """The files of `parquet`."""
-        return ParquetSource(self.parquet)
-
-    @property
-    def unchecked(self) -> Path:
-        """Folder of the same files without page checksums."""
-        return self._format("unchecked", functools.partial(self._write_parquet, checksums=False))
-
-    def _write_parquet(self, path: Path, checksums: bool = True) -> None:
+    def _write_parquet(self, path: Path) -> None:
         rng = np.random.default_rng(self._seed)
         rows_per_file = max(ROWS_PER_FILE, self.row_group_rows)
         with ParquetSink(
-            path,
-            row_group_rows=self.row_group_rows,
-            rows_per_file=rows_per_file,
-            checksums=checksums,
+            path, row_group_rows=self.row_group_rows, rows_per_file=rows_per_file
         ) as sink:
             for start in range(0, self.rows, ROW_GROUP_ROWS):
-                sink.write(self._make(min(ROW_GROUP_ROWS, self.rows - start), rng))
+                count = min(ROW_GROUP_ROWS, self.rows - start)
+                sink.write(pa.table(dict(self._make(count, rng))))
 
     @property
     def plain(self) -> Path:
         """Folder of the rows as most people have them: int64, PyArrow's defaults."""
-        return self._format(f"plain-{self.rows}", self._write_plain)
+        return self._format("plain", self._write_plain)
 
     def _write_plain(self, path: Path) -> None:
-        wide = pa.schema([(f.name, _widest(f.type)) for f in self.source.arrow_schema])
-        with new_folder(path) as partial:
-            for number, chunk in enumerate(self.source.chunks(rows=ROWS_PER_FILE)):
+        def write(partial: Path) -> None:
+            for file in files_of(self.parquet):
+                rows = pq.read_table(file)
+                wide = [field.with_type(_widest(field.type)) for field in rows.schema]
                 pq.write_table(
-                    chunk.to_arrow().cast(wide),
-                    partial / f"part_{number:05d}.parquet",
+                    rows.cast(pa.schema(wide)),
+                    partial / Path(file).name,
                     row_group_size=self.row_group_rows,
                 )
 
+        whole_folder(path, write)
+
     def examples(self, rows: int) -> Path:
         """Return a folder with the first rows as TFRecord, one example per row."""
-        write = functools.partial(tfrecords.write_examples, self.source, limit_rows=rows)
-        return self._format(f"examples-{rows}", write)
+        return self._format(
+            f"examples-{rows}",
+            lambda path: tfrecords.write_examples(self.parquet, path, limit_rows=rows),
+        )
 
     def prebatched(self, batch_size: int) -> Path:
         """Return a folder with all rows as TFRecord, one record per batch."""
-        write = functools.partial(tfrecords.write_prebatched, self.source, batch_size=batch_size)
-        return self._format(f"prebatched-{batch_size}", write)
+        return self._format(
+            f"prebatched-{batch_size}",
+            lambda path: tfrecords.write_prebatched(self.parquet, path, batch_size=batch_size),
+        )
 
     def raw_rows(self) -> Path:
         """Return a folder with all rows as raw 4-byte cells, row by row, in schema order."""
-        return self._format("raw-rows", functools.partial(tfrecords.write_raw, self.source))
-
-    def raw_batches(self, batch_size: int) -> Path:
-        """Return a folder with all rows as raw 4-byte cells, column by column in each batch."""
-        write = functools.partial(tfrecords.write_raw_batches, self.source, batch_size=batch_size)
-        return self._format(f"raw-columns-{batch_size}", write)
+        return self._format("raw-rows", lambda path: tfrecords.write_raw(self.parquet, path))
 
     def _format(self, name: str, write: Callable[[Path], Any]) -> Path:
         path = self.folder / name
@@ -138,25 +125,26 @@ class Dataset:
             write(path)
         return path
 
-    def describe(self) -> dict[str, Any]:
-        """Return rows, columns by role, and the bytes on disk of each format written so far."""
-        formats = {
-            path.name: sum(file.stat().st_size for file in path.iterdir() if _holds_rows(file))
-            for path in sorted(self.folder.iterdir())
-            if path.is_dir()
-        }
-        columns = {role: len(self.schema.with_role(role)) for role in ROLES}
-        return {"rows": self.rows, "columns": columns, "nbytes": formats}
+    def arrays(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Return all rows as (inputs, label), arrays [rows, 1] by name; for rows without lists."""
+        rows = pq.read_table(self.parquet)
+        columns = {name: rows[name].to_numpy()[:, None] for name in rows.column_names}
+        label = columns.pop(self.schema.labels.names[0])
+        return columns, label
 
 
-def _holds_rows(path: Path) -> bool:
-    return path.is_file() and path.suffix != ".json" and not path.name.startswith(".")
+def files_of(folder: Path) -> list[str]:
+    """Return the Parquet files of a folder in order."""
+    return sorted(map(str, folder.glob("*.parquet")))
 
 
-def _widest(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_widest(kind.value_type))
-    return pa.int64() if pa.types.is_integer(kind) else kind
+def whole_folder(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a folder beside `path`, which then becomes `path`."""
+    partial = path.with_name(f"{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    partial.rename(path)
 
 
 def linked(folder: Path, copies: int) -> Path:
@@ -165,28 +153,31 @@ def linked(folder: Path, copies: int) -> Path:
     They are hard links, so they take no disk space and stay in the page cache.
     """
     path = folder.with_name(f"{folder.name}-linked-{copies}")
+
+    def write(partial: Path) -> None:
+        for copy, file in itertools.product(range(copies), folder.glob("*.parquet")):
+            os.link(file, partial / f"{copy:05d}_{file.name}")
+
     if not path.exists():
-        with new_folder(path) as partial:
-            for copy, file in itertools.product(range(copies), folder.glob("*.parquet")):
-                os.link(file, partial / f"{copy:05d}_{file.name}")
+        whole_folder(path, write)
     return path
 
 
-def column_sums(source: ParquetSource, rows: int | None = None) -> dict[str, float]:
-    """Return the sum of each column over the first `rows` rows, of a list over all its values.
+def column_sums(files: list[str], rows: int | None = None) -> dict[str, float]:
+    """Return the sum of each column over the first `rows` rows; for rows without lists.
 
     Added up in float64: exact for integers here, to about 1e-12 for float32.
     """
-    left = source.num_rows if rows is None else rows
-    sums = dict.fromkeys(source.column_types, 0.0)
-    for chunk in source.chunks():
-        for name, column in chunk.slice(0, min(left, chunk.num_rows)).items():
-            values = column.values if isinstance(column, Ragged) else column
-            sums[name] += float(np.sum(values, dtype=np.float64))
-        left -= min(left, chunk.num_rows)
-        if not left:
-            break
-    return sums
+    table = pa.concat_tables([pq.read_table(file) for file in files]).slice(0, rows)
+    return {
+        name: float(np.sum(table[name].to_numpy(), dtype=np.float64)) for name in table.column_names
+    }
+
+
+def _widest(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_widest(kind.value_type))
+    return pa.int64() if pa.types.is_integer(kind) else kind
 
 
 # ---- the shapes ---------------------------------------------------------------------------------
@@ -199,27 +190,27 @@ def _labels(log_odds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def criteo_shape(folder: Path, rows: int, *, row_group_rows: int = ROW_GROUP_ROWS) -> Dataset:
     """Return rows as the Criteo ETL leaves them: log counts, frequent ids first, a label."""
-    from data_prep.synthetic_criteo import CATEGORICAL_NAMES, INTEGER_NAMES, column_sizes
+    from data_prep.synthetic_criteo import column_sizes
 
-    sizes = dict(zip(CATEGORICAL_NAMES, column_sizes(SCALE), strict=True))
+    sizes = dict(zip(IDS, column_sizes(SCALE), strict=True))
     schema = Schema(
         [
             Column("label", "label", "int32"),
-            *(Column(name, "continuous", "float32") for name in INTEGER_NAMES),
+            *(Column(name, "continuous", "float32") for name in NUMBERS),
             *(Column(n, "categorical", "int32", cardinality=size) for n, size in sizes.items()),
         ]
     )
 
-    def make(count: int, rng: np.random.Generator) -> Chunk:
+    def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
         numbers = {
             name: np.log1p(np.floor(rng.lognormal(2.0, 1.5, count))).astype(np.float32)
-            for name in INTEGER_NAMES
+            for name in NUMBERS
         }
         ids = {
             name: (size * rng.random(count) ** 4).astype(np.int32) for name, size in sizes.items()
         }
         label = _labels(numbers["I1"] - numbers["I2"] + ids["C9"] % 3 - 1, rng)
-        return Chunk({"label": label.astype(np.int32), **numbers, **ids})
+        return {"label": label.astype(np.int32), **numbers, **ids}
 
     return Dataset(folder, "criteo-shape", schema, rows, make, row_group_rows)
 
@@ -237,41 +228,54 @@ def movielens_shape(
         ]
     )
 
-    def make(count: int, rng: np.random.Generator) -> Chunk:
-        offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 6, count))])
+    def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
+        offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 6, count))]).astype(np.int32)
         genres = rng.integers(0, GENRES, offsets[-1], dtype=np.int32)
         movies = (MOVIES * rng.random(count) ** 4).astype(np.int32)
         label = _labels(0.2 * (genres[offsets[:-1]] - 10) + movies % 3 - 1, rng)
-        return Chunk(
-            {
-                "userId": (USERS * rng.random(count) ** 2).astype(np.int32),
-                "movieId": movies,
-                "genres": Ragged(genres, offsets),
-                "rating": label.astype(np.float32),
-            }
-        )
+        return {
+            "userId": (USERS * rng.random(count) ** 2).astype(np.int32),
+            "movieId": movies,
+            "genres": pa.ListArray.from_arrays(offsets, genres),
+            "rating": label.astype(np.float32),
+        }
 
     return Dataset(folder, "movielens-shape", schema, rows, make, row_group_rows)
 
 
 def nhot_shape(folder: Path, rows: int) -> Dataset:
     """Return rows as `data_prep synthetic nhot` draws them: numbers, ids, lists of ids."""
-    from data_prep.synthetic_nhot import (
-        BLOCK_ROWS,
-        block_to_arrow,
-        cardinalities,
-        draw_block,
-        schema_of,
-    )
+    from data_prep import synthetic_nhot
 
-    sizes = cardinalities(SCALE)
+    sizes = synthetic_nhot.cardinalities(SCALE)
 
-    def make(count: int, rng: np.random.Generator) -> Chunk:
+    def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
         seed = int(rng.integers(2**62))
         blocks = [
-            block_to_arrow(draw_block(seed, 0, number, sizes))
-            for number in range(-(-count // BLOCK_ROWS))
+            synthetic_nhot.block_to_arrow(synthetic_nhot.draw_block(seed, 0, number, sizes))
+            for number in range(-(-count // synthetic_nhot.BLOCK_ROWS))
         ]
-        return Chunk.from_arrow(pa.concat_tables(blocks).slice(0, count))
+        rows = pa.concat_tables(blocks).slice(0, count).combine_chunks()
+        return dict(zip(rows.column_names, rows.columns, strict=True))
 
-    return Dataset(folder, "nhot-shape", schema_of(SCALE), rows, make)
+    return Dataset(folder, "nhot-shape", synthetic_nhot.schema_of(SCALE), rows, make)
+
+
+def flat_shape(folder: Path, rows: int, columns: int, row_group_rows: int) -> Dataset:
+    """Return rows of a label, and numbers and ids in turn: `columns` in all, at least 2."""
+    numbers = [f"number_{k}" for k in range((columns - 1) // 2)]
+    ids = [f"id_{k}" for k in range(columns - 1 - len(numbers))]
+    schema = Schema(
+        [
+            Column("label", "label", "int32"),
+            *(Column(name, "continuous", "float32") for name in numbers),
+            *(Column(name, "categorical", "int32", cardinality=1_000) for name in ids),
+        ]
+    )
+
+    def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
+        made: dict[str, Any] = {"label": rng.integers(0, 2, count, np.int32)}
+        made |= {name: rng.random(count, np.float32) for name in numbers}
+        return made | {name: rng.integers(0, 1_000, count, np.int32) for name in ids}
+
+    return Dataset(folder, f"flat-{columns}", schema, rows, make, row_group_rows)

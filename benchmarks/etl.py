@@ -1,231 +1,255 @@
-"""Rows per second and peak memory of ETL jobs, by tutorlib, Polars and pandas.
+"""Rows per second and peak memory of an ETL job, by Polars, pandas and tutorlib.
 
-The main job is that of the click logs (`etl_clicks`); `--also` adds ids of lists and statistics by
-key (`etl_ratings`). All libraries learn from the same Parquet files and write the same values,
-which is checked once. They take turns, each time in a fresh process: the library is imported, then
-the memory in use is noted and the clock starts. Only anonymous memory counts. Files are in the page
-cache. `--growth` repeats the main job with tutorlib, for other numbers of rows, on one core and on
-two. Linux only.
+13 counts and 26 strings of click logs, both with nulls, become numbers and ids. Counts: nulls and
+negative numbers as 0, log1p, mean 0 and standard deviation 1, as float32; ids of strings as int32,
+1 for null, 2 for strings seen fewer than 15 times, from 3 on by falling frequency, ties by their
+bytes.
 
-Input files have PyArrow's default settings: dictionary, Snappy, no page checksums.
+All libraries learn from the same Parquet files (PyArrow's default settings, in the page cache) and
+write the same values, which is checked in the first turn. Each turn runs in a fresh process: the
+library is imported, then the memory in use is noted and the clock starts. Only anonymous memory
+counts. Linux only. One core: `taskset -c 0 python -m benchmarks etl`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
-import importlib.metadata
 import importlib.util
-import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from benchmarks import etl_ratings, machine, measure
-from benchmarks.etl_clicks import (
-    FREQ_THRESHOLD,
-    ROW_GROUP_ROWS,
-    ROWS_PER_FILE,
-    PandasJob,
-    PolarsJob,
-    TutorlibJob,
-    clicks,
+from benchmarks.data import IDS, NUMBERS, files_of, whole_folder
+from benchmarks.measure import (
+    Absent,
+    Benchmark,
+    Epoch,
+    MemoryWatch,
+    Way,
+    claim,
+    faster,
+    in_fresh_process,
 )
 
-SUMMARY = "rows/s and memory of fit and transform compared with Polars and pandas (9 minutes)"
 SCALE = 0.1  # of the real cardinalities: 5 million rows then hold as many distinct values as real
-TITLES = {"tutorlib": "tutorlib", "polars": "Polars, streaming", "pandas": "pandas"}
+FREQ_THRESHOLD = 15  # as in data_prep
+ROW_GROUP_ROWS, ROWS_PER_FILE = 131_072, 1_048_576
+TITLES = {"polars": "Polars, streaming", "pandas": "pandas", "tutorlib": "tutorlib"}
+BOUNDS = (
+    ("clicks", TITLES["tutorlib"], TITLES["polars"], 1.1),
+    ("clicks", TITLES["tutorlib"], TITLES["pandas"], 5.5),
+)
 MOST_BYTES = 2 * 10**9
 TOLERANCE = 1e-5  # of numbers that are not integers
 
 
-JOBS: dict[str, dict[str, Any]] = {
-    "clicks": {"tutorlib": TutorlibJob, "polars": PolarsJob, "pandas": PandasJob},
-    "lists": {
-        "tutorlib": etl_ratings.TutorlibLists,
-        "polars": etl_ratings.PolarsLists,
-        "pandas": etl_ratings.PandasLists,
-    },
-    "statistics": {
-        "tutorlib": etl_ratings.TutorlibStatistics,
-        "polars": etl_ratings.PolarsStatistics,
-        "pandas": etl_ratings.PandasStatistics,
-    },
-}
-ALSO = ("lists", "statistics")
+def raw_rows(folder: Path, rows: int, scale: float) -> list[str]:
+    """Return the Parquet files that the job reads; writes them unless they exist.
+
+    Rows are those of `data_prep synthetic criteo`, with the strings of the raw files.
+    """
+    from data_prep.synthetic_criteo import block_to_arrow, column_sizes, draw_block
+
+    path, sizes = folder / f"clicks-{rows}-rows-scale-{scale:g}", column_sizes(scale)
+
+    def blocks() -> Iterator[pa.RecordBatch]:
+        left, number = rows, 0
+        while left > 0:
+            block = block_to_arrow(draw_block(0, 0, number, sizes)).slice(0, left)
+            left, number = left - len(block), number + 1
+            yield from block.to_batches()
+
+    def write(partial: Path) -> None:
+        schema = block_to_arrow(draw_block(0, 0, 0, sizes)).schema
+        ds.write_dataset(
+            blocks(), partial, schema=schema, format="parquet", max_rows_per_file=ROWS_PER_FILE,
+            max_rows_per_group=ROW_GROUP_ROWS, min_rows_per_group=ROW_GROUP_ROWS,
+        )  # fmt: skip
+
+    if not path.exists():
+        whole_folder(path, write)
+    return files_of(path)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark to a parser."""
-    measure.add_numbers(
-        parser,
-        rows=(2_000_000, "rows"),
-        scale=(SCALE, "factor on the real cardinalities, above 0, at most 100"),
-    )
-    parser.add_argument(
-        "--also", nargs="*", choices=ALSO, default=list(ALSO), metavar="JOB",
-        help=f"further jobs: {', '.join(ALSO)} (default: all)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--growth", nargs="*", type=int, default=[1_000_000, 4_000_000, 16_000_000, 50_000_000],
-        metavar="ROWS",
-        help="numbers of rows for the main job on one core and on two (default: %(default)s)",
-    )  # fmt: skip
-    measure.add_options(
-        parser, "etl", repeat=3, repeated="processes for each job", sections=TITLES, device=False
-    )
+# ---- the job in each library --------------------------------------------------------------------
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Measure, print the tables and write the JSON file."""
-    machine.require_linux()
-    if arguments.repeat < 1:
-        raise SystemExit(f"benchmarks: --repeat must be at least 1, got {arguments.repeat}")
-    absent = [name for name in arguments.only if not is_installed(name)]
-    for name in absent:
-        print(f"not measured: {TITLES[name]}: not installed here; pip install {name}")
-    libraries = [name for name in arguments.only if name not in absent]
-    results = {}
-    for job in ("clicks", *arguments.also):
-        files = raw_rows(arguments.data, job, arguments.rows, arguments.scale)
-        tasks = [Task(job, library, files) for library in libraries]
-        with tempfile.TemporaryDirectory(dir=arguments.data, prefix="etl-") as folder:
-            outcomes = in_turns(tasks, Path(folder), arguments.rows, arguments.repeat)
-        details: dict[str, Any] = {"raw_bytes": sum(Path(file).stat().st_size for file in files)}
-        if job == "clicks":
-            details |= {"scale": arguments.scale, "freq_threshold": FREQ_THRESHOLD}
-            details |= {"not_measured": absent}
-        command = measure.command_line(arguments)
-        results[job] = report(outcomes, arguments.rows, command=command, details=details)
-        print(f"{job}\n{table(results[job])}\n")
-    grown = [
-        measure_growth(arguments.data, rows, cores, arguments.scale)
-        for rows in arguments.growth for cores in (1, 2)
-    ]  # fmt: skip
-    for entry in grown:
-        print("{rows:>12,} rows, {cores} core: {rows_per_s:>10,.0f} rows/s, {peak_bytes:>14,} bytes"
-              .format(**entry))  # fmt: skip
-    result = results.pop("clicks")
-    measure.save({**result, "also": results, "growth": grown}, arguments.out)
+class Job(ABC):
+    """The job in one library, which the constructor imports."""
+
+    @abstractmethod
+    def fit(self, files: list[str]) -> None:
+        """Learn means, standard deviations and vocabularies from files of raw rows."""
+
+    @abstractmethod
+    def transform(self, files: list[str], target: Path) -> None:
+        """Write the rows of the files, in order, as `target/part*.parquet`."""
 
 
-def is_installed(library: str) -> bool:
-    """Return whether a library is installed."""
-    return importlib.util.find_spec(library) is not None
+class Tutorlib(Job):
+    """The `Workflow` of `data_prep criteo`."""
+
+    def __init__(self) -> None:
+        from data_prep.criteo import make_workflow
+
+        self._workflow = make_workflow(FREQ_THRESHOLD)
+
+    def fit(self, files: list[str]) -> None:
+        """Fit in one pass over the files."""
+        self._workflow.fit(files, progress=False)
+
+    def transform(self, files: list[str], target: Path) -> None:
+        """Transform in a second pass, on threads."""
+        self._workflow.transform_to_parquet(
+            files, target, row_group_rows=ROW_GROUP_ROWS, progress=False
+        )
 
 
-def raw_rows(folder: Path, job: str, rows: int, scale: float) -> tuple[str, ...]:
-    """Return the Parquet files that a job reads; writes them unless they exist."""
-    if job == "clicks":
-        path = folder / f"criteo-raw-{rows}-rows-scale-{scale:g}-no-checksums"
-        if not path.exists():
-            clicks(path, rows, scale)
-    else:
-        path = folder / f"ratings-raw-{rows}-rows"
-        if not path.exists():
-            etl_ratings.ratings(path, rows, ROW_GROUP_ROWS, ROWS_PER_FILE)
-    return tuple(str(file) for file in sorted(path.glob("*.parquet")))
+class Polars(Job):
+    """Lazy frames on Polars' streaming engine, the fastest of several variants that were tried.
+
+    Ids come from a cast to an Enum of the vocabulary: `replace_strict` was slower and took three
+    times the memory, 26 joins were slower still. One query per vocabulary, collected together, was
+    faster than one query with `value_counts` of all columns. Polars writes no byte-stream split.
+    """
+
+    def __init__(self) -> None:
+        import polars
+
+        self._pl = polars
+
+    def _counts(self) -> dict[str, Any]:
+        """Return log1p of each count, float64, by name."""
+        return {
+            name: self._pl.col(name).fill_null(0).clip(0).cast(self._pl.Float64).log1p()
+            for name in NUMBERS
+        }
+
+    def fit(self, files: list[str]) -> None:
+        """Collect means, standard deviations, and the frequent strings of each column in order."""
+        pl, rows, counts = self._pl, self._pl.scan_parquet(files), self._counts()
+        means = rows.select(**{name: count.mean() for name, count in counts.items()})
+        deviations = rows.select(**{name: count.std(ddof=0) for name, count in counts.items()})
+        vocabularies = [
+            rows.drop_nulls(name)
+            .group_by(name)
+            .len()
+            .filter(pl.col("len") >= FREQ_THRESHOLD)
+            .sort("len", name, descending=[True, False])
+            .select(name)
+            for name in IDS
+        ]
+        learned = pl.collect_all([means, deviations, *vocabularies], engine="streaming")
+        self._means, self._deviations = (frame.row(0, named=True) for frame in learned[:2])
+        self._kinds = {frame.columns[0]: pl.Enum(frame.to_series()) for frame in learned[2:]}
+
+    def transform(self, files: list[str], target: Path) -> None:
+        """Stream all rows into one file."""
+        pl, rows = self._pl, self._pl.scan_parquet(files)
+        normalised = {
+            name: ((count - self._means[name]) / self._deviations[name]).cast(pl.Float32)
+            for name, count in self._counts().items()
+        }
+        ids = {}
+        for name, kind in self._kinds.items():
+            known = pl.col(name).cast(kind, strict=False).to_physical().cast(pl.Int32) + 3
+            either = pl.when(pl.col(name).is_null()).then(1).otherwise(known.fill_null(2))
+            ids[name] = either.cast(pl.Int32)
+        target.mkdir()
+        rows.select(**normalised, **ids, label="label").sink_parquet(
+            target / "part.parquet", compression="lz4", row_group_size=ROW_GROUP_ROWS,
+            engine="streaming",
+        )  # fmt: skip
 
 
-def measure_growth(folder: Path, rows: int, cores: int, scale: float) -> dict[str, Any]:
-    """Return what the main job takes tutorlib for so many rows on so many cores."""
-    files = raw_rows(folder, "clicks", rows, scale)
-    for file in files:
-        Path(file).read_bytes()  # into the page cache
-    with tempfile.TemporaryDirectory(dir=folder, prefix="etl-") as written:
-        task = Task("clicks", "tutorlib", files, f"{written}/rows", cores)
-        outcome = machine.in_fresh_process(perform, task)
-    elapsed_s = sum(outcome.elapsed_s)
-    found = {"rows": rows, "cores": cores, "rows_per_s": rows / elapsed_s}
-    return {**found, **dataclasses.asdict(outcome), "peak_bytes": max(outcome.peak_bytes)}
+class Pandas(Job):
+    """pandas, which learns from one column and writes one file at a time, to fit into memory."""
+
+    def __init__(self) -> None:
+        import pandas
+
+        self._pd = pandas
+
+    def _logarithm(self, column: Any) -> Any:
+        return np.log1p(column.fillna(0).clip(lower=0).astype("float64"))
+
+    def fit(self, files: list[str]) -> None:
+        """Read one column of all files after the other, and keep what was learned."""
+        self._shift_scale, self._vocabularies = {}, {}
+        for name in NUMBERS:
+            column = self._logarithm(self._pd.read_parquet(files, columns=[name])[name])
+            self._shift_scale[name] = column.mean(), column.std(ddof=0)
+        for name in IDS:
+            column = self._pd.read_parquet(files, columns=[name])[name]
+            counts = column.value_counts().rename("count")
+            counts = counts[counts >= FREQ_THRESHOLD].rename_axis("string").reset_index()
+            ordered = counts.sort_values(["count", "string"], ascending=[False, True])
+            self._vocabularies[name] = self._pd.Index(ordered["string"])
+
+    def transform(self, files: list[str], target: Path) -> None:
+        """Read, transform and write one file after the other."""
+        target.mkdir()
+        for number, file in enumerate(files):
+            rows, made = self._pd.read_parquet(file), {}
+            for name, (shift, scale) in self._shift_scale.items():
+                made[name] = ((self._logarithm(rows[name]) - shift) / scale).astype("float32")
+            for name, vocabulary in self._vocabularies.items():
+                ids = vocabulary.get_indexer(rows[name]) + 3
+                ids[ids == 2] = np.where(rows[name].isna(), 1, 2)[ids == 2]
+                made[name] = ids.astype("int32")
+            made["label"] = rows["label"]
+            self._pd.DataFrame(made).to_parquet(
+                target / f"part_{number:05d}.parquet", index=False, compression="lz4",
+                row_group_size=ROW_GROUP_ROWS, use_dictionary=["label"],
+                use_byte_stream_split=[*NUMBERS, *IDS],
+            )  # fmt: skip
 
 
-# ---- one process --------------------------------------------------------------------------------
+JOBS: dict[str, Callable[[], Job]] = {"polars": Polars, "pandas": Pandas, "tutorlib": Tutorlib}
+
+
+# ---- one process, and what it wrote -------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
     """The task of one process."""
 
-    job: str  # key of `JOBS`
     library: str
     files: tuple[str, ...]
-    target: str = ""  # folder to write, which does not exist yet
-    cores: int | None = None  # that the process may use; None for all
+    rows: int
+    target: str  # folder to write, which does not exist yet
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What one process measured; in each pair `fit` comes first, then `transform`."""
-
-    elapsed_s: tuple[float, float]  # seconds
-    cpu_s: tuple[float, float]  # CPU seconds of all threads
-    peak_bytes: tuple[int, int]  # maximum anonymous memory above that after the imports
-    written_bytes: int  # size of the files
-
-
-def perform(task: Task) -> Outcome:
+def perform(task: Task) -> Epoch:
     """Perform a task and return what it took, without imports."""
-    if task.cores is not None:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: task.cores])
-    job = JOBS[task.job][task.library]()
+    job = JOBS[task.library]()
     gc.collect()
-    files, target = list(task.files), Path(task.target)
-    with machine.MemoryWatch() as watch:
-        before = watch.before[0]
-        fit_s, fit_cpu_s = _timed(lambda: job.fit(files))
-        fit_peak, watch.peak = watch.peak[0] - before, (0, 0)
-        transform_s, transform_cpu_s = _timed(lambda: job.transform(files, target))
-    written = [path.stat().st_size for path in target.glob("part*.parquet")]
-    return Outcome(
-        (fit_s, transform_s),
-        (fit_cpu_s, transform_cpu_s),
-        (fit_peak, watch.peak[0] - before),
-        sum(written),
-    )
-
-
-def _timed(work: Callable[[], None]) -> tuple[float, float]:
-    """Return (seconds, CPU seconds of all threads)."""
-    started, cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - started, time.process_time() - cpu
-
-
-# ---- turns and report ---------------------------------------------------------------------------
-
-
-def in_turns(
-    tasks: Sequence[Task], folder: Path, rows: int, repeat: int
-) -> dict[str, list[Outcome]]:
-    """Run tasks of one job turn by turn, each in a fresh process; return {library: outcomes}.
-
-    The first turn does not count: it brings the files into the page cache, and its output is
-    compared. Output goes to `folder`, from which it is removed after each turn.
-    """
-    outcomes: dict[str, list[Outcome]] = {task.library: [] for task in tasks}
-    for turn in range(-1, repeat):
-        with tempfile.TemporaryDirectory(dir=folder) as written:
-            for task in tasks:
-                target = Path(written) / task.library
-                task = dataclasses.replace(task, target=str(target))
-                outcome = machine.in_fresh_process(perform, task)
-                rate, peak = rows / sum(outcome.elapsed_s), max(outcome.peak_bytes) / 1e6
-                measured = f"{rate:>14,.0f} rows/s{peak:>10,.0f} MB"
-                measure.show_turn(turn, repeat, f"{task.job}: {TITLES[task.library]}", measured)
-                if turn >= 0:
-                    outcomes[task.library].append(outcome)
-                elif task.library != tasks[0].library:
-                    check_equal(Path(written) / tasks[0].library, target, rows)
-    return outcomes
+    files, target, times = list(task.files), Path(task.target), [time.perf_counter()]
+    cpu = time.process_time()
+    with MemoryWatch() as watch:
+        for work in (lambda: job.fit(files), lambda: job.transform(files, target)):
+            work()
+            times.append(time.perf_counter())
+    values = {
+        "fit_s": times[1] - times[0],
+        "transform_s": times[2] - times[1],
+        "cpu_s": time.process_time() - cpu,
+        "peak_bytes": float(watch.peak_bytes),
+        "written_bytes": float(sum(path.stat().st_size for path in target.glob("part*.parquet"))),
+    }
+    return Epoch(task.rows, elapsed_s=times[2] - times[0], values=values)
 
 
 def check_equal(one: Path, other: Path, rows: int) -> None:
@@ -233,78 +257,68 @@ def check_equal(one: Path, other: Path, rows: int) -> None:
 
     Equal ids of all rows mean equal vocabularies, because every value of one is in some row.
     """
-    tables = [ds.dataset(sorted(folder.glob("part*.parquet"))) for folder in (one, other)]
+    tables = [ds.dataset(files_of(folder)) for folder in (one, other)]
     for name in tables[0].schema.names:
-        columns = [table.to_table(columns=[name])[name].combine_chunks() for table in tables]
-        if not len(columns[0]) == len(columns[1]) == rows:
-            raise ValueError(f"{name}: {one.name} wrote {len(columns[0])} rows, {other.name} "
-                             f"{len(columns[1])}, of {rows}")  # fmt: skip
-        for mine, theirs in _values(*columns):
-            close = mine.dtype.kind == "f" and len(mine) == len(theirs)
-            same = np.abs(mine - theirs) <= TOLERANCE if close else mine == theirs
-            if mine.dtype != theirs.dtype or not np.all(same):
-                row = int(np.argmin(same))
-                raise ValueError(
-                    f"column {name!r}: {one.name} wrote {mine[row]!r} in row {row}, {other.name} "
-                    f"{theirs[row]!r}; all libraries must write the same values"
-                )
+        mine, theirs = (table.to_table(columns=[name])[name].to_numpy() for table in tables)
+        if not len(mine) == len(theirs) == rows:
+            lengths = f"{one.name} wrote {len(mine)} rows, {other.name} {len(theirs)}"
+            raise ValueError(f"{name}: {lengths}, of {rows}")
+        same = mine == theirs
+        if mine.dtype.kind == "f":
+            same = np.abs(mine - theirs) <= TOLERANCE
+        if mine.dtype != theirs.dtype or not np.all(same):
+            row = int(np.argmin(same))
+            raise ValueError(
+                f"column {name!r}: {one.name} wrote {mine[row]!r} in row {row}, {other.name} "
+                f"{theirs[row]!r}; all libraries must write the same values"
+            )
 
 
-def _values(mine: Any, theirs: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return two Arrow columns as NumPy arrays to compare; of lists, the lengths and the values."""
-    if not hasattr(mine, "flatten") or not pa.types.is_nested(mine.type):
-        return [(mine.to_numpy(zero_copy_only=False), theirs.to_numpy(zero_copy_only=False))]
-    lengths = [pc.list_value_length(column).cast(pa.int64()) for column in (mine, theirs)]
-    return [*_values(*lengths), *_values(mine.flatten(), theirs.flatten())]
+# ---- turns --------------------------------------------------------------------------------------
 
 
-def report(
-    outcomes: Mapping[str, Sequence[Outcome]],
-    rows: int,
-    *,
-    command: str,
-    details: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return what was measured as JSON values: rates of both steps together and of each."""
-    timings = [
-        measure.Timing(TITLES[name], rows, tuple(sum(o.elapsed_s) for o in found))
-        for name, found in outcomes.items()
+def clicks(arguments: argparse.Namespace) -> list[Way | Absent]:
+    """Return the job in each library that is installed."""
+    rows = arguments.rows
+    files = tuple(raw_rows(arguments.data, rows, arguments.scale))
+    folder = Path(tempfile.mkdtemp(dir=arguments.data, prefix="etl-"))
+    compared: list[Path] = []  # what each library wrote in its first turn
+
+    def epoch(library: str) -> Epoch:
+        target = folder / library
+        shutil.rmtree(target, ignore_errors=True)
+        done = in_fresh_process(perform, Task(library, files, rows, str(target)))
+        if target not in compared:
+            compared.append(target)
+            check_equal(compared[0], target, rows)
+        return done
+
+    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    return [
+        Way(title, functools.partial(epoch, library), close=remove)
+        if importlib.util.find_spec(library)
+        else Absent(title, f"not installed here; pip install {library}")
+        for library, title in TITLES.items()
     ]
-    ours, polars, pandas = TITLES.values()
-    result = measure.report(
-        "etl",
-        timings,
-        command=command,
-        baseline=polars if "polars" in outcomes else None,
-        claims=[measure.Claim(ours, 1.1, other=polars), measure.Claim(ours, 5.5, other=pandas)],
-        details=details,
-    )
-    for entry, (name, found) in zip(result["candidates"], outcomes.items(), strict=True):
-        for number, step in enumerate(("fit", "transform")):
-            timing = measure.Timing(step, rows, tuple(o.elapsed_s[number] for o in found))
-            entry[step] = timing.to_dict()
-        entry["peak_bytes"] = max(max(outcome.peak_bytes) for outcome in found)
-        entry["processes"] = [dataclasses.asdict(outcome) for outcome in found]
-        result["versions"][name] = importlib.metadata.version(name)
-    return result
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """Return a report as text."""
-    shown, notes = [], ["rows/s: of fit and transform together; CPU s: of all threads"]
-    for entry in result["candidates"]:
-        cpu_s = float(np.median([sum(process["cpu_s"]) for process in entry["processes"]]))
-        shown.append({**entry, "cpu_s": cpu_s, "peak_mb": entry["peak_bytes"] / 1e6})
+def claims(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the bounds of speed and of memory."""
+    yield from faster(BOUNDS)(result)
+    for entry in result["ways"]:
         if entry["name"] == TITLES["tutorlib"]:
-            text = f"{entry['name']}: {entry['peak_bytes'] / 1e6:,.0f} MB above the interpreter "
-            text += f"after its imports; required: at most {MOST_BYTES / 1e6:,.0f} MB"
-            notes.append(measure.met(entry["peak_bytes"] <= MOST_BYTES, text))
-    columns = {
-        **measure.RATES,
-        "fit": "{fit[rows_per_s]:,.0f}",
-        "transform": "{transform[rows_per_s]:,.0f}",
-        **measure.RATIO,
-        "CPU s": "{cpu_s:.1f}",
-        "peak MB": "{peak_mb:,.0f}",
-    }
-    return measure.table({**result, "candidates": shown}, columns, notes)
+            peaks = entry["values"]["peak_bytes"]
+            yield claim("peak bytes of tutorlib", peaks, at_most=MOST_BYTES)
+
+
+ETL = Benchmark(
+    "etl",
+    "rows/s and memory of fit and transform compared with Polars and pandas (5 minutes)",
+    {"clicks": clicks},
+    {
+        "rows": (2_000_000, "rows"),
+        "scale": (SCALE, "factor on the real cardinalities, above 0, at most 100"),
+    },
+    claims,
+    repeat=3,
+)

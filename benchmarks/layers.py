@@ -1,93 +1,44 @@
 """Speed of layers, forward and backward in float32, and of optimizer steps.
 
-Every candidate is a compiled TensorFlow function over a batch in memory: it computes the layer's
-output and, from a given gradient of the output, the gradient of the tables, sparse as an optimizer
-gets it. Data, loss and update are not included. Ids are skewed as in the benchmark of the loader.
+Every way is a compiled TensorFlow function over a batch in memory: it computes the layer's output
+and, from a given gradient of the output, the gradient of the tables, sparse as an optimizer gets
+it. Data, loss and update are not included. Ids are skewed as in the benchmark of the loader.
 
-Sections (--only): fused, 26 columns of ids to one tensor; bag, lists of ids from a large table and
-from one as small as MovieLens's genres; adam, Adam's step on one table of all columns, with small
-and with large batches. "XLA" is `jit_compile=True`, for what XLA compiles.
+Sections (--only): fused, 26 columns of ids to one tensor; lists of ids from a large table and from
+a small one, as MovieLens's genres; Adam's step on one table of all columns, with small and with
+large batches. "XLA" is `jit_compile=True`, for what XLA compiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks import measure
-from benchmarks.device import Device
-from benchmarks.measure import Claim
+from benchmarks.measure import Benchmark, Way, faster
 
-SUMMARY = "layers and optimizer steps compared with Keras and TensorFlow (2 minutes)"
-
-STACKED = "FusedEmbedding, stacked"
-COLUMNS = "FusedEmbedding, columns"
+STACKED, COLUMNS = "FusedEmbedding, stacked", "FusedEmbedding, columns"
 SEPARATE = "26 keras.layers.Embedding + concatenate"
 LEGACY = "tf_keras DenseFeatures"
-XLA = ", XLA"
 BAG, LOOKUP = "EmbeddingBag", "embedding_lookup_sparse"
-LARGE, SMALL = "100,000 rows", "21 rows"
 DENSE, SPARSE, ROW_WISE = "keras Adam", "RowSparseAdam", "RowWiseAdagrad"
-
+XLA = ", XLA"
+LARGE, SMALL = "lists of 100,000 ids", "lists of 21 ids"
+SMALL_STEP, LARGE_STEP = "steps of small batches", "steps of large batches"
 LIST_LENGTH = 3  # mean
 SMALL_BATCH = 4096
 
-CLAIMS = (
-    Claim(STACKED, 1.5, other=SEPARATE),
-    Claim(STACKED, 5, other=LEGACY),
-    Claim(f"{BAG}, {LARGE}", 1, other=f"{LOOKUP}, {LARGE}"),
-    Claim(f"{BAG}, {SMALL}", 1, other=f"{LOOKUP}, {SMALL}"),
-    Claim(f"{BAG}, {LARGE}{XLA}", 1, other=f"{LOOKUP}, {LARGE}"),
-    Claim(f"{SPARSE}, batch {SMALL_BATCH:,}", 1, other=f"{DENSE}, batch {SMALL_BATCH:,}"),
+BOUNDS = (
+    ("fused", STACKED, SEPARATE, 1.5),
+    ("fused", STACKED, LEGACY, 5),
+    (LARGE, BAG, LOOKUP, 1),
+    (SMALL, BAG, LOOKUP, 1),
+    (LARGE, BAG + XLA, LOOKUP, 1),
+    (SMALL_STEP, SPARSE, DENSE, 1),
 )
-
-Work = Callable[[], int]  # returns the rows
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark to a parser."""
-    measure.add_numbers(
-        parser,
-        batch_size=(65_536, "rows per batch"),
-        table_rows=(1_000_000, "rows of all 26 tables together"),
-        width=(16, "width of embeddings"),
-    )
-    measure.add_options(parser, "layers", repeat=15, sections=SECTIONS, data=False)
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Measure, print the table and write the JSON file."""
-    device = Device(arguments.device, loader=False)
-    if device.backend != "tensorflow":
-        raise SystemExit("benchmarks: layers are compiled by TensorFlow; KERAS_BACKEND=tensorflow")
-    sizes = column_sizes(arguments.table_rows)
-    timings: list[measure.Timing] = []
-    for section in arguments.only:
-        timings += measure.turns(
-            SECTIONS[section](sizes, arguments.batch_size, arguments.width),
-            repeat=arguments.repeat,
-            warmup=3,
-            synchronise=device.synchronise,
-        )
-    result = measure.report(
-        "layers",
-        timings,
-        command=measure.command_line(arguments),
-        claims=CLAIMS,
-        details={
-            "device": device.name,
-            "batch_size": arguments.batch_size,
-            "table_rows": sum(sizes),
-            "cardinalities": sizes,
-            "width": arguments.width,
-            "list_length": LIST_LENGTH,
-        },
-    )
-    print(measure.table(result))
-    measure.save(result, arguments.out)
 
 
 def column_sizes(table_rows: int) -> list[int]:
@@ -104,12 +55,12 @@ def skewed_ids(sizes: Sequence[int], rows: int, rng: np.random.Generator) -> np.
 
 
 def step(
-    layer: Callable[[Any], Any], variables: Sequence[Any], batch: Any, upstream: Any, xla: bool
-) -> Work:
-    """Return a function that goes forward and backward once and returns the rows."""
+    name: str, layer: Callable[[Any], Any], variables: Sequence[Any], batch: Any, upstream: Any
+) -> Way:
+    """Return the way that goes forward and backward once; compiled by XLA if its name says so."""
     import tensorflow as tf
 
-    @tf.function(jit_compile=xla)
+    @tf.function(jit_compile=name.endswith(XLA))
     def forward_and_backward(batch: Any) -> Any:
         with tf.GradientTape() as tape:
             output = layer(batch)
@@ -122,66 +73,44 @@ def step(
         output[0].numpy()  # waits until it is computed
         return len(upstream)
 
-    return work
+    return Way(name, work)
 
 
-# ---- 26 columns of ids --------------------------------------------------------------------------
-
-
-def fused(sizes: Sequence[int], batch_size: int, width: int) -> dict[str, Work]:
-    """Return the candidates that look up 26 columns of ids."""
+def fused(arguments: argparse.Namespace) -> list[Way]:
+    """Return the ways to look up 26 columns of ids; Keras' own first."""
     import keras
     import tensorflow as tf
+    import tf_keras
 
-    from tutorlib.layers import FusedEmbedding
+    from tutorlib import Column, FusedEmbedding, Schema
 
-    rng = np.random.default_rng(0)
+    rng, sizes = np.random.default_rng(0), column_sizes(arguments.table_rows)
+    batch_size, width = arguments.batch_size, arguments.width
     ids = tf.constant(skewed_ids(sizes, batch_size, rng))
     names = [f"C{k}" for k in range(len(sizes))]
     columns = {name: ids[:, k, None] for k, name in enumerate(names)}
     flat = tf.constant(rng.standard_normal((batch_size, len(sizes) * width), dtype=np.float32))
     cube = tf.reshape(flat, (batch_size, len(sizes), width))
 
-    layer = FusedEmbedding(_schema(names, sizes, width))
+    layer = FusedEmbedding(
+        Schema(
+            Column(name, "categorical", cardinality=size, embedding_dim=width)
+            for name, size in zip(names, sizes, strict=True)
+        )
+    )
     layer.build(ids.shape)
-    ours = [layer.embedding_weights.value]
+    ours = [variable.value for variable in layer.trainable_variables]
     tables = [keras.layers.Embedding(size, width) for size in sizes]
     for table in tables:
         table.build()
     theirs = [table.embeddings.value for table in tables]
 
     def separate(batch: Mapping[str, Any]) -> Any:
-        found = [
+        looked_up = [
             keras.ops.squeeze(table(batch[name]), 1)
             for name, table in zip(names, tables, strict=True)
         ]
-        return keras.ops.concatenate(found, axis=1)
-
-    return {
-        STACKED: step(layer, ours, ids, cube, False),
-        COLUMNS: step(layer, ours, columns, cube, False),
-        SEPARATE: step(separate, theirs, columns, flat, False),
-        STACKED + XLA: step(layer, ours, ids, cube, True),
-        SEPARATE + XLA: step(separate, theirs, columns, flat, True),
-        LEGACY: _legacy(names, sizes, width, columns, flat),
-    }
-
-
-def _schema(names: Sequence[str], sizes: Sequence[int], width: int) -> Any:
-    from tutorlib.schema import Column, Schema
-
-    return Schema(
-        Column(name, "categorical", cardinality=size, embedding_dim=width)
-        for name, size in zip(names, sizes, strict=True)
-    )
-
-
-def _legacy(
-    names: Sequence[str], sizes: Sequence[int], width: int, columns: Mapping[str, Any], flat: Any
-) -> Work:
-    """Return the candidate with TensorFlow's feature columns, which are in order of their names."""
-    import tensorflow as tf
-    import tf_keras
+        return keras.ops.concatenate(looked_up, axis=1)
 
     feature_columns = [
         tf.feature_column.embedding_column(
@@ -189,96 +118,102 @@ def _legacy(
         )
         for name, size in zip(names, sizes, strict=True)
     ]
-    layer = tf_keras.layers.DenseFeatures(feature_columns)
-    layer(columns)
-    return step(layer, layer.trainable_variables, columns, flat, False)
+    legacy = tf_keras.layers.DenseFeatures(feature_columns)  # in order of the names
+    legacy(columns)
+    return [
+        step(SEPARATE, separate, theirs, columns, flat),
+        step(SEPARATE + XLA, separate, theirs, columns, flat),
+        step(LEGACY, legacy, legacy.trainable_variables, columns, flat),
+        step(COLUMNS, layer, ours, columns, cube),
+        step(STACKED, layer, ours, ids, cube),
+        step(STACKED + XLA, layer, ours, ids, cube),
+    ]
 
 
-# ---- lists of ids -------------------------------------------------------------------------------
-
-
-def bag(_: Sequence[int], batch_size: int, width: int) -> dict[str, Work]:
-    """Return the candidates that average the embeddings of lists of ids."""
-    return {
-        **_bags(100_000, LARGE, batch_size, width),
-        **_bags(21, SMALL, batch_size, width),
-    }
-
-
-def _bags(rows: int, title: str, batch_size: int, width: int) -> dict[str, Work]:
+def lists(table_rows: int, arguments: argparse.Namespace) -> list[Way]:
+    """Return the ways to average the embeddings of lists of ids; TensorFlow's own first."""
     import tensorflow as tf
 
-    from tutorlib.layers import EmbeddingBag
+    from tutorlib import EmbeddingBag
 
-    rng = np.random.default_rng(0)
+    rng, batch_size = np.random.default_rng(0), arguments.batch_size
     nnzs = rng.integers(0, 2 * LIST_LENGTH + 1, batch_size, dtype=np.int32)
-    values = (rows * rng.random(nnzs.sum()) ** 4).astype(np.int32)
-    ragged = tf.RaggedTensor.from_row_lengths(values, nnzs)
-    upstream = tf.constant(rng.standard_normal((batch_size, width), dtype=np.float32))
-    layer = EmbeddingBag(rows, width)
+    values = (table_rows * rng.random(nnzs.sum()) ** 4).astype(np.int32)
+    sparse_ids = tf.RaggedTensor.from_row_lengths(values, nnzs).to_sparse()
+    upstream = tf.constant(rng.standard_normal((batch_size, arguments.width), dtype=np.float32))
+    layer = EmbeddingBag(table_rows, arguments.width)
     layer.build()
-    table = layer.embedding_weights.value
+    [variable] = layer.trainable_variables
+    table = variable.value
 
     def lookup(sparse_ids: Any) -> Any:
-        found = tf.nn.embedding_lookup_sparse(table, sparse_ids, None, combiner="mean")
+        means = tf.nn.embedding_lookup_sparse(table, sparse_ids, None, combiner="mean")
         # It has fewer rows where the last lists are empty.
-        return tf.pad(found, [[0, batch_size - tf.shape(found)[0]], [0, 0]])
+        return tf.pad(means, [[0, batch_size - tf.shape(means)[0]], [0, 0]])
 
     batch = {"values": tf.constant(values), "nnzs": tf.constant(nnzs)}
-    return {
-        f"{BAG}, {title}": step(layer, [table], batch, upstream, False),
-        f"{LOOKUP}, {title}": step(lookup, [table], ragged.to_sparse(), upstream, False),
-        f"{BAG}, {title}{XLA}": step(layer, [table], batch, upstream, True),
-    }
+    return [
+        step(LOOKUP, lookup, [table], sparse_ids, upstream),
+        step(BAG, layer, [table], batch, upstream),
+        step(BAG + XLA, layer, [table], batch, upstream),
+    ]
 
 
-# ---- the optimizer's step -----------------------------------------------------------------------
-
-
-def adam(sizes: Sequence[int], batch_size: int, width: int) -> dict[str, Work]:
-    """Return the candidates that update one table of all columns, with small and large batches."""
-    return {
-        name: work
-        for rows in dict.fromkeys((SMALL_BATCH, batch_size))
-        for name, work in _updates(sizes, rows, width).items()
-    }
-
-
-def _updates(sizes: Sequence[int], rows: int, width: int) -> dict[str, Work]:
+def steps(rows: int | None, arguments: argparse.Namespace) -> list[Way]:
+    """Return the ways to update one table of all columns; Keras' own first."""
     import keras
     import tensorflow as tf
 
-    from tutorlib.optimizers import RowSparseAdam, RowWiseAdagrad
+    from tutorlib import RowSparseAdam, RowWiseAdagrad
 
-    rng = np.random.default_rng(0)
+    rng, sizes = np.random.default_rng(0), column_sizes(arguments.table_rows)
+    batch_size, shape = rows or arguments.batch_size, (sum(sizes), arguments.width)
     first_rows = np.cumsum(sizes) - np.array(sizes)
-    ids = tf.constant((skewed_ids(sizes, rows, rng) + first_rows).ravel().astype(np.int32))
-    values = tf.constant(rng.standard_normal((len(ids), width), dtype=np.float32))
+    ids = tf.constant((skewed_ids(sizes, batch_size, rng) + first_rows).ravel().astype(np.int32))
+    values = tf.constant(rng.standard_normal((len(ids), arguments.width), dtype=np.float32))
 
-    def update(optimizer: Any, xla: bool) -> Work:
-        table = keras.Variable(np.zeros((sum(sizes), width), np.float32), name="embedding_weights")
+    def update(name: str, optimizer: Any) -> Way:
+        table = keras.Variable(np.zeros(shape, np.float32), name="embedding_weights")
         optimizer.build([table])
 
-        @tf.function(jit_compile=xla)
+        @tf.function(jit_compile=name.endswith(XLA))
         def apply() -> Any:
-            gradient = tf.IndexedSlices(values, ids, tf.constant([sum(sizes), width]))
+            gradient = tf.IndexedSlices(values, ids, tf.constant(shape))
             optimizer.apply([gradient], [table])
             return tf.gather(table.value, 0)
 
         def work() -> int:
             apply().numpy()  # waits until it is done
-            return rows
+            return batch_size
 
-        return work
+        return Way(name, work)
 
-    title = f", batch {rows:,}"
-    return {
-        DENSE + title: update(keras.optimizers.Adam(), False),
-        SPARSE + title: update(RowSparseAdam(), False),
-        ROW_WISE + title: update(RowWiseAdagrad(), False),
-        DENSE + title + XLA: update(keras.optimizers.Adam(), True),
-        SPARSE + title + XLA: update(RowSparseAdam(), True),
-    }
+    return [
+        update(DENSE, keras.optimizers.Adam()),
+        update(DENSE + XLA, keras.optimizers.Adam()),
+        update(SPARSE, RowSparseAdam()),
+        update(SPARSE + XLA, RowSparseAdam()),
+        update(ROW_WISE, RowWiseAdagrad()),
+    ]
 
 
-SECTIONS = {"fused": fused, "bag": bag, "adam": adam}
+LAYERS = Benchmark(
+    "layers",
+    "layers and optimizer steps compared with Keras and TensorFlow (2 minutes)",
+    {
+        "fused": fused,
+        LARGE: functools.partial(lists, 100_000),
+        SMALL: functools.partial(lists, 21),
+        SMALL_STEP: functools.partial(steps, SMALL_BATCH),
+        LARGE_STEP: functools.partial(steps, None),
+    },
+    {
+        "batch_size": (65_536, "rows per batch"),
+        "table_rows": (1_000_000, "rows of all 26 tables together"),
+        "width": (16, "width of embeddings"),
+    },
+    faster(BOUNDS),
+    repeat=15,
+    warmup=3,
+    device=True,
+)

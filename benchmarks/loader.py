@@ -1,407 +1,228 @@
 """Rows per second into the training step: the loader compared with its alternatives.
 
 Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), the same in every format; MovieLens-shaped
-rows for lists; all in the page cache. Candidates produce whole batches of tensors, except bare
-Arrow, which only decodes: an upper bound for any reader of these files. Fast readers read every
-file --copies times, by hard links or `repeat`: with few rows, the wait for the first batch, which a
-loader makes of a chunk of a million rows, would be half of an epoch. Slow candidates read fewer
-rows; the table says how many. TFRecord readers that handle single records are measured with CPU
-idle states suppressed, as during training (`tutorlib.profiling.cores_awake`); with idle states they
+rows for lists; all in the page cache. Each way makes whole batches of tensors, except bare Arrow,
+which only decodes: an upper bound for any reader of these files. Fast ways read every file --copies
+times, by hard links or `repeat`: with few rows, the wait for the first batch would be half of an
+epoch. Readers of one example per row read --slow-rows; the table says how many. They are measured
+with CPU idle states suppressed, as during training (`tutorlib.cores_awake`); with idle states they
 may be half as fast.
 
-Sections (--only): loader, its layouts and bare Arrow; tfdata, over TFRecord; raw, over raw binary;
-python, PyDataset and generator; plain, Parquet with int64, dictionary and Snappy; movielens;
-batches, of fewer rows; threads, one reader thread; unchecked, files without page checksums; fit, in
-training; first, the wait for the first batch. `peers` compares it with other libraries.
+Sections (--only): readers, of one data set; plain, Parquet with int64, dictionary and Snappy;
+movielens, lists; batches, of fewer rows; fit, of the smallest model; first, the wait for the first
+batch. One thread: `taskset -c 0 python -m benchmarks loader`. Other libraries: `peers`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure
-from benchmarks.data import Dataset, criteo_shape, linked, movielens_shape
-from benchmarks.device import Device
-from benchmarks.measure import Claim
-from tutorlib.parquet import ParquetSource
+from benchmarks.data import Dataset, criteo_shape, files_of, linked, movielens_shape
+from benchmarks.measure import Benchmark, Epoch, Way, faster, fit_epoch
+from benchmarks.readers import (
+    bare_arrow,
+    consume,
+    consume_awake,
+    lines_of_numpy,
+    read_and_shuffle,
+    row_groups_of,
+)
 
-SUMMARY = "rows/s of the loader, tf.data, Python readers and bare Arrow (7 minutes)"
-
-COLUMNS = "loader, columns, shuffled"
+COLUMNS, STACKED = "loader, columns, shuffled", "loader, stacked, shuffled"
 UNSHUFFLED = "loader, columns, not shuffled"
-STACKED = "loader, stacked, shuffled"
 BASELINE = "make_batched_features_dataset, shuffled"
-ASLEEP = "make_batched_features_dataset, cores asleep"
 PARSE_BATCHES = "batch then parse_example, shuffled"
 PREBATCHED = "prebatched TFRecord, not shuffled"
-PLAIN_LOADER = "plain files: loader, columns, shuffled"
-PLAIN_ARROW = "plain files: Arrow read_row_group, no batches"
-MOVIELENS_LOADER = "MovieLens: loader, nnzs, shuffled"
-MOVIELENS_ARROW = "MovieLens: Arrow read_row_group, no batches"
+LINES = "25 lines of Arrow and NumPy, columns, shuffled"
 ARROW = "Arrow read_row_group, no batches"
-SMALL = ", batches of {:,}"  # after the name of a loader with the default batch size
-SMALL_ROWS = 1024  # per batch
-ONE_THREAD = "one reader thread: "  # before it
-UNCHECKED = "loader, columns, shuffled, no page checksums"
-FIT = "fit, one weight, columns"
-FIRST_BATCH = "loader, first batch of an epoch"
-ONE_CHUNK = "read and shuffle the rows of one chunk"
+LISTS = "loader, nnzs, shuffled"
+FIT, FIT_STACKED = "fit, one weight, columns", "fit, one weight, stacked"
+FIRST_BATCH, ONE_CHUNK = "first batch of an epoch", "read and shuffle as many row groups"
+FIRST_ROW_GROUPS = 8  # those of the loader's window
+SIZES = (4096, 1024, 256)  # rows of smaller batches
+READ_ONCE = 1024  # rows: an epoch of such batches takes long enough without copies
 
-CLAIMS = (
-    Claim(COLUMNS, 6e6),
-    Claim(STACKED, 9e6),
-    Claim(COLUMNS, 100, other=BASELINE),
-    Claim(COLUMNS, 20, other=PARSE_BATCHES),
-    Claim(COLUMNS, 1, other=PREBATCHED),
-    Claim(UNSHUFFLED, 1, other=PREBATCHED),
-    Claim(COLUMNS, 0.5, other=ARROW),
-    Claim(PLAIN_LOADER, 0.75, other=PLAIN_ARROW),
-    Claim(MOVIELENS_LOADER, 0.35, other=MOVIELENS_ARROW),
-    Claim(COLUMNS + SMALL.format(4096), 0.8, other=COLUMNS),
-    Claim(COLUMNS + SMALL.format(1024), 0.6, other=COLUMNS),
-    Claim(COLUMNS + SMALL.format(256), 0.3, other=COLUMNS),
-    Claim(STACKED + SMALL.format(256), 0.7, other=STACKED),
-    Claim(COLUMNS, 1.9, other=ONE_THREAD + COLUMNS),
-    Claim(COLUMNS + SMALL.format(4096), 1.7, other=ONE_THREAD + COLUMNS + SMALL.format(4096)),
-    Claim(COLUMNS + SMALL.format(256), 1.5, other=ONE_THREAD + COLUMNS + SMALL.format(256)),
-    Claim(STACKED, 2, other=ONE_THREAD + STACKED),
-    Claim(COLUMNS, 0.93, other=UNCHECKED),
-    Claim(FIT, 0.85, other=COLUMNS),
-    Claim(FIRST_BATCH, 1.5, other=ONE_CHUNK, of="elapsed_s"),
+
+def of_size(name: str, size: int) -> str:
+    """Return the name of a loader whose batches have fewer rows."""
+    return f"{name}, batches of {size:,}"
+
+
+BOUNDS = (
+    ("readers", COLUMNS, BASELINE, 100),
+    ("readers", COLUMNS, PARSE_BATCHES, 20),
+    ("readers", COLUMNS, PREBATCHED, 1),
+    ("readers", UNSHUFFLED, PREBATCHED, 1),
+    ("readers", COLUMNS, LINES, 3),
+    ("readers", COLUMNS, ARROW, 0.5),
+    ("plain", COLUMNS, LINES, 2.5),
+    ("plain", COLUMNS, ARROW, 0.75),
+    ("movielens", LISTS, ARROW, 0.35),
+    ("batches", of_size(COLUMNS, 4096), COLUMNS, 0.8),
+    ("batches", of_size(COLUMNS, 1024), COLUMNS, 0.6),
+    ("batches", of_size(COLUMNS, 256), COLUMNS, 0.3),
+    ("batches", of_size(STACKED, 256), STACKED, 0.7),
+    ("fit", FIT, COLUMNS, 0.85),
+    ("first", FIRST_BATCH, ONE_CHUNK, 0.67),
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of this benchmark to a parser."""
-    slow = "rows for readers of one example per row; the slowest get a quarter of them"
-    measure.add_numbers(
-        parser,
-        rows=(2_097_152, "rows"),
-        slow_rows=(262_144, slow),
-        copies=(8, "times that fast readers read the rows"),
-        batch_size=(65_536, "rows per batch"),
-    )
-    measure.add_options(parser, "loader", repeat=5, sections=SECTIONS)
+def _loader(arguments: argparse.Namespace, data: Dataset, files: Any, **settings: Any) -> Any:
+    from tutorlib import KerasSequenceLoader
+
+    given = {"batch_size": arguments.batch_size, "device": arguments.device} | settings
+    return KerasSequenceLoader(files, given.pop("batch_size"), schema=data.schema, **given)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Measure, print the table and write the JSON file."""
-    device = Device(arguments.device)
-    inputs = Inputs(
-        criteo_shape(arguments.data, arguments.rows),
-        movielens_shape(arguments.data, arguments.rows),
-        min(arguments.slow_rows, arguments.rows),
-        arguments.copies,
-        arguments.batch_size,
-        arguments.device,
-    )
-    sections = {name: SECTIONS[name](inputs) for name in arguments.only}
-    found = {name: one for made in sections.values() for name, one in made.items()}
-    device.count_loaders()
-    timings = measure.turns(
-        {name: candidate.work for name, candidate in found.items()},
-        repeat=arguments.repeat,
-        synchronise=device.synchronise,
-        afterwards={name: c.afterwards for name, c in found.items() if c.afterwards},
-    )
-    made = (data for data in (inputs.criteo, inputs.movielens) if data.folder.exists())
-    result = measure.report(
-        "loader",
-        timings,
-        command=measure.command_line(arguments),
-        baseline=BASELINE if BASELINE in found else None,
-        claims=CLAIMS,
-        details={
-            "device": device.name,
-            "batch_size": arguments.batch_size,
-            "data": {data.name: data.describe() for data in made},
-            "sections": {name: list(made) for name, made in sections.items()},
-            "device_memory": device.memory(),
-        },
-    )
-    for entry in result["candidates"]:
-        batches: Any = found[entry["name"]].batches
-        if hasattr(batches, "stats"):  # a loader
-            entry |= {"stages": batches.stats(), "plan": batches.describe()}
-    print(measure.table(result))
-    measure.save(result, arguments.out)
+def _reading(name: str, batches: Any, read: Any = consume) -> Way:
+    return Way(name, functools.partial(read, batches))
 
 
-@dataclasses.dataclass
-class Inputs:
-    """What is read, and how."""
-
-    criteo: Dataset  # rows with many columns
-    movielens: Dataset  # rows with few columns, one of them multi-hot
-    slow_rows: int  # rows for the readers of one example per row
-    copies: int  # times that fast readers read the rows
-    batch_size: int
-    device: str = "cpu"  # where the loader makes batches
-
-    def files(self, folder: Path) -> list[str]:
-        """Return the Parquet files of a folder `copies` times."""
-        return ParquetSource(linked(folder, self.copies)).files
-
-    def loader(self, source: Any = None, batch_size: int | None = None, **settings: Any) -> Any:
-        """Return a loader of the Criteo-shaped rows `copies` times, or of another source.
-
-        Small batches read them once: their epoch takes much longer than the wait for a chunk.
-        """
-        from tutorlib.loader import KerasSequenceLoader
-
-        if source is None:
-            once = batch_size is not None and batch_size <= SMALL_ROWS
-            source = self.criteo.source if once else self.files(self.criteo.parquet)
-        settings = {"schema": self.criteo.schema, "device": self.device, **settings}
-        return KerasSequenceLoader(source, batch_size or self.batch_size, **settings)
+def _criteo(arguments: argparse.Namespace) -> Dataset:
+    return criteo_shape(arguments.data, arguments.rows)
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """Something to measure."""
-
-    work: Callable[[], int]  # processes one epoch and returns its rows
-    batches: Iterable[Any] | None = None  # the batches that it iterates over, if there are any
-    # stops what the work has left running; not measured
-    afterwards: Callable[[], Any] | None = None
+def _files(arguments: argparse.Namespace, folder: Path) -> list[str]:
+    return files_of(linked(folder, arguments.copies))
 
 
-def delivering(batches: Iterable[Any]) -> Candidate:
-    """Return a candidate that iterates over batches."""
-    return Candidate(functools.partial(consume, batches), batches)
-
-
-def awake(batches: Iterable[Any]) -> Candidate:
-    """Return a candidate that iterates over batches with the cores kept awake."""
-    from tutorlib.profiling import cores_awake
-
-    def work() -> int:
-        with cores_awake():
-            return consume(batches)
-
-    return Candidate(work, batches)
-
-
-def consume(batches: Iterable[Any]) -> int:
-    """Read an epoch and return its rows, and when it had ended.
-
-    The rows of each tensor are compared with the label's in the first batch, and in each batch of
-    another size than the one before: asking 40 tensors for their shape takes longer than making
-    them. A dataset of tf.data is read in a compiled function, as `fit` reads it: a loop in Python
-    waits longer for each of its batches.
-    """
-    import tensorflow as tf
-
-    if not isinstance(batches, tf.data.Dataset):
-        total = last = 0
-        for inputs, label in batches:
-            if (size := label.shape[0]) != last:
-                last = _rows_of(inputs, label)
-            total += size
-        return measure.Ended(total)
-    rows, iterator, next_rows = 0, iter(batches), _compiled_next_rows()
-    with contextlib.suppress(tf.errors.OutOfRangeError):
-        while True:
-            rows += int(next_rows(iterator))
-    return measure.Ended(rows)
-
-
-@functools.cache
-def _compiled_next_rows() -> Callable[[Any], Any]:
-    import tensorflow as tf
-
-    def next_rows(iterator: Any) -> Any:
-        inputs, label = iterator.get_next()
-        rows = tf.shape(label)[0]
-        others = [tf.shape(t)[0] for n, t in inputs.items() if not n.endswith("__values")]
-        with tf.control_dependencies([tf.debugging.assert_equal(tf.stack(others), rows)]):
-            return tf.identity(rows)
-
-    return tf.function(next_rows)
-
-
-def _rows_of(inputs: Mapping[str, Any], label: Any) -> int:
-    rows: int = label.shape[0]
-    for name, tensor in inputs.items():
-        if tensor.shape[0] != rows and not name.endswith("__values"):
-            raise ValueError(f"{name!r} has {tensor.shape[0]} rows, the label {rows}")
-    return rows
-
-
-def bare_arrow(files: list[str]) -> Candidate:
-    """Return a candidate that decodes all row groups with PyArrow and does nothing else."""
-    from benchmarks.readers import read_row_groups
-
-    return Candidate(functools.partial(read_row_groups, ParquetSource(files)))
-
-
-# ---- the sections: pipelines are built once, so that a turn measures an epoch -------------------
-
-
-def of_loader(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the loader in its layouts, and bare Arrow on the same files."""
-    stacked = functools.partial(inputs.loader, batch_layout="stacked")
-    return {
-        COLUMNS: delivering(inputs.loader()),
-        UNSHUFFLED: delivering(inputs.loader(shuffle=False)),
-        STACKED: delivering(stacked()),
-        "loader, stacked, not shuffled": delivering(stacked(shuffle=False)),
-        ARROW: bare_arrow(inputs.files(inputs.criteo.parquet)),
-    }
-
-
-def of_tfdata(inputs: Inputs) -> dict[str, Candidate]:
-    """Return tf.data over TFRecord, from what most people have to what they could have."""
-    import tensorflow as tf
-
+def readers(arguments: argparse.Namespace) -> list[Way]:
+    """Return tf.data over TFRecord and raw binary, bare Arrow, 25 lines, and the loader."""
     import tfrecords
 
-    data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
-    examples = data.examples(inputs.slow_rows)
-    few_examples = data.examples(max(1, inputs.slow_rows // 4))
-    parsed = tfrecords.parsed_examples(few_examples, size, schema, parallel_calls=tf.data.AUTOTUNE)
-    native = tfrecords.native_dataset(examples, size, schema)
+    data, size = _criteo(arguments), arguments.batch_size
+    schema, files = data.schema, _files(arguments, data.parquet)
+    examples = data.examples(min(arguments.slow_rows, data.rows))
     prebatched = tfrecords.prebatched_dataset(data.prebatched(size), schema)
-    return {
-        "parse_single_example, shuffled": awake(parsed),
-        BASELINE: awake(native),
-        PARSE_BATCHES: awake(tfrecords.parsed_batches(examples, size, schema)),
-        ASLEEP: delivering(native),
-        PREBATCHED: delivering(prebatched.repeat(inputs.copies)),
-    }
+    stacked = tfrecords.raw_stacked(data.raw_rows(), size, schema, shuffle=False)
+    columns = tfrecords.raw_columns(data.raw_rows(), size, schema)
+    loader = functools.partial(_loader, arguments, data, files)
+    return [
+        _reading(BASELINE, tfrecords.native_dataset(examples, size, schema), consume_awake),
+        _reading(PARSE_BATCHES, tfrecords.parsed_batches(examples, size, schema), consume_awake),
+        _reading(PREBATCHED, prebatched.repeat(arguments.copies)),
+        _reading("raw binary, columns, shuffled in a window", columns),
+        _reading("raw binary, stacked, not shuffled", stacked.repeat(arguments.copies)),
+        _reading(LINES, lines_of_numpy(files, size, schema)),
+        Way(ARROW, functools.partial(bare_arrow, files)),
+        _reading(COLUMNS, loader()),
+        _reading(UNSHUFFLED, loader(shuffle=False)),
+        _reading(STACKED, loader(batch_layout="stacked")),
+        _reading("loader, stacked, not shuffled", loader(batch_layout="stacked", shuffle=False)),
+    ]
 
 
-def of_raw(inputs: Inputs) -> dict[str, Candidate]:
-    """Return tf.data over raw binary of fixed-size records."""
-    import tfrecords
-
-    data, size, schema = inputs.criteo, inputs.batch_size, inputs.criteo.schema
-    rows = data.raw_rows()
-    columns = tfrecords.raw_batches(data.raw_batches(size), schema)
-    stacked = tfrecords.raw_stacked(rows, size, schema, shuffle=False)
-    pipelines = {
-        "columns, not shuffled": columns.repeat(inputs.copies),
-        "columns, shuffled in a window": tfrecords.raw_columns(rows, size, schema),
-        "stacked, not shuffled": stacked.repeat(inputs.copies),
-    }
-    return {f"raw binary, {name}": delivering(made) for name, made in pipelines.items()}
+def plain(arguments: argparse.Namespace) -> list[Way]:
+    """Return bare Arrow, 25 lines and the loader on files of int64 with dictionary and snappy."""
+    data = _criteo(arguments)
+    files = _files(arguments, data.plain)
+    return [
+        Way(ARROW, functools.partial(bare_arrow, files)),
+        _reading(LINES, lines_of_numpy(files, arguments.batch_size, data.schema)),
+        _reading(COLUMNS, _loader(arguments, data, files)),
+    ]
 
 
-def of_python(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the ways to feed Keras from Python, on top of the same Parquet reader."""
-    from benchmarks import readers
-
-    given = (inputs.criteo.source, inputs.batch_size, inputs.criteo.schema)
-    row_groups = readers.AsFitTakes(readers.RowGroups(*given))
-    return {
-        "PyDataset, same reader, shuffled": delivering(row_groups),
-        "generator, same reader, shuffled": delivering(readers.generator(*given)),
-    }
+def movielens(arguments: argparse.Namespace) -> list[Way]:
+    """Return bare Arrow and the loader on rows with a list of ids."""
+    data = movielens_shape(arguments.data, arguments.rows)
+    files = _files(arguments, data.parquet)
+    return [
+        Way(ARROW, functools.partial(bare_arrow, files)),
+        _reading(LISTS, _loader(arguments, data, files)),
+    ]
 
 
-def of_plain(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the loader and bare Arrow on files of int64 with dictionary and snappy."""
-    files = inputs.files(inputs.criteo.plain)
-    return {PLAIN_LOADER: delivering(inputs.loader(files)), PLAIN_ARROW: bare_arrow(files)}
-
-
-def of_movielens(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the loader and bare Arrow on rows with a multi-hot column."""
-    files, schema = inputs.files(inputs.movielens.parquet), inputs.movielens.schema
-    return {
-        MOVIELENS_LOADER: delivering(inputs.loader(files, schema=schema)),
-        MOVIELENS_ARROW: bare_arrow(files),
-    }
-
-
-def of_batches(inputs: Inputs) -> dict[str, Candidate]:
+def batches(arguments: argparse.Namespace) -> list[Way]:
     """Return the loader with batches of fewer rows, and with the default ones."""
-    layouts = {COLUMNS: "columns", STACKED: "stacked"}
-    return {
-        name + (SMALL.format(size) if size else ""): delivering(
-            inputs.loader(batch_size=size, batch_layout=layout)
-        )
-        for name, layout in layouts.items()
-        for size in (None, 4096, 1024, 256)
-    }
-
-
-def of_threads(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the loader with one reader thread, and with the default threads."""
-    layouts = {COLUMNS: "columns", STACKED: "stacked"}
-    sizes = {COLUMNS: (None, 4096, 256), STACKED: (None,)}
-    made = {}
-    for name, layout in layouts.items():
-        for size in sizes[name]:
-            whole = name + (SMALL.format(size) if size else "")
-            settings: dict[str, Any] = {"batch_size": size, "batch_layout": layout}
-            made[whole] = delivering(inputs.loader(**settings))
-            alone = inputs.loader(**settings, reader_kwargs={"threads": 1})
-            made[ONE_THREAD + whole] = delivering(alone)
+    data, made = _criteo(arguments), []
+    for name, layout in ((COLUMNS, "columns"), (STACKED, "stacked")):
+        for size in (None, *SIZES):
+            files = files_of(data.parquet)
+            if size is None or size > READ_ONCE:
+                files = _files(arguments, data.parquet)
+            loader = _loader(
+                arguments, data, files,
+                batch_size=size or arguments.batch_size, batch_layout=layout,
+            )  # fmt: skip
+            made.append(_reading(of_size(name, size) if size else name, loader))
     return made
 
 
-def of_unchecked(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the loader on files without page checksums, and on those with them."""
-    unchecked = inputs.loader(inputs.files(inputs.criteo.unchecked))
-    return {COLUMNS: delivering(inputs.loader()), UNCHECKED: delivering(unchecked)}
+def fit(arguments: argparse.Namespace) -> list[Way]:
+    """Return the loaders alone, and epochs of `fit` with a model of one weight."""
+    import keras
+
+    data = _criteo(arguments)
+    loader = functools.partial(_loader, arguments, data, _files(arguments, data.parquet))
+
+    def fitting(batches: Any, name_of_input: str) -> Epoch:
+        return fit_epoch(models[name_of_input], batches)
+
+    class OneWeight(keras.Model):
+        """Predicts the label as one number times one column: the least that `fit` can train.
+
+        Its step takes every tensor, and the loss and its gradient run over all rows.
+        """
+
+        def __init__(self, name_of_input: str) -> None:
+            super().__init__()
+            self.name_of_input = name_of_input
+            self.factor = self.add_weight(shape=(), initializer="zeros", name="factor")
+
+        def call(self, inputs: Any) -> Any:
+            return self.factor * inputs[self.name_of_input][:, :1]
+
+    models = {name: OneWeight(name) for name in ("I1", "continuous")}
+    for model in models.values():
+        model.compile(optimizer="sgd", loss="mse", jit_compile=False)  # many batch sizes
+    stacked = functools.partial(loader, batch_layout="stacked")
+    return [
+        _reading(COLUMNS, loader()),
+        Way(FIT, functools.partial(fitting, loader(), "I1")),
+        _reading(STACKED, stacked()),
+        Way(FIT_STACKED, functools.partial(fitting, stacked(), "continuous")),
+    ]
 
 
-def of_fit(inputs: Inputs) -> dict[str, Candidate]:
-    """Return epochs of `fit` with a trivial model, and the loaders alone."""
-    from benchmarks.readers import one_weight_model
-
-    def fitting(name: str, **settings: Any) -> Candidate:
-        model, loader = one_weight_model(name), inputs.loader(**settings)
-
-        def epoch() -> int:
-            model.fit(loader, verbose=0)
-            return loader.num_rows
-
-        return Candidate(epoch)
-
-    return {
-        COLUMNS: delivering(inputs.loader()),
-        FIT: fitting("I1"),
-        STACKED: delivering(inputs.loader(batch_layout="stacked")),
-        "fit, one weight, stacked": fitting("continuous", batch_layout="stacked"),
-    }
-
-
-def of_first(inputs: Inputs) -> dict[str, Candidate]:
-    """Return the wait for the first batch, and the time of its chunk; their rows/s mean nothing."""
-    from benchmarks.readers import read_and_shuffle
-
-    loader = inputs.loader()
-    chunk_rows = loader.describe()["chunk_rows"]
-    source = ParquetSource(inputs.files(inputs.criteo.parquet))
+def first(arguments: argparse.Namespace) -> list[Way]:
+    """Return the wait for the first batch, and the time to read and shuffle so many row groups."""
+    data = _criteo(arguments)
+    files = _files(arguments, data.parquet)
+    groups = row_groups_of(files)[:FIRST_ROW_GROUPS]
+    rows = read_and_shuffle(groups)
+    loader = _loader(arguments, data, files)
 
     def first_batch() -> int:
         next(iter(loader))
-        return chunk_rows
+        return rows  # those that both begin with, so that rates compare the time
 
-    return {
-        FIRST_BATCH: Candidate(first_batch, afterwards=loader.close),
-        ONE_CHUNK: Candidate(functools.partial(read_and_shuffle, source, chunk_rows)),
-    }
+    return [
+        Way(ONE_CHUNK, functools.partial(read_and_shuffle, groups)),
+        Way(FIRST_BATCH, first_batch, after=loader.close),
+    ]
 
 
-SECTIONS: dict[str, Callable[[Inputs], dict[str, Candidate]]] = {
-    "loader": of_loader,
-    "tfdata": of_tfdata,
-    "raw": of_raw,
-    "python": of_python,
-    "plain": of_plain,
-    "movielens": of_movielens,
-    "batches": of_batches,
-    "threads": of_threads,
-    "unchecked": of_unchecked,
-    "fit": of_fit,
-    "first": of_first,
-}
+LOADER = Benchmark(
+    "loader",
+    "rows/s of the loader, tf.data, bare Arrow and 25 lines of NumPy (7 minutes)",
+    {
+        "readers": readers,
+        "plain": plain,
+        "movielens": movielens,
+        "batches": batches,
+        "fit": fit,
+        "first": first,
+    },
+    {
+        "rows": (2_097_152, "rows"),
+        "slow_rows": (262_144, "rows for readers of one example per row"),
+        "copies": (8, "times that fast readers read the rows"),
+        "batch_size": (65_536, "rows per batch"),
+    },
+    faster(BOUNDS),
+    device=True,
+)

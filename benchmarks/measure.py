@@ -1,102 +1,200 @@
-"""Measuring: candidates take turns in one process; a report says on what, with what and when.
+"""Measuring: ways to do the same work take turns; a report says on what, with what and when.
 
-A single figure says little: machines differ, and one machine differs from minute to minute. So all
-candidates take turns (A B C A B C ...), their ratios count, and the report keeps every value.
+A single figure says little: machines differ, and one machine differs from minute to minute. So the
+ways of a section take turns (A B C, A B C, ...), the ratio of two ways in the same turn counts, and
+the report keeps every value.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
 import datetime
+import importlib.metadata
 import json
+import mmap
+import multiprocessing
 import os
+import platform
+import re
+import shutil
 import statistics
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks import machine
-from tutorlib.storage import new_file
+from tutorlib.memory import (
+    host_memory_bytes,
+    limit_tensorflow_memory,
+    missing_for_gpu,
+    usable_cores,
+)
 
-RESULTS = Path(__file__).resolve().parent / "results"
-DATA = machine.ROOT / "build" / "benchmarks"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+DATA = ROOT / "build" / "benchmarks"
+LIBRARIES = ("tensorflow", "keras", "numpy", "pyarrow", "polars", "pandas")
 OF_ONE_MACHINE = (
-    "command",
     "run",
+    "command",
+    "benchmark",
     "data",
     "out",
     "environments",
-    "install",
-)  # not in a report's command
+)  # in no report's command
+SAMPLE_S = 0.003  # between two looks at a process's memory
+
+Task = TypeVar("Task")
+Outcome = TypeVar("Outcome")
 
 
-# ---- the command line ---------------------------------------------------------------------------
+# ---- what a benchmark is ------------------------------------------------------------------------
 
 
-def add_numbers(parser: argparse.ArgumentParser, **numbers: tuple[float, str]) -> None:
-    """Add numeric options: name=(default, help), with `-` for `_` in the name."""
-    for name, (default, text) in numbers.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=type(default), default=default,
-            help=f"{text} (default: %(default)s)",
-        )  # fmt: skip
-
-
-def add_choices(parser: argparse.ArgumentParser, **choices: tuple[Sequence[str], str]) -> None:
-    """Add options with a choice of words: name=(words, the default first; help)."""
-    for name, (words, text) in choices.items():
-        parser.add_argument(
-            f"--{name}", choices=tuple(words), default=words[0],
-            help=f"{text} (default: %(default)s)",
-        )  # fmt: skip
-
-
-def add_options(
-    parser: argparse.ArgumentParser,
-    name: str,
-    *,
-    repeat: int,
-    repeated: str = "turns",
-    sections: Iterable[str] = (),
-    data: bool = True,
-    device: bool = True,
-) -> None:
-    """Add the options that benchmarks share: `--repeat`, `--out`, and those asked for.
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """What one turn of a way did, where its rows and the time until it returned do not say it.
 
     Args:
-        parser: parser of one benchmark.
-        name: name of the benchmark.
-        repeat: default of `--repeat`.
-        repeated: what is repeated, for the help.
-        sections: parts that can be measured alone; adds `--only` unless empty.
-        data: whether to add `--data`, for benchmarks that read files.
-        device: whether to add `--device`, for benchmarks that run on a GPU too.
+        rows: rows that were read, trained on or written.
+        ended: `time.perf_counter()` when the last batch or step had ended. What follows does not
+            count: TensorFlow ends an iterator of tf.data only when its autotuning wakes, after 10,
+            30, 70, ... 5110 milliseconds, as late as twice the time that the epoch took.
+        elapsed_s: seconds that another process measured, instead of the time of the call.
+        values: further numbers of this turn; the end of a name is its unit (_bytes, _s, _share).
     """
-    add_numbers(parser, repeat=(repeat, repeated))
-    if sections:
+
+    rows: int
+    ended: float | None = None
+    elapsed_s: float | None = None
+    values: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to do the work of a section."""
+
+    name: str
+    epoch: Callable[[], int | Epoch]  # does the work once; an int is its rows
+    before: Callable[[], Any] = nothing  # starts what it needs, before the clock of each turn
+    after: Callable[[], Any] = nothing  # stops what it has left running, after the clock
+    close: Callable[[], Any] = nothing  # called after the last turn
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the report
+
+
+@dataclasses.dataclass(frozen=True)
+class Absent:
+    """A way that this machine cannot measure."""
+
+    name: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """What is measured: ways, rows and turns; `run` does the rest.
+
+    Args:
+        name: name of the command and of the report.
+        summary: what it measures and for how many minutes, for `--help`.
+        sections: {section: function of the options that returns its ways}. The ways of a section
+            take turns; the first is the baseline of its ratios.
+        options: {option: (default, help)}; a default that is a list takes several values, a tuple
+            is a choice of words, the default first.
+        claims: function of a report that returns what it should show, made with `claim`.
+        repeat: turns that count.
+        warmup: turns before them that do not.
+        device: whether it has `--device`, to compute on a GPU.
+    """
+
+    name: str
+    summary: str
+    sections: Mapping[str, Callable[[argparse.Namespace], Sequence[Way | Absent]]]
+    options: Mapping[str, tuple[Any, str]]
+    claims: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]] = lambda result: ()
+    repeat: int = 5
+    warmup: int = 1
+    device: bool = False
+
+
+def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
+    """Add the options of a benchmark to the parser of its command."""
+    options = dict(benchmark.options)
+    options["repeat"] = benchmark.repeat, "turns"
+    options["data"] = DATA, "folder where rows are kept for the next run"
+    if benchmark.device:
+        options["device"] = ("cpu", "gpu"), "cpu hides all GPUs; gpu makes batches and trains there"
+    for name, (default, text) in options.items():
+        several = isinstance(default, list | tuple)
         parser.add_argument(
-            "--only", nargs="+", choices=tuple(sections), default=list(sections),
-            metavar="SECTION", help=f"measure only these: {', '.join(sections)} (default: all)",
-        )  # fmt: skip
-    if device:
-        text = "cpu hides all GPUs; gpu makes batches and computes there"
-        add_choices(parser, device=(("cpu", "gpu"), text))
-    if data:
-        parser.add_argument(
-            "--data", type=Path, default=DATA,
-            help="folder where rows are kept for the next run (default: build/benchmarks)",
-        )  # fmt: skip
+            f"--{name.replace('_', '-')}",
+            default=default[0] if isinstance(default, tuple) else default,
+            type=type(default[0] if several else default),
+            nargs="+" if isinstance(default, list) else None,
+            choices=default if isinstance(default, tuple) else None,
+            help=f"{text} (default: %(default)s)",
+        )
+    sections = list(benchmark.sections)
     parser.add_argument(
-        "--out", type=Path, help=f"JSON file (default: benchmarks/results/{name}-MACHINE.json)"
-    )
+        "--only", nargs="+", choices=sections, default=sections, metavar="SECTION",
+        help=f"measure only these: {', '.join(sections)} (default: all)",
+    )  # fmt: skip
+    file = f"benchmarks/results/{benchmark.name}-MACHINE.json"
+    parser.add_argument("--out", type=Path, help=f"JSON file (default: {file})")
+    parser.set_defaults(benchmark=benchmark)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure a benchmark, print its tables, write its JSON file and return the report."""
+    benchmark: Benchmark = arguments.benchmark
+    if arguments.repeat < 1:
+        raise SystemExit(f"benchmarks: --repeat must be at least 1, got {arguments.repeat}")
+    device = getattr(arguments, "device", "cpu")
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before TensorFlow looks for a GPU
+    synchronise = waiting_for(device) if benchmark.device else nothing
+    result: dict[str, Any] = {
+        "benchmark": benchmark.name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command_line(arguments),
+        "hardware": hardware(),
+        "versions": versions(LIBRARIES),
+        "commit": commit(),
+        "device": device,
+        "options": {n: getattr(arguments, n) for n in benchmark.options if n != "environments"},
+        "not_measured": {},
+        "ways": [],
+    }
+    for section in arguments.only:
+        ways = benchmark.sections[section](arguments)
+        result["not_measured"] |= {way.name: way.why for way in ways if isinstance(way, Absent)}
+        here = [way for way in ways if isinstance(way, Way)]
+        try:
+            entries = turns(
+                here, repeat=arguments.repeat, warmup=benchmark.warmup, synchronise=synchronise
+            )
+        finally:
+            for way in here:
+                way.close()
+        result["ways"] += [{"section": section, **entry} for entry in entries]
+    result["claims"] = list(benchmark.claims(result))
+    print(table(result))
+    print(f"written to {save(result, arguments.out)}")
+    return result
 
 
 def command_line(arguments: argparse.Namespace) -> str:
     """Return the command that repeats a run, without the paths of this machine."""
-    words = ["python", "-m", "benchmarks", arguments.command]
+    words = ["python", "-m", "benchmarks", arguments.benchmark.name]
     for name, value in vars(arguments).items():
         if name not in OF_ONE_MACHINE and value is not None:
             words.append(f"--{name.replace('_', '-')}")
@@ -104,298 +202,304 @@ def command_line(arguments: argparse.Namespace) -> str:
     return " ".join(words)
 
 
-# ---- timing -------------------------------------------------------------------------------------
+def waiting_for(device: str) -> Callable[[], Any]:
+    """Return the function that waits for a device; share a GPU's memory with the loader before.
 
-
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """The duration of every turn of one candidate."""
-
-    name: str  # name of the candidate
-    rows: int  # rows that it processed in one turn
-    elapsed_s: tuple[float, ...]  # seconds of each turn, in order, without the warm-up
-    warmup_s: tuple[float, ...] = ()  # seconds of each warm-up turn: they include compilation
-
-    @property
-    def rates(self) -> list[float]:
-        """Rows per second of each turn."""
-        return [self.rows / elapsed_s for elapsed_s in self.elapsed_s]
-
-    @property
-    def rows_per_s(self) -> float:
-        """Median of `rates`."""
-        return statistics.median(self.rates)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values: median, minimum and maximum rate, and all seconds."""
-        return {
-            "name": self.name,
-            "rows": self.rows,
-            "rows_per_s": self.rows_per_s,
-            "min_rows_per_s": min(self.rates),
-            "max_rows_per_s": max(self.rates),
-            "elapsed_s": list(self.elapsed_s),
-            **({"warmup_s": list(self.warmup_s)} if self.warmup_s else {}),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A bound that a measurement should meet."""
-
-    name: str  # name of the candidate
-    bound: float  # minimum rate in rows/s; with `other`, the minimum ratio of the two rates
-    other: str | None = None  # candidate to compare with, turn by turn; None for none
-    # "rows_per_s", or "elapsed_s", where `bound` is the maximum ratio of the two durations
-    of: str = "rows_per_s"
-
-    def check(self, timings: Mapping[str, Timing]) -> dict[str, Any] | None:
-        """Return the values of all turns, their median and whether it holds; None if not measured.
-
-        With `other`, a value is the quotient of the two candidates in one turn, so that whatever
-        slows the machine down for a while cancels out.
-        """
-        if self.name not in timings or (self.other is not None and self.other not in timings):
-            return None
-        values = self._values(timings[self.name])
-        if self.other is not None:
-            others = self._values(timings[self.other])
-            values = [a / b for a, b in zip(values, others, strict=True)]
-        median = statistics.median(values)
-        holds = median >= self.bound if self.of == "rows_per_s" else median <= self.bound
-        return {**dataclasses.asdict(self), "median": median, "values": values, "holds": holds}
-
-    def _values(self, timing: Timing) -> list[float]:
-        return timing.rates if self.of == "rows_per_s" else list(timing.elapsed_s)
-
-
-class Ended(int):
-    """Rows of an epoch, and when its last batch or step had ended, by `time.perf_counter`.
-
-    What a function does after that is not measured: TensorFlow ends an iterator of tf.data only
-    when its autotuning wakes, after 10, 30, 70, ... 5110 milliseconds, as late as twice the time
-    that the epoch took.
+    Call it before anything else looks for a GPU.
     """
+    if device == "gpu" and (missing := missing_for_gpu()):
+        raise SystemExit(f"benchmarks: --device gpu needs a GPU, cuDF and CuPy, but {missing}")
+    import tensorflow as tf
 
-    at: float
+    if device == "gpu":
+        limit_tensorflow_memory()
+    return tf.test.experimental.sync_devices
 
-    def __new__(cls, rows: int) -> Ended:
-        """Take the time now."""
-        made = super().__new__(cls, rows)
-        made.at = time.perf_counter()
-        return made
+
+# ---- turns --------------------------------------------------------------------------------------
+
+
+def turns(
+    ways: Sequence[Way],
+    *,
+    repeat: int = 5,
+    warmup: int = 1,
+    synchronise: Callable[[], Any] = nothing,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[dict[str, Any]]:
+    """Measure ways turn by turn: A B C, A B C, ...; return an entry of the report for each.
+
+    Args:
+        ways: what takes turns; the first is the baseline of the ratios.
+        repeat: turns that count, at least 1.
+        warmup: turns before them that do not count, at least 0.
+        synchronise: called before each reading of the clock, to wait for the device.
+        clock: monotonic clock, in seconds.
+
+    Raises:
+        ValueError: if a way does no rows, or other rows than in the turn before.
+    """
+    entries: list[dict[str, Any]] = [
+        {"name": way.name, "rows": None, "elapsed_s": [], "warmup_s": []} for way in ways
+    ]
+    for turn in range(-warmup, repeat):
+        for way, entry in zip(ways, entries, strict=True):
+            way.before()
+            synchronise()
+            started = clock()
+            done = way.epoch()
+            synchronise()
+            elapsed_s = clock() - started
+            way.after()
+            epoch = done if isinstance(done, Epoch) else Epoch(done)
+            if epoch.elapsed_s is not None:
+                elapsed_s = epoch.elapsed_s
+            elif epoch.ended is not None:
+                elapsed_s = epoch.ended - started
+            if epoch.rows < 1 or entry["rows"] not in (None, epoch.rows):
+                raise ValueError(
+                    f"{way.name!r} did {epoch.rows} rows in turn {turn + 1}, before it "
+                    f"{entry['rows']}; every turn must do the same rows, at least one"
+                )
+            entry["rows"] = epoch.rows
+            entry["elapsed_s" if turn >= 0 else "warmup_s"].append(elapsed_s)
+            if turn >= 0:
+                for name, value in epoch.values.items():
+                    entry.setdefault("values", {}).setdefault(name, []).append(value)
+            label = f"turn {turn + 1}/{repeat}" if turn >= 0 else "warm-up"
+            said = f"{label:>10}  {way.name:<50}{epoch.rows / elapsed_s:>14,.0f} rows/s"
+            print(said, file=sys.stderr, flush=True)
+    for way, entry in zip(ways, entries, strict=True):
+        entry["rows_per_s"] = statistics.median(rates(entry))
+        entry["ratio"] = statistics.median(ratios(entry, entries[0]))
+        entry.update(way.facts)
+    return entries
+
+
+def rates(entry: Mapping[str, Any]) -> list[float]:
+    """Return the rows per second of each turn of an entry."""
+    return [entry["rows"] / elapsed_s for elapsed_s in entry["elapsed_s"]]
+
+
+def ratios(entry: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
+    """Return how many times as fast one entry is as another, turn by turn.
+
+    What slows the machine down for a while cancels out.
+    """
+    return [ours / theirs for ours, theirs in zip(rates(entry), rates(other), strict=True)]
 
 
 def fit_epoch(
     model: Any,
-    *arguments: Any,
+    *data: Any,
     callbacks: Sequence[Any] = (),
-    synchronise: Callable[[], Any] = lambda: None,
+    synchronise: Callable[[], Any] = nothing,
     **options: Any,
-) -> tuple[Ended, float]:
-    """Train one epoch with `model.fit`; return its rows, as the loss metric counted them, and loss.
-
-    Args:
-        model: compiled.
-        arguments: of `fit`: the data.
-        callbacks: for the epoch.
-        synchronise: called at the end of the epoch, to wait for the device.
-        options: of `fit`.
-    """
+) -> Epoch:
+    """Train one epoch with `fit`; return its rows, as the loss metric counted them, and loss."""
     import keras
 
-    ended = [Ended(0)]
+    ended = [0, 0.0]
 
     def end(epoch: int, logs: Any) -> None:
         synchronise()
         [loss] = [metric for metric in model.metrics if metric.name == "loss"]
-        ended[0] = Ended(int(loss.count))
+        ended[:] = int(loss.count), time.perf_counter()
 
     clock = keras.callbacks.LambdaCallback(on_epoch_end=end)
-    history = model.fit(*arguments, callbacks=[*callbacks, clock], verbose=0, **options).history
-    return ended[0], history["loss"][0]
+    history = model.fit(*data, callbacks=[*callbacks, clock], verbose=0, **options).history
+    return Epoch(int(ended[0]), ended=ended[1], values={"loss": history["loss"][0]})
 
 
-def turns(
-    candidates: Mapping[str, Callable[[], int]],
+# ---- claims, the report as text and as a file ---------------------------------------------------
+
+
+def claim(
+    text: str,
+    values: Sequence[float],
     *,
-    repeat: int = 5,
-    warmup: int = 1,
-    synchronise: Callable[[], Any] = lambda: None,
-    beforehand: Mapping[str, Callable[[], Any]] | None = None,
-    afterwards: Mapping[str, Callable[[], Any]] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    progress: bool = True,
-) -> list[Timing]:
-    """Time the candidates turn by turn: A B C, A B C, ...
-
-    Args:
-        candidates: {name: function without arguments that does the work and returns the rows}; it
-            is measured until it returns or, if it returns `Ended`, until the time of that.
-        repeat: turns that count, at least 1.
-        warmup: turns before them that do not count, at least 0.
-        synchronise: called before each reading of the clock, to wait for the device.
-        beforehand: {name: function}, called before the candidate's time is taken, to start what it
-            needs running.
-        afterwards: {name: function}, called after the candidate's time was taken, to stop what it
-            has left running.
-        clock: monotonic clock, in seconds.
-        progress: print a line on stderr for each turn.
-
-    Returns:
-        A `Timing` for each candidate, in order.
-    """
-    if repeat < 1 or warmup < 0:
-        raise ValueError(f"need repeat >= 1 and warmup >= 0, got {repeat=}, {warmup=}")
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    rows: dict[str, int] = {}
-    for turn in range(-warmup, repeat):
-        for name, candidate in candidates.items():
-            if beforehand is not None and name in beforehand:
-                beforehand[name]()
-            synchronise()
-            started = clock()
-            done = candidate()
-            synchronise()
-            elapsed_s = (done.at if isinstance(done, Ended) else clock()) - started
-            if afterwards is not None and name in afterwards:
-                afterwards[name]()
-            if done < 1 or rows.setdefault(name, int(done)) != done:
-                raise ValueError(
-                    f"candidate {name!r} processed {done} rows in turn {turn + 1}, before it "
-                    f"{rows.get(name)}; every turn must process the same rows, at least one"
-                )
-            seconds[name].append(elapsed_s)
-            if progress:
-                show_turn(turn, repeat, name, f"{done / elapsed_s:>14,.0f} rows/s")
-    return [
-        Timing(name, rows[name], tuple(values[warmup:]), tuple(values[:warmup]))
-        for name, values in seconds.items()
-    ]
-
-
-def show_turn(turn: int, repeat: int, name: str, measured: str) -> None:
-    """Print the progress of a benchmark on stderr; turns below 0 are the warm-up."""
-    label = f"turn {turn + 1}/{repeat}" if turn >= 0 else "warm-up"
-    print(f"{label:>10}  {name:<50}{measured}", file=sys.stderr, flush=True)
-
-
-# ---- reports ------------------------------------------------------------------------------------
-
-
-def report(
-    benchmark: str,
-    timings: Sequence[Timing],
-    *,
-    command: str,
-    baseline: str | None = None,
-    claims: Sequence[Claim] = (),
-    details: Mapping[str, Any] | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> dict[str, Any]:
-    """Return what was measured, on what, with what and when, as JSON values.
+    """Return a claim for the report: what should hold of the median of some values."""
+    median = statistics.median(values)
+    holds = median >= at_least if at_least is not None else at_most is None or median <= at_most
+    bound = {"at_most": at_most} if at_least is None else {"at_least": at_least}
+    return {"claim": text, "values": list(values), "median": median, **bound, "holds": holds}
 
-    Args:
-        benchmark: name of the benchmark.
-        timings: what `turns` returned.
-        command: command line that repeats the measurement.
-        baseline: candidate to which ratios refer; None for the first.
-        claims: bounds to check; those about candidates that were not measured are left out.
-        details: whatever else belongs to the figures: rows, bytes, batch size.
+
+def faster(
+    bounds: Iterable[tuple[str, str, str, float]],
+) -> Callable[[Mapping[str, Any]], list[dict[str, Any]]]:
+    """Return the function for `Benchmark.claims` of (section, way, other way, least ratio)."""
+
+    def claims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+        entries = {(entry["section"], entry["name"]): entry for entry in result["ways"]}
+        return [
+            claim(
+                f"{section}: {way} / {other}",
+                ratios(entries[section, way], entries[section, other]),
+                at_least=least,
+            )
+            for section, way, other, least in bounds
+            if (section, way) in entries and (section, other) in entries
+        ]
+
+    return claims
+
+
+UNITS = {  # by the end of a value's name
+    "_bytes": lambda value: f"{value / 2**20:,.0f} MiB",
+    "_share": lambda value: f"{value:.0%}",
+    "_s": lambda value: f"{value:,.2f} s",
+    "": lambda value: f"{value:,.4g}",
+}
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Return a report as text: a table for each section, the claims, and the machine."""
+    lines = []
+    for section in dict.fromkeys(entry["section"] for entry in result["ways"]):
+        entries = [entry for entry in result["ways"] if entry["section"] == section]
+        names = list(dict.fromkeys(name for e in entries for name in e.get("values", ())))
+        rows = [[section, "rows/s", "lowest", "highest", "ratio", "rows", *names]]
+        for entry in entries:
+            numbers = [entry["rows_per_s"], min(rates(entry)), max(rates(entry))]
+            cells = [*(f"{number:,.0f}" for number in numbers), f"{entry['ratio']:.3g}"]
+            rows.append([entry["name"], *cells, f"{entry['rows']:,}"])
+            for name in names:
+                said = next(said for end, said in UNITS.items() if name.endswith(end))
+                values = entry.get("values", {}).get(name)
+                rows[-1].append(said(statistics.median(values)) if values else "")
+        widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+        for first, *cells in rows:
+            padded = (f"{c:>{width}}" for c, width in zip(cells, widths[1:], strict=True))
+            lines.append(f"{first:<{widths[0]}}" + "".join(padded))
+        lines.append("")
+    lines += [f"not measured: {name}: {why}" for name, why in result["not_measured"].items()]
+    for said in result["claims"]:
+        bound = "at_least" if "at_least" in said else "at_most"
+        least, most = min(said["values"]), max(said["values"])
+        lines.append(
+            f"{'met' if said['holds'] else 'not met':<9}{said['claim']}: {said['median']:,.3g} "
+            f"({least:,.3g} to {most:,.3g}); target: {bound.replace('_', ' ')} {said[bound]:g}"
+        )
+    return "\n".join([*lines, describe_hardware(result["hardware"])])
+
+
+def save(result: Mapping[str, Any], path: Path | None = None) -> Path:
+    """Write a report as JSON, whole or not at all; return its path.
+
+    Without `path` it replaces the previous run of that benchmark on such a machine.
     """
-    by_name = {timing.name: timing for timing in timings}
-    baseline = timings[0].name if baseline is None else baseline
+    name = f"{result['benchmark']}-{hardware_slug(result['hardware'])}.json"
+    target = RESULTS / name if path is None else path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return partial.replace(target)
+
+
+# ---- the machine --------------------------------------------------------------------------------
+
+
+def hardware() -> dict[str, Any]:
+    """Return the machine: cpu, cores that this process may use, memory_bytes, gpus, system."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    gpus = []
+    if shutil.which("nvidia-smi") is not None:
+        query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+        gpus = done.stdout.strip().splitlines() if done.returncode == 0 else []
     return {
-        "benchmark": benchmark,
-        "date": now(),
-        "command": command,
-        "hardware": machine.hardware(),
-        "versions": machine.versions(),
-        "commit": machine.commit(),
-        **(details or {}),
-        "baseline": baseline,
-        "candidates": [
-            {**timing.to_dict(), "ratio": timing.rows_per_s / by_name[baseline].rows_per_s}
-            for timing in timings
-        ],
-        "claims": [found for claim in claims if (found := claim.check(by_name)) is not None],
+        "cpu": " ".join(found[1].split()) if found else platform.machine(),
+        "cores": usable_cores(),
+        "memory_bytes": host_memory_bytes(),
+        "gpus": gpus,
+        "system": platform.system(),
     }
 
 
-def now() -> str:
-    """Return the date and time in UTC, in ISO format, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+def hardware_slug(machine: Mapping[str, Any]) -> str:
+    """Return what `hardware` returned as part of a file name."""
+    name = machine["gpus"][0].split(",")[0] if machine["gpus"] else machine["cpu"]
+    name = re.sub(r"\((r|tm)\)", "", name.lower())
+    return re.sub(r"[^a-z0-9.]+", "-", f"{name} {machine['cores']} cores").strip("-")
 
 
-def save(result: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> Path:
-    """Write a report as JSON, whole or not at all; return and print the path.
-
-    Without `path` it is `benchmarks/results/NAME-MACHINE.json`, which replaces the previous run of
-    that benchmark on such a machine.
-    """
-    slug = machine.hardware_slug(result["hardware"])
-    target = Path(path) if path is not None else RESULTS / f"{result['benchmark']}-{slug}.json"
-    with new_file(target) as partial:
-        partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {target}")
-    return target
+def describe_hardware(machine: Mapping[str, Any]) -> str:
+    """Return what `hardware` returned in words, for a caption."""
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
+    parts = [re.sub(r"\((R|TM)\)", "", machine["cpu"]), f"{machine['cores']} cores", memory]
+    return ", ".join(parts + [gpu.split(",")[0] for gpu in machine["gpus"]])
 
 
-RATES = {"rows/s": "{rows_per_s:,.0f}", "minimum": "{min_rows_per_s:,.0f}"}
-RATES |= {"maximum": "{max_rows_per_s:,.0f}"}
-RATIO = {"ratio": "{ratio:.3g}", "rows": "{rows:,}"}
-
-
-def table(
-    result: Mapping[str, Any], columns: Mapping[str, str] = RATES | RATIO, notes: Sequence[str] = ()
-) -> str:
-    """Return a report as text: a line for each candidate, notes, the claims, and the machine.
-
-    Args:
-        result: what `report` returned.
-        columns: {heading: format string}; empty where a candidate lacks the value.
-        notes: lines below the table.
-    """
-
-    def cell(template: str, entry: Mapping[str, Any]) -> str:
+def versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Return the versions of Python and of those libraries that are installed."""
+    found = {"python": platform.python_version()}
+    for library in libraries:
         try:
-            return template.format(**entry)
-        except KeyError:
-            return ""
-
-    rows = [["", *columns]]
-    for entry in result["candidates"]:
-        rows.append([entry["name"], *(cell(template, entry) for template in columns.values())])
-    widths = [max(len(cell) for cell in column) + 2 for column in zip(*rows, strict=True)]
-    lines = [
-        "".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    ]
-    names = [f"{row[0]:<{widths[0]}}" for row in rows]
-    return "\n".join(
-        [
-            *map("".join, zip(names, lines, strict=True)),
-            f"ratio: to {result['baseline']}",
-            *notes,
-            "",
-            *map(claim_line, result["claims"]),
-            machine.describe_hardware(result["hardware"]),
-        ]
-    )
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
-def claim_line(claim: Mapping[str, Any]) -> str:
-    """Return a checked claim as one line."""
-    what = "rate" if claim["of"] == "rows_per_s" else "time"
-    least, most = min(claim["values"]), max(claim["values"])
-    if claim["other"] is None:
-        value = f"{claim['median']:,.0f} ({least:,.0f} to {most:,.0f}) rows/s"
-    else:
-        value = f"{claim['median']:,.3g} ({least:,.3g} to {most:,.3g})"
-        value += f" times the {what} of {claim['other']}"
-    bound = f"at {'least' if what == 'rate' else 'most'} {claim['bound']:,.12g}"
-    return met(claim["holds"], f"{claim['name']}: {value}; required: {bound}")
+def commit() -> str | None:
+    """Return the git commit of this code, with "+" after changes; None outside git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # git is not installed
+        return None
+    return done.stdout.strip() or None
 
 
-def met(holds: bool, text: str) -> str:
-    """Return a line of text that begins with "met" or "not met"."""
-    return f"{'met' if holds else 'not met':<9}{text}"
+# ---- fresh processes and their memory -----------------------------------------------------------
+
+
+def in_fresh_process(work: Callable[[Task], Outcome], task: Task) -> Outcome:
+    """Return `work(task)`, computed in a process that has done nothing else; all are pickled."""
+    fresh = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=fresh) as pool:
+        return pool.submit(work, task).result()
+
+
+class MemoryWatch:
+    """Samples the anonymous memory of this process, heap and tensors, while the block runs.
+
+    Pages of memory-mapped files do not count: they are the system's cache. Linux only.
+
+    Attributes:
+        before_bytes: bytes at the start.
+        peak_bytes: largest increase so far.
+    """
+
+    def __init__(self) -> None:
+        if not Path("/proc/self/statm").is_file():
+            raise SystemExit("benchmarks: memory is read from /proc/self/statm: Linux only")
+        self.before_bytes = self.peak_bytes = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
+
+    def _sample(self) -> None:
+        resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+        now = (int(resident) - int(shared)) * mmap.PAGESIZE
+        self.peak_bytes = max(self.peak_bytes, now - self.before_bytes)
+
+    def _watch(self) -> None:
+        while not self._end.wait(SAMPLE_S):
+            self._sample()
+
+    def __enter__(self) -> MemoryWatch:
+        self._sample()
+        self.before_bytes, self.peak_bytes = self.peak_bytes, 0
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._sample()

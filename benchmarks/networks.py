@@ -8,17 +8,18 @@ from typing import Any
 
 import keras
 
-from tutorlib.layers import (
+from tutorlib import (
+    DLRM,
     MLP,
     DenseFeatures,
     DotProductInteraction,
     FusedEmbedding,
     LinearFeatures,
+    Schema,
+    WideAndDeep,
     keras_inputs,
+    movielens_network,
 )
-from tutorlib.layers.tables import embedding_initializer
-from tutorlib.models import DLRM, WideAndDeep, movielens_network
-from tutorlib.schema import Schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +27,8 @@ class Network:
     """Two forms of one network."""
 
     schema: Schema  # its columns, with the widths of their embeddings
-    # returns the network with one table per column, for batches of columns
-    by_column: Callable[[], keras.Model]
-    fused: Callable[[], keras.Model]  # returns the network with fused tables, for stacked batches
+    by_column: Callable[[], keras.Model]  # one table per column, for batches of columns
+    fused: Callable[[], keras.Model]  # fused tables, for stacked batches
 
 
 def dlrm(schema: Schema, widths: str) -> Network:
@@ -49,7 +49,8 @@ def dlrm_by_column(schema: Schema, bottom: Sequence[int], top: Sequence[int]) ->
     dense = MLP(bottom, 8)(numbers)
     vectors = [keras.layers.Reshape((1, 8))(dense)]
     for column in schema.categorical:
-        initializer = embedding_initializer(column.width)  # that of the fused tables
+        # The distribution of the fused tables.
+        initializer = keras.initializers.TruncatedNormal(stddev=column.width**-0.5)
         table = keras.layers.Embedding(column.cardinality, column.width, initializer)
         vectors.append(table(inputs[column.name]))
     pairs = DotProductInteraction()(keras.layers.Concatenate(axis=1)(vectors))
@@ -78,8 +79,16 @@ def wide_and_deep(schema: Schema, widths: str) -> Network:
 
     def fused() -> keras.Model:
         inputs = _stacked_inputs(schema)
+        scalars, lists = _scalars_and_lists(schema)
         deep = keras.layers.Dense(1)(MLP(units)(_fused_features(schema, inputs)))
-        x = keras.layers.Add()([deep, *_fused_weights(schema, inputs)])
+        ids = FusedEmbedding(with_width(scalars, 1), "concat", "zeros")(inputs["categorical"])
+        numbers = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        wide = [
+            keras.ops.sum(ids, axis=1, keepdims=True),
+            LinearFeatures(lists)(inputs),
+            numbers(inputs["continuous"]),
+        ]
+        x = keras.layers.Add()([deep, *wide])
         return keras.Model(inputs, keras.layers.Activation("sigmoid")(x))
 
     return Network(schema, lambda: WideAndDeep(schema, units), fused)
@@ -103,10 +112,9 @@ def _stacked_inputs(schema: Schema) -> dict[str, Any]:
 
 def _scalars_and_lists(schema: Schema) -> tuple[Schema, Schema]:
     """Return the feature columns of one value per row, and those of lists."""
-    features = list(schema.features)
     return (
-        Schema(column for column in features if not column.multi_hot),
-        Schema(column for column in features if column.multi_hot),
+        Schema(column for column in schema.features if not column.multi_hot),
+        Schema(column for column in schema.features if column.multi_hot),
     )
 
 
@@ -117,15 +125,3 @@ def _fused_features(schema: Schema, inputs: dict[str, Any]) -> Any:
     if len(scalars.continuous):
         parts.append(inputs["continuous"])
     return keras.layers.Concatenate()(parts)
-
-
-def _fused_weights(schema: Schema, inputs: dict[str, Any]) -> list[Any]:
-    """Return the wide side as terms of a sum, float32 [batch, 1] each: ids, lists, numbers."""
-    scalars, lists = _scalars_and_lists(schema)
-    ids = FusedEmbedding(with_width(scalars, 1), "concat", "zeros")(inputs["categorical"])
-    numbers = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    return [
-        keras.ops.sum(ids, axis=1, keepdims=True),
-        LinearFeatures(lists)(inputs),
-        numbers(inputs["continuous"]),
-    ]

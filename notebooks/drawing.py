@@ -11,8 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from tutorlib.profiling import Trace, draw_timeline
-from tutorlib.profiling.timeline import LOADER, NATIVE, TEXT, WAITING
+from traces import LOADER, NATIVE, TEXT, WAITING, Trace, draw_timeline
 
 __all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces", "in_digits"]
 
@@ -78,7 +77,7 @@ def draw_bars(
     return axes[0].figure
 
 
-def draw_traces(traces: Mapping[str, Trace], steps: int = 4) -> Any:
+def draw_traces(traces: Mapping[str, Any], steps: int = 4) -> Any:
     """Draw the last steps of traces below each other, on one scale of time; return the figure.
 
     Args:
@@ -89,10 +88,10 @@ def draw_traces(traces: Mapping[str, Trace], steps: int = 4) -> Any:
 
     shown = [list(trace.steps.values())[-steps:] for trace in traces.values()]
     span_ms = max(spans[-1][1] - spans[0][0] for spans in shown)
-    rows = [len(t.device.lanes) + bool(t.waiting) + bool(t.reading) for t in traces.values()]
+    rows = [sum(bool(list(lane)) for lane in trace.lanes.values()) for trace in traces.values()]
     grid = {"squeeze": False, "layout": "constrained", "height_ratios": rows}
     figure, axes = plt.subplots(len(traces), figsize=(8, 3.5), **grid)
     for panel, (title, trace) in zip(axes[:, 0], traces.items(), strict=True):
-        draw_timeline(trace, steps, axes=panel, span_ms=span_ms)
+        draw_timeline(trace, steps, panel, span_ms)
         panel.set_title(title, loc="left", fontsize=9, pad=16)
     return figure

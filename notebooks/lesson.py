@@ -104,7 +104,7 @@ def measure_rates(
     """
     import pandas as pd
 
-    from tutorlib.profiling import cores_awake  # lesson 12 imports a copy of tutorlib later
+    from tutorlib.diagnose import cores_awake  # lesson 12 imports a copy of tutorlib later
 
     rates: list[dict[str, float]] = []
     with cores_awake():

@@ -9,8 +9,7 @@ A page keeps the outputs of two kinds of cells: `keep_output`, the same on every
 `recorded_output`, the outputs of one run on the machine and day that the page names; `headline` is
 of the second kind. What was written to stderr stands on no page.
 
-The tables of lessons in the READMEs end with the headlines of the pages, and the glossary with the
-first lesson that has the word: both are written here too.
+The tables of lessons in the READMEs end with the headlines of the pages; they are written here too.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def take_outputs(page: Any, executed: Any, recorded_on: str) -> None:
 
 def machine_and_date(executed: Path) -> str:
     """Return this machine in words, with its GPU or "no GPU", and the date of a run."""
-    from benchmarks.machine import describe_hardware, hardware
+    from benchmarks.measure import describe_hardware, hardware
 
     machine = hardware()
     gpu = "" if machine["gpus"] else ", no GPU"
@@ -126,48 +125,14 @@ def with_headlines(table: str, headlines: Mapping[str, str]) -> str:
     )
 
 
-def with_first_lessons(glossary: str, texts: Mapping[str, str]) -> str:
-    """Return the glossary whose rows end with a link to the first lesson that has the word.
-
-    Args:
-        glossary: rows `| word, word | meaning | lesson |`.
-        texts: {name of a lesson: its text}, in order.
-
-    Example:
-        >>> with_first_lessons("| batch | rows of a step | |", {"02_native": "Two batches."})
-        '| batch | rows of a step | [02](../notebooks/02_native.ipynb) |'
-    """
-
-    def linked(row: re.Match[str]) -> str:
-        words = "|".join(map(re.escape, row[2].split(", ")))
-        one = re.compile(rf"(?<!\w)({words})(e?s)?(?!\w)", re.IGNORECASE)
-        first = next((name for name, text in texts.items() if one.search(text)), "")
-        return f"{row[1]} [{first[:2]}](../notebooks/{first}.ipynb) |" if first else f"{row[1]} |"
-
-    return re.sub(r"(?m)^(\| ((?!word)\w[^|]*) \|[^|]*\|)[^|]*\|$", linked, glossary)
-
-
-def write_tables() -> None:
-    """Write what the READMEs and the glossary say of the pages."""
+def write_headlines() -> None:
+    """Write the headlines of the pages into the tables of the READMEs."""
     import run
 
-    lessons = run.find_lessons(HERE)
-    found = {path.stem: run.find_headline(path) for path in lessons}
-    headlines = {name: line.replace("|", "/") for name, line in found.items() if line}
+    lines = {path.stem: run.find_headline(path) for path in run.find_lessons(HERE)}
+    headlines = {name: line.replace("|", "/") for name, line in lines.items() if line}
     for path in (ROOT / "README.md", HERE / "README.md"):
         path.write_text(with_headlines(path.read_text("utf-8"), headlines), "utf-8")
-    path = ROOT / "docs" / "glossary.md"
-    path.write_text(with_first_lessons(path.read_text("utf-8"), page_texts(lessons)), "utf-8")
-
-
-def page_texts(lessons: Sequence[Path]) -> dict[str, str]:
-    """Return {name: text outside code} of lessons."""
-    texts = {}
-    for path in lessons:
-        cells = nbformat.read(path, as_version=4).cells
-        text = " ".join(cell.source for cell in cells if cell.cell_type == "markdown")
-        texts[path.stem] = " ".join(text.split())
-    return texts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -201,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed = 1
         else:
             print(f"renewed: {path.name}")
-    write_tables()
+    write_headlines()
     return failed
 
 

@@ -5,9 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from tutorlib.inference import embedding_dim_for
 from tutorlib.parquet import ParquetSource
-from tutorlib.schema import Column, Schema, as_schema
+from tutorlib.schema import Column, Schema, as_schema, embedding_dim_for
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ TUTORLIB = ROOT / "tutorlib"
 
 # The rooms of tutorlib, lowest first: a room imports only rooms above it in this list.
 ROOMS = [
-    "checks", "display", "inference", "schema", "columns", "storage",
+    "checks", "display", "schema", "chunk", "encoded_strings", "storage",
     "keras_bridge", "memory", "hashing", "parquet", "loader", "ops", "layers", "models",
-    "optimizers", "serving", "workflow", "callbacks", "profiling",
+    "optimizers", "serving", "workflow", "callbacks", "diagnose",
 ]  # fmt: skip
 NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
 # Imported inside the functions that need them, if at all.
@@ -42,8 +42,7 @@ OPTIONAL = {
     "tqdm",
 }
 OPTIONAL |= {"tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch"}
-OPTIONAL |= {"google"}  # google.protobuf, which TensorFlow needs too
-WITHOUT_TENSORFLOW = ["columns", "memory", "ops", "parquet", "schema", "storage", "workflow"]
+WITHOUT_TENSORFLOW = ["chunk", "memory", "ops", "parquet", "schema", "storage", "workflow"]
 
 MODULES = sorted(TUTORLIB.rglob("*.py"))
 

@@ -1,8 +1,9 @@
-"""`make check`: lint, types and the tests of what has changed, in under three minutes on two cores.
+"""`make check`: lint, types and the tests of what has changed, in under two minutes on two cores.
 
 A file has changed if it differs from the last commit in common with the main branch, committed or
-not. A changed file of `tutorlib/loader/` means the tests in `tests/loader/` and the doctests of the
-file itself; `tests/test_tree.py` always runs. Lessons are for `make test`.
+not. A changed file of `tutorlib/loader/` means the tests in `tests/loader/` or
+`tests/test_loader.py` and the doctests of the file itself; `tests/test_tree.py` always runs.
+Lessons and what is marked slow are for `make test`.
 
     python tools/check.py [--base REVISION] [--list]
 """
@@ -34,25 +35,20 @@ def changed_files(base: str) -> list[Path]:
 
 
 def matching_tests(path: Path) -> set[Path]:
-    """Return the test files, or folders of them, of a changed file.
+    """Return where the tests of a changed file may be: a folder or file named after its room.
 
     Example:
         >>> sorted(map(str, matching_tests(Path("tutorlib/loader/plan.py"))))
-        ['tests/loader', 'tutorlib/loader/plan.py']
-        >>> sorted(map(str, matching_tests(Path("tutorlib/schema.py"))))
-        ['tests/test_schema.py', 'tutorlib/schema.py']
+        ['tests/loader', 'tests/test_loader.py', 'tutorlib/loader/plan.py']
+        >>> sorted(map(str, matching_tests(Path("benchmarks/measure.py"))))
+        ['benchmarks/measure.py', 'tests/benchmarks', 'tests/test_benchmarks.py']
     """
-    room = path.parts[1:]
     if path.parts[0] == "tests":
         return {path} if path.name.startswith("test_") else set()
     if path.parts[0] not in PACKAGES:
         return set()
-    if path.parts[0] == "tfrecords":
-        return {Path("tests/tfrecords"), path}
-    if path.parts[0] != "tutorlib":
-        return {Path("tests") / path.parts[0]}
-    tests = Path("tests", room[0]) if len(room) > 1 else Path("tests", f"test_{room[0]}")
-    return {tests, path}
+    room = Path(path.parts[1] if path.parts[0] == "tutorlib" else path.parts[0]).stem
+    return {Path("tests", room), Path("tests", f"test_{room}.py"), path}
 
 
 def main() -> int:
@@ -74,7 +70,14 @@ def main() -> int:
         for linter in LINTERS
         if subprocess.run([str(tools / linter[0]), *linter[1:]], cwd=ROOT).returncode
     ]
-    pytest = [sys.executable, "-m", "pytest", "--doctest-modules", "-m", "not notebook"]
+    pytest = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--doctest-modules",
+        "-m",
+        "not notebook and not slow",
+    ]
     pytest += ["-n", "2", "--dist", "loadfile", *names]
     if subprocess.run(pytest, cwd=ROOT).returncode:
         failed.append("pytest")

@@ -59,9 +59,8 @@ _ROOMS = {
     ],
     "optimizers": ["RowSparseAdam", "RowWiseAdagrad"],
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
-    "profiling": ["ProfileSteps", "cores_awake", "diagnose", "draw_timeline", "read_trace"],
-    "schema": ["Column", "Schema"],
-    "inference": ["embedding_dim_for"],
+    "diagnose": ["ProfileSteps", "cores_awake"],
+    "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
     "workflow": ["Workflow", "split_rows"],
 }

@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.inference import remedy_for, vector_type
+from tutorlib.schema import remedy_for, vector_type
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 

@@ -1,4 +1,8 @@
-"""Schema: name, role, type, cardinality and embedding width of each column of a data set."""
+"""Schema: name, role, type, cardinality and embedding width of each column of a data set.
+
+`TYPES` is the one table of types: by the name that Arrow or NumPy gives to a type, it says what
+kind of value it is, which role a column of it has by default, and what to do if no batch holds it.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,186 @@ import collections
 import dataclasses
 import functools
 import json
+import re
 import reprlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.display import html_table, shortened
-from tutorlib.inference import (
-    check_in_files,
-    element_type,
-    embedding_dim_for,
-    inferred_features,
-    left_out,
-)
 
+ColumnTypes = Mapping[str, tuple[str, bool]]
 ROLES = ("categorical", "continuous", "label", "weight", "id")
 VECTOR_ROLES = ("continuous", "label")
 BATCH_LAYOUTS = ("columns", "stacked")
 MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
+MOST_NAMED = 5  # columns of one kind that a warning names
+
+
+class TypeRow(NamedTuple):
+    """What becomes of the values of a type, by a regular expression of the type's names."""
+
+    names: str
+    kind: str  # "number", "time", "string" or "other"
+    role: str
+    dtype: str  # NumPy's name, "string", or Arrow's own; a template of the expression's groups
+    remedy: str | None  # what to do with a feature of this type; None if batches hold it
+
+
+_TIME = "make features of it with DateParts in a Workflow"
+_TEXT = "cast it to string in the data if it holds text"
+_PARTS = "store its parts as columns of numbers or strings"
+_ID, _NUMBER = "categorical", "continuous"
+# fmt: off
+TYPES = (
+    TypeRow("bool", "number", _NUMBER, "bool", None),
+    TypeRow("u?int(8|16|32|64)", "number", _ID, r"\g<0>", None),
+    TypeRow("halffloat|float16", "number", _NUMBER, "float16", None),
+    TypeRow("float|float32", "number", _NUMBER, "float32", None),
+    TypeRow("double|float64", "number", _NUMBER, "float64", None),
+    TypeRow("(large_)?string(_view)?", "string", _ID, "string", None),
+    TypeRow(r"date32\[day\]", "time", _ID, "datetime64[D]", _TIME),
+    TypeRow(r"date64\[ms\]", "time", _ID, "datetime64[ms]", _TIME),
+    TypeRow(r"(?:timestamp|datetime64)\[(\w+).*\]", "time", _ID, r"datetime64[\1]", _TIME),
+    TypeRow(r"(?:time..|duration|timedelta64)\[(\w+)\]", "time", _ID, r"timedelta64[\1]", _TIME),
+    TypeRow("decimal.*", "other", _ID, r"\g<0>", "cast it to float64 in the data"),
+    TypeRow(".*list_view.*", "other", _ID, r"\g<0>", "cast it to a list in the data"),
+    TypeRow(".*binary.*", "other", _ID, r"\g<0>", _TEXT),
+    TypeRow("null", "other", _ID, "null", "all its values are null: leave it out"),
+    TypeRow(".*", "other", _ID, r"\g<0>", _PARTS),
+)
+# fmt: on
+
+
+@functools.lru_cache(maxsize=1024)
+def type_row(name: str) -> TypeRow:
+    """Return the row of `TYPES` for a type's name, of Arrow or NumPy, with its dtype filled in.
+
+    Example:
+        >>> type_row("timestamp[us, tz=UTC]").dtype, type_row("double").role
+        ('datetime64[us]', 'continuous')
+    """
+    matches = ((row, re.fullmatch(row.names, name, re.DOTALL)) for row in TYPES)
+    row, match = next((row, match) for row, match in matches if match)
+    return row._replace(dtype=match.expand(row.dtype))
+
+
+def column_type(arrow_type: Any) -> tuple[str, bool]:
+    """Return (NumPy name of one value or "string", whether a row holds a list) of an Arrow type.
+
+    Fixed-size lists and tensors of numbers are vectors, of which NumPy has names too.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> column_type(pa.list_(pa.int32())), column_type(pa.large_string())
+        (('int32', True), ('string', False))
+        >>> column_type(pa.list_(pa.float32(), 8))
+        ('(8,)float32', False)
+    """
+    import pyarrow as pa
+
+    if isinstance(arrow_type, pa.FixedShapeTensorType):
+        arrow_type = arrow_type.storage_type
+    if pa.types.is_dictionary(arrow_type):
+        return column_type(arrow_type.value_type)
+    if not is_list(arrow_type):
+        return type_row(str(arrow_type)).dtype, False
+    dtype, _ = column_type(arrow_type.value_type)
+    if is_list(arrow_type.value_type):
+        return str(arrow_type), False
+    length = getattr(arrow_type, "list_size", None)
+    return (vector_type(dtype, length), False) if length and is_number(dtype) else (dtype, True)
+
+
+def is_list(arrow_type: Any) -> bool:
+    """Return whether each value of an Arrow type is a list, of any of Arrow's three kinds."""
+    return str(arrow_type).startswith(("list<", "large_list<", "fixed_size_list<"))
+
+
+def type_words(kind: tuple[str, bool]) -> str:
+    """Return what error messages call a column type: "int64" or "a list of int64"."""
+    dtype, length = element_type(kind[0])
+    if length is not None:
+        return f"a vector of {length} {dtype}"
+    return f"a list of {kind[0]}" if kind[1] else kind[0]
+
+
+def vector_type(dtype: str, length: int) -> str:
+    """Return the NumPy name of a vector: "(8,)float32" for 8 values of "float32"."""
+    return f"({length},){dtype}"
+
+
+def element_type(kind: str) -> tuple[str, int | None]:
+    """Return (type of one value, number of values of a vector or None) of a type's name.
+
+    Example:
+        >>> element_type("(8,)float32"), element_type("string")
+        (('float32', 8), ('string', None))
+    """
+    vector = re.fullmatch(r"\((\d{1,9}),\)(\w+)", kind)
+    return (vector[2], int(vector[1])) if vector else (kind, None)
+
+
+def is_number(dtype: str) -> bool:
+    """Return whether a name is one of NumPy's integers, floating-point numbers or booleans."""
+    return type_row(dtype).kind == "number"
+
+
+def is_time(dtype: str) -> bool:
+    """Return whether a name is one of NumPy's dates or durations, such as "datetime64[ms]"."""
+    return type_row(dtype).kind == "time"
+
+
+def role_of(dtype: str) -> str:
+    """Return the default role of a column: "continuous" for floats and booleans.
+
+    Example:
+        >>> role_of("float32"), role_of("(8,)float32"), role_of("int64"), role_of("string")
+        ('continuous', 'continuous', 'categorical', 'categorical')
+    """
+    return type_row(element_type(dtype)[0]).role
+
+
+def remedy_for(dtype: str, is_list: bool = False) -> str | None:
+    """Return what to do with a feature of a type that no batch can hold; None for other types.
+
+    Args:
+        dtype: NumPy name of one value, "string", or Arrow's name of a type that NumPy lacks.
+        is_list: whether a row holds a list of values.
+
+    Example:
+        >>> remedy_for("int64"), remedy_for("decimal128(10, 2)")
+        (None, 'cast it to float64 in the data')
+    """
+    dtype, length = element_type(dtype)
+    if length is not None:
+        return None
+    if is_list and type_row(dtype).role == "continuous":
+        return "their lengths differ: name them in cont_names as weights of the ids of another list"
+    return type_row(dtype).remedy
+
+
+def embedding_dim_for(cardinality: int) -> int:
+    """Return an embedding width, 16 to 512, for a column of `cardinality` ids.
+
+    The rule is `min(max(16, round(1.6 * cardinality**0.56)), 512)`, about the square root.
+
+    Args:
+        cardinality: number of different ids, at least 1.
+
+    Raises:
+        ValueError: if `cardinality` is below 1.
+
+    Example:
+        >>> embedding_dim_for(21), embedding_dim_for(56586)
+        (16, 512)
+
+    Source: the rule of thumb of fastai's tabular models.
+    """
+    check_integer("cardinality", cardinality, at_least=1, bits=63)
+    return min(max(16, round(1.6 * cardinality**0.56)), 512)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,15 +439,8 @@ class Schema:
         Example:
             >>> Schema.from_parquet(ParquetSource("data/train"))  # doctest: +SKIP
         """
-        schema = _from_source(
-            source,
-            label_names,
-            cat_names,
-            cont_names,
-            weight_name,
-            id_names,
-            cardinalities,
-        )
+        names = label_names, cat_names, cont_names, weight_name, id_names
+        schema = _from_source(source, *names, cardinalities)
         if schema.left_out:
             warnings.warn(schema.left_out, stacklevel=2)
         return schema
@@ -349,17 +506,47 @@ def _from_source(
     inferred = cat_names is None and cont_names is None
     if inferred:
         taken = {*named["label"], *named["weight"], *id_names}
-        named |= inferred_features({name: k for name, k in types.items() if name not in taken})
+        for name, kind in types.items():
+            if name not in taken and remedy_for(*kind) is None:
+                named[role_of(kind[0])].append(name)
     roles = [(name, role) for role, names in named.items() for name in names]
     others = {name for name, _ in roles}
     roles += [(name, "id") for name in id_names if name not in others]
-    check_in_files(source, [name for name, _ in roles])
+    _check_in_files(source, [name for name, _ in roles])
     known = cardinalities or {}
     columns = [
         Column(name, role, cardinality=known.get(name)).with_type(*types[name])
         for name, role in roles
     ]
-    return Schema(columns, left_out(types, [c.name for c in columns]) if inferred else "")
+    return Schema(columns, _left_out(types, [c.name for c in columns]) if inferred else "")
+
+
+def _left_out(types: ColumnTypes, used: Collection[str]) -> str:
+    """Return what a warning says of the columns that inference leaves out, "" if there are none."""
+    by_remedy: dict[str, list[str]] = {}
+    for name, kind in types.items():
+        remedy = remedy_for(*kind)
+        if name not in used and remedy is not None:
+            by_remedy.setdefault(remedy, []).append(f"{name!r} ({type_words(kind)})")
+    if not by_remedy:
+        return ""
+    parts = []
+    for remedy, columns in by_remedy.items():
+        more = f" and {len(columns) - MOST_NAMED} more" if len(columns) > MOST_NAMED else ""
+        parts.append(f"{', '.join(columns[:MOST_NAMED])}{more}: {remedy}")
+    return (
+        f"these columns are not among the features: {'; '.join(parts)}. Name the features "
+        "(cat_names, cont_names) to choose them yourself, without this warning."
+    )
+
+
+def _check_in_files(source: Any, names: Iterable[str]) -> None:
+    """Raise ValueError for columns that a source does not have, with the reason if files differ."""
+    missing = [name for name in names if name not in source.column_types]
+    if missing:
+        why = source.why_missing(missing) if hasattr(source, "why_missing") else ""
+        have = list(source.column_types)
+        raise ValueError(f"columns {missing} are not in the files, which have {have}{why}")
 
 
 def as_schema(columns: Any) -> Schema:
@@ -411,15 +598,9 @@ def resolve_schema(
     if feature_columns is not None:
         schema = Schema.from_feature_columns(feature_columns)
     if schema is None:
-        return _from_source(
-            source,
-            label_names or (),
-            cat_names,
-            cont_names,
-            weight_name,
-            id_names or (),
-        )
-    check_in_files(source, schema.names)
+        names = label_names or (), cat_names, cont_names, weight_name, id_names or ()
+        return _from_source(source, *names)
+    _check_in_files(source, schema.names)
     asked = [(name, "label") for name in label_names or ()]
     asked += [(weight_name, "weight")] if weight_name else []
     for name, role in asked:

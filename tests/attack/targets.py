@@ -34,7 +34,8 @@ from tutorlib.ops import (
 )
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import Schema
-from tutorlib.workflow import Workflow, saved
+from tutorlib.storage import MANIFEST_FILE
+from tutorlib.workflow import Workflow
 
 ALLOWED = (ValueError, TypeError, OSError, DataPrepError)
 ROWS = 300
@@ -126,7 +127,7 @@ def _make_workflow(folder: Path) -> None:
 
 
 def _damage_workflow(folder: Path, rng: Random) -> str:
-    path = folder / rng.choice(WORKFLOWS) / saved.FILE
+    path = folder / rng.choice(WORKFLOWS) / MANIFEST_FILE
     text, what = edit_json(path.read_text(encoding="utf-8"), rng)
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     return f"{path.relative_to(folder)}: {what}"

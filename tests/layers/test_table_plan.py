@@ -41,7 +41,8 @@ def columns():
 SETTING = f"""
 import random
 from pathlib import Path
-from tutorlib.callbacks import LoaderCheckpoint, loader_checkpoint
+import tutorlib.callbacks
+from tutorlib.callbacks import LoaderCheckpoint
 from tutorlib.layers import *
 
 columns = [
@@ -51,7 +52,7 @@ columns = [
 schema = Schema([*columns, Column("x", "continuous"), Column("label", "label")])
 set_distribution = keras.distribution.set_distribution
 saved = Path(folder).parent / "saved"
-loader_checkpoint.BLOCK_BYTES = 2**17  # these tables count as large
+tutorlib.callbacks.BLOCK_BYTES = 2**17  # these tables count as large
 
 def make_model():
     keras.utils.set_random_seed(0)

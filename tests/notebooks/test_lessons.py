@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 
 import nbformat
+import papermill
 import pytest
-
-from data_prep.synthetic_criteo import rows_per_day, write_criteo
 
 MAX_CODE_LINES = 30  # LESSONS.md aims at about 15
 
@@ -36,30 +34,30 @@ def texts(page):
     return [cell.source for cell in page.cells if cell.cell_type == "markdown"]
 
 
-def test_a_lesson_opens_with_title_goals_prerequisites_and_data(page):
+def test_a_lesson_opens_with_title_and_goals_and_ends_with_exercises_and_next(page, texts):
     first_code = next(i for i, cell in enumerate(page.cells) if cell.cell_type == "code")
     opening = "\n".join(cell.source for cell in page.cells[:first_code])
     assert opening.startswith("# "), "the first line is the title"
     missing = [word for word in OPENING if not re.search(word, opening, re.IGNORECASE)]
     assert not missing, f"the opening does not mention {missing}"
-
-
-def test_a_lesson_ends_with_checks_exercises_summary_and_next(texts):
     headings = re.findall(r"^#+ (.*)$", "\n".join(texts), re.MULTILINE)
-    places = []
-    for word in HEADINGS:
-        found = [i for i, text in enumerate(headings) if re.search(word, text, re.IGNORECASE)]
-        assert found, f"no heading with {word!r} in {headings}"
-        places.append(found[-1])
-    assert places == sorted(places), f"headings are not in the order {HEADINGS}: {headings}"
+    last = [
+        max(
+            (i for i, text in enumerate(headings) if re.search(word, text, re.IGNORECASE)),
+            default=-1,
+        )
+        for word in HEADINGS
+    ]
+    assert min(last) >= 0, f"no heading for one of {HEADINGS} in {headings}"
+    assert last == sorted(last), f"headings are not in the order {HEADINGS}: {headings}"
 
 
-def test_a_lesson_has_one_parameters_cell_with_a_comment_per_name(page, lesson, runner):
+def test_a_lesson_has_one_parameters_cell_with_a_comment_per_name(page, lesson):
     cells = [cell for cell in page.cells if "parameters" in tags(cell)]
     assert len(cells) == 1
     lines = [line for line in cells[0].source.splitlines() if line.strip()]
     assert [line for line in lines if not re.match(r"[A-Z][A-Z0-9_]* = .+  # .+", line)] == []
-    assert len(runner.lesson_parameters(lesson)) == len(lines)
+    assert len(papermill.inspect_notebook(lesson)) == len(lines)
 
 
 def test_a_lesson_has_small_cells_and_one_headline(page):
@@ -68,19 +66,10 @@ def test_a_lesson_has_small_cells_and_one_headline(page):
     assert sum("headline" in tags(cell) for cell in page.cells) == 1
 
 
-def test_every_profile_names_existing_parameters_and_suits_the_rows_of_make_data(runner, root):
+def test_every_profile_names_existing_parameters(runner, root):
     lessons = runner.find_lessons(root / "notebooks")
-    needs = runner.load_profile(root / "notebooks" / "needs.yaml")
-    assert set(needs) <= {lesson.stem for lesson in lessons}
     for path in (root / "notebooks" / "params").glob("*.yaml"):
-        plan = runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
-        runner.check_rows(plan, needs, {"criteo": runner.DEFAULT_ROWS})
-
-
-def test_the_default_rows_are_those_that_make_data_makes(runner):
-    rows = inspect.signature(write_criteo).parameters["rows"].default
-    days = rows_per_day(rows, inspect.signature(write_criteo).parameters["days"].default)
-    assert sum(days[:-1]) == runner.DEFAULT_ROWS  # the last day validates
+        runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
 
 
 def test_the_table_of_lessons_links_each_lesson(runner, root):
@@ -90,24 +79,17 @@ def test_the_table_of_lessons_links_each_lesson(runner, root):
 
 
 def test_each_exercise_is_solved_below_its_name(lesson, texts):
-    path = lesson.parent / "solutions" / lesson.name
     exercises = "\n".join(texts).split("## Exercises")[1].split("\n## ")[0]
     names = re.findall(r"^\d+\. \*\*(.+?)[.?]?\*\*", exercises, re.MULTILINE)
     assert names
-    solutions = nbformat.read(path, as_version=4).cells
-    solved = [cell.source for cell in solutions if cell.cell_type == "markdown"]
+    assert f"(solutions/{lesson.name})" in exercises, "the exercises do not link their solutions"
+    solutions = nbformat.read(lesson.parent / "solutions" / lesson.name, as_version=4)
+    solved = [cell.source for cell in solutions.cells if cell.cell_type == "markdown"]
     headings = re.findall(r"^#+ (.*)$", "\n".join(solved), re.MULTILINE)
     missing = [name for name in names if not any(name in heading for heading in headings)]
     assert not missing, f"no heading with {missing} in {headings}"
-    assert f"(solutions/{lesson.name})" in exercises, "the exercises do not link their solutions"
-
-
-def test_solutions_begin_with_the_lesson_and_have_no_outputs(lesson):
-    path = lesson.parent / "solutions" / lesson.name
-    first, *rest = code_cells(nbformat.read(path, as_version=4))
-    assert tags(first) == ["lesson"]
-    assert first.source == f"%cd -q ..\n%run {lesson.name}"
-    assert rest
+    first, *rest = code_cells(solutions)
+    assert (tags(first), first.source) == (["lesson"], f"%cd -q ..\n%run {lesson.name}")
     assert not any("lesson" in tags(cell) or cell.outputs for cell in rest)
 
 

@@ -7,8 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tutorlib.columns import Chunk
-from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, with_encoded_strings
 
 ROWS = 3000
@@ -68,17 +66,6 @@ def test_a_flipped_bit_is_an_error_that_names_its_place_or_changes_nothing(tmp_p
             if other != position:
                 assert source.read(other).num_rows == 1000
     assert unnoticed < 20
-
-
-def test_a_loader_stops_at_a_flipped_bit(tmp_path):
-    path = tmp_path / "a.parquet"
-    with ParquetSink(path, row_group_rows=1000) as sink:
-        sink.write(Chunk({"x": np.arange(ROWS), "y": np.zeros(ROWS, np.float32)}))
-    data, leaf = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(1).column(0)
-    data[leaf.data_page_offset + leaf.total_compressed_size // 2] ^= 4
-    path.write_bytes(data)
-    with pytest.raises(ParquetError, match=r"row group 1 of .*a\.parquet, column 'x': cannot"):
-        list(KerasSequenceLoader(path, 100, ["y"]))
 
 
 def test_a_file_without_checksums_is_read(tmp_path):

@@ -1,4 +1,4 @@
-"""One rule to compare numbers, for the loader's filters and the op Filter."""
+"""The rule by which filters compare numbers, and what tells two filters apart."""
 
 import math
 import tempfile
@@ -12,10 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tutorlib.columns import Chunk
-from tutorlib.ops import Filter
 from tutorlib.parquet import ParquetSource
-from tutorlib.parquet.conditions import COMPARE, MEMBERSHIP
+from tutorlib.parquet.source import COMPARE, MEMBERSHIP
 
 TYPES = ["float16", "float32", "float64", "int8", "int64", "uint64", "bool"]
 EDGES = [0, 1, -1, 127, 128, 2**24 + 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64]
@@ -77,9 +75,7 @@ def column(dtype, numbers):
 @example(np.dtype("int64"), [2**53, 2**53 + 1], "==", 2.0**53, [])
 @example(np.dtype("uint64"), [2**64 - 1, 5], ">", -1, [])
 @example(np.dtype("float64"), [0.0, -0.0], "in", 0, [])
-def test_the_loader_and_filter_compare_numbers_by_the_same_rule(
-    dtype, cells, comparison, value, more
-):
+def test_a_filter_compares_numbers_by_the_rule(dtype, cells, comparison, value, more):
     table = pa.table({"x": column(dtype, cells)})
     table = table.append_column("row", pa.array(np.arange(len(table))))
     condition = [("x", comparison, [value, *more] if comparison in MEMBERSHIP else value)]
@@ -88,7 +84,6 @@ def test_the_loader_and_filter_compare_numbers_by_the_same_rule(
         for row, cell in enumerate(table["x"].to_pylist())
         if passes(dtype, None if cell is None else cell, comparison, condition[0][2])
     ]
-    assert Filter(condition).apply(Chunk.from_arrow(table))["row"].tolist() == want
     with tempfile.TemporaryDirectory() as folder:
         pq.write_table(table, f"{folder}/x.parquet", row_group_size=2)
         chunks = ParquetSource(folder, filters=condition).chunks(["row"])
@@ -100,10 +95,8 @@ def test_nan_is_refused_as_a_value(tmp_path, kind):
     table = pa.table({"x": pa.array([1, 2], kind)})
     pq.write_table(table, tmp_path / "x.parquet")
     for condition in ([("x", "==", math.nan)], [("x", "in", [1, math.nan])]):
-        with pytest.raises(ValueError, match="compares with numbers other than NaN, got nan"):
+        with pytest.raises(ValueError, match=r"compares with numbers other than NaN, got .*nan"):
             ParquetSource(tmp_path, filters=condition)
-        with pytest.raises(ValueError, match="got nan"):
-            Filter(condition)
 
 
 VALUES = list(range(60))

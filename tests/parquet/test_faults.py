@@ -30,13 +30,6 @@ def test_a_truncated_file(tmp_path):
         ParquetSource(tmp_path)
 
 
-def test_an_empty_file(tmp_path):
-    write(tmp_path, "a.parquet")
-    (tmp_path / "b.parquet").touch()
-    with pytest.raises(ParquetError, match=r"b\.parquet: not a whole Parquet file \(.*0 bytes"):
-        ParquetSource(tmp_path)
-
-
 def test_a_file_with_any_bit_of_its_footer_flipped_opens_or_is_refused_by_name(tmp_path):
     table = pa.table({"i": pa.array([1, 2], pa.int8()), "x": [0.5, 1.5]})
     path = write(tmp_path, "a.parquet", table, store_schema=False)
@@ -72,14 +65,6 @@ def test_a_corrupt_page(tmp_path, place):
     for stop in (None, 10):
         with pytest.raises(ParquetError, match=r"row group 1 of .*a\.parquet, column 'x': cannot "):
             source.read(1, None, 0, stop)
-
-
-def test_columns_in_another_order_are_no_fault(tmp_path):
-    write(tmp_path, "a.parquet")
-    write(tmp_path, "b.parquet", TABLE.select(["x", "i"]))
-    source = ParquetSource(tmp_path)
-    assert source.read(1).to_arrow().equals(source.read(0).to_arrow())
-    assert source.read(1, ["x", "i"], 3, 9).names == ["x", "i"]
 
 
 def test_files_and_row_groups_without_rows_are_left_out(tmp_path):
@@ -123,11 +108,11 @@ def test_a_file_cut_short_while_it_is_read_is_an_error_and_no_signal(tmp_path):
     """A memory-mapped file would end the process here, with SIGBUS."""
     table = pa.table({name: np.random.default_rng(0).random(100_000) for name in "abc"})
     path = write(tmp_path, "a.parquet", table, use_dictionary=False)
-    columns = ParquetSource(path).columns(0, ["a", "b", "c"])
-    next(columns)
+    steps = ParquetSource(path).steps(0, ["a", "b", "c"], 10_000)
+    assert next(steps).num_rows == 10_000
     os.truncate(path, 1000)
     with pytest.raises(ParquetError, match=r"changed since .* it had .* bytes and now has 1000"):
-        next(columns)
+        list(steps)
 
 
 READ = """
@@ -192,18 +177,16 @@ def test_a_fingerprint_tells_what_is_different(tmp_path):
     metadata = ParquetSource(tmp_path / "a").fingerprint()
     assert (metadata["files"], metadata["row_groups"], metadata["rows"]) == (3, 10, 100)
     assert changed(files, files[:2]) == {
-        "files", "row_groups", "rows", "row_counts", "file_names", "file_sizes", "footers",
+        "files", "row_groups", "rows", "row_counts", "file_names", "footers",
     }  # fmt: skip
-    assert changed(files, files[::-1]) == {
-        "row_counts", "file_names", "file_sizes", "footers",
-    }  # fmt: skip
+    assert changed(files, files[::-1]) == {"row_counts", "file_names", "footers"}
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, name in ((one, "x"), (two, "y")):
         folder.mkdir()
         write(folder, "a.parquet", TABLE.select(["x"]).rename_columns([name]))
     assert changed(one, two) == {"column_types", "footers"}
     write(two, "a.parquet", TABLE.select(["x"]), compression="gzip")
-    assert changed(one, two) == {"file_sizes", "footers"}
+    assert changed(one, two) == {"footers"}
     write(one, "b.parquet", TABLE.select(["x"]))
     write(two, "c.parquet", TABLE.select(["x"]))
     write(two, "a.parquet", TABLE.select(["x"]))

@@ -1,18 +1,17 @@
 """Files whose columns differ: what they share is read, and what differs is said or refused."""
 
 import datetime
+import pickle
 import warnings
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify
-from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.parquet.footers import schemas_of
-from tutorlib.workflow import Workflow
+from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 
 DAY = datetime.datetime(2024, 2, 29, 7)
 COMMON = {  # {name: (values of the first file, of the second, type of both)}
@@ -62,7 +61,7 @@ def test_types_with_a_common_wider_one_are_read_as_that(tmp_path, name):
     for position, array in ((0, one), (1, two)):
         column = source.read(position, ["c"])["c"]
         whole = source.read(position)["c"]
-        (step,) = [dict(columns)["c"] for _, _, columns in source.steps(position, ["c"], 0, 1, 999)]
+        (step,) = [chunk["c"] for chunk in source.steps(position, ["c"], 999)]
         want = [None if v != v or v is None else v for v in array.to_pylist()]
         for found in (column, whole, step):
             assert [None if v != v else v for v in found.tolist()] == want
@@ -70,17 +69,56 @@ def test_types_with_a_common_wider_one_are_read_as_that(tmp_path, name):
     assert not said or "column 'c' is read as " in said[0]
 
 
-def test_promoted_columns_train_and_fit_and_are_filtered_as_others(tmp_path):
-    folder = folder_of(tmp_path, *COMMON["integers"][:2])
+def test_promoted_columns_are_filtered_as_others(tmp_path):
+    folder_of(tmp_path, *COMMON["integers"][:2])
     with pytest.warns(UserWarning, match="'c' is read as int64"):
-        loader = KerasSequenceLoader(folder, 2, ["y"], cat_names=["c"], shuffle=False)
-    assert loader.peek()[0]["c"].numpy().tolist() == [[1], [2**40]]
-    with pytest.warns(UserWarning, match="'c' is read as int64"):
-        some = ParquetSource(folder, filters=[("c", ">", 1)])
+        some = ParquetSource(tmp_path, filters=[("c", ">", 1)])
     assert some.read(0, ["c"])["c"].tolist() == [2**40]
-    with pytest.warns(UserWarning, match="'c' is read as int64"):
-        fitted = Workflow(["c"] >> Categorify()).fit(str(folder))
-    assert fitted.embedding_sizes()["c"][0] == 5
+
+
+def test_a_column_that_a_day_lacks_is_null_where_a_dataset_says_so(tmp_path):
+    for day in ("01", "02"):
+        (tmp_path / f"day={day}").mkdir()
+        table = pa.table({"x": [1, 2], "new": [3, None]}).select(["x", "new"][: int(day)])
+        pq.write_table(table, tmp_path / f"day={day}" / "a.parquet")
+    with pytest.warns(UserWarning, match="'new' is in .*, but not in .*day=01"):
+        source = ParquetSource(tmp_path)
+    assert source.column_types["day"] == ("string", False)
+    with pytest.raises(ParquetError, match=r"read it as null there, give pyarrow.dataset.dataset"):
+        source.read(0, ["new"])
+    schema = pa.schema([("x", pa.int64()), ("new", pa.int64()), ("day", pa.string())])
+    data = ds.dataset(tmp_path, partitioning="hive", schema=schema)
+    rows = [chunk.to_arrow().to_pylist() for chunk in ParquetSource(data).chunks(rows=4)]
+    assert rows == [data.to_table().to_pylist()]
+    for some in ([("new", "==", 3)], [("day", "==", "02"), ("x", "<", 2)]):
+        (chunk,) = ParquetSource(data, filters=some).chunks()
+        assert chunk.to_arrow().to_pylist() == rows[0][2:3]
+    assert pickle.loads(pickle.dumps(ParquetSource(data))).num_rows == 4
+    with pytest.raises(ValueError, match="Pass filters= instead"):
+        ParquetSource(data.filter(pc.field("x") > 1))
+    assert ParquetSource(ds.dataset(pa.table({"x": [5]}))).read(0)["x"].tolist() == [5]
+
+
+def test_a_column_without_any_value_has_the_type_that_a_reader_expects(tmp_path):
+    pq.write_table(pa.table({"x": [1, 2], "y": pa.nulls(2)}), tmp_path / "a.parquet")
+    source = ParquetSource(tmp_path)
+    assert source.column_types["y"] == ("null", False)
+    assert np.isnan(source.read(0)["y"]).all()
+    for kind in (("string", False), ("int64", False), ("int32", True), ("(2,)float32", False)):
+        typed = source.with_types({"y": kind, "x": ("string", False)})
+        assert typed.column_types == {"x": ("int64", False), "y": kind}
+        found = typed.read(0)["y"].tolist()
+        assert found == [None] * 2 or kind[0] == "(2,)float32" or found == [[], []]
+
+
+def test_nulls_in_a_later_file_only_do_not_hinder_a_filter(tmp_path):
+    for name, values in (("a", [1, 3]), ("b", [None, 5])):
+        with ParquetSink(tmp_path / f"{name}.parquet") as sink:
+            sink.write(pa.table({"x": pa.array(values), "s": ["u", "v"]}))
+    passing = ParquetSource(tmp_path, filters=[("x", ">", 2)])
+    assert [x for chunk in passing.chunks() for x in chunk["x"].tolist()] == [3, 5]
+    assert ParquetSource(tmp_path, filters=[("s", "in", [])]).num_rows == 0
+    assert ParquetSource(tmp_path, filters=[("s", "not in", [])]).num_rows == 4
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
@@ -105,7 +143,7 @@ def test_additional_and_missing_and_double_columns_are_left_out_and_said(tmp_pat
     assert list(source.column_types) == ["x", "y"]
     assert source.read(1).to_arrow().to_pylist() == [{"x": 1.5, "y": 1.0}]
     (message,) = said
-    assert "'gone' is not in " in message
+    assert "'gone' is in " in message
     assert "'new' is in " in message
     assert "'twice' is in " in message
     assert "more than once" in message
@@ -123,7 +161,7 @@ def test_files_with_equal_leaves_in_other_groups_are_told_apart(tmp_path):
     for name in ("one", "other"):
         table = pa.table({"x": [0.5, 1.0], name: values})
         pq.write_table(table, tmp_path / f"{name}.parquet", store_schema=False)
-    with pytest.warns(UserWarning, match="'one' is not in .*other.parquet"):
+    with pytest.warns(UserWarning, match="'one' is in .*, but not in .*other.parquet"):
         source = ParquetSource(tmp_path)
     assert [*source.column_types] == ["x"]
 
@@ -134,6 +172,6 @@ def test_files_of_the_same_columns_share_one_schema_in_memory(tmp_path):
     pq.write_table(pa.table({"x": pa.array([3], pa.int32())}), tmp_path / "3.parquet")
     with pytest.warns(UserWarning, match="'x' is read as int64"):
         source = ParquetSource(tmp_path)
-    first, *same, other = schemas_of(source.stored.footers)
+    first, *same, other = (stored.schema for stored in source._stored)
     assert all(schema is first for schema in same)
     assert other.field("x").type == pa.int32()

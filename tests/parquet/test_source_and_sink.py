@@ -49,18 +49,6 @@ def test_every_kind_of_column_comes_back(tmp_path, encoding):
         pd.testing.assert_series_equal(back.to_pandas()[name], chunk.to_pandas()[name])
 
 
-def test_chunks_of_a_given_size_hold_the_rows_in_order(tmp_path):
-    with ParquetSink(tmp_path / "d", row_group_rows=3, rows_per_file=6) as sink:
-        for start in range(0, 20, 5):
-            sink.write(Chunk({"i": np.arange(start, start + 5)}))
-    source = ParquetSource(tmp_path / "d")
-    assert [Path(file).name for file in source.files] == [f"part_0000{k}.parquet" for k in range(4)]
-    assert source.num_rows == 20
-    chunks = list(source.chunks(rows=7))
-    assert [chunk.num_rows for chunk in chunks] == [7, 7, 6]
-    assert Chunk.concat(chunks)["i"].tolist() == list(range(20))
-
-
 def null_at(rows):
     """A table of ten rows with nulls in a number, in lists and in the lists' elements."""
     table = {
@@ -203,18 +191,6 @@ def test_links_to_a_file_or_to_its_folder_are_the_file_itself(tmp_path):
     for second in (tmp_path / "b" / "1.parquet", tmp_path / "a" / "2.parquet"):
         with pytest.raises(ValueError, match="given twice"):
             ParquetSource([first, second])
-
-
-def test_folders_are_resolved_once_not_for_each_of_their_files(tmp_path, monkeypatch):
-    for day in ("day=1", "day=2"):
-        (tmp_path / day).mkdir()
-        for number in range(5):
-            pq.write_table(pa.table({"x": [number]}), tmp_path / day / f"{number}.parquet")
-    resolved, resolve = [], os.path.realpath
-    monkeypatch.setattr(os.path, "realpath", lambda path: resolved.append(path) or resolve(path))
-    source = ParquetSource(tmp_path)
-    assert [source.read(position, ["day"])["day"][0] for position in (4, 5)] == [1, 2]
-    assert len(resolved) <= 2
 
 
 def test_a_missing_column_is_named(tmp_path):

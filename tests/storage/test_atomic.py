@@ -7,7 +7,19 @@ import sys
 
 import pytest
 
-from tutorlib.storage import MARK, new_file, new_folder, refuse_existing, scratch_folder
+from tutorlib.storage import (
+    MANIFEST_FILE,
+    MARK,
+    find_checkpoints,
+    new_checkpoint,
+    new_file,
+    new_folder,
+    read_manifest,
+    refuse_existing,
+    remove_old,
+    scratch_folder,
+    write_manifest,
+)
 
 
 def names(folder):
@@ -105,3 +117,33 @@ def test_an_existing_target_is_refused_unless_overwrite_is_passed(tmp_path):
     refuse_existing(tmp_path, overwrite=True)
     with pytest.raises(FileExistsError, match=r"exists already\. Pass overwrite=True"):
         refuse_existing(tmp_path, overwrite=False)
+
+
+def test_a_manifest_names_the_file_that_was_changed(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    write_manifest(tmp_path, {"epoch": 2})
+    assert read_manifest(tmp_path) == {"epoch": 2}
+    for name in ("b", MANIFEST_FILE):
+        data = bytearray((tmp_path / name).read_bytes())
+        data[-2 if len(data) > 1 else 0] ^= 1
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ValueError, match=rf"{name} was changed after it was saved"):
+            read_manifest(tmp_path)
+    write_manifest(tmp_path, {})
+    (tmp_path / "a").unlink()
+    with pytest.raises(ValueError, match="a is missing"):
+        read_manifest(tmp_path)
+
+
+def test_a_checkpoint_whose_state_was_changed_is_none_and_old_ones_go(tmp_path):
+    for batch in range(4):
+        with new_checkpoint(tmp_path, 0, batch, {"batch": batch}) as folder:
+            (folder / "weights").write_text("w")
+    (tmp_path / "000009-epoch-0-batch-9").mkdir()  # not of a whole checkpoint
+    assert [found.state["batch"] for found in find_checkpoints(tmp_path)] == [0, 1, 2, 3]
+    newest = find_checkpoints(tmp_path)[-1].folder / MANIFEST_FILE
+    newest.write_text(newest.read_text().replace("3", "4"))
+    assert find_checkpoints(tmp_path)[-1].state == {"batch": 2}
+    remove_old(tmp_path, keep=1)
+    assert [found.number for found in find_checkpoints(tmp_path)] == [3]

@@ -3,14 +3,10 @@
 import sys
 import threading
 
-import numpy as np
 import pytest
 
 from tests.support.workflow_rows import rows, workflow, write
-from tutorlib.columns import Chunk
-from tutorlib.ops import Categorify
 from tutorlib.storage import row_bar
-from tutorlib.workflow import Workflow
 
 pytest.importorskip("tqdm")
 
@@ -32,15 +28,6 @@ def test_without_a_terminal_or_with_false_nothing_is_shown(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_without_tqdm_it_is_silent_unless_it_is_asked_for(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    made, data = Workflow(["x"] >> Categorify()), Chunk({"x": np.arange(3)})
-    made.fit(data)
-    with pytest.raises(ImportError, match="progress=True needs tqdm"):
-        made.fit(data, progress=True)
-    assert capsys.readouterr() == ("", "")
-
-
 def test_many_threads_may_count_at_once(capsys):
     with row_bar("rows", 8000, progress=True) as done:
         threads = [
@@ -51,3 +38,11 @@ def test_many_threads_may_count_at_once(capsys):
         for thread in threads:
             thread.join()
     assert "8.00k/8.00k" in capsys.readouterr().err
+
+
+def test_without_tqdm_it_is_silent_unless_it_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with row_bar("rows", 1, progress=None) as done:
+        done(1)
+    with pytest.raises(ImportError, match="progress=True needs tqdm"), row_bar("rows", 1, True):
+        pass

@@ -14,7 +14,7 @@ from tutorlib.storage import (
     new_file_in,
     output_path,
     refuse_existing,
-    resumable_remote,
+    resumable_folder,
 )
 
 
@@ -73,7 +73,7 @@ def test_a_run_that_was_stopped_resumes(memory, monkeypatch, tmp_path):
         monkeypatch.setattr(RemotePath, "copy_from", stop if stops else copy_from)
         refuse_existing(target, overwrite=False)
         try:
-            with resumable_remote(target, {"of": "equal runs"}) as folder:
+            with resumable_folder(target, {"of": "equal runs"}) as folder:
                 assert stops or (folder / "1").exists()
                 for name in "123" if stops else "":
                     with new_file_in(folder, name) as path:

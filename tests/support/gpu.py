@@ -40,14 +40,19 @@ def run(code, *arguments, **environment):
 
 def copied_bytes(log_dir):
     """Return {"MemcpyH2D": bytes, "MemcpyD2H": bytes} of all copies in a profiler's trace."""
-    from tutorlib.profiling.xspace import newest_file, read_planes
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     found = {"MemcpyH2D": 0, "MemcpyD2H": 0}
-    for plane in read_planes(newest_file(Path(log_dir)), ["memcpy_details"]):
+    newest = max(Path(log_dir).glob("**/*.xplane.pb"), key=os.path.getmtime)
+    for plane in xplane_pb2.XSpace.FromString(newest.read_bytes()).planes:
         if not plane.name.startswith("/device:GPU:"):
             continue
+        kinds = {key: entry.name for key, entry in plane.stat_metadata.items()}
         for event in (event for line in plane.lines for event in line.events):
-            size = re.search(r"size:(\d+)", str(event.stats.get("memcpy_details", "")))
-            if event.name in found and size:
-                found[event.name] += int(size[1])
+            name = plane.event_metadata[event.metadata_id].name
+            details = [s for s in event.stats if kinds[s.metadata_id] == "memcpy_details"]
+            text = "".join(s.str_value or kinds.get(s.ref_value, "") for s in details)
+            size = re.search(r"size:(\d+)", text)
+            if name in found and size:
+                found[name] += int(size[1])
     return found

@@ -1,7 +1,6 @@
 """Traces for the tests of profiling: real ones, and files whose times are known."""
 
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
 from tutorlib.profiling import ProfileSteps, read_trace
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import sys
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import keras
 
-from tutorlib.keras_bridge.ignored_arguments import refuse_ignored_arguments
-from tutorlib.schema import Schema
+from tutorlib.keras_bridge.processes import process_count
 
 TESTED_KERAS = "3.15"
 
@@ -27,47 +29,39 @@ try:
 except ImportError:  # Keras then treats a loader like any object, and `__array__` says what to do
     DataAdapter = object
 
-REMEDIES = {
-    "y": "name the label columns: KerasSequenceLoader(label_names=[...])",
-    "sample_weight": "name a column of weights: KerasSequenceLoader(weight_name=...)",
-    "class_weight": "pass class_weight to KerasSequenceLoader",
-    "batch_size": "pass batch_size to KerasSequenceLoader",
-    "shuffle": "pass shuffle to KerasSequenceLoader",
-}
+
+# ---- batches on their way into Keras -------------------------------------------------------------
 
 
-class Pass(Iterator[Any], abc.ABC):
-    """An iterator over an epoch's batches that Keras may take in Python.
+class Pass(Iterator[Any]):
+    """The batches of an epoch, as Keras may take them in Python.
 
     On TensorFlow, Keras zips a range and this iterator for each call of its train function. If the
     iterator ended inside `zip`, Keras would have no outputs to return; if `iter()` raises
     StopIteration, Keras ends the epoch. So `iter()` already takes the next batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
         self._held: list[Any] = []  # the batch that `iter()` took
 
     def __iter__(self) -> Iterator[Any]:
         if not self._held:
-            self._held.append(self.take())
+            self._held.append(next(self._batches))
         return self
 
     def __next__(self) -> Any:
-        return self._held.pop() if self._held else self.take()
-
-    @abc.abstractmethod
-    def take(self) -> Any:
-        """Return the next batch, or raise StopIteration."""
+        return self._held.pop() if self._held else next(self._batches)
 
 
 class _Epochs(Iterable[Any]):
     """What Keras iterates over: each `iter()` is a new pass."""
 
-    def __init__(self, new_pass: Callable[[], Pass]) -> None:
-        self._new_pass = new_pass
+    def __init__(self, epoch: Callable[[], Iterator[Any]]) -> None:
+        self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        return self._new_pass()
+        return Pass(self._epoch())
 
     def __getattr__(self, name: str) -> Any:
         """Say what to do if TensorFlow takes this for a `tf.data.Dataset` and asks for more."""
@@ -83,188 +77,273 @@ class TensorAdapter(abc.ABC, DataAdapter):
     """A data adapter whose batches are tensors of Keras's backend already."""
 
     @abc.abstractmethod
-    def new_pass(self) -> Pass:
-        """Return an iterator over the batches of the epoch that is next when it is first used."""
+    def epoch(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, which begins with the first: Keras may ask for none."""
 
     def get_tf_dataset(self) -> Iterable[Any]:
         """Return the batches: an iterable of which each `iter()` is one epoch."""
-        return _Epochs(self.new_pass)
+        return _Epochs(self.epoch)
 
     get_jax_iterator = get_tf_dataset
     get_torch_dataloader = get_tf_dataset
     get_numpy_iterator = get_tf_dataset
 
 
-class _MappedPass(Pass):
-    """A pass over what a function makes of the batches of another pass."""
-
-    def __init__(self, batches: Pass, function: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self._batches, self._function = batches, function
-
-    def take(self) -> Any:
-        """Return the next batch, or raise StopIteration."""
-        return self._function(next(self._batches))
-
-
 class LoaderAdapter(TensorAdapter):
-    """The side of a loader that Keras sees; `KerasSequenceLoader` is one."""
+    """The side of a loader that Keras sees; `KerasSequenceLoader` is the one subclass.
 
-    _calls = ""  # the last 3 since an epoch ended: n for num_batches, b for on_epoch_begin
-    _before_epoch: Any = None  # position at the latest on_epoch_begin
-    _silence: contextlib.ExitStack | None = None
+    The subclass has `iter()`, the batches of the current epoch as (inputs, labels[, weights]), and:
 
-    @abc.abstractmethod
-    def __iter__(self) -> Iterator[Any]:
-        """Return the batches of the current epoch, (inputs, labels) or with weights."""
+    Attributes:
+        len: number of batches of an epoch.
+        batch_size: rows of a full batch.
+        shuffle: whether rows come in random order.
+        disorder: words for why rows do not come in the order of the files; "" if they do.
+        labelled: whether batches hold labels.
+        schema: `Schema` of the batches.
+        first_batch: number of the batch with which the next pass begins; above 0 after a resume.
+        position: where the loader stands; `return_to(position)` goes back there.
+        check_for_fit: raises ValueError where Keras would report a wrong loss.
+    """
 
-    @abc.abstractmethod
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch."""
+    _asked: tuple[Any, ...] = ()  # where the loader stood when Keras asked for its length
+    _silence = contextlib.ExitStack()
 
-    @property
-    @abc.abstractmethod
-    def batch_size(self) -> int:
-        """Rows of a full batch."""
-
-    @property
-    @abc.abstractmethod
-    def labelled(self) -> bool:
-        """Whether batches hold labels."""
-
-    @property
-    @abc.abstractmethod
-    def shuffle(self) -> bool:
-        """Whether rows come in random order."""
-
-    @property
-    @abc.abstractmethod
-    def disorder(self) -> str:
-        """Words for why rows do not come in the order of the files; "" if they do."""
-
-    @property
-    @abc.abstractmethod
-    def schema(self) -> Schema:
-        """Schema of the batches."""
-
-    @property
-    @abc.abstractmethod
-    def first_batch(self) -> int:
-        """Number of the batch with which the next pass begins; above 0 after a resume."""
-
-    @property
-    @abc.abstractmethod
-    def position(self) -> Any:
-        """Where the loader stands; `return_to` takes it."""
-
-    @abc.abstractmethod
-    def return_to(self, position: Any) -> None:
-        """Go back to an earlier position of this loader."""
-
-    @abc.abstractmethod
-    def check_for_fit(self) -> None:
-        """Raise ValueError where Keras would report a wrong loss or fail without a clear reason."""
-
-    def new_pass(self) -> Pass:
-        """Return an iterator over the batches of the epoch that is next when it is first used."""
-        return _LoaderPass(self)
-
-    def get_tf_dataset(self) -> Iterable[Any]:
-        """Return the batches, with their types for `tf.function`."""
-        from tutorlib.keras_bridge.typed_batches import with_types
-
-        typed = with_types([column.name for column in self.schema if column.multi_hot])
-        return _Epochs(lambda: _MappedPass(self.new_pass(), typed))
-
-    @property
-    def has_partial_batch(self) -> bool:
-        """Whether the last batch is smaller than the others."""
-        return bool(self.partial_batch_size)
-
-    @property
-    def num_batches(self) -> int:
-        """Number of batches of an epoch; refuses what Keras would ignore or get wrong."""
-        accepted: dict[str, list[Any]] = {
-            "batch_size": [self.batch_size],
-            "shuffle": [True, self.shuffle],  # True is the default of fit
-        }
-        refuse_ignored_arguments(
-            self, "a loader", REMEDIES, accepted, disorder=self.disorder, labelled=self.labelled
-        )
-        self.check_for_fit()
-        self._calls = self._calls[-2:] + "n"
-        return len(self)
-
-    def on_epoch_begin(self) -> None:
-        """Remember the position; Keras calls this before it draws the batches of an epoch."""
-        self._calls = self._calls[-2:] + "b"
-        self._before_epoch = self.position
-
-    def on_epoch_end(self) -> None:
-        """End an epoch; go back to its beginning if Keras drew batches only to build the model.
-
-        `fit` and `evaluate` ask for `num_batches` when they take the loader in and again when they
-        begin, and call `on_epoch_end` right after that. On JAX and PyTorch they begin an epoch
-        between the two, to learn the shapes of a batch for a model that is not built yet.
-        """
-        self._warn_again()
-        if self._calls == "nbn":
-            self.return_to(self._before_epoch)
-        self._calls = ""
-
-    def expect_early_end(self) -> None:
-        """Keep Keras from warning that data ran out, until the end of this shorter epoch."""
-        if self._silence is None:
-            self._silence = contextlib.ExitStack()
+    def epoch(self: Any) -> Iterator[Any]:
+        """Yield the batches of the current epoch, or of what is left of it after a resume."""
+        batches, waiting, resumed = iter(self), _shown_as_waiting(), self.first_batch > 0
+        while True:
+            with waiting():
+                batch = next(batches, None)
+            if batch is None:
+                break
+            yield batch
+        if resumed:  # Keras would warn that data ran out, at the end of this shorter epoch
             self._silence.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Your input ran out of data")
 
-    def _warn_again(self) -> None:
-        if self._silence is not None:
-            self._silence.close()
-            self._silence = None
+    def get_tf_dataset(self: Any) -> Iterable[Any]:
+        """Return the batches, with their types for `tf.function`."""
+        from tutorlib.keras_bridge.batch_types import with_types
+
+        typed = with_types([column.name for column in self.schema if column.multi_hot])
+        return _Epochs(lambda: map(typed, self.epoch()))
+
+    @property
+    def num_batches(self: Any) -> int:
+        """Number of batches of an epoch; refuses what Keras would ignore or get wrong."""
+        accepted = {"batch_size": [self.batch_size], "shuffle": [True, self.shuffle]}
+        refuse_ignored_arguments(self, "a loader", accepted, self.disorder, self.labelled)
+        self.check_for_fit()
+        self._asked = (*self._asked[-1:], self.position)
+        return len(self)
+
+    def on_epoch_end(self: Any) -> None:
+        """End an epoch; go back to its beginning if Keras drew batches only to build the model.
+
+        Keras asks for `num_batches` when it takes the loader in, and again right before it trains,
+        when it ends an epoch that has not begun. On JAX and PyTorch it takes batches between the
+        two, to learn the shapes for a model that is not built yet.
+        """
+        self._silence.close()
+        if len(self._asked) == 2:
+            self.return_to(self._asked[0])
+        self._asked = ()
 
     @property
     def __array__(self) -> Any:
         """Refuse to become an array, as which Keras takes an object that it does not know.
 
         Raises:
-            TypeError: always; the message names the versions of Keras.
+            TypeError: always; the message says what to give to Keras instead.
         """
+        remedy = "for validation_split, which is for arrays, give validation_data another loader"
+        if DataAdapter is object:
+            remedy = (
+                f"fit, evaluate and predict of Keras {TESTED_KERAS} take it as it is, those of Keras "
+                f"{keras.__version__} do not: give them loader.to_tf_dataset()"
+            )
         raise TypeError(
-            f"a {type(self).__name__} gives batches and cannot become an array. fit, evaluate and "
-            f"predict of Keras {TESTED_KERAS} take it as it is; if this is one of them, Keras "
-            f"{keras.__version__} does not: install the former, or give it loader.to_tf_dataset(). "
-            "For validation_split, which is for arrays, give validation_data another loader."
+            f"a {type(self).__name__} gives batches and cannot become an array; {remedy}"
         )
 
 
-class _LoaderPass(Pass):
-    """A pass over an epoch of a loader, or over what is left of it after a resume."""
-
-    def __init__(self, loader: LoaderAdapter) -> None:
-        super().__init__()
-        self._loader, self._batches = loader, iter(loader)
-        self._left: int | None = None  # batches
-        self._profiled = _profiled()
-
-    def take(self) -> Any:
-        """Return the next batch, or raise StopIteration."""
-        if self._left is None:
-            self._left = len(self._loader) - self._loader.first_batch
-            self._resumed = self._loader.first_batch > 0
-        elif self._left == 0 and self._resumed:
-            self._loader.expect_early_end()
-        with self._profiled():
-            batch = next(self._batches)
-        self._left -= 1
-        return batch
-
-
-def _profiled() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def _shown_as_waiting() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Return what makes the context in which TensorFlow's profiler sees the wait for a batch."""
     if keras.backend.backend() != "tensorflow":
         return contextlib.nullcontext
     import tensorflow as tf
 
     return functools.partial(tf.profiler.experimental.Trace, "KerasSequenceLoader::next")
+
+
+class TimedBatches(TensorAdapter):
+    """What `fit` takes instead of data, to measure how long it waits for each batch.
+
+    Keras iterates over a `tf.data.Dataset` inside a compiled function, where no clock can be read.
+    It takes each batch of this object in Python, as from a `KerasSequenceLoader`, and hands it to
+    the compiled step: the same batches and the same step, for some 0.1 ms more per step.
+
+    Args:
+        data: (inputs, labels) or (inputs, labels, weights), batch by batch; each `iter(data)` is an
+            epoch.
+        clock: function that returns seconds and never goes back.
+
+    Attributes:
+        wait_s: seconds spent in taking batches so far.
+        batches: number of batches taken so far.
+
+    Example:
+        >>> import numpy as np, tensorflow as tf
+        >>> dataset = tf.data.Dataset.from_tensor_slices((np.ones((70, 2)), np.ones(70))).batch(32)
+        >>> model = keras.Sequential([keras.layers.Dense(1)])
+        >>> model.compile(loss="mse")
+        >>> timed = TimedBatches.of_dataset(dataset)
+        >>> history = model.fit(timed, epochs=2, verbose=0)
+        >>> timed.batches, timed.wait_s > 0
+        (6, True)
+    """
+
+    _num_batches: int | None = None  # not known
+
+    def __init__(self, data: Iterable[Any], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._data, self._clock = data, clock
+        self.wait_s, self.batches = 0.0, 0
+
+    @classmethod
+    def of_dataset(cls, dataset: Any, *options: Any) -> TimedBatches:
+        """Return the timed batches of a `tf.data.Dataset`.
+
+        Args:
+            dataset: `tf.data.Dataset` of batches, as `fit` takes it.
+            options: further arguments of the class.
+
+        Raises:
+            TypeError: if it is not a dataset.
+            ValueError: if Keras does not run on TensorFlow, or within the scope of a
+                `tf.distribute` strategy, which needs the dataset itself.
+        """
+        import tensorflow as tf
+
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                "the data to time must be a KerasSequenceLoader or a tf.data.Dataset, got a "
+                f"{type(dataset).__name__}"
+            )
+        if keras.backend.backend() != "tensorflow" or tf.distribute.has_strategy():
+            raise ValueError(
+                "a tf.data.Dataset can be timed on Keras's backend 'tensorflow' only (it is "
+                f"{keras.backend.backend()!r}), and outside of a tf.distribute strategy, which "
+                "needs the tf.data.Dataset itself; use a KerasSequenceLoader"
+            )
+        timed, batches = cls(dataset, *options), int(dataset.cardinality())
+        timed._num_batches = batches if batches >= 0 else None
+        return timed
+
+    def epoch(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, and add the seconds that each took."""
+        batches = iter(self._data)
+        while True:
+            started = self._clock()
+            batch = next(batches, None)
+            self.wait_s += self._clock() - started
+            if batch is None:
+                return
+            self.batches += 1
+            yield batch
+
+    @property
+    def num_batches(self) -> int | None:
+        """Number of batches of an epoch, or None; refuses what `fit` was given and would ignore."""
+        refuse_ignored_arguments(self, "timed batches", {"shuffle": [True, False]})
+        return self._num_batches
+
+
+# ---- what Keras would ignore ---------------------------------------------------------------------
+
+REMEDIES = {
+    "y": "batches hold their labels: KerasSequenceLoader(label_names=[...])",
+    "sample_weight": "batches hold their weights: KerasSequenceLoader(weight_name=...)",
+    "class_weight": "pass class_weight to KerasSequenceLoader",
+    "batch_size": "pass batch_size to KerasSequenceLoader",
+    "shuffle": "pass shuffle to KerasSequenceLoader",
+}
+STEPS = {"fit": "train_step", "evaluate": "test_step", "predict": "predict_step"}
+
+
+def refuse_ignored_arguments(
+    adapter: Any, data: str, accepted: Mapping[str, Any], disorder: str = "", labelled: bool = True
+) -> None:
+    """Raise ValueError if Keras was given an argument that has no effect; for `num_batches` only.
+
+    Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
+    `batch_size` and `shuffle`. It asks for `num_batches` in a constructor, so the caller of that is
+    `fit`, `evaluate` or `predict`, whose public arguments are looked at. With a Keras in which this
+    is not so they are ignored, and nothing else changes; test_ignored_arguments then fails.
+
+    `predict` out of order is refused too: nobody could tell which row a prediction is of. So are
+    `fit` and `evaluate` without labels if the model compares its output with labels.
+
+    Args:
+        adapter: the data adapter that is asked for `num_batches`.
+        data: what the adapter is called in the message.
+        accepted: {argument: values that ask for what happens anyway}; None is always accepted.
+        disorder: words for why rows do not come in the order of the files; "" if they do.
+        labelled: whether the batches hold labels.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    if frame is None or frame.f_code.co_name != "__init__":  # Keras asks again later, for itself
+        return
+    while frame is not None and not (
+        frame.f_code.co_name in STEPS and isinstance(frame.f_locals.get("self"), keras.Model)
+    ):
+        frame = frame.f_back
+    if frame is None:
+        return
+    method, given = frame.f_code.co_name, dict(frame.f_locals)
+    if method == "predict" and process_count() > 1:
+        raise ValueError(
+            f"predict with {data} cannot collect the predictions of several processes; "
+            "loader.predict(model) gives those of all rows, on each process"
+        )
+    if method == "predict" and disorder:
+        raise ValueError(
+            f"predict with {data} {disorder} would give predictions in another order than that of "
+            "the files. loader.predict(model) gives them in order, as a table with the columns "
+            "id_names=[...]; model.predict needs shuffle=False, and no canonical_ranks."
+        )
+    validation = given.get("validation_data")
+    parts = validation if isinstance(validation, tuple | list) else (validation,)
+    if given.get("x") is not adapter:  # the validation data of `fit`
+        batch_size = given.get("validation_batch_size")
+        given |= {"y": None, "sample_weight": None, "class_weight": None, "shuffle": None}
+        given |= {
+            **dict(zip(("x", "y", "sample_weight"), parts, strict=False)),
+            "batch_size": batch_size,
+        }
+    elif adapter is parts[0]:
+        raise ValueError(
+            f"validation_data is {data}, the same that fit trains on: validation would take every "
+            "other epoch of it. Give validation_data another one, made with the same arguments."
+        )
+    for name, remedy in REMEDIES.items():
+        value = given.get(name)
+        if value is not None and value not in accepted.get(name, ()):
+            scalar = isinstance(value, int | str | dict)
+            shown = f"={value!r}" if scalar else f" (a {type(value).__name__})"
+            raise ValueError(f"{name}{shown} with {data} has no effect; {remedy}")
+    model = given["self"]
+    compares = (
+        method != "predict"
+        and model.loss is not None
+        and all(
+            getattr(type(model), step) is getattr(keras.Model, step)
+            for step in (STEPS[method], "compute_loss")
+        )
+    )
+    if compares and not labelled:
+        raise ValueError(
+            f"{method} with {data} that has no labels. Name them, "
+            "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
+            "(LabelEncoder, or label_names of the Workflow)."
+        )

@@ -22,24 +22,26 @@ def tensor_maker() -> Callable[[np.ndarray], Any]:
     """
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from tensorflow.experimental import dlpack
-
-        def to_tensorflow(array: np.ndarray) -> Any:
-            if not array.size:
-                return keras.ops.convert_to_tensor(array)
-            return dlpack.from_dlpack(array.__dlpack__())
-
-        return to_tensorflow
+        return _tensorflow_maker()
     if backend == "torch":
         import torch
 
-        def to_torch(array: np.ndarray) -> Any:
-            return keras.ops.convert_to_tensor(torch.from_numpy(array))  # on Keras's device
+        return lambda array: keras.ops.convert_to_tensor(torch.from_numpy(array))  # on its device
+    if backend not in ("jax", "numpy"):
+        raise ValueError(f"tensors of the Keras backend {backend!r} are not supported")
+    return lambda array: array
 
-        return to_torch
-    if backend in ("jax", "numpy"):
-        return lambda array: array
-    raise ValueError(f"tensors of the Keras backend {backend!r} are not supported")
+
+def _tensorflow_maker(**options: Any) -> Callable[[Any], Any]:
+    """Return a function that imports an array by DLPack; TensorFlow takes no empty ones."""
+    from tensorflow.experimental import dlpack
+
+    def make(array: Any) -> Any:
+        if not array.size:
+            return keras.ops.convert_to_tensor(np.empty(array.shape, array.dtype))
+        return dlpack.from_dlpack(array.__dlpack__(**options))
+
+    return make
 
 
 def unstacking_maker() -> Callable[[np.ndarray], Sequence[Any]]:
@@ -70,8 +72,7 @@ def eager_scope() -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     import tensorflow as tf
 
-    scope: contextlib.AbstractContextManager[None] = tf.init_scope()
-    return scope
+    return tf.init_scope()
 
 
 _SEES_NO_GPU = (
@@ -79,14 +80,14 @@ _SEES_NO_GPU = (
     "device='cpu'."
 )
 
-# TensorFlow keeps int32 arguments of a function in host memory, even on a GPU: an int32 id would go
-# to the host and back in every step. int64 stays on the GPU. Other backends treat both alike.
-_MIN_INT_DTYPES = {"tensorflow": "int64"}
-
 
 def min_int_dtype_on_gpu() -> str:
-    """Return the narrowest dtype of integers in batches on a GPU: "int32" or "int64"."""
-    return _MIN_INT_DTYPES.get(keras.backend.backend(), "int32")
+    """Return the narrowest dtype of integers in batches on a GPU: "int32" or "int64".
+
+    TensorFlow keeps int32 arguments of a function in host memory, even on a GPU: an int32 id would
+    go to the host and back in every step. int64 stays on the GPU. Other backends treat both alike.
+    """
+    return "int64" if keras.backend.backend() == "tensorflow" else "int32"
 
 
 def min_int_dtype_of_models() -> str:
@@ -114,17 +115,10 @@ def gpu_tensor_maker() -> Callable[[Any], Any]:
     backend = keras.backend.backend()
     if backend == "tensorflow":
         import tensorflow as tf
-        from tensorflow.experimental import dlpack
 
         if not tf.config.list_physical_devices("GPU"):
             raise ValueError(_SEES_NO_GPU.format("TensorFlow", "tensorflow[and-cuda]"))
-
-        def to_tensorflow(array: Any) -> Any:
-            if not array.size:
-                return keras.ops.convert_to_tensor(array.get())
-            return dlpack.from_dlpack(array.__dlpack__(stream=-1))
-
-        return to_tensorflow
+        return _tensorflow_maker(stream=-1)
     if backend == "torch":
         import torch
 

@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.keras_bridge import min_int_dtype_of_models
+from tutorlib.keras_bridge.backend import min_int_dtype_of_models
 from tutorlib.layers.columns import read_columns, refuse_multi_hot
 from tutorlib.layers.rows import INT32_IDS
 from tutorlib.loader.list_lengths import LENGTHS, bucket_length

@@ -1,70 +1,623 @@
-"""Batches: one pass over an epoch of a loader."""
+"""From row ranges to batches as arrays: decode, transform, check, gather.
+
+The rows of a chunk have one order (`RankPlan.order`). Each column is decoded, checked, joined over
+the row ranges of the chunk, and gathered once by that order into aligned memory, where the batches
+lie one after the other. Calls into NumPy are few and long, so that threads do not fight for the
+interpreter lock. Columns of a stacked matrix become rows of it first: gathering whole rows of 26
+columns is as fast as gathering two columns. On a GPU the arrays are CuPy's; nothing else differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from tutorlib.loader.cursor import EpochCursor
-from tutorlib.loader.pipeline import Pipeline
+import numpy as np
+
+from tutorlib.columns import (
+    Chunk,
+    Masked,
+    Ragged,
+    array_namespace,
+    concat_columns,
+    gather_rows,
+    to_host,
+)
+from tutorlib.loader.layout import Field, Layout
+from tutorlib.loader.pipeline import Stopwatch, Task
+from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
+from tutorlib.memory import BufferPool, is_aligned
+from tutorlib.parquet import ParquetError, ParquetSource
+
+TASK_COLUMNS = 8  # that one task decodes and gathers; with a memory budget, one
+SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
+
+Transform = Callable[[Chunk], Chunk]
 
 
-class Batches(Iterator[Any]):
-    """The batches of the epoch at which a cursor stands.
-
-    Threads start with the first batch and end with the last.
+@dataclasses.dataclass
+class Part:
+    """The arrays of a segment: `batches` whole batches of `rows` rows, or a piece of one.
 
     Args:
-        cursor: gives the epoch and the first batch when the first batch is asked for.
-        new_pipeline: returns a pipeline that makes the batches from there on.
-        num_batches: batches of an epoch.
-        moves: whether each batch moves the cursor; False leaves the loader where it is.
+        segment: where it belongs.
+        scalars: {name of a field: array [batches, at least rows, width]}.
+        lists: {name of a column: `Ragged` of each batch}; values may be padded after the last list.
+    """
+
+    segment: Segment
+    scalars: dict[str, Any] = dataclasses.field(default_factory=dict)
+    lists: dict[str, list[Ragged]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows of each batch, or of the piece."""
+        return (self.segment.stop - self.segment.start) // (self.segment.batches or 1)
+
+
+class ChunkReader:
+    """Decodes row ranges and makes the parts of chunks, for one pass over a loader.
+
+    It is called from several threads and keeps no reference to the loader that it works for.
+
+    Args:
+        source: the files.
+        columns: names of the columns to read.
+        layout: how the columns lie in a batch.
+        num_values: gives the length of the array for the values of a list column in a batch, from
+            its name, the rows of the batch and its values.
+        pool: gives the memory of batches.
+        stopwatch: adds up the seconds of "read", "transform" and "gather".
+        transform: takes a chunk of the columns read, returns one of as many rows; None for none.
+        held_bytes: bytes that decoded rows and batches may take together; None for any number.
     """
 
     def __init__(
         self,
-        cursor: EpochCursor,
-        new_pipeline: Callable[[], Pipeline],
-        num_batches: int,
-        *,
-        moves: bool = True,
+        source: ParquetSource,
+        columns: Sequence[str],
+        layout: Layout,
+        num_values: Callable[[str, int, int], int],
+        pool: BufferPool,
+        stopwatch: Stopwatch,
+        transform: Transform | None,
+        held_bytes: int | None = None,
     ) -> None:
-        self._cursor, self._new_pipeline = cursor, new_pipeline
-        self._num_batches, self._moves = num_batches, moves
-        self._pipeline: Pipeline | None = None
-        self._closed = False
+        self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
+        self.num_values, self.stopwatch, self._transform = num_values, stopwatch, transform
+        self.held_bytes = held_bytes
+        self._decoded: dict[ChunkPlan, int] = {}  # bytes of rows that wait to be gathered, by chunk
+        self._streams: dict[int, _Stream] = {}
+        names = [field.columns for field in layout.fields]
+        self._fields = [[column.name for column in columns] for columns in names]
 
-    def __next__(self) -> Any:
-        if self._closed:
-            raise StopIteration
-        self._closed = True  # and so it stays if an interrupt or an error ends this call
+    def work_on(self, plan: RankPlan, chunk: ChunkPlan, first_batch: int) -> ChunkWork:
+        """Return the work that a chunk is; asked for in the order of the chunks.
+
+        Args:
+            plan: plan of the chunk's rank.
+            chunk: the chunk.
+            first_batch: batches before this one are not made.
+        """
+        for row_range in chunk.row_ranges:
+            if row_range.row_group in plan.sliced and row_range.row_group not in self._streams:
+                self._streams[row_range.row_group] = _Stream(self, row_range.start)
+        return ChunkWork(self, plan, chunk, first_batch)
+
+    def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
+        """Return whether a task reads some columns of all row ranges, not all of some ranges.
+
+        A chunk then holds few decoded columns at a time. But a transform needs all columns, slices
+        of a row group are decoded in order, and small row groups faster in one call.
+        """
+        source = self.source
+        if self._transform is not None or source.device == "gpu" or not source.is_local:
+            return False
+        groups = [row_range.row_group for row_range in chunk.row_ranges]
+        if not all(group not in plan.sliced and source.is_whole(group) for group in groups):
+            return False
+        rows = sum(source.row_groups[group].num_rows for group in groups)
+        return rows * source.row_bytes(groups[0], self.columns) > SMALL_BYTES * len(groups)
+
+    def decoded(self, chunk: ChunkPlan, row_range: RowRange, names: Sequence[str]) -> Chunk:
+        """Return columns of a row range as they are stored, or what the transform makes of them.
+
+        Raises:
+            ParquetError: if the rows cannot be read, or do not fit the budget.
+            RuntimeError: if `transform` raises StopIteration, which would end a loop silently.
+            Exception: what `transform` raised, with a note that says where.
+        """
+        started = time.perf_counter()
+        stream = self._streams.get(row_range.row_group)
+        if stream is not None:
+            read = stream.read(row_range)
+        else:
+            place = row_range.row_group, names, row_range.start, row_range.stop
+            read = self.source.read(*place)
+        self.stopwatch.add(read=time.perf_counter() - started)
+        if self.held_bytes is not None:
+            self._check_held(chunk, row_range, sum(column.nbytes for column in read.values()))
+        if self._transform is None:
+            return read
+        started = time.perf_counter()
+        with self.places(row_range):
+            made = self._transformed(self._transform, read)
+        self.stopwatch.add(transform=time.perf_counter() - started)
+        return made
+
+    def _check_held(self, chunk: ChunkPlan, row_range: RowRange, nbytes: int) -> None:
+        """Refuse lists or strings that are far longer than their row group's mean."""
+        self._decoded[chunk] = self._decoded.get(chunk, 0) + nbytes
+        held = sum(list(self._decoded.values())) + self.pool.used_bytes
+        if self.held_bytes is not None and held > self.held_bytes:
+            raise ParquetError(
+                f"rows [{row_range.start}, {row_range.stop}) of "
+                f"{self.source.location(row_range.row_group)}: they decode to {nbytes:,} bytes, "
+                f"with which {held:,} bytes are held, more than memory_budget allows. Rows were "
+                "planned with the mean length of lists and strings. Write the files with smaller "
+                "row groups (ParquetSink(row_group_rows=...)), or give a larger memory_budget of "
+                f"at least {2 * held:,} bytes"
+            )
+
+    def has_room(self, nbytes: float, budget: Any) -> bool:
+        """Return whether a chunk whose batches take `nbytes` fits the budget beside what is held.
+
+        Args:
+            nbytes: bytes of the batches of the chunk.
+            budget: bytes; None for any number.
+        """
+        if budget is None:
+            return True
+        unfinished = sum(list(self._decoded.values()))
+        return self.pool.used_bytes + unfinished + 2 * nbytes <= budget
+
+    def release(self, chunk: ChunkPlan) -> None:
+        """Note that the decoded rows of a chunk are dropped."""
+        self._decoded.pop(chunk, None)
+
+    def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
         try:
-            batch = self._take()
-        except BaseException:
-            self.close()
-            raise
-        self._closed = batch is None or self._next == self._num_batches
-        if self._closed:
-            self.close()
-        if batch is None:
-            raise StopIteration
-        return batch
+            result = transform(chunk)
+        except StopIteration as error:
+            raise RuntimeError(
+                "map(): the function raised StopIteration; it must return a Chunk for every chunk"
+            ) from error
+        names = [*itertools.chain.from_iterable(self._fields), *self.layout.ragged]
+        if not isinstance(result, Chunk):
+            raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
+        missing = [name for name in names if name not in result]
+        if missing or result.num_rows != chunk.num_rows:
+            raise ValueError(
+                f"map(): gave {result.num_rows} rows with columns {result.names}, but "
+                f"{chunk.num_rows} rows with {names} are needed"
+            )
+        for name in names:
+            _check_lengths(name, result[name])
+        return result
 
-    def _take(self) -> Any:
-        if self._pipeline is None:
-            pipeline = self._new_pipeline()
-            self._epoch, self._next, _ = self._cursor.position
-            pipeline.stop_without(self)
-            self._pipeline = pipeline
-        batch = self._pipeline.next_batch()
-        if batch is not None:
-            self._next += 1
-            if self._moves:
-                self._cursor.advance(self._epoch, self._next, self._num_batches)
-        return batch
+    @contextlib.contextmanager
+    def places(self, row_range: RowRange) -> Iterator[None]:
+        """Have errors name the row group."""
+        where = f"in {self.source.location(row_range.row_group)}"
+        try:
+            yield
+        except ParquetError:
+            raise
+        except ValueError as error:
+            raise ParquetError(f"{error} ({where})") from error
+        except MemoryError as error:
+            raise MemoryError(
+                f"{error} ({where}). Give a smaller memory_budget, buffer_size or batch_size, or "
+                "leave the device more memory (limit_tensorflow_memory; "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION for JAX)"
+            ) from error
+        except Exception as error:
+            error.add_note(where)
+            raise
+
+    def lists_of(
+        self, column: Any, pieces: Sequence[tuple[RowRange, Any]], parts: Sequence[Part], picks: Any
+    ) -> None:
+        """Gather the lists of a column into each part, every batch in aligned memory of its own."""
+        checked = []
+        for row_range, values in pieces:
+            with self.places(row_range):
+                first_row = row_range.start
+                checked.append(self.layout.list_cells(column, values, first_row=first_row))
+        lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
+        for part in parts:
+            segment, rows = part.segment, part.rows
+            if picks is None:
+                ordered = lists.slice(segment.start, segment.stop)
+                positions, offsets = None, ordered.offsets
+            else:
+                positions, offsets = gather_rows(lists.offsets, picks[segment.start : segment.stop])
+            made = part.lists[column.name] = []
+            bounds = to_host(offsets[:: max(rows, 1)]).tolist()
+            for number, (first, last) in enumerate(itertools.pairwise(bounds)):
+                count = last - first
+                length = count
+                if segment.batches:
+                    length = self.num_values(column.name, rows, count)
+                values = self.empty((length,), lists.values.dtype)
+                if positions is None:
+                    values[:count] = ordered.values[first:last]
+                elif count:
+                    _take(lists.values, positions[first:last], values[:count])
+                # Padding repeats the last value: any other could be an id that no row has.
+                values[count:] = values[count - 1 : count] if count else 0
+                mine = offsets[number * rows : (number + 1) * rows + 1] - first
+                made.append(Ragged(values, mine))
+
+    def scalars_of(
+        self,
+        field: Field,
+        pieces: Sequence[tuple[RowRange, Chunk]],
+        parts: Sequence[Part],
+        picks: Any,
+    ) -> None:
+        """Gather the values of a field into each part: checked, in the dtype of a batch."""
+        total = sum(row_range.num_rows for row_range, _ in pieces)
+        matrix: Any = None
+        row = 0
+        for row_range, chunk in pieces:
+            with self.places(row_range):
+                cells = [
+                    self.layout.cells(column, chunk[column.name], first_row=row_range.start)
+                    for column in field.columns
+                ]
+            if matrix is None:
+                matrix = self.empty((total, field.width), field.dtype)
+            _interleave(cells, matrix[row : row + row_range.num_rows])
+            row += row_range.num_rows
+        xp = array_namespace(matrix)
+        for part in parts:
+            segment, rows = part.segment, part.rows
+            batches = segment.batches or 1
+            stride = self.stride(rows, batches)
+            if picks is None:
+                shape = batches, rows, field.width
+                unordered = matrix[segment.start : segment.stop].reshape(shape)
+                if stride == rows and is_aligned(unordered):
+                    part.scalars[field.name] = unordered
+                    continue
+            out = self.empty((batches, stride, field.width), field.dtype)
+            if picks is None:
+                out[:, :rows] = unordered
+            else:
+                chosen = picks[segment.start : segment.stop]
+                if stride > rows:
+                    padded = xp.zeros((batches, stride), np.int64)
+                    padded[:, :rows] = chosen.reshape(batches, rows)
+                    chosen = padded.reshape(-1)
+                _take(matrix, chosen, out.reshape(-1, field.width))
+            part.scalars[field.name] = out[:, :rows]
+
+    def stride(self, rows: int, batches: int) -> int:
+        """Return the rows from one batch to the next, so that each begins aligned."""
+        step = 16 if self.source.device == "cpu" else 64
+        return -(-rows // step) * step if batches > 1 else rows
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return memory for batches, aligned, on the device of the source."""
+        if self.source.device == "cpu":
+            return self.pool.empty(shape, dtype)
+        import cupy
+
+        return cupy.empty(shape, dtype)  # RMM aligns to 256 bytes
 
     def close(self) -> None:
-        """Stop the threads of this pass; it then has no more batches."""
-        self._closed = True
-        if self._pipeline is not None:
-            self._pipeline.close()
+        """Close the row groups that are open between two slices."""
+        for stream in self._streams.values():
+            stream.close()
+
+
+class ChunkWork:
+    """The work that one chunk is: tasks for threads, and the parts that they make.
+
+    Attributes:
+        chunk: the chunk.
+        parts: `Part` of each segment of the chunk, complete when all tasks are done.
+    """
+
+    def __init__(
+        self, reader: ChunkReader, plan: RankPlan, chunk: ChunkPlan, first_batch: int
+    ) -> None:
+        self._reader, self._plan, self.chunk = reader, plan, chunk
+        self.parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
+        self._ordering = threading.Lock()
+        self._pieces: dict[int, Chunk] = {}  # by number of the row range
+
+    def stages(self) -> list[list[Task]]:
+        """Return the tasks of each stage; a stage may begin when the one before it has ended."""
+        layout, reader = self._reader.layout, self._reader
+        fields: list[Any] = [[field] for field in layout.fields if field.width > 1]
+        columns = [field for field in layout.fields if field.width == 1]
+        size = TASK_COLUMNS if reader.held_bytes is None else 1
+        fields += [columns[i : i + size] for i in range(0, len(columns), size)]
+        fields += [[column] for column in layout.ragged.values()]
+        by_column = reader.reads_by_column(self._plan, self.chunk)
+        gathering = [functools.partial(self._gather, group, by_column) for group in fields]
+        if by_column:
+            return [[self._order, *gathering]]
+        # Small row groups are read several by a task.
+        ranges = list(enumerate(self.chunk.row_ranges))
+        size = -(-len(ranges) // 16)
+        reading = [
+            functools.partial(self._read, ranges[i : i + size]) for i in range(0, len(ranges), size)
+        ]
+        return [[self._order, *reading], gathering]
+
+    def _order(self) -> Any:
+        """Return the order of the chunk's rows, where the columns are; None if not shuffled."""
+        with self._ordering:
+            return self._picks
+
+    @functools.cached_property
+    def _picks(self) -> Any:
+        started = time.perf_counter()
+        order = self._plan.order(self.chunk.index)
+        if order is not None and self._reader.source.device == "gpu":
+            import cupy
+
+            order = cupy.asarray(order)
+        self._reader.stopwatch.add(gather=time.perf_counter() - started)
+        return order
+
+    def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
+        for number, row_range in ranges:
+            names = self._reader.columns
+            self._pieces[number] = self._reader.decoded(self.chunk, row_range, names)
+
+    def _gather(self, group: Sequence[Any], by_column: bool) -> None:
+        """Make the arrays of some fields, or of a column of lists, in all parts."""
+        reader, ranges = self._reader, self.chunk.row_ranges
+        fields = [field for field in group if isinstance(field, Field)]
+        lists = [column for column in group if not isinstance(column, Field)]
+        names = [column.name for field in fields for column in field.columns]
+        names += [column.name for column in lists]
+        if by_column:
+            chunks = [reader.decoded(self.chunk, row_range, names) for row_range in ranges]
+        else:
+            chunks = [self._pieces[number] for number in range(len(ranges))]
+        started, picks = time.perf_counter(), self._order()
+        for field in fields:
+            pieces = list(zip(ranges, chunks, strict=True))
+            reader.scalars_of(field, pieces, self.parts, picks)
+        for column in lists:
+            values = [(r, chunk[column.name]) for r, chunk in zip(ranges, chunks, strict=True)]
+            reader.lists_of(column, values, self.parts, picks)
+        if reader.source.device == "gpu":
+            import cupy
+
+            cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
+        reader.stopwatch.add(gather=time.perf_counter() - started)
+
+    def finish(self) -> None:
+        """Drop what the tasks no longer need."""
+        self._pieces.clear()
+        self.__dict__.pop("_picks", None)
+        self._reader.release(self.chunk)
+
+
+class _Stream:
+    """A row group whose slices are read in order, by whatever thread comes with the next one."""
+
+    def __init__(self, reader: ChunkReader, start: int) -> None:
+        self._reader, self._position = reader, start
+        self._steps: Generator[Chunk] | None = None
+        self._turn, self._closed = threading.Condition(), False
+
+    def read(self, row_range: RowRange) -> Chunk:
+        """Return the rows of a slice; waits until the slice before it has been read."""
+        reader = self._reader
+        with self._turn:
+            self._turn.wait_for(lambda: self._closed or self._position == row_range.start)
+            if self._closed:
+                raise ParquetError(f"reading row group {row_range.row_group} was stopped")
+            rows = row_range.num_rows
+            if self._steps is None:
+                self._rows = rows
+                self._left = Chunk({})
+                stop = reader.source.row_groups[row_range.row_group].num_rows
+                place = row_range.row_group, reader.columns, rows, row_range.start, stop
+                self._steps = reader.source.steps(*place)
+            try:
+                pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
+                while count < rows:
+                    pieces.append(next(self._steps))
+                    count += pieces[-1].num_rows
+                whole = Chunk.concat(pieces) if len(pieces) > 1 else pieces[0]
+                self._left = whole.slice(rows, count)
+                self._position = row_range.stop
+            except BaseException:
+                self._closed = True
+                raise
+            finally:
+                self._turn.notify_all()
+            return whole.slice(0, rows) if count > rows else whole
+
+    def close(self) -> None:
+        """Close the file, and stop whatever waits."""
+        with self._turn:
+            self._closed = True
+            if self._steps is not None:
+                self._steps.close()
+            self._steps, self._left = None, Chunk({})
+            self._turn.notify_all()
+
+
+def _take(array: Any, rows: Any, out: Any) -> None:
+    """Write some rows of an array to `out`."""
+    if isinstance(array, np.ndarray):
+        np.take(array, rows, axis=0, out=out, mode="clip")  # other modes copy `out` first
+    else:
+        array_namespace(array).take(array, rows, axis=0, out=out)
+
+
+def _interleave(columns: Sequence[Any], matrix: Any) -> None:
+    """Write columns of numbers or vectors side by side into the rows of a matrix.
+
+    Columns are copied side by side in blocks that fit the cache, then transposed: NumPy then writes
+    one row after the other, which is twice as fast as writing column by column.
+    """
+    if len(columns) == 1:
+        matrix[...] = columns[0].reshape(matrix.shape)
+        return
+    if isinstance(matrix, np.ndarray) and all(column.ndim == 1 for column in columns):
+        # A little longer than the block, so that columns do not compete for the same cache lines.
+        beside = np.empty((len(columns), min(MATRIX_ROWS, len(matrix)) + 16), matrix.dtype)
+        for start in range(0, len(matrix), MATRIX_ROWS):
+            rows = matrix[start : start + MATRIX_ROWS]
+            for target, column in zip(beside, columns, strict=True):
+                target[: len(rows)] = column[start : start + MATRIX_ROWS]
+            rows[:] = beside[:, : len(rows)].T
+        return
+    first = 0
+    for column in columns:
+        width = column.shape[1] if column.ndim == 2 else 1
+        matrix[:, first : first + width] = column.reshape(len(matrix), width)
+        first += width
+
+
+def _check_lengths(name: str, column: Any) -> None:
+    """Raise ValueError if a column that a user's code made contradicts itself."""
+    if isinstance(column, Ragged):
+        offsets, count = column.offsets, len(column.values)
+        first, last = to_host(offsets[[0, -1]]).tolist()
+        falls = offsets[1:] < offsets[:-1]
+        if first != 0 or last != count or falls.any():
+            falling = f", falling at row {int(falls.argmax())}" if falls.any() else ""
+            raise ValueError(
+                f"map(): column {name!r}: the offsets of a Ragged must rise from 0 to the number "
+                f"of its values, {count}, got offsets from {first} to {last}{falling}"
+            )
+        column = column.values
+    if isinstance(column, Masked) and len(column.values) != len(column.valid):
+        raise ValueError(
+            f"map(): column {name!r}: a Masked needs one `valid` for each value, got "
+            f"{len(column.valid)} for {len(column.values)} values"
+        )
+
+
+class Assembler:
+    """Joins the parts of chunks to batches, over the ranks that a process holds.
+
+    Args:
+        reader: gives memory.
+        plan: plan of the epoch.
+        next_work: returns the next finished `ChunkWork`, or None.
+        first_batch: number of the first batch.
+    """
+
+    def __init__(
+        self,
+        reader: ChunkReader,
+        plan: EpochPlan,
+        next_work: Callable[[], ChunkWork | None],
+        first_batch: int,
+    ) -> None:
+        self._reader, self._next_work, self._next = reader, next_work, first_batch
+        self._starts = {rank.rank: rank.starts for rank in plan.ranks}
+        self._waiting: dict[int, list[Part]] = {rank.rank: [] for rank in plan.ranks}
+
+    def take(self, most: int) -> Part | None:
+        """Return the next batches, at most so many, all of equally many rows; None if stopped."""
+        runs = []
+        for rank, waiting in self._waiting.items():
+            while not (waiting and self._complete(rank)):
+                work = self._next_work()
+                if work is None:
+                    return None
+                self._waiting[work.chunk.rank] += work.parts
+            runs.append(waiting[0])
+        count = min(most, *(part.segment.batches for part in runs))
+        taken = [_first(part, count) for part in runs]
+        for waiting, part in zip(self._waiting.values(), runs, strict=True):
+            waiting[:1] = [] if part.segment.batches == count else [_rest(part, count)]
+        self._next += count
+        return taken[0] if len(taken) == 1 else self._side_by_side(taken)
+
+    def _complete(self, rank: int) -> bool:
+        """Return whether the first part of a rank has whole batches; joins pieces of one."""
+        waiting = self._waiting[rank]
+        if waiting[0].segment.batches:
+            return True
+        rows, starts = 0, self._starts[rank]
+        size = int(starts[self._next + 1] - starts[self._next])
+        for number, part in enumerate(waiting):
+            rows += part.rows
+            if rows == size:
+                waiting[: number + 1] = [self._joined(waiting[: number + 1], size)]
+                return True
+        return False
+
+    def _joined(self, pieces: Sequence[Part], rows: int) -> Part:
+        """Return the pieces of a batch as one batch."""
+        part = Part(Segment(pieces[0].segment.batch, 1, 0, rows))
+        for name, first in pieces[0].scalars.items():
+            out = self._reader.empty((1, rows, first.shape[2]), first.dtype)
+            arrays = [piece.scalars[name] for piece in pieces]
+            array_namespace(out).concatenate(arrays, axis=1, out=out)
+            part.scalars[name] = out
+        for name in pieces[0].lists:
+            part.lists[name] = [self._joined_lists(name, [p.lists[name][0] for p in pieces])]
+        return part
+
+    def _joined_lists(self, name: str, lists: Sequence[Ragged]) -> Ragged:
+        """Return lists one after the other, with as many values as the reader asks for."""
+        rows = sum(map(len, lists))
+        counts = [int(one.offsets[-1]) for one in lists]
+        length = self._reader.num_values(name, rows, sum(counts))
+        values = self._reader.empty((length,), lists[0].values.dtype)
+        xp, first, offsets = array_namespace(values), 0, [lists[0].offsets[:1]]
+        for one, count in zip(lists, counts, strict=True):
+            values[first : first + count] = one.values[:count]
+            offsets.append(one.offsets[1:] + first)
+            first += count
+        values[first:] = values[first - 1 : first] if first else 0
+        return Ragged(values, xp.concatenate(offsets))
+
+    def _side_by_side(self, parts: Sequence[Part]) -> Part:
+        """Return batches of which each has the rows of one batch of every part."""
+        batches = parts[0].segment.batches
+        rows = sum(part.rows for part in parts)
+        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
+        stride = self._reader.stride(rows, batches)
+        for name, first in parts[0].scalars.items():
+            out = self._reader.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
+            array_namespace(out).concatenate([p.scalars[name] for p in parts], axis=1, out=out)
+            joined.scalars[name] = out
+        for name in parts[0].lists:
+            columns = zip(*(part.lists[name] for part in parts), strict=True)
+            joined.lists[name] = [self._joined_lists(name, lists) for lists in columns]
+        return joined
+
+
+def _first(part: Part, count: int) -> Part:
+    """Return the first batches of a part."""
+    segment = dataclasses.replace(
+        part.segment, batches=count, stop=part.segment.start + count * part.rows
+    )
+    scalars = {name: array[:count] for name, array in part.scalars.items()}
+    return Part(segment, scalars, {name: lists[:count] for name, lists in part.lists.items()})
+
+
+def _rest(part: Part, count: int) -> Part:
+    """Return the batches of a part after the first ones."""
+    segment = part.segment
+    segment = Segment(
+        segment.batch + count,
+        segment.batches - count,
+        segment.start + count * part.rows,
+        segment.stop,
+    )
+    scalars = {name: array[count:] for name, array in part.scalars.items()}
+    return Part(segment, scalars, {name: lists[count:] for name, lists in part.lists.items()})

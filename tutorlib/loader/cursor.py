@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import collections
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tutorlib.checks import check_integer
+from tutorlib.loader.pipeline import Pipeline
 
 
 class Position(NamedTuple):
@@ -90,74 +92,109 @@ class EpochCursor:
         drawn_epoch, seed = self._drawn or (None, None)
         return {"epoch": epoch, "batch": batch, "seed": seed if drawn_epoch == epoch else None}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the position of a state that `check_state` accepts."""
-        epoch, batch, seed = state["epoch"], state["batch"], state["seed"]
+    def load_state_dict(
+        self, state: Mapping[str, Any], identity: Mapping[str, Any], num_batches: int
+    ) -> None:
+        """Go to the position of a saved state.
+
+        Args:
+            state: what `state_dict()` of a loader returned.
+            identity: what the state must have been saved with: JSON values that decide the order.
+            num_batches: batches of an epoch.
+
+        Raises:
+            ValueError: if the state is none, or of other data or settings; says which.
+        """
+        needed = {*identity, "epoch", "batch", "seed"}
+        missing = sorted(needed - {*state}) if isinstance(state, Mapping) else sorted(needed)
+        if missing:
+            raise ValueError(
+                f"the state is not what state_dict() of a loader returned: lacks {missing}"
+            )
+        numbers = {name: state[name] for name in ("epoch", "batch", "seed")}
+        for name, value in numbers.items():
+            if name == "seed" and value is None and numbers["batch"] == 0:
+                continue  # the epoch has not begun
+            if type(value) is not int or not 0 <= value < 2**64:
+                raise ValueError(
+                    f"{name} of a loader's state must be an integer in [0, 2**64), got {value!r}"
+                )
+        changed = differences({name: state[name] for name in identity}, identity)
+        if changed:
+            raise ValueError(
+                "the state belongs to other data or settings, with which the order of the rows "
+                f"differs: {'; '.join(changed)}. Restore it with the data and settings it was "
+                "saved with."
+            )
+        epoch, batch, seed = numbers.values()
+        if batch >= max(1, num_batches):
+            raise ValueError(f"the state is at batch {batch}, but an epoch has {num_batches}")
         self.position = Position(epoch, batch, batch)
         self._drawn = None if seed is None else (epoch, seed)
 
 
-class Positioned:
-    """What a loader shows of its cursor."""
-
-    _cursor: EpochCursor
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that the next `iter()` gives, from 0."""
-        return self._cursor.position.epoch
-
-    @property
-    def first_batch(self) -> int:
-        """Number of the batch that the next `iter()` begins with; 0 unless a state was restored."""
-        return self._cursor.position.first_batch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter()` give the epoch of this number, from 0, from its first batch on."""
-        self._cursor.set_epoch(epoch)
-
-    @property
-    def position(self) -> Position:
-        """Where the loader stands."""
-        return self._cursor.position
-
-    def return_to(self, position: Position) -> None:
-        """Go back to a position at which this loader has been; the epoch keeps its seed."""
-        self._cursor.position = position
-
-
-def check_state(state: Any, identity: Mapping[str, Any], num_batches: int) -> None:
-    """Raise ValueError unless a loader with this identity can continue from the state.
+class Batches(Iterator[Any]):
+    """One pass over the epoch at which a cursor stands. Threads end with the last batch.
 
     Args:
-        state: what `state_dict()` of a loader returned.
-        identity: what the state must have been saved with: JSON values that decide the order.
+        cursor: gives the epoch and the first batch when the first batch is asked for.
+        begin: returns (pipeline, function that returns the next batches or None).
         num_batches: batches of an epoch.
+        moves: whether each batch moves the cursor; False leaves the loader where it is.
     """
-    if not isinstance(state, Mapping):
-        raise ValueError(f"the state is not what state_dict() of a loader returned: {state!r}")
-    missing = sorted({*identity, "epoch", "batch", "seed"} - {*state})
-    if missing:
-        raise ValueError(
-            f"the state is not what state_dict() of a loader returned: lacks {missing}"
-        )
-    for name in ("epoch", "batch", "seed"):
-        value = state[name]
-        if name == "seed" and value is None and state["batch"] == 0:
-            continue  # the epoch has not begun
-        if type(value) is not int or not 0 <= value < 2**64:
-            raise ValueError(
-                f"{name} of a loader's state must be an integer in [0, 2**64), got {value!r}"
-            )
-    changed = differences({name: state[name] for name in identity}, identity)
-    if changed:
-        raise ValueError(
-            "the state belongs to other data or settings, with which the order of the rows "
-            f"differs: {'; '.join(changed)}. Restore it with the data and settings it was saved "
-            "with."
-        )
-    if state["batch"] >= max(1, num_batches):
-        raise ValueError(f"the state is at batch {state['batch']}, but an epoch has {num_batches}")
+
+    def __init__(
+        self,
+        cursor: EpochCursor,
+        begin: Callable[[], tuple[Pipeline, Callable[[], list[Any] | None]]],
+        num_batches: int,
+        *,
+        moves: bool = True,
+    ) -> None:
+        self._cursor, self._begin = cursor, begin
+        self._num_batches, self._moves = num_batches, moves
+        self._pipeline: Pipeline | None = None
+        self._received: collections.deque[Any] = collections.deque()
+        self._closed = False
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        self._closed = True  # and so it stays if an interrupt or an error ends this call
+        try:
+            batch = self._take()
+        except BaseException:
+            self.close()
+            raise
+        self._closed = batch is None or self._next == self._num_batches
+        if self._closed:
+            self.close()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def _take(self) -> Any:
+        if self._pipeline is None:
+            pipeline, self._next_batches = self._begin()
+            self._epoch, self._next, _ = self._cursor.position
+            pipeline.stop_without(self)
+            self._pipeline = pipeline
+        if not self._received and self._next < self._num_batches:
+            self._received.extend(self._next_batches() or ())
+        if self._pipeline.has_stopped() or not self._received:
+            return None
+        self._next += 1
+        if self._moves:
+            self._cursor.advance(self._epoch, self._next, self._num_batches)
+        return self._received.popleft()
+
+    def close(self) -> None:
+        """Stop the threads of this pass; it then has no more batches."""
+        self._closed = True
+        self._received.clear()
+        self._next_batches: Callable[[], list[Any] | None] = lambda: None
+        if self._pipeline is not None:
+            self._pipeline.close()
 
 
 def differences(

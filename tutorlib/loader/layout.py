@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,16 +22,10 @@ from tutorlib.columns import (
     is_vectors,
     to_host,
 )
-from tutorlib.inference import is_number, remedy_for
-from tutorlib.schema import ROLES, Column, Schema
+from tutorlib.loader.lists import MultiHot
+from tutorlib.schema import ROLES, Column, Schema, is_number, remedy_for
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-LIST_PARTS = {  # tensors of a list column g: g__values, ...; else one that is called g
-    "nnzs": ("values", "nnzs"),
-    "offsets": ("values", "offsets"),
-    "ragged": (),
-    "padded": (),
-}
 STACKED_ROLES = ("categorical", "continuous")
 
 
@@ -72,27 +65,16 @@ def batch_dtype(column: Column) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What is copied as one: a column, a vector, or the columns of a stacked matrix as records."""
+    """What is gathered as one: a column, a vector, or the columns of a stacked matrix."""
 
     name: str
     dtype: np.dtype
     columns: tuple[Column, ...]
 
-    # Computed once: a pass asks for them for each column of each row slice.
     @functools.cached_property
     def width(self) -> int:
         """Values of a row."""
         return sum(column.length or 1 for column in self.columns)
-
-    @functools.cached_property
-    def nbytes(self) -> int:
-        """Bytes of a row."""
-        return self.dtype.itemsize * self.width
-
-    @functools.cached_property
-    def cell(self) -> np.dtype:
-        """A dtype of which one value is the field of a row."""
-        return np.dtype(f"u{self.nbytes}" if self.width == 1 else f"V{self.nbytes}")
 
 
 class Layout:
@@ -101,20 +83,16 @@ class Layout:
     Args:
         schema: schema of the batches, after a mapped workflow.
         stacked: whether a batch holds "categorical" and "continuous" as one matrix each.
-        check_ids: whether ids outside [0, cardinality) are refused.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
-        max_list_length: longest list that is accepted, at least 1; None for any.
-        multi_hot: form of lists: "nnzs", "offsets", "ragged" or "padded".
+        multi_hot: form of lists, and the longest that is accepted.
         min_int_dtype: "int32" or "int64": integers have at least this width.
 
     Attributes:
         dtypes: {name: dtype in a batch}.
         fields: list of `Field`, in order: one for each column, or one for each stacked role.
             Lists have none.
-        positions: {name of a column: (column, number of its field, first index in the field)}.
         ragged: {name: column of lists}.
-        starts: bytes of a row before each field, in order.
         row_bytes: bytes of a row in a batch, without lists.
 
     Raises:
@@ -126,21 +104,18 @@ class Layout:
         schema: Schema,
         *,
         stacked: bool = False,
-        check_ids: bool = True,
         nulls: str | Mapping[str, float] = "error",
-        max_list_length: int | None = None,
-        multi_hot: str = "nnzs",
+        multi_hot: MultiHot | None = None,
         min_int_dtype: str = "int32",
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
-        self.stacked, self.check_ids = stacked, check_ids
-        self.max_list_length = max_list_length
+        self.stacked = stacked
+        self.multi_hot = multi_hot or MultiHot()
         self.dtypes = {c.name: _widened(batch_dtype(c), min_int_dtype) for c in columns}
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
-        _check_columns(columns, stacked, LIST_PARTS[multi_hot])
+        _check_columns(columns, stacked, self.multi_hot.parts)
         self.fields: list[Field] = []
-        self.positions: dict[str, tuple[Column, int, int]] = {}
         together: dict[str, list[Column]] = {}
         for column in columns:
             if not column.multi_hot:
@@ -148,15 +123,9 @@ class Layout:
                 together.setdefault(name, []).append(column)
         for name, chosen in together.items():
             dtype = max((self.dtypes[c.name] for c in chosen), key=lambda dtype: dtype.itemsize)
-            index = 0
-            for column in chosen:
-                self.dtypes[column.name] = dtype
-                self.positions[column.name] = column, len(self.fields), index
-                index += column.length or 1
+            self.dtypes |= {column.name: dtype for column in chosen}
             self.fields.append(Field(name, dtype, tuple(chosen)))
-        *self.starts, self.row_bytes = itertools.accumulate(
-            (field.nbytes for field in self.fields), initial=0
-        )
+        self.row_bytes = sum(field.dtype.itemsize * field.width for field in self.fields)
 
     def cells(self, column: Column, values: Any, *, first_row: int = 0, offsets: Any = None) -> Any:
         """Return the checked values of a column in the dtype of a batch, on the same device.
@@ -205,7 +174,7 @@ class Layout:
                 present = Masked(values, ~xp.isnan(values))
                 values = self._without_nulls(column, present, first_row, offsets)
                 _refuse_infinity(column, values, first_row, offsets)
-        if column.cardinality is not None and self.check_ids and len(values):
+        if column.cardinality is not None and len(values):
             _check_ids(column.name, column.cardinality, values, first_row, offsets)
         elif dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
             _check_fits(column, values, dtype)
@@ -244,7 +213,7 @@ class Layout:
     def list_cells(self, column: Column, lists: Any, *, first_row: int = 0) -> Ragged:
         """Return the checked lists of a multi-hot column, with values in the dtype of a batch.
 
-        Arguments are those of `cells`; it also refuses lists longer than `max_list_length`.
+        Arguments are those of `cells`; it also refuses lists that are too long.
         """
         lists = as_lists(lists)
         if not isinstance(lists, Ragged):
@@ -257,14 +226,15 @@ class Layout:
                 f"{first_row + int(lists.valid.argmin())}; pass nulls='fill', which makes it an "
                 "empty list, or drop the row with filters="
             )
-        if self.max_list_length is not None and len(lists):
+        longest = self.multi_hot.max_length
+        if longest is not None and len(lists):
             lengths = array_namespace(lists.offsets).diff(lists.offsets)
-            if lengths.max() > self.max_list_length:
-                row = int((lengths > self.max_list_length).argmax())
+            if lengths.max() > longest:
+                row = int((lengths > longest).argmax())
                 raise ValueError(
                     f"column {column.name!r}: a list of {lengths[row]} values at row "
-                    f"{first_row + row}, but max_list_length={self.max_list_length}. Cut the lists "
-                    "in the data, or allow longer ones."
+                    f"{first_row + row}, but multi_hot has max_length={longest}. Cut the lists "
+                    "(ListSlice in a Workflow), or allow longer ones."
                 )
         values = self.cells(column, lists.values, first_row=first_row, offsets=lists.offsets)
         return Ragged(values, lists.offsets)

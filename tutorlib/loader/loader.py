@@ -1,36 +1,55 @@
-"""KerasSequenceLoader: Parquet files to shuffled batches of tensors, for Keras `fit` or a loop."""
+"""KerasSequenceLoader: Parquet files to shuffled batches of tensors, for Keras `fit` or a loop.
+
+The file follows the data: arguments, plan, pass (read, gather, convert), position, predictions,
+what Keras asks, and what the loader says of itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import functools
+import itertools
+import os
+import sys
+import time
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
 
-from tutorlib.checks import FormerNames, check_bytes
+import keras
+import pyarrow as pa
+
 from tutorlib.columns import Chunk
-from tutorlib.keras_bridge import data_share
-from tutorlib.loader.batch_format import BatchFormat
-from tutorlib.loader.batches import Batches
-from tutorlib.loader.cursor import EpochCursor, Positioned, check_state
-from tutorlib.loader.folder_schema import schema_of_arguments
-from tutorlib.loader.layout import Layout
-from tutorlib.loader.life import LoaderLife, refuse_other_workers
+from tutorlib.display import html_table
+from tutorlib.keras_bridge.adapter import LoaderAdapter
+from tutorlib.keras_bridge.backend import min_int_dtype_on_gpu, wait_for_gpu
+from tutorlib.keras_bridge.processes import data_share
+from tutorlib.loader.batches import Assembler, ChunkReader, Part
+from tutorlib.loader.cursor import Batches, EpochCursor, Position
+from tutorlib.loader.layout import STACKED_ROLES, Layout
+from tutorlib.loader.lists import MultiHot, values_per_row
 from tutorlib.loader.pipeline import Pipeline, Stopwatch, refuse_second
-from tutorlib.loader.plan import EpochPlan
-from tutorlib.loader.planning import Planner
-from tutorlib.loader.predictions import PredictingLoader
-from tutorlib.loader.ranks import Ranked
-from tutorlib.loader.scatter import Scatterer
-from tutorlib.loader.settings import LoaderSettings, check_names, source_of
-from tutorlib.loader.summary import Described
+from tutorlib.loader.plan import EpochPlan, RankPlan
+from tutorlib.loader.predict import ids_of_batches, predicted
+from tutorlib.loader.ranks import check_joined_batches, hash_of, refuse_other_ranks
+from tutorlib.loader.roles import online, schema_of_arguments
+from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings
+from tutorlib.loader.sizing import BudgetTooSmall, ChunkSize, RowBytes, chunk_size, row_bytes
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
-from tutorlib.loader.transform import online
-from tutorlib.memory import BufferPool, DevicePool
+from tutorlib.memory import BufferPool, gpu_doubts, gpu_memory_bytes, host_memory_bytes
+from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import ROLES, Schema
 
+CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
+FEW_ROW_GROUPS = 4  # fewer of them in a chunk, or for a rank, are worth a warning
+REFUSED = 1.2  # of the memory budget: lists that make a pass hold more are refused
 
-class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked, PredictingLoader):
+
+class KerasSequenceLoader(LoaderAdapter):
     """Shuffled batches of tensors from Parquet files, prefetched on threads.
 
     `model.fit(loader)`, `evaluate` and `validation_data=loader` take it directly,
@@ -78,37 +97,23 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             None takes the ids of `schema`, if any.
         weight_name: name of a column of sample weights, float32; None for no weights. With it,
             batches are (inputs, labels, weights) with weights of shape [batch].
-        class_weight: {class: weight} of one integer label, as in Keras's `fit`, times the weights
-            of `weight_name`. Classes that are not named weigh 1, with a warning.
         seed: seed of the order, 0 to 2**64 - 1.
         batch_layout: "columns" gives {name: [batch, 1]}, of vectors [batch, k]; "stacked" gives
             {"categorical": int [batch, n], "continuous": float32 [batch, n]}, with columns in the
             order of `schema`, a vector as k of them.
-        multi_hot: form of a list column g: "nnzs" gives `g__values` [nnz, 1] and `g__nnzs`
-            [batch, 1]; "offsets" gives `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged"
-            gives a tf.RaggedTensor g; "padded" gives g [batch, longest], padded with 0.
-        check_ids: whether ids outside [0, cardinality) are refused, if the cardinality is known.
+        multi_hot: form of list columns: "nnzs", "offsets", "ragged", "padded", or a `MultiHot`,
+            which says what they are, and bounds and buckets the lengths of lists.
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
         memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
             hold, in the GPU's memory if it works there. On a CPU the process grows by at most 1.1
-            of it plus 32 MiB, which Arrow and Python keep. It bounds `buffer_size`, also the
-            automatic one, and allows four threads and one open pass at most. Rows are planned with
-            the mean bytes of their row group; lists so much longer that the plan cannot hold them
-            are refused when they are read. `multi_hot="padded"` needs `max_list_length` with it.
-            None sets no bound.
-        limit_rows: use only this many rows from the start; None for all.
+            of it plus 32 MiB, which Arrow and Python keep; 1.25 with lists. It bounds
+            `buffer_size`, also the automatic one, and allows four threads and one open pass at
+            most (`loader/sizing.py` has the formula). Rows are planned with the mean bytes of the
+            widest row group; lists so much longer that the budget cannot hold them are refused
+            when they are read. None sets no bound.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
-        max_list_length: longest list that is accepted, at least 1, and the width of
-            `multi_hot="padded"`; None for any length.
-        bucket_lists: whether list columns come in few different shapes, because XLA
-            (`jit_compile=True`, Keras's default on a GPU) and JAX compile for each shape.
-            `g__values` is padded after the last list to a length that the files' mean list length
-            predicts, nearly always the same one: a tenth more values at batches of 4,096 rows, a
-            third at 256. Layers ignore the padding. "padded" without `max_list_length` becomes 1,
-            2, 3, 4, 6, 8, 12, ... wide. A last batch that is not full adds a shape: see
-            `drop_last`.
         canonical_ranks: number of ranks whose order an epoch has, a multiple of `global_size`; None
             for `global_size`. The batches of all ranks, one after the other, then have the same
             rows in the same order on any number of ranks, and each of these can load the
@@ -164,36 +169,39 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
         schema: Schema | None = None,
         id_names: Iterable[str] | None = None,
         weight_name: str | None = None,
-        class_weight: Mapping[int, float] | None = None,
         seed: int = 0,
         batch_layout: str = "columns",
-        multi_hot: str = "nnzs",
-        check_ids: bool = True,
+        multi_hot: str | MultiHot = "nnzs",
         filters: Any = None,
         memory_budget: int | str | None = None,
-        limit_rows: int | None = None,
         nulls: str | Mapping[str, float] = "error",
-        max_list_length: int | None = None,
-        bucket_lists: bool = False,
         canonical_ranks: int | None = None,
     ) -> None:
-        check_names(
-            label_names=label_names, cat_names=cat_names, cont_names=cont_names, id_names=id_names
-        )
+        names = {"label_names": label_names, "cat_names": cat_names, "cont_names": cont_names}
+        for argument, given in {**names, "id_names": id_names}.items():
+            if isinstance(given, str):
+                raise ValueError(f"{argument} must be a list of names: [{given!r}], not {given!r}")
         id_names = None if id_names is None else list(id_names)
-        self._share_found = None
+        self._share_found: Any = None  # what data_share() gave; None: not asked
         if global_size is None and global_rank is None:
             self._share_found = global_size, global_rank = data_share()
         self._settings = LoaderSettings(
             batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed, seed_fn=seed_fn,
             buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, reader_kwargs=reader_kwargs,
-            memory_budget=check_bytes("memory_budget", memory_budget), drop_last=drop_last,
-            global_size=global_size, global_rank=global_rank, canonical_ranks=canonical_ranks,
-            limit_rows=limit_rows, nulls=nulls, batch_layout=batch_layout, multi_hot=multi_hot,
-            bucket_lists=bucket_lists, check_ids=check_ids, max_list_length=max_list_length,
-            class_weight=class_weight,
+            memory_budget=memory_budget, drop_last=drop_last, global_size=global_size,
+            global_rank=global_rank, canonical_ranks=canonical_ranks, batch_layout=batch_layout,
+            multi_hot=multi_hot if isinstance(multi_hot, MultiHot) else MultiHot(multi_hot),
+            nulls=nulls,
         )  # fmt: skip
-        self.source = source_of(paths_or_source, filters, device)
+        if not isinstance(paths_or_source, ParquetSource):
+            self.source = ParquetSource(paths_or_source, filters=filters, device=device)
+        elif filters is not None:
+            raise ValueError("filters have no effect on a ParquetSource: pass them to the source")
+        else:
+            self.source = paths_or_source if device is None else paths_or_source.on(device)
+        if device is None:
+            for doubt in gpu_doubts(self.source.device):
+                warnings.warn(doubt, stacklevel=2)
         self._file_schema = schema_of_arguments(
             self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name,
             id_names,
@@ -206,33 +214,33 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             raise ValueError(f"there are no rows{passing} in {self.source.files}")
         self._transform: Callable[[Chunk], Chunk] | None = None
         self._workflow: Any = None  # that is mapped
+        self._warned = False
         columns = (column for column in self._file_schema if column.role != "id")
         batch_schema = Schema(columns, self._file_schema.left_out)
         self._set_schema(batch_schema, batch_schema.names)
         self._begin()
-        self._planner.any_plan()  # refuses settings for which there is no plan
-
-    def _begin(self) -> None:
-        self._cursor = EpochCursor(self._settings.seed, self._settings.seed_fn)
-        self._stopwatch = Stopwatch()
-        self._pool = self._new_pool(limit_bytes=0)
-        self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
-        self._running: list[weakref.ref[Pipeline[Any]]] = []  # in order, also of dropped passes
-
-    def _new_pool(self, limit_bytes: int) -> BufferPool | DevicePool:
-        if self.source.memory is None:
-            return BufferPool(limit_bytes)
-        return DevicePool(self.source.memory, limit_bytes, self.source.save_memory)
+        self._any_plan()  # refuses settings for which there is no plan
 
     def _set_schema(self, schema: Schema, columns: Iterable[str]) -> None:
-        """Set the schema of the batches and the columns to read for it, and plan with them."""
-        self._format = BatchFormat(self._settings, self.source, schema)
+        """Set the schema of the batches and the columns to read for it."""
+        if not schema.features.columns:
+            raise ValueError(
+                f"there are no feature columns; the files have {list(self.source.column_types)}"
+            )
+        self._schema = schema
         order = {c.name: ROLES.index(c.role) for c in schema}  # as they lie in a batch
         self._columns = sorted(columns, key=lambda name: order.get(name, 0))
-        whole, min_int_dtype = self._transform is not None, self._format.min_int_dtype
-        self._planner = Planner(
-            self._settings, self.source, self._columns, schema, min_int_dtype, whole=whole
-        )
+        self._latest: EpochPlan | None = None
+        for name in ("layout", "_size"):
+            self.__dict__.pop(name, None)
+
+    def _begin(self) -> None:
+        """Set what passes change."""
+        self._cursor = EpochCursor(self._settings.seed, self._settings.seed_fn)
+        self._stopwatch = Stopwatch()
+        self._pool = BufferPool(limit_bytes=0)
+        self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
+        self._running: list[weakref.ref[Pipeline]] = []  # in order, also of dropped passes
 
     def map(self, workflow_or_function: Any) -> KerasSequenceLoader:
         """Transform every chunk on the reader threads as it is read; returns the loader.
@@ -266,28 +274,141 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             self._set_schema(self.schema, self._columns)
         return self
 
+    # ---- what a batch looks like ----
+
     @property
     def schema(self) -> Schema:
         """Schema of the batches."""
-        return self._format.schema
+        return self._schema
 
     @property
+    def _min_int_dtype(self) -> str:
+        return "int32" if self.source.device == "cpu" else min_int_dtype_on_gpu()
+
+    @functools.cached_property
     def layout(self) -> Layout:
         """How columns lie in a batch; raises ValueError for a column that no batch can hold."""
-        return self._format.layout
-
-    def __len__(self) -> int:
-        return len(self._planner.any_plan())
+        return Layout(
+            self.schema,
+            stacked=self._settings.stacked,
+            nulls=self._settings.nulls,
+            multi_hot=self._settings.multi_hot,
+            min_int_dtype=self._min_int_dtype,
+        )
 
     @property
-    def num_rows(self) -> int:
-        """Rows that this loader gives in an epoch: those of its rank, after `drop_last`."""
-        return sum(self._planner.any_plan().batch_sizes)
+    def labelled(self) -> bool:
+        """Whether batches hold labels."""
+        return bool(self.schema.labels.columns)
+
+    # ---- the plan: which rows each batch has ----
+
+    def _row_bytes(self, *, whole: bool) -> RowBytes:
+        """Return the bytes of a row in the places where the loader holds it."""
+        try:
+            layout_bytes, dtypes = float(self.layout.row_bytes), self.layout.dtypes
+        except ValueError:  # strings, before a workflow is mapped
+            layout_bytes, dtypes = 8.0 * len(self.schema), {}
+        multi_hot = self._settings.multi_hot
+        width = multi_hot.max_length if multi_hot.form == "padded" else None
+        lists = {
+            column.name: (dtypes[column.name].itemsize if dtypes else 8, width)
+            for column in self.schema
+            if column.multi_hot
+        }
+        return row_bytes(
+            self.source, self._columns, layout_bytes, lists, self._settings, whole=whole
+        )
+
+    @functools.cached_property
+    def _size(self) -> ChunkSize:
+        """Rows of partitions and chunks: what `buffer_size` says, within the memory budget.
+
+        Sizes are those of one canonical rank, so that the order does not depend on the number of
+        processes.
+
+        Raises:
+            BudgetTooSmall: if the budget cannot hold two batches; says what would do.
+        """
+        settings, source = self._settings, self.source
+        lists = [column.name for column in self.schema if column.multi_hot]
+        multi_hot, budget = settings.multi_hot, settings.budget_bytes
+        if budget is not None and multi_hot.form == "padded" and lists and not multi_hot.max_length:
+            raise ValueError(
+                "multi_hot='padded' with a memory_budget needs a longest list: without it, one "
+                f"long list of {lists} sets the width of its whole batch, which nothing bounds. "
+                "Give MultiHot('padded', max_length=...), cut the lists (ListSlice in a "
+                "Workflow), or use multi_hot='nnzs'"
+            )
+        counts = [group.num_rows for group in source.row_groups]
+        partial = not all(map(source.is_whole, range(len(source))))
+        whole = self._transform is not None or source.device == "gpu" or partial
+        rows = self._row_bytes(whole=whole)
+        buffer_rows = settings.buffer_size
+        if buffer_rows is not None and buffer_rows < 1:
+            memory = gpu_memory_bytes() if source.device == "gpu" else host_memory_bytes()
+            buffer_rows = max(1, int(buffer_rows * memory / rows.batch))
+        sized = functools.partial(
+            chunk_size,
+            counts,
+            batch_size=settings.batch_size // settings.ranks_held,
+            shuffle=bool(settings.shuffle),
+            buffer_rows=None if buffer_rows is None else int(buffer_rows),
+            parts_per_chunk=settings.parts_per_chunk,
+            budget_bytes=budget,
+        )
+        try:
+            size = sized(rows)
+            if budget is not None and not whole and size.partition_rows < max(counts):
+                size = sized(self._row_bytes(whole=True))  # slices are decoded all columns at once
+        except BudgetTooSmall as error:
+            held = settings.ranks_held
+            if held == 1:
+                raise
+            rule = f"each of the {held} canonical ranks of this process: {error.rule}"
+            raise BudgetTooSmall(rule, error.least_bytes * held) from None
+        return size
+
+    def _plan(self, epoch: int, seed: int) -> EpochPlan:
+        """Return the plan of an epoch; the latest one is kept."""
+        latest = self._latest
+        if latest is None or (latest.epoch, latest.seed) != (epoch, seed):
+            settings, held = self._settings, self._settings.ranks_held
+            counts = [group.num_rows for group in self.source.row_groups]
+            ranks = [
+                RankPlan(
+                    counts,
+                    batch_size=settings.batch_size // held,
+                    shuffle=bool(settings.shuffle),
+                    seed=seed,
+                    epoch=epoch,
+                    partition_rows=self._size.partition_rows,
+                    parts_per_chunk=self._size.parts_per_chunk,
+                    rank=(settings.global_rank or 0) * held + k,
+                    world_size=settings.canonical_ranks or settings.global_size or 1,
+                    drop_last=bool(settings.drop_last),
+                )
+                for k in range(held)
+            ]
+            self._latest = latest = EpochPlan(ranks)
+        return latest
+
+    def _any_plan(self) -> EpochPlan:
+        """Return the plan of some epoch: all have the same number of rows and batches."""
+        return self._plan(0, self._settings.seed) if self._latest is None else self._latest
 
     @property
     def plan(self) -> EpochPlan:
         """Plan of the current epoch: which rows each batch has."""
-        return self._planner.plan(self.epoch, self._cursor.draw_seed())
+        return self._plan(self.epoch, self._cursor.draw_seed())
+
+    def __len__(self) -> int:
+        return len(self._any_plan())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that this loader gives in an epoch: those of its rank, after `drop_last`."""
+        return self._any_plan().num_rows
 
     @property
     def batch_size(self) -> int:
@@ -297,17 +418,217 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
     @property
     def partial_batch_size(self) -> int | None:
         """Rows of the last batch if it is smaller than the others, else None."""
-        sizes = self._planner.any_plan().batch_sizes
-        return sizes[-1] if sizes and sizes[-1] < self.batch_size else None
+        sizes = self._any_plan().batch_sizes
+        return int(sizes[-1]) if len(sizes) and sizes[-1] < self.batch_size else None
 
     def batch_rows(self, batch: int) -> int:
         """Return the rows of batch number `batch` of an epoch."""
-        return self._planner.any_plan().batch_sizes[batch]
+        return int(self._any_plan().batch_sizes[batch])
 
     @property
     def shuffle(self) -> bool:
         """Whether rows come in random order."""
         return bool(self._settings.shuffle)
+
+    @property
+    def disorder(self) -> str:
+        """Words for why rows do not come in the order of the files; "" if they do."""
+        settings = self._settings
+        if settings.shuffle:
+            return "that shuffles (shuffle=True, the default)"
+        mixes = f"that mixes the rows of canonical_ranks={settings.canonical_ranks}"
+        return mixes if settings.ranks_held > 1 else ""
+
+    # ---- a pass: threads read and gather chunks, the consumer makes tensors ----
+
+    def __iter__(self) -> Batches:
+        return self._new_pass()
+
+    def peek(self) -> Any:
+        """Return the first batch of the current epoch; the next `iter()` begins with it again."""
+        self._check_batches()
+        batches = self._new_pass(moves=False)
+        try:
+            return next(batches)
+        finally:
+            batches.close()
+
+    def as_numpy(self) -> Batches:
+        """Return the batches of the current epoch as NumPy arrays, whatever Keras's backend is."""
+        return self._new_pass(as_numpy=True)
+
+    def _new_pass(self, *, moves: bool = True, as_numpy: bool = False) -> Batches:
+        begin = functools.partial(self._begin_pass, as_numpy)
+        batches = Batches(self._cursor, begin, len(self), moves=moves)
+        self._open.add(batches)
+        return batches
+
+    def _begin_pass(self, as_numpy: bool) -> tuple[Pipeline, Callable[[], list[Any] | None]]:
+        """Return the threads' pipeline, and what gives the next batches."""
+        settings, source, plan = self._settings, self.source, self.plan
+        _refuse_other_workers(settings.global_size)
+        self._warn_once()
+        on_gpu, budget = source.device == "gpu", settings.memory_budget
+        if not on_gpu:
+            self._pool.limit_bytes = self._size.peak_bytes * settings.ranks_held
+        means = values_per_row(source) if settings.multi_hot.bucketed else {}
+        reader = ChunkReader(
+            source,
+            self._columns,
+            self.layout,
+            lambda name, *rows_and_count: settings.multi_hot.num_values(
+                means.get(name, 0), *rows_and_count
+            ),
+            self._pool,
+            self._stopwatch,
+            self._transform,
+            held_bytes=int(REFUSED * budget) if isinstance(budget, int) and not on_gpu else None,
+        )
+        first_batch = self.first_batch
+        chunks = plan.chunks_from(first_batch)
+        row_cost = self._row_bytes(whole=True)
+        ranks = {rank.rank: rank for rank in plan.ranks}
+        pipeline = Pipeline(
+            len(chunks),
+            lambda k: reader.work_on(ranks[chunks[k].rank], chunks[k], first_batch),
+            threads=settings.threads(on_device=on_gpu, remote=not source.is_local),
+            room_for=lambda k: reader.has_room(chunks[k].num_rows * row_cost.batch, budget),
+            stopwatch=self._stopwatch,
+            at_end=reader.close,
+            lanes=len(plan.ranks),
+        )
+        self._running.append(weakref.ref(pipeline, self._running.remove))
+        refuse_second(pipeline, self._running, budget if isinstance(budget, int) else None)
+        assembler = Assembler(reader, plan, pipeline.next_work, first_batch)
+        maker = BatchMaker(
+            self.layout,
+            self.schema,
+            on_gpu=on_gpu,
+            min_int_dtype=self._min_int_dtype,
+            as_numpy=as_numpy,
+        )
+        few = isinstance(budget, int) and any(column.multi_hot for column in self.schema)
+        held: list[Part] = []  # on a GPU, what the consumer's steps may still work on
+
+        def next_batches() -> list[Any] | None:
+            pipeline.look_for_room()
+            part = assembler.take(2 if few else CONVERT_BATCHES)
+            if part is None:
+                return None
+            started = time.perf_counter()
+            if on_gpu:
+                held.append(part)
+                if len(held) > 2:
+                    wait_for_gpu()
+                    del held[:-1]
+            batches = maker(part)
+            rows = part.rows * len(batches)
+            spent = time.perf_counter() - started
+            self._stopwatch.add(convert=spent, rows=rows, batches=len(batches))
+            return batches
+
+        return pipeline, next_batches
+
+    def close(self) -> None:
+        """Stop all threads of this loader and release their memory; it can be used again.
+
+        A loop over its batches ends as after the last batch, even one that waits on another thread.
+        """
+        for batches in list(self._open):
+            batches.close()
+        for pipeline in [ref() for ref in self._running[:]]:
+            if pipeline is not None:
+                pipeline.close()
+        old, self._pool = self._pool, BufferPool(self._pool.limit_bytes)
+        old.limit_bytes = 0  # memory that is still in use is freed when it comes back
+        old.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was asked for."""
+        return bool(self._running or self._stopwatch.sums())
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.has_begun:
+            raise TypeError(
+                "a loader that has begun holds threads and cannot be copied or pickled. Do it "
+                "before the first batch; or make another loader with the same arguments and give "
+                "it state_dict() of this one."
+            )
+        left_out = dict.fromkeys(("_stopwatch", "_pool", "_open", "_running"))
+        return {**vars(self), **left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+        self._cursor = copy.copy(state["_cursor"])
+
+    def in_file_order(self, *, labels: bool = True) -> KerasSequenceLoader:
+        """Return a loader of the same rows, of all ranks, unshuffled and without weights.
+
+        Args:
+            labels: whether its batches have labels; without them, labels may be null.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(vars(self))
+        other._settings = self._settings.in_file_order()
+        unwanted = ("weight",) if labels else ("weight", "label")
+        schema = Schema(column for column in self.schema if column.role not in unwanted)
+        other._set_schema(schema, self._columns if self._transform else schema.names)
+        other._begin()
+        return other
+
+    def to_tf_dataset(self) -> Any:
+        """Return a `tf.data.Dataset` for code that must have one; each pass is the next epoch.
+
+        Slower than `fit(loader)`: `from_generator` copies every tensor through NumPy.
+
+        Raises:
+            ValueError: without labels, because a dataset cannot hold (inputs, None).
+        """
+        return tf_dataset(self)
+
+    # ---- the position, saved and restored ----
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next `iter()` gives, from 0."""
+        return self._cursor.position.epoch
+
+    @property
+    def first_batch(self) -> int:
+        """Number of the batch that the next `iter()` begins with; 0 unless a state was restored."""
+        return self._cursor.position.first_batch
+
+    @property
+    def position(self) -> Position:
+        """Where the loader stands."""
+        return self._cursor.position
+
+    def return_to(self, position: Position) -> None:
+        """Go back to a position at which this loader has been; the epoch keeps its seed."""
+        self._cursor.position = position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `iter()` give the epoch of this number, from 0, from its first batch on."""
+        self._cursor.set_epoch(epoch)
+
+    def _identity(self) -> dict[str, Any]:
+        """Return everything that decides which rows each batch has, as JSON values."""
+        sizes = dataclasses.asdict(self._size)
+        del sizes["peak_bytes"]
+        return {
+            "version": 2,
+            "data": self.source.fingerprint(),
+            "settings": {**self._settings.order(), **sizes},
+            "columns": self.schema.names,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, between any two batches, as a small dict of JSON values.
@@ -320,7 +641,7 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
             >>> again = KerasSequenceLoader("data/train", batch_size=1024)  # doctest: +SKIP
             >>> again.load_state_dict(state)  # doctest: +SKIP
         """
-        return {**self._cursor.state_dict(), **self._planner.identity()}
+        return {**self._cursor.state_dict(), **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where a loader of the same data and settings stood.
@@ -334,103 +655,97 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
         Raises:
             ValueError: if the data or a setting that decides the order has changed; says which.
         """
-        check_state(state, self._planner.identity(), len(self))
+        cursor = copy.copy(self._cursor)
+        cursor.load_state_dict(state, self._identity(), len(self))
         self.close()
-        self._cursor.load_state_dict(state)
+        self._cursor.__dict__.update(vars(cursor))
 
-    def __iter__(self) -> Batches:
-        return self._new_pass()
+    # ---- predictions joined to ids ----
 
-    def preview(self) -> Batches:
-        """Return the batches of the current epoch; the next `iter()` begins with them again."""
-        return self._new_pass(moves=False)
+    def with_ids(self) -> Generator[tuple[pa.Table, Any]]:
+        """Yield (ids, batch) for each batch that `iter()` gives, shuffled or not, on any rank.
 
-    def peek(self) -> Any:
-        """Return the first batch of the current epoch; the next `iter()` begins with it again."""
-        self._check_batches()
-        batches = self.preview()
-        try:
-            return next(batches)
-        finally:
-            batches.close()
+        `ids` is a `pyarrow.Table` of the columns `id_names` with a row for each row of the batch.
+        It is read beside the batches, in memory of the ids of a chunk.
 
-    def in_file_order(self, *, labels: bool = True) -> KerasSequenceLoader:
-        """Return a loader of the same rows, of all ranks, unshuffled and without weights.
+        Example:
+            >>> for ids, (inputs, labels) in loader.with_ids():  # doctest: +SKIP
+            ...     print(ids["user_id"][0], labels[0])
+        """
+        if not self.id_names:
+            raise ValueError("there are no ids: give the loader id_names=[...]")
+        with contextlib.closing(iter(self)) as batches:
+            ids = ids_of_batches(self.plan, self.source, self.id_names, self.first_batch)
+            yield from zip(ids, batches, strict=True)
+
+    def predict(
+        self,
+        model: keras.Model,
+        *,
+        labels: bool = False,
+        class_names: Sequence[str] | None = None,
+        name: str = "prediction",
+        to: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
+        verbose: str | int = "auto",
+    ) -> pa.Table | Path:
+        """Return the predictions for all rows, in the order of the files, next to their ids.
+
+        The rows are those of the files after `filters`, each once, even if this loader shuffles,
+        drops its last batch or is one of several ranks. They go through the mapped workflow or
+        function. The loader itself stays where it is. Labels are not read unless asked for, so they
+        may be null.
 
         Args:
-            labels: whether its batches have labels; without them, labels may be null.
-        """
-        other = self._twin()
-        other._settings = self._settings.in_file_order()
-        unwanted = ("weight",) if labels else ("weight", "label")
-        schema = Schema(column for column in self.schema if column.role not in unwanted)
-        other._set_schema(schema, self._columns if self._transform else schema.names)
-        other._begin()
-        return other
+            model: Keras model that takes the batches of this loader.
+            labels: whether the table has the labels as the model sees them, after the ids.
+            class_names: names of the values of a prediction, for a column each; None for one column
+                that holds lists.
+            name: name of the column of predictions, and the prefix of all their names.
+            to: Parquet file (`.parquet`) or folder to write instead of returning a table. It
+                appears when it is whole, and memory holds one row group of it.
+            overwrite: whether an existing `to` is replaced.
+            verbose: 0 prints nothing, 1 a progress bar, 2 a line; "auto" chooses as Keras does.
 
-    def as_numpy(self) -> Batches:
-        """Return the batches of the current epoch as NumPy arrays, whatever Keras's backend is."""
-        return self._new_pass(as_numpy=True)
-
-    def _new_pass(self, *, moves: bool = True, as_numpy: bool = False) -> Batches:
-        new_pipeline = functools.partial(self._new_pipeline, as_numpy)
-        batches = Batches(self._cursor, new_pipeline, len(self), moves=moves)
-        self._open.add(batches)
-        return batches
-
-    def _new_pipeline(self, as_numpy: bool = False) -> Pipeline[Any]:
-        refuse_other_workers(self._settings.global_size)
-        planner, pool = self._planner, self._pool
-        planner.warn_once()
-        source = self.source.for_a_pass(planner.open_row_groups, planner.step_bytes)
-        pool.limit_bytes = planner.peak_bytes
-        builder = self._format.builder(pool, planner.held_lists())
-        step = planner.step_bytes if planner.reads_in_steps else None
-        columns, names = self._columns, self.schema.names
-        pipeline = Pipeline(
-            self.plan,
-            builder,
-            Scatterer(source, columns, builder, self._stopwatch, self._transform, names, step),
-            BatchMaker(self._format, pool, as_numpy=as_numpy),
-            threads=planner.threads,
-            stopwatch=self._stopwatch,
-            at_end=source.close,
-            first_batch=self.first_batch,
-            convert_batches=planner.convert_batches,
-        )
-        self._running.append(weakref.ref(pipeline, self._running.remove))
-        refuse_second(pipeline, self._running, self._settings.memory_budget)
-        return pipeline
-
-    def close(self) -> None:
-        """Stop all threads of this loader and release their memory; it can be used again.
-
-        A loop over its batches ends as after the last batch, even one that waits on another thread.
-        """
-        for batches in list(self._open):
-            batches.close()
-        for pipeline in [ref() for ref in self._running[:]]:
-            if pipeline is not None:
-                pipeline.close()
-        old, self._pool = self._pool, self._new_pool(self._pool.limit_bytes)
-        old.limit_bytes = 0  # memory that is still in use is freed when it comes back
-        old.clear()
-
-    def to_tf_dataset(self) -> Any:
-        """Return a `tf.data.Dataset` for code that must have one; each pass is the next epoch.
-
-        Slower than `fit(loader)`: `from_generator` copies every tensor through NumPy.
+        Returns:
+            `pyarrow.Table` with the columns `id_names`, the labels if asked for, and the
+            predictions: a column `prediction` of numbers for an output [batch] or [batch, 1], of
+            fixed-size lists for [batch, k]. Several outputs have a column each,
+            `prediction_{output}`; with `class_names`, columns end in `_{class}`. With `to`, the
+            path.
 
         Raises:
-            ValueError: without labels, because a dataset cannot hold (inputs, None).
+            ValueError: if two columns of the table have the same name, an output does not have a
+                value for each row, or `class_names` are not as many as its values.
+            FileExistsError: if `to` exists and `overwrite` is False.
+
+        Example:
+            >>> loader = KerasSequenceLoader(
+            ...     "data/test", 4096, schema=schema, id_names=["user_id", "item_id"]
+            ... )  # doctest: +SKIP
+            >>> loader.predict(model).sort_by("prediction")  # doctest: +SKIP
+            >>> loader.predict(model, to="predictions.parquet")  # doctest: +SKIP
         """
-        return tf_dataset(self)
+        with contextlib.ExitStack() as stack:
+            loader = self.in_file_order(labels=labels)
+            tables = predicted(loader, model, labels, class_names, name, verbose)
+            stack.enter_context(contextlib.closing(tables))
+            if to is None:
+                return pa.concat_tables(tables)
+            first = next(tables)
+            sink = ParquetSink(to, overwrite=overwrite, schema=first.schema)
+            stack.enter_context(sink)
+            for table in itertools.chain([first], tables):
+                sink.write(table)
+        return Path(to)
+
+    # ---- what Keras and other ranks ask ----
 
     def _check_batches(self) -> None:
         if not len(self):
             raise ValueError(
-                f"there is no batch: {self._planner.any_plan().num_rows} rows, batch_size="
-                f"{self.batch_size}, drop_last={self._settings.drop_last}"
+                f"there is no batch: {self.source.num_rows} rows, batch_size={self.batch_size}, "
+                f"drop_last={self._settings.drop_last}"
             )
 
     def check_for_fit(self) -> None:
@@ -438,7 +753,193 @@ class KerasSequenceLoader(FormerNames, LoaderLife, Positioned, Described, Ranked
 
         Of several processes that are joined, all must call it.
         """
-        self._refuse_other_ranks()
+        settings = self._settings
+        self._cursor.draw_seed()
+        refuse_other_ranks(
+            {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
+            (settings.global_size or 1, settings.global_rank or 0),
+            stale=self._share_found not in (None, data_share()),
+            files=self.source.file_fingerprints(),
+        )
         self._check_batches()
-        self._format.check_for_fit()
-        self._check_joined_batches()
+        features = self.schema.features
+        scalars = [c.role if settings.stacked else c.name for c in features if not c.multi_hot]
+        lists = [f"{c.name}__offsets" for c in features if c.multi_hot]
+        first = min(scalars + lists)
+        if settings.multi_hot.form == "offsets" and first.endswith("__offsets"):
+            raise ValueError(
+                f"Keras weighs the loss of a batch by the length of its first input, {first!r}, "
+                "which has one entry more than the batch has rows. Use multi_hot='nnzs'."
+            )
+        check_joined_batches(
+            settings, self.schema, self.source.num_rows, self._any_plan().batch_sizes.tolist()
+        )
+
+    def fingerprint(self) -> str:
+        """Return 16 hexadecimal digits, equal on all ranks that belong to one training.
+
+        They depend on the files, the columns, the Workflow of `map` (unless one of its functions
+        has no name) and all settings of the order and form of batches, but not on the rank. `fit`
+        and `evaluate` compare them over the processes that `keras.distribution` has joined; in
+        other loops, gather and compare them before the first step.
+
+        Example:
+            >>> assert len(set(all_gather(loader.fingerprint()))) == 1  # doctest: +SKIP
+        """
+        return hash_of(self._identity_of_all_ranks())
+
+    def _identity_of_all_ranks(self) -> dict[str, Any]:
+        """Return what all ranks must have alike, as JSON values."""
+        identity = self._identity()
+        identity["settings"].pop("rank", None)
+        identity["columns"] = {c.name: dataclasses.asdict(c) for c in self.schema}
+        identity["workflow"] = None
+        with contextlib.suppress(ValueError):  # an unnamed function, such as a lambda, has none
+            identity["workflow"] = self._workflow and self._workflow.fingerprint
+        settings = self._settings
+        identity["batches"] = {name: repr(getattr(settings, name)) for name in FORM_OF_BATCHES}
+        return identity
+
+    # ---- what the loader says of itself ----
+
+    @property
+    def device(self) -> str:
+        """Where batches are made: "cpu" or "gpu"."""
+        return self.source.device
+
+    def describe(self) -> dict[str, Any]:
+        """Return the plan in numbers: rows, batches, chunks, threads, and memory in bytes.
+
+        Nothing is read for it. `peak_bytes` is planned, not measured. The shuffle of sorted files
+        is poor if `row_groups_per_chunk` or `row_groups_per_rank` is below 4.
+        """
+        plan, settings, source = self._any_plan(), self._settings, self.source
+        rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
+        return {
+            "files": len(source.files),
+            "row_groups": len(source),
+            "rows": plan.num_rows,
+            "batches": len(plan),
+            "batch_size": settings.batch_size,
+            "chunks": len(plan.chunks),
+            "chunk_rows": rows,
+            "chunk_bytes": int(rows * self._row_bytes(whole=False).batch),
+            "shuffle_window_rows": rows if settings.shuffle else 0,
+            "row_groups_per_chunk": round(plan.row_groups_per_chunk(), 1),
+            "row_groups_per_rank": round(plan.row_groups_per_rank(), 1),
+            "threads": settings.threads(
+                on_device=source.device == "gpu", remote=not source.is_local
+            ),
+            "budget_bytes": settings.memory_budget,
+            "peak_bytes": self._size.peak_bytes * settings.ranks_held,
+        }
+
+    def stats(self) -> dict[str, float]:
+        """Return what was done so far: rows, batches, and seconds by stage.
+
+        `read_s`, `transform_s` and `gather_s` are sums over all threads; `convert_s`, arrays to
+        tensors, is time of the consumer's, and `wait_s` the time that it waited for chunks.
+        """
+        sums = self._stopwatch.sums()
+        counts = {name: int(sums.pop(name, 0)) for name in ("rows", "batches")}
+        stages = ("read", "transform", "gather", "convert", "wait")
+        return {**counts, **{f"{name}_s": sums.get(name, 0.0) for name in stages}}
+
+    def __repr__(self) -> str:
+        plan = self.describe()
+        return (
+            f"{type(self).__name__}({plan['rows']:,} rows in {plan['batches']:,} batches of "
+            f"{plan['batch_size']:,}; {plan['row_groups']:,} row groups of {plan['files']:,} files "
+            f"in {plan['chunks']:,} chunks of up to {plan['chunk_rows']:,} rows; at most "
+            f"{plan['peak_bytes'] / 2**20:,.0f} MiB)"
+        )
+
+    def _repr_html_(self) -> str:
+        plan = self.describe()
+        budget = plan["budget_bytes"]
+        numbers = {
+            "files": plan["files"],
+            "row groups": plan["row_groups"],
+            "rows": plan["rows"],
+            "batches": plan["batches"],
+            "rows of a batch": plan["batch_size"],
+            "rows shuffled together": plan["shuffle_window_rows"],
+            "threads": plan["threads"],
+            "planned memory, MiB": round(plan["peak_bytes"] / 2**20),
+            "memory budget, MiB": "none" if budget is None else round(budget / 2**20),
+            "device": self.device,
+        }
+        table = html_table(type(self).__name__, ("plan", ""), numbers.items())
+        head = ("column", "role", "tensor", "dtype", "cardinality")
+        try:
+            dtypes, title = self.layout.dtypes, "Batches"
+        except ValueError as error:  # strings, before a workflow is mapped
+            dtypes, title = {c.name: c.dtype for c in self.schema}, f"No batches yet: {error}"
+        rows = [
+            (c.name, c.role, self._tensor_of(c), dtypes[c.name], c.cardinality) for c in self.schema
+        ]
+        return table + html_table(title, head, rows)
+
+    def _tensor_of(self, column: Any) -> str:
+        """Return the names and shapes of a column's tensors."""
+        name, settings, width = column.name, self._settings, column.length or 1
+        if column.multi_hot:
+            shapes = {"values": "values, 1", "nnzs": "batch, 1", "offsets": "batch + 1"}
+            if settings.multi_hot.form == "offsets":
+                shapes["values"] = "values"
+            parts = [f"{name}__{part} [{shapes[part]}]" for part in settings.multi_hot.parts]
+            longest = settings.multi_hot.max_length or "longest"
+            return "\n".join(parts) or f"{name} [batch, {longest}]"
+        if not settings.stacked or column.role not in STACKED_ROLES:
+            return f"{name} [batch]" if column.role == "weight" else f"{name} [batch, {width}]"
+        beside = [c for c in self.schema.with_role(column.role) if not c.multi_hot]
+        widths = [c.length or 1 for c in beside]
+        first = sum(widths[: beside.index(column)])
+        where = first if width == 1 else f"{first}:{first + width}"
+        return f"{column.role}[:, {where}] of [batch, {sum(widths)}]"
+
+    def _warn_once(self) -> None:
+        """Warn of columns left out by inference, and of files that allow for no good shuffle."""
+        if self._warned:
+            return
+        self._warned = True
+        if self.schema.left_out:
+            warnings.warn(self.schema.left_out, stacklevel=2)
+        settings, plan, count = self._settings, self._any_plan(), len(self.source)
+        size, doubts = settings.global_size or 1, []
+        automatic = settings.buffer_size is None and settings.parts_per_chunk is None
+        several = len(plan.chunks) > len(plan.ranks)
+        mixed, read = plan.row_groups_per_chunk(), plan.row_groups_per_rank()
+        if automatic and several and mixed < FEW_ROW_GROUPS:
+            doubts.append(
+                f"rows are shuffled within chunks that mix {mixed:.1f} of the {count} row groups "
+                "of the files, so rows that are near each other in the files come near each other"
+            )
+        if size > 1 and read < FEW_ROW_GROUPS:
+            doubts.append(
+                f"a rank reads only {read:.1f} of {count} row groups in an epoch, so ranks train "
+                "on different mixtures if the files are sorted"
+            )
+        if settings.shuffle and doubts:
+            larger = ", or give a larger memory_budget" if settings.memory_budget else ""
+            warnings.warn(
+                f"the shuffle is poor: {'; '.join(doubts)}. Write the data in random order, in at "
+                f"least {2 * FEW_ROW_GROUPS * size} row groups (Workflow.transform_to_parquet(..., "
+                "row_group_rows=..., shuffle_seed=0); for sorted rows, of the parts that "
+                f"split_rows(..., seed=0) gives, as its docstring shows){larger}. Measure it with "
+                "shuffle_quality().",
+                stacklevel=2,
+            )
+
+
+def _refuse_other_workers(global_size: int | None) -> None:
+    """Raise RuntimeError in one of several PyTorch workers, if each would give every row."""
+    torch_data = sys.modules.get("torch.utils.data")
+    worker = torch_data and torch_data.get_worker_info()
+    if worker is not None and worker.num_workers > 1 and global_size is None:
+        raise RuntimeError(
+            f"{worker.num_workers} workers of a PyTorch DataLoader iterate over copies of this "
+            "loader, and each would give every row. The loader has threads of its own: use "
+            "num_workers=0, or make a loader in each worker with global_size=num_workers and "
+            "global_rank=torch.utils.data.get_worker_info().id."
+        )

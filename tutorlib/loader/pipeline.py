@@ -1,11 +1,9 @@
-"""Pipeline: threads that read row ranges and make batches, a bounded distance ahead.
+"""Pipeline: threads that do the work of chunks, a bounded distance ahead of the consumer.
 
-A pipeline serves one pass over an epoch. Its threads have two kinds of task. A *scatter* task reads
-one row range, transforms it and copies its rows to the groups of batches they belong to. A
-*convert* task prepares some batches of a group whose last row has arrived; the consumer makes
-tensors of them. A task is queued only when it can run to its end without waiting, so any number of
-threads makes progress, even one. Held in memory at any time are the groups of the chunk that the
-consumer is in, those of the next chunk, which is being filled, and up to `CONVERT_BATCHES` batches.
+A pipeline serves one pass over an epoch. The work of a chunk comes in stages of tasks, each of
+which can run to its end without waiting for a later one; so any number of threads makes progress,
+even one. Finished chunks go to the consumer in order. Held at any time are the chunk that the
+consumer is in and the next one, and a third while its bytes fit.
 
 Ctrl-C may interrupt the consumer between any two bytecodes, and the garbage collector may drop a
 pass while a thread holds any lock. So the consumer takes no lock: it uses `SimpleQueue`, whose
@@ -16,7 +14,6 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import functools
 import math
 import operator
 import os
@@ -26,16 +23,23 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, Generic
+from typing import Any, Protocol
 
-from tutorlib.loader.batch_group import ArrayBatches, BatchBuilder, GroupT, ScatterPlan
-from tutorlib.loader.plan import EpochPlan, RowSlice, blocks_of
-from tutorlib.parquet import RowRange
-
-CONVERT_BATCHES = 32  # at most, of one task: the first of them has to wait for the last
+Task = Callable[[], Any]
+NO_TASK = math.inf, 0
 
 _process = [os.getpid()]  # which process this is; asking the system for every batch takes longer
 os.register_at_fork(after_in_child=lambda: _process.__setitem__(0, os.getpid()))
+
+
+class Work(Protocol):
+    """What is to be done for one chunk."""
+
+    def stages(self) -> list[list[Task]]:
+        """Return the tasks of each stage; a stage begins when the one before it has ended."""
+
+    def finish(self) -> None:
+        """Drop what only the tasks needed."""
 
 
 class Stopwatch:
@@ -59,80 +63,64 @@ class Stopwatch:
         return dict(total)
 
 
-class Pipeline(Generic[GroupT]):
-    """Makes the batches of a plan in order, from `first_batch` on.
+class Pipeline:
+    """Does the work of chunks in order.
 
     Args:
-        plan: which rows each batch has.
-        builder: makes groups of batches.
-        scatter: reads a row range and copies its rows to groups; called from several threads.
-        finish: prepares `ArrayBatches`, called from several threads, and returns a function that
-            makes the batches of them, called by the consumer.
-        threads: number of worker threads; they start with the first `next_batch`.
-        stopwatch: adds up the seconds of "scatter" and "convert" (over all threads) and "wait".
+        chunks: number of chunks.
+        work_on: returns the work of chunk number k; called once for each, in order.
+        threads: number of worker threads; they start with the first `next_work`.
+        room_for: returns whether memory is left for chunk number k beside others; it is asked in
+            order, by one thread at a time.
+        stopwatch: adds up the seconds of "wait".
         at_end: called when the threads have ended.
-        first_batch: number of the first batch; no chunk before its group's first is read.
-        convert_batches: most batches of one task, and how far ahead of the consumer one begins.
+        lanes: chunks that the consumer is in at the same time, and as many are filled meanwhile.
     """
 
     def __init__(
         self,
-        plan: EpochPlan,
-        builder: BatchBuilder[GroupT, Any],
-        scatter: Callable[[RowRange, list[ScatterPlan[GroupT]]], None],
-        finish: Callable[[ArrayBatches], Callable[[], Sequence[Any]]],
+        chunks: int,
+        work_on: Callable[[int], Work],
         *,
         threads: int,
+        room_for: Callable[[int], bool],
         stopwatch: Stopwatch,
         at_end: Callable[[], None],
-        first_batch: int = 0,
-        convert_batches: int = CONVERT_BATCHES,
+        lanes: int = 1,
     ) -> None:
-        self._plan, self._builder, self._scatter, self._finish = plan, builder, scatter, finish
-        self._stopwatch, self._at_end = stopwatch, at_end
-        self._convert_batches = convert_batches
+        self._chunks, self._work_on, self._room_for = chunks, work_on, room_for
+        self._stopwatch, self._at_end, self._lanes = stopwatch, at_end, lanes
         self._process = _process[0]
         # The consumer's own:
-        self._next_out = first_batch
-        self._received: deque[Any] | None = None  # batches that it has not given out yet
         self._asked = False  # for the threads to start
         # Between the consumer and the threads:
-        self._wanted = first_batch  # batch that the consumer waits for, or waited for last
+        self._taken = 0  # chunks that the consumer has asked for
         self._tickets: SimpleQueue[Any] = SimpleQueue()  # each has one thread look for a task
         self._owner: weakref.ref[Any] | None = None
-        # What makes the next batches, in order; None: stopped
-        self._results: SimpleQueue[list[Callable[[], Sequence[Any]]] | None] = SimpleQueue()
-        self._errors: list[tuple[tuple[float, int], BaseException]] = []  # (chunk, block) of each
+        self._results: SimpleQueue[Work | None] = SimpleQueue()  # in order; None: stopped
+        self._errors: list[tuple[tuple[float, int], BaseException]] = []  # with the task's place
         self._stopping = self._began = self._ended = False
         self._closers: list[SimpleQueue[None]] = []  # what waits for the threads to end
-        # The threads' own, under _lock, but for _row_slices and the making of groups:
-        self._lock, self._filling = threading.Lock(), threading.Lock()
-        self._row_slices: dict[int, list[list[RowSlice]]] = {}  # of chunks that are being read
-        self._scatter_tasks: deque[Callable[[], None]] = deque()
-        self._convert_tasks: deque[Callable[[], None]] = deque()  # these go first
-        self._ranges_left: dict[int, int] = defaultdict(int)  # row ranges of a chunk to scatter
-        self._groups: dict[int, GroupT] = {}  # that are being filled
-        self._rows_left: dict[int, int] = {}  # rows that a group still waits for
-        self._ordered_groups: dict[int, GroupT] = {}  # in final order, not all converted yet
-        # Number of batches, and what makes them, that wait for earlier ones
-        self._done: dict[int, tuple[int, list[Callable[[], Sequence[Any]]]]] = {}
-        self._next_done = self._next_convert = first_batch
-        self._first_group = first_batch // plan.group_batches
-        self._next_chunk = plan.chunks_of(self._first_group)[0] if first_batch < len(plan) else 0
+        # The threads' own, under _lock:
+        self._lock = threading.Lock()
+        self._begun = self._delivered = 0  # chunks
+        self._tasks: deque[tuple[int, int, Task]] = deque()  # (chunk, number in it, task)
+        self._works: dict[int, tuple[Work, list[list[Task]]]] = {}  # with the stages that follow
+        self._left: dict[int, int] = {}  # tasks of a chunk's stage that have not ended
         self._threads = [
-            threading.Thread(target=self._work, name=f"tutorlib-reader-{i}", daemon=True)
+            threading.Thread(target=self._run, name=f"tutorlib-reader-{i}", daemon=True)
             for i in range(threads)
         ]
 
-    def next_batch(self) -> Any:
-        """Return the next batch, and wait for it; None after the last batch, or once closed.
+    def next_work(self) -> Any:
+        """Return the work of the next chunk when it is done; None after the last, or once closed.
 
-        After an interrupt within this call, the pipeline must be closed: a batch may be lost.
+        After an interrupt within this call, the pipeline must be closed.
 
         Raises:
             Exception: what a task raised, on the caller's thread, as soon as the tasks that were
-                running then have ended. Of several errors it is that of the first row range, so
-                that the message does not depend on threads.
+                running then have ended. Of several errors it is that of the first task, so that
+                the message does not depend on threads.
             RuntimeError: in a fork of the process, which has none of the threads.
         """
         if self._process != _process[0]:
@@ -140,38 +128,33 @@ class Pipeline(Generic[GroupT]):
                 "this pass began before the process was forked, and its threads are not in the "
                 "fork; iterate over the loader again"
             )
-        received = self._received
-        if not received:
-            if self._next_out >= len(self._plan):
-                return None
-            received = self._received = self._receive()
-        if self._stopping or received is None:
-            self.close()
-            if self._errors:
-                raise self._first_error()
+        if self._taken >= self._chunks:
             return None
-        self._next_out += 1
-        return received.popleft()
-
-    def _receive(self) -> deque[Any] | None:
-        """Wait for the next batches; None if the threads were stopped."""
         started = time.perf_counter()
         if not self._asked:
             self._asked = True
             # Thread.start() waits under a lock, which an interrupt would leave held.
             _thread.start_new_thread(self._start, ())
-        self._wanted = self._next_out
+        self._taken += 1
         self._tickets.put(None)
-        makers = self._results.get()
-        came = time.perf_counter()
-        self._stopwatch.add(wait=came - started)
-        if makers is None:
-            return None
-        received = deque[Any]()
-        for make in makers:
-            received.extend(make())
-        self._stopwatch.add(convert=time.perf_counter() - came)
-        return received
+        work = self._results.get()
+        self._stopwatch.add(wait=time.perf_counter() - started)
+        return None if self.has_stopped() else work
+
+    def has_stopped(self) -> bool:
+        """Return whether the threads were stopped; raises the error of a task that failed."""
+        if not self._stopping:
+            return False
+        self.close()
+        if self._errors:
+            _, error = min(self._errors, key=operator.itemgetter(0))
+            self._errors.clear()  # nothing here holds it or its traceback any longer
+            raise error
+        return True
+
+    def look_for_room(self) -> None:
+        """Begin a chunk for which there was no memory before, if there is some now."""
+        self._tickets.put(None)
 
     def stop_without(self, owner: Any) -> None:
         """Stop the threads when `owner` is dropped, without waiting for them.
@@ -196,7 +179,6 @@ class Pipeline(Generic[GroupT]):
         if self._process != _process[0]:
             return  # a fork has none of the threads
         self._stop()
-        self._received = None
         if not self._began:
             return  # a thread that begins from now on finds that it has to stop
         if threading.get_ident() in [thread.ident for thread in self._threads]:
@@ -225,11 +207,9 @@ class Pipeline(Generic[GroupT]):
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
-        for held in (self._groups, self._ordered_groups, self._done):
-            held.clear()
         self._threads.clear()  # one that never started would hold this pipeline, as its target
-        self._scatter_tasks.clear()
-        self._convert_tasks.clear()
+        self._works.clear()
+        self._tasks.clear()
         while not self._results.empty():
             self._results.get()
         self._results.put(None)
@@ -241,149 +221,83 @@ class Pipeline(Generic[GroupT]):
             for closer in list(self._closers):
                 closer.put(None)
 
-    def _fail(self, error: BaseException, position: tuple[float, int] = (math.inf, 0)) -> None:
-        """Stop, and have the consumer raise an error; `position` is a chunk and a block of it."""
-        self._errors.append((position, error))
+    def _fail(self, error: BaseException, place: tuple[float, int] = NO_TASK) -> None:
+        """Stop, and have the consumer raise the error of a task: (chunk, number in it)."""
+        self._errors.append((place, error))
         self._stop()
 
-    def _first_error(self) -> BaseException:
-        """Return the error to raise; nothing here holds it or its traceback any longer."""
-        _, error = min(self._errors, key=operator.itemgetter(0))
-        self._errors.clear()
-        return error
-
-    def _read_ahead(self) -> None:
-        """Queue chunks up to one per rank after those that the next batch needs; under the lock."""
-        _, needed = self._plan.chunks_of(self._wanted // self._plan.group_batches)
-        _, last = self._plan.chunks_of(self._plan.num_groups - 1)
-        while self._next_chunk <= min(needed + self._plan.num_ranks, last):
-            self._queue_chunk(self._next_chunk)
-            self._next_chunk += 1
-
-    def _queue_chunk(self, index: int) -> None:
-        block = 0
-        for row_range in self._plan.chunks[index].row_ranges:
-            task = functools.partial(self._scatter_range, index, row_range, block)
-            self._scatter_tasks.append(task)
-            self._tickets.put(None)
-            self._ranges_left[index] += 1
-            block += len(blocks_of(row_range))
-
-    def _row_slices_of(self, chunk: int) -> list[list[RowSlice]]:
-        """Return where the rows of a chunk go; computed for the first row range that asks."""
-        with self._filling:
-            if chunk not in self._row_slices:
-                self._row_slices[chunk] = self._plan.row_slices(chunk)
-            return self._row_slices[chunk]
-
-    def _group(self, number: int) -> GroupT:
-        """Return a group that is being filled; made for the first row range with rows for it."""
-        with self._filling:  # not _lock: memory of a device may take its time
-            if number not in self._groups:
-                rows = self._plan.group_rows(number)
-                group = self._builder.new_group(rows)
-                with self._lock:
-                    self._rows_left[number], self._groups[number] = rows, group
-            return self._groups[number]
-
-    def _scatter_range(self, chunk: int, row_range: RowRange, first_block: int) -> None:
-        started = time.perf_counter()
-        slices_of_blocks = self._row_slices_of(chunk)
-        scatter_plans = []
-        arrived: dict[int, int] = defaultdict(int)  # rows by group
-        for block, (start, _) in enumerate(blocks_of(row_range), start=first_block):
-            row_slices = [s for s in slices_of_blocks[block] if s.group >= self._first_group]
-            if row_slices:
-                targets = [(self._group(row_slice.group), row_slice) for row_slice in row_slices]
-                order = self._plan.order(chunk, block, slices_of_blocks[block])
-                scatter_plans.append(ScatterPlan(start, order, targets))
-            for row_slice in row_slices:
-                arrived[row_slice.group] += row_slice.stop - row_slice.start
-        self._stopwatch.add(scatter=time.perf_counter() - started)
-        if scatter_plans:
-            try:
-                self._scatter(row_range, scatter_plans)
-            except BaseException as error:
-                self._fail(error, (chunk, first_block))
-                return
-        del scatter_plans
-        with self._lock:
-            full = {}
-            for number, rows in arrived.items():
-                self._rows_left[number] -= rows
-                if not self._rows_left[number]:
-                    full[number] = self._groups.pop(number)
-                    del self._rows_left[number]
-            self._ranges_left[chunk] -= 1
-            if not self._ranges_left[chunk]:
-                del self._ranges_left[chunk], self._row_slices[chunk]
-        for number in sorted(full):
-            self._close(number, full.pop(number))
-
-    def _close(self, number: int, group: GroupT) -> None:
-        started = time.perf_counter()
-        group.close(self._plan.group_sizes(number), self._plan.group_order(number))
-        self._stopwatch.add(scatter=time.perf_counter() - started)
-        with self._lock:
-            self._ordered_groups[number] = group
-            self._queue_convert_tasks()
-
-    def _queue_convert_tasks(self) -> None:
-        """Queue the next batches that can be made, not too far ahead; called under the lock."""
-        while self._next_convert <= self._wanted + self._convert_batches:
-            number, first = divmod(self._next_convert, self._plan.group_batches)
-            if number not in self._ordered_groups:
-                break
-            last = len(self._plan.group_sizes(number))
-            stop = min(first + self._convert_batches, last)
-            group = self._ordered_groups[number]
-            if stop == last:
-                del self._ordered_groups[number]
-            task = functools.partial(self._convert, group, range(first, stop), self._next_convert)
-            self._convert_tasks.append(task)
-            self._tickets.put(None)
-            self._next_convert += stop - first
-
-    def _convert(self, group: GroupT, which: range, first: int) -> None:
-        started = time.perf_counter()
-        rows, makers = 0, []
-        for arrays in group.batches(which):
-            makers.append(self._finish(arrays))
-            rows += arrays.num_rows * len(arrays.lists)
-        self._stopwatch.add(convert=time.perf_counter() - started, rows=rows, batches=len(which))
-        with self._lock:
-            self._done[first] = len(which), makers
-            while self._next_done in self._done:
-                count, makers = self._done.pop(self._next_done)
-                self._next_done += count
-                self._results.put(makers)
-
-    def _work(self) -> None:
+    def _run(self) -> None:
+        place: tuple[float, int] = NO_TASK
         try:
-            with self._builder.work():
-                self._run_tasks()
-        except BaseException as error:  # whatever it is: the consumer's thread raises it
-            self._fail(error)
-
-    def _run_tasks(self) -> None:
-        while True:
-            if self._tickets.get() is not None:  # the owner was dropped
-                self._stop()
-            if self._stopping:
-                self._tickets.put(None)  # for the next thread
-                return
-            with self._lock:
-                self._read_ahead()
-                self._queue_convert_tasks()
-                tasks = self._convert_tasks or self._scatter_tasks
-                task = tasks.popleft() if tasks else None
-            if task is not None:
+            while True:
+                if self._tickets.get() is not None:  # the owner was dropped
+                    self._stop()
+                if self._stopping:
+                    self._tickets.put(None)  # for the next thread
+                    return
+                with self._lock:
+                    self._begin_chunks()
+                    if not self._tasks:
+                        continue
+                    chunk, number, task = self._tasks.popleft()
+                    self._begin_chunks()
+                place = chunk, number
                 task()
-            del task  # it may hold a group
+                del task  # it may hold decoded rows
+                place = NO_TASK
+                with self._lock:
+                    self._end_task(chunk)
+        except BaseException as error:  # whatever it is: the consumer's thread raises it
+            self._fail(error, place)
+
+    def _begin_chunks(self) -> None:
+        """Queue the tasks of chunks that may begin; the caller holds the lock."""
+        while self._begun < self._chunks:
+            # Chunks that the consumer is in, and those that are being filled for it.
+            ahead = self._begun - max(0, self._taken - self._lanes)
+            if ahead >= self._lanes:
+                enough = 2 * self._lanes if self._tasks else 3 * self._lanes
+                if ahead >= enough or not self._room_for(self._begun):
+                    return
+            work = self._work_on(self._begun)
+            self._works[self._begun] = work, work.stages()
+            self._begun += 1
+            self._begin_stage(self._begun - 1)
+
+    def _begin_stage(self, chunk: int) -> None:
+        _, stages = self._works[chunk]
+        tasks = stages.pop(0)
+        self._left[chunk] = len(tasks)
+        # A later stage of an earlier chunk goes before what later chunks do.
+        earlier = [task for task in self._tasks if task[0] <= chunk]
+        later = [task for task in self._tasks if task[0] > chunk]
+        first = 10_000 * (10 - len(stages))  # numbers rise from stage to stage
+        numbered = ((chunk, first + number, task) for number, task in enumerate(tasks))
+        self._tasks = deque([*earlier, *numbered, *later])
+        for _ in tasks:
+            self._tickets.put(None)
+
+    def _end_task(self, chunk: int) -> None:
+        """Begin the next stage of a chunk, or deliver the chunks that are done, in order."""
+        self._left[chunk] -= 1
+        if self._left[chunk]:
+            return
+        work, stages = self._works[chunk]
+        if stages:
+            self._begin_stage(chunk)
+            return
+        work.finish()
+        while self._delivered in self._works:
+            work, stages = self._works[self._delivered]
+            if stages or self._left[self._delivered]:
+                return
+            del self._works[self._delivered], self._left[self._delivered]
+            self._delivered += 1
+            self._results.put(work)
 
 
 def refuse_second(
-    pipeline: Pipeline[Any], running: Sequence[weakref.ref[Pipeline[Any]]], budget: int | None
+    pipeline: Pipeline, running: Sequence[weakref.ref[Pipeline]], budget: int | None
 ) -> None:
     """Raise RuntimeError if an earlier pass over a loader with a budget is open.
 

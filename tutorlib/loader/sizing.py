@@ -1,27 +1,42 @@
 """Sizing: how many rows the loader reads and shuffles together, and what memory that needs.
 
-A pure function of row counts, bytes per row and settings. Nothing is read for it, and without a
-budget nothing of it depends on the machine, so the order of the rows is the same everywhere.
+One formula says what a pass holds at most:
+
+    held = chunk_rows * (2 * batch + decoded) + fixed
+
+`batch` is what a row takes in the batches of a chunk: one chunk is being given out while the next
+is filled. `decoded` is what a row takes while its columns wait to be gathered, and `fixed` does not
+depend on the chunk: row groups that stay open between two slices, and batches that are converted
+ahead. A memory budget is solved for `chunk_rows`; without one, a chunk has about a million rows.
+A third chunk begins only while the bytes held leave room for it.
+
+A pure function of row counts, bytes per row and settings: without a budget nothing of it depends on
+the machine, so the order of the rows is the same everywhere.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from tutorlib.loader.plan import BLOCK_ROWS, GROUP_ROWS
+import numpy as np
+
+from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
+from tutorlib.parquet import ParquetSource
 
 CHUNK_ROWS = 1_048_576  # rows of an automatic chunk: a fifth of a second of reading
-MOST_ROWS = 10**9 - 1  # of a chunk: NumPy's multivariate hypergeometric draw takes no more
 CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
+WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
-ORDER_BYTES = 32  # of a row of the block being scattered: its part and its index, both twice
-INDEX_BYTES = 8  # of a row of a row range with several blocks, whose orders are drawn first
-STREAM_BYTES = 256 * 2**20  # for row groups that stay open between slices, without a budget
-STREAM_FRACTION = 0.25  # of the budget, for the same
+OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
+PAGE_BYTES = 1_310_720  # that an open row group holds for each column: a page, and what is read
+DECODE_COPIES = 3  # of a column that a thread decodes: from Arrow, in a batch's type, joined
+TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
+ORDER_BYTES = 24  # of a row: its place in the order, twice while it is drawn
+OFFSET_BYTES = 8  # of a list
+POSITION_BYTES = 8  # of a value of a list while it is gathered
+AHEAD_BATCHES = 2  # that are converted at a time, with a memory budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,58 +45,28 @@ class RowBytes:
 
     Args:
         batch: bytes in a batch.
-        reading: bytes while a thread decodes and transforms it, in addition to its batch.
-        slicing: the same if the row group is read in slices.
-        stream: bytes of a row group that are held from one of its slices to the next.
-        whole_stream: bytes that a stream holds while a thread reads a whole row group.
-        ordering: bytes while the batches of a group are put in order, in addition to a copy.
+        decoded: bytes while it waits to be gathered, in addition to its batch.
+        opened: bytes of a row group that is open between two of its slices.
         fixed: bytes that do not depend on the rows of a chunk.
-        costs: how many rows a row of each row group counts as, at least 1; None if all count as 1.
-            All of the above are bytes of a row that counts as 1.
-        lists: bytes of its lists, which `batch` counts several times; only with a budget.
     """
 
     batch: float
-    reading: float
-    slicing: float = 0
-    stream: float = 0
-    whole_stream: float = 0
-    ordering: float = 0
+    decoded: float
+    opened: float = 0
     fixed: float = 0
-    costs: Sequence[float] | None = None
-    lists: float = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkSize:
-    """Rows of partitions and chunks.
-
-    Args:
-        partition_rows: most rows of a partition.
-        parts_per_chunk: partitions of a chunk.
-        peak_bytes: bytes that the loader holds at most, as planned.
-        group_rows: most rows of a group of batches.
-        opened: row groups that are open between two slices; 0 if all are read whole.
-        held_rows: most rows held at a time, as rows that count as 1.
-        whole_bytes: a budget with which chunks hold whole row groups; 0 if they never do.
-    """
+    """Rows of partitions and chunks, and the bytes that a pass holds at most, as planned."""
 
     partition_rows: int
     parts_per_chunk: int
     peak_bytes: int
-    group_rows: int = GROUP_ROWS
-    opened: int = 0
-    held_rows: int = dataclasses.field(default=0, compare=False)
-    whole_bytes: int = dataclasses.field(default=0, compare=False)
-
-    @property
-    def chunk_rows(self) -> int:
-        """Most rows of a chunk."""
-        return self.partition_rows * self.parts_per_chunk
 
 
 class BudgetTooSmall(ValueError):
-    """A memory budget cannot hold two batches; `least_bytes` would do, if rows cost the same."""
+    """A memory budget cannot hold two batches; `least_bytes` would do."""
 
     def __init__(self, rule: str, least_bytes: int) -> None:
         super().__init__(f"{rule}; give at least {least_bytes:,} bytes, or a smaller batch_size")
@@ -93,7 +78,6 @@ def chunk_size(
     row_bytes: RowBytes,
     *,
     batch_size: int,
-    threads: int,
     shuffle: bool = True,
     buffer_rows: int | None = None,
     parts_per_chunk: int | None = None,
@@ -102,106 +86,115 @@ def chunk_size(
     """Return the sizes that are asked for, as far as the budget allows.
 
     Shuffle quality depends on sampling many row groups. So row groups are read in slices if a chunk
-    cannot hold as many whole ones as it should have parts (half as many if `parts_per_chunk` is not
-    given). A row group that is read in slices stays open, so there may then be fewer parts.
+    cannot hold `WHOLE_PARTS` whole ones.
 
     Args:
         row_counts: rows of each row group.
         row_bytes: bytes of a row.
         batch_size: rows per batch.
-        threads: number of reader threads.
         shuffle: whether the parts of a chunk come from distant parts of the data.
         buffer_rows: rows of a partition; None for chunks of about a million rows and at least four
             batches.
-        parts_per_chunk: partitions of a chunk; None for one per row group, at least 8, or 1 if
-            `buffer_rows` is given.
+        parts_per_chunk: partitions of a chunk; None for one per row group, at least 8 slices, or 1
+            if `buffer_rows` is given.
         budget_bytes: upper limit of `peak_bytes`; None for no limit.
 
     Raises:
         BudgetTooSmall: if the budget cannot hold two batches and what reading their rows takes.
 
     Example:
-        >>> rows = RowBytes(160, 12)
-        >>> size = chunk_size([100] * 50, rows, batch_size=10, threads=2, buffer_rows=300)
-        >>> size.partition_rows, size.parts_per_chunk, size.peak_bytes
-        (300, 1, 200800)
+        >>> chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, buffer_rows=300)
+        ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=99600)
     """
-    costs = row_bytes.costs or [1] * len(row_counts)
-    counts = [math.ceil(rows * cost) for rows, cost in zip(row_counts, costs, strict=True)]
-    total, largest, widest = sum(counts), max(counts), max(costs)
-    batch_rows = batch_size * widest
+    total, largest = sum(row_counts), max(row_counts)
     if buffer_rows is None:
         most = max(1, int(CHUNK_BYTES / row_bytes.batch))
-        wanted_rows = min(max(CHUNK_ROWS, 4 * batch_size), most)
-        part_rows = min(max(largest, PART_ROWS), -(-wanted_rows // CHUNK_PARTS))
-        parts = parts_per_chunk or wanted_rows // part_rows
+        wanted = min(max(CHUNK_ROWS, 4 * batch_size), most)
     else:
-        parts = parts_per_chunk or 1
-        wanted_rows = min(buffer_rows * parts, MOST_ROWS)
-    allowed = STREAM_BYTES if budget_bytes is None else STREAM_FRACTION * budget_bytes
-    lanes = max(1, min(parts, int(allowed / max(1, row_bytes.stream)))) if shuffle else 1
-    # Chunks of at least this many rows read row groups whole. Row groups of one row always are.
-    can_slice = max(row_counts) > 1
-    least_whole = largest * (lanes if parts_per_chunk else -(-lanes // 2)) if can_slice else largest
-    least_part = math.ceil(widest)
-    wanted_rows = max(wanted_rows, least_part)
+        wanted = buffer_rows * (parts_per_chunk or 1)
+    opened_bytes, lanes = 0.0, parts_per_chunk or CHUNK_PARTS
+    row_cost = 2 * row_bytes.batch + row_bytes.decoded
+    if budget_bytes is not None:
+        if not shuffle:
+            lanes = 1
+        if row_bytes.opened:
+            lanes = max(1, min(lanes, int(OPEN_FRACTION * budget_bytes / row_bytes.opened)))
+        opened_bytes = row_bytes.fixed
+        if largest > 1:
+            opened_bytes += min(lanes, len(row_counts)) * row_bytes.opened
+        most = int((budget_bytes - opened_bytes) / row_cost)
+        if most < min(batch_size, total):
+            least = int(row_cost * min(batch_size, total) + row_bytes.fixed + row_bytes.opened)
+            raise BudgetTooSmall(
+                f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} "
+                f"rows of {row_bytes.batch:,.0f} bytes and what reading them takes",
+                max(least, int(least / (1 - OPEN_FRACTION))) + 1,
+            )
+        wanted = min(wanted, most)
+    if buffer_rows is not None or parts_per_chunk is not None:
+        parts = min(parts_per_chunk or 1, wanted)
+        rows = wanted // parts
+        if buffer_rows is None:
+            rows = max(1, min(rows, max(largest, PART_ROWS), wanted // CHUNK_PARTS))
+    elif WHOLE_PARTS * largest <= wanted or largest == 1:
+        rows = min(max(largest, PART_ROWS), max(largest, wanted // CHUNK_PARTS))
+        parts = max(1, wanted // rows)
+    else:
+        parts = min(lanes, wanted)
+        rows = max(1, wanted // parts)
+    held = min(total, rows * parts)
+    return ChunkSize(rows, parts, int(held * row_cost + opened_bytes))
 
-    def group_rows(chunk_rows: int) -> int:
-        """Return the rows of a group: with a budget, all threads together order one chunk."""
-        if budget_bytes is None:
-            return GROUP_ROWS
-        return min(GROUP_ROWS, max(batch_size, int(chunk_rows / threads / widest)))
 
-    def peak_bytes(chunk_rows: int, opened: int) -> int:
-        """Return the bytes held with `opened` row groups read in slices at a time; 0: whole."""
-        range_rows = min(largest, chunk_rows, BLOCK_ROWS * widest if opened else total)
-        ordered = threads * min(group_rows(chunk_rows) * widest, total, chunk_rows)
-        held = 2 * min(total, max(chunk_rows, batch_rows)) + ordered
-        reading = threads * range_rows * (row_bytes.slicing if opened else row_bytes.reading)
-        order = threads * min(BLOCK_ROWS, range_rows) * ORDER_BYTES
-        if range_rows > BLOCK_ROWS:
-            order += threads * range_rows * INDEX_BYTES
-        # One of the opened row groups may be opened twice.
-        streams = (opened + 1) * row_bytes.stream if opened else threads * row_bytes.whole_stream
-        rows = held * row_bytes.batch + ordered * row_bytes.ordering + reading + order
-        return int(rows + streams + row_bytes.fixed)
+def row_bytes(
+    source: ParquetSource,
+    columns: Sequence[str],
+    layout_bytes: float,
+    lists: Mapping[str, tuple[int, int | None]],
+    settings: LoaderSettings,
+    *,
+    whole: bool,
+) -> RowBytes:
+    """Return the bytes of a row of the widest row group.
 
-    # With another budget, more row groups may stay open, and steps and batches ahead take a part.
-    whole = largest * (parts if parts_per_chunk else -(-parts // 2))
-    whole_bytes = 0
-    if whole <= wanted_rows or total <= wanted_rows:
-        opened = 0 if whole <= wanted_rows else lanes
-        whole_bytes = int(peak_bytes(min(whole, total), opened) / 0.7)
-
-    def most_rows(candidates: range, opened: int) -> int:
-        """Return the last of the candidates that is within the budget, 0 if none is."""
-        if budget_bytes is None:
-            return candidates[-1] if candidates else 0
-        fitting = bisect.bisect_right(
-            candidates, budget_bytes, key=lambda rows: peak_bytes(min(rows, total), opened)
-        )
-        return candidates[fitting - 1] if fitting else 0
-
-    # One row group after the other is the last resort, in slices or else whole.
-    for opened, least_rows in (
-        (0, least_whole),
-        (lanes, least_part),
-        (1, least_part),
-        (0, largest),
-    ):
-        end = min(wanted_rows + 1, least_whole, opened * largest) if opened else wanted_rows + 1
-        candidates = range(least_rows, end)
-        if chunk_rows := most_rows(candidates, opened):
-            most_parts = chunk_rows // least_part if opened else chunk_rows // largest
-            parts = min(opened or parts, most_parts)
-            peak = peak_bytes(min(chunk_rows, total), opened)
-            group, held = group_rows(chunk_rows), 2 * min(total, max(chunk_rows, batch_rows))
-            part_rows = chunk_rows // parts
-            return ChunkSize(part_rows, parts, peak, group, opened, math.ceil(held), whole_bytes)
-    sizes = [(largest, 0), (least_part, 1)] if can_slice else [(largest, 0)]
-    least_bytes = min(peak_bytes(rows, opened) for rows, opened in sizes if rows <= wanted_rows)
-    raise BudgetTooSmall(
-        f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} rows "
-        f"of {row_bytes.batch * widest:,.0f} bytes and what reading them takes",
-        least_bytes,
+    Args:
+        source: the files.
+        columns: names of the columns to read.
+        layout_bytes: bytes of a row in a batch, without lists.
+        lists: {column of lists: (bytes of a value in a batch, width if padded)}.
+        settings: settings of the loader.
+        whole: whether all columns of a chunk are decoded before one is gathered, as for a
+            transform, slices of a row group and filters.
+    """
+    positions = sorted(range(len(source)), key=lambda n: -source.row_groups[n].num_rows)
+    positions = range(len(source)) if lists else positions[:1]
+    stored = {
+        name: max((source.row_bytes(n, [name]) for n in positions), default=8.0) for name in columns
+    }
+    batch, gathering, ahead = layout_bytes, 0.0, 0.0
+    for name, (value_bytes, width) in lists.items():
+        kind = source.column_types.get(name, ("int64", True))[0]
+        itemsize = np.dtype(kind).itemsize if kind in np.sctypeDict else 8
+        values = max(0.0, stored.get(name, 64.0) - OFFSET_BYTES) / itemsize
+        batch += values * value_bytes + OFFSET_BYTES
+        # The lists of all row groups are joined, then positions of values are gathered.
+        gathering = max(gathering, values * (value_bytes + POSITION_BYTES) + 2 * OFFSET_BYTES)
+        ahead += (width or values) * value_bytes + 2 * OFFSET_BYTES
+    widest = max(stored.values(), default=0.0)
+    if whole:
+        decoded = sum(stored.values()) * (TRANSFORM_COPIES if settings.memory_budget else 1)
+        decoded += PLANNED_THREADS * (8 if layout_bytes else 0)
+    else:
+        decoded = PLANNED_THREADS * DECODE_COPIES * widest
+    if settings.stacked:
+        decoded += (
+            2 * layout_bytes
+        )  # the columns of a matrix, and the matrix, before it is gathered
+    pages = len(columns) * PAGE_BYTES
+    largest = max(group.num_rows for group in source.row_groups) * sum(stored.values())
+    return RowBytes(
+        batch=batch,
+        decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
+        opened=min(pages, largest),
+        fixed=settings.batch_size * (3 * batch + (AHEAD_BATCHES if lists else 0) * ahead),
     )

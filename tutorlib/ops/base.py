@@ -31,8 +31,7 @@ from tutorlib.columns import (
     with_nulls,
 )
 from tutorlib.display import shortened
-from tutorlib.inference import role_of
-from tutorlib.schema import Column
+from tutorlib.schema import Column, role_of
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 

@@ -39,7 +39,7 @@ from tutorlib.columns import (
     with_nulls,
 )
 from tutorlib.hashing import KeyIndex, hash_integers, hash_values, mix, to_buckets
-from tutorlib.inference import role_of
+from tutorlib.schema import role_of
 from tutorlib.ops.base import (
     FIRST_OOV_ID,
     NULL_ID,

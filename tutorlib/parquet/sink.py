@@ -12,15 +12,13 @@ import pyarrow.parquet as pq
 
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk
-from tutorlib.parquet.paths import PARQUET_ENDINGS
-from tutorlib.parquet.types import is_list
+from tutorlib.parquet.stored import PARQUET_ENDINGS
+from tutorlib.schema import is_list
 from tutorlib.storage import (
-    RemotePath,
     new_file,
     new_folder,
     output_path,
     refuse_existing,
-    remote_output,
 )
 
 
@@ -95,11 +93,8 @@ class ParquetSink:
         self._files = 0
 
     def __enter__(self) -> ParquetSink:
-        if isinstance(self.path, RemotePath):
-            staged = remote_output(self.path, is_file=self.single_file)
-        else:
-            staged = (new_file if self.single_file else new_folder)(self.path)
-        self._partial = self._stack.enter_context(staged)
+        new = new_file if self.single_file else new_folder
+        self._partial = self._stack.enter_context(new(self.path))
         self._stack.push(self._end)
         return self
 

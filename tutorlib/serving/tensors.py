@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.hashing import hash_values as hash_on_host
-from tutorlib.inference import element_type, is_time
 from tutorlib.loader.layout import batch_dtype
+from tutorlib.loader.lists import PAD
 from tutorlib.ops.base import take_or_null
-from tutorlib.schema import Column, Schema
+from tutorlib.schema import Column, Schema, element_type, is_time
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
 GAMMA, FACTOR_1, FACTOR_2 = (
@@ -366,7 +366,8 @@ def columns_batch(
             batch |= {f"{name}__values": values, f"{name}__offsets": tf.cast(splits, tf.int32)}
         else:
             ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
-            batch[name] = ragged if multi_hot == "ragged" else ragged.to_tensor()
+            padding = PAD if values.dtype.is_integer else 0
+            batch[name] = ragged if multi_hot == "ragged" else ragged.to_tensor(padding)
     return batch
 
 

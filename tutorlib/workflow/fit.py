@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from pyarrow.fs import LocalFileSystem
 
 from tutorlib.columns import Chunk, Masked, column_type, flat_values
-from tutorlib.inference import element_type
 from tutorlib.memory import map_on_threads, thread_count, working_in
 from tutorlib.ops import ColumnGroup, LearningOp
 from tutorlib.parquet import ParquetSource, RowGroup, RowRange, with_encoded_strings
+from tutorlib.schema import element_type
 from tutorlib.storage import as_arrow_filesystem, row_bar
 
 RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row

@@ -16,10 +16,9 @@ import pyarrow as pa
 from tutorlib import ops, storage
 from tutorlib.checks import SIGNATURE_RULE, without_signature
 from tutorlib.columns import Chunk, column_from_arrow
-from tutorlib.inference import element_type, role_of
 from tutorlib.ops import ColumnGroup
-from tutorlib.parquet import column_type, file_rows, table_of, type_words
-from tutorlib.schema import Column, Schema
+from tutorlib.parquet import file_rows, table_of
+from tutorlib.schema import Column, Schema, column_type, element_type, role_of, type_words
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, unfitted_ops
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
@@ -539,10 +538,9 @@ class Workflow:
         saved.functions_of(self)  # raises
         target = storage.output_path(folder, filesystem)
         storage.refuse_existing(target, overwrite)
-        is_local = isinstance(target, Path)
-        with storage.new_folder(target) if is_local else storage.remote_output(target) as building:
+        with storage.new_folder(target) as building:
             saved.write_files(self, building)
-        return target if is_local else str(target)
+        return target if isinstance(target, Path) else str(target)
 
     @classmethod
     def load(

@@ -1,0 +1,225 @@
+"""read_trace: when a device worked, from a trace of TensorFlow's profiler; draw_timeline.
+
+`tutorlib.diagnose.ProfileSteps` takes such a trace in `fit`; `tf.profiler.experimental` takes one
+of any code. TensorBoard's profile plugin shows much more of it; here are the numbers and the
+picture that the lessons explain.
+
+Source: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+TEXT = "#757f89"  # mid-tones: readable on white and on black
+LOADER, NATIVE, WAITING, COPIES = "#2f9e75", "#7a8fa6", "#d0605e", "#b08d57"
+WAIT, READ = "waiting for data", "tf.data's threads"
+COLOURS = {"ops": LOADER, "kernels": LOADER, "copies": COPIES, WAIT: WAITING, READ: NATIVE}
+FINEST = 2000  # gaps shorter than the picture's width divided by this are not drawn
+GPU, CPU = "/device:GPU:", "CPU (TensorFlow's executor threads)"
+EXECUTOR = "ExecutorState::Process"  # a thread runs ops, one after the other
+# A step waits for tf.data, or for a loader (an event that `keras_bridge` records).
+WAITS = re.compile(r"IteratorGetNext\w*::DoCompute|KerasSequenceLoader::next")
+READS = re.compile(r"(?!Prefetch)\w+Produce")  # a thread of tf.data makes an element
+COPY = re.compile("memcpy|memset", re.IGNORECASE)
+OP = re.compile(r"(?:StatefulPartitionedCall/)?([^:]+:[A-Za-z_]\w*)")  # "dense/MatMul:MatMul"
+
+
+class Intervals:
+    """A set of times, as disjoint intervals in ascending order.
+
+    Args:
+        pairs: (start, stop) in ms, in any order; they may overlap.
+
+    Example:
+        >>> busy = Intervals([(0, 2), (1, 3), (5, 6)])
+        >>> list(busy), busy.total_ms, list(busy.overlap(Intervals([(2, 5.5)])))
+        ([(0.0, 3.0), (5.0, 6.0)], 4.0, [(2.0, 3.0), (5.0, 5.5)])
+    """
+
+    def __init__(self, pairs: Iterable[Any]) -> None:
+        spans = np.array(list(pairs), float).reshape(-1, 2)
+        spans = spans[spans[:, 1] > spans[:, 0]]
+        starts, stops = spans[np.argsort(spans[:, 0])].T
+        reach = np.maximum.accumulate(stops)  # of all that began before
+        first = np.r_[True, starts[1:] > reach[:-1]][: len(starts)]
+        self.spans = np.stack([starts[first], reach[np.roll(first, -1)]], 1)
+        self.total_ms = float(np.diff(self.spans).sum())
+
+    def within(self, start: float, stop: float) -> Intervals:
+        """Return the part between two times, ms."""
+        return Intervals(self.spans.clip(start, stop))
+
+    def gaps(self, start: float = -np.inf, stop: float = np.inf) -> Intervals:
+        """Return what is missing between two times, ms."""
+        edges = np.r_[start, self.spans.clip(start, stop).ravel(), stop]
+        return Intervals(edges.reshape(-1, 2))
+
+    def overlap(self, other: Intervals) -> Intervals:
+        """Return the times that are in both: what is missing in neither."""
+        return Intervals([*self.gaps(), *other.gaps()]).gaps()
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        return map(tuple, self.spans.tolist())
+
+
+class Trace:
+    """What a device did from the first step to the last one, in ms from the start of the profiler.
+
+    Args:
+        name: "/device:GPU:0", or `CPU`.
+        steps: {number: (start, stop)}.
+        lanes: {kind of work: when it was done}: "ops", or "kernels" and "copies" of a GPU; when a
+            step waited for data; when threads of tf.data worked.
+        ops: what all runs of each op took, the longest first: tuples (name, total_ms, share, runs).
+            On a GPU, the name is that of the kernel if the trace names no op for it.
+
+    Attributes:
+        on_gpu: whether the device is a GPU.
+        start_ms: start of the time considered; stop_ms and length_ms likewise.
+        busy: when the device worked; idle, when it did not.
+        waiting: when a step waited for data; reading, when threads of tf.data worked.
+        idle_share: share of the time in which the device was idle, 0 to 1.
+        wait_share: share of the time in which a step waited for data, 0 to 1.
+        idle_wait_share: share of the idle time in which a step waited for data, 0 to 1.
+        idle_shares: {number of a step: share of it in which the device was idle}.
+    """
+
+    def __init__(self, name: str, steps: dict[int, Any], lanes: dict[str, Any], ops: Any) -> None:
+        self.name, self.steps, self.lanes, self.ops = name, steps, lanes, ops
+        self.on_gpu = name.startswith(GPU)
+        self.start_ms = min(start for start, _ in steps.values())
+        self.stop_ms = max(stop for _, stop in steps.values())
+        self.length_ms = self.stop_ms - self.start_ms
+        inside = {kind: lane.within(self.start_ms, self.stop_ms) for kind, lane in lanes.items()}
+        self.waiting, self.reading = inside.pop(WAIT), inside.pop(READ)
+        self.busy = Intervals(span for lane in inside.values() for span in lane)
+        self.idle = self.busy.gaps(self.start_ms, self.stop_ms)
+        self.idle_share = self.idle.total_ms / self.length_ms
+        self.wait_share = self.waiting.total_ms / self.length_ms
+        self.idle_wait_share = self.idle.overlap(self.waiting).total_ms / (self.idle.total_ms or 1)
+        self.idle_shares = {
+            number: self.idle.within(start, stop).total_ms / (stop - start)
+            for number, (start, stop) in steps.items()
+        }
+
+    def __repr__(self) -> str:
+        text = (
+            f"Trace of {len(self.steps)} steps, {self.length_ms:,.0f} ms\n"
+            f"  {self.name}: busy {1 - self.idle_share:.0%}, idle {self.idle_share:.0%} "
+            f"({self.idle_wait_share:.0%} of it waiting for data)"
+        )
+        return text + "".join(f"\n    {op.share:4.0%}  {op.name}" for op in self.ops[:3])
+
+
+def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
+    """Return when the device worked, from the newest trace of TensorFlow's profiler in a folder.
+
+    A GPU is busy while a kernel or a copy runs on one of its streams; of several, the first is
+    read. Without a GPU, the device is the CPU as far as TensorFlow's executor threads show it: busy
+    while at least one of them runs ops of the step. That is not the load of the processors: it does
+    not include the threads of tf.data, of a loader or of Python, and an op that waits for a lock
+    counts as busy. Profiling slows the program down, most with many short events, such as those of
+    tf.data with one row at a time. In a trace without marked steps, all of it is step 0.
+
+    Raises:
+        ValueError: if there is no trace, or it shows no work of a device.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    files = sorted(Path(log_dir).glob("**/plugins/profile/*/*.xplane.pb"), key=os.path.getmtime)
+    if not files:
+        raise ValueError(f"no trace (plugins/profile/*/*.xplane.pb) in {log_dir}: take one first")
+    planes = {p.name: p for p in xplane_pb2.XSpace.FromString(files[-1].read_bytes()).planes}
+    host = list(_events(planes["/host:CPU"])) if "/host:CPU" in planes else []
+    lanes = {
+        kind: Intervals(e.span for e in host if pattern.fullmatch(e.name))
+        for kind, pattern in ((WAIT, WAITS), (READ, READS))
+    }
+    gpu = next((name for name in sorted(planes) if name.startswith(GPU)), None)
+    # The lines of a GPU other than its streams repeat what ran there by op.
+    work = [e for e in _events(planes[gpu]) if e.line.startswith("Stream")] if gpu else []
+    if work:
+        lanes["kernels"] = Intervals(e.span for e in work if not COPY.search(e.name))
+        lanes["copies"] = Intervals(e.span for e in work if COPY.search(e.name))
+        ops = [(e.stats.get("tf_op") or e.name, *e.span) for e in work]
+    else:
+        work = [e for e in host if not e.line.startswith("tf_data_")]
+        lanes["ops"] = Intervals(e.span for e in work if e.name == EXECUTOR)
+        ops = [(match[1], *e.span) for e in work if (match := OP.fullmatch(e.name))]
+    if not ops:
+        raise ValueError(f"{files[-1]} shows no work of a device: profile steps of a tf.function")
+    table = pd.DataFrame(ops, columns=["name", "start", "stop"])
+    steps = {e.stats["step_num"] or 0: e.span for e in host if "step_num" in e.stats}
+    steps = dict(sorted(steps.items())) or {0: (table["start"].min(), table["stop"].max())}
+    by_name = (table["stop"] - table["start"]).groupby(table["name"])
+    sums = by_name.agg(total_ms="sum", runs="count").sort_values("total_ms", ascending=False)
+    sums.insert(1, "share", sums["total_ms"] / sums["total_ms"].sum())
+    traced = list(sums.reset_index().itertuples(index=False, name="TracedOp"))
+    return Trace(gpu if "kernels" in lanes else CPU, steps, lanes, traced)
+
+
+class _Event(NamedTuple):
+    line: str  # a thread or a GPU stream
+    name: str
+    span: tuple[float, float]  # ms from the start of the profiler
+    stats: dict[str, Any]
+
+
+def _events(plane: Any) -> Iterator[_Event]:
+    """Yield all events of a device or the host, with the stats that are read here."""
+    names = {key: entry.name for key, entry in plane.event_metadata.items()}
+    stat_names = {key: entry.name for key, entry in plane.stat_metadata.items()}
+    wanted = {key: name for key, name in stat_names.items() if name in ("step_num", "tf_op")}
+    for line in plane.lines:
+        for event in line.events:
+            stats = {
+                wanted[s.metadata_id]: s.int64_value or s.str_value or stat_names.get(s.ref_value)
+                for s in event.stats
+                if s.metadata_id in wanted
+            }
+            start = line.timestamp_ns / 1e6 + event.offset_ps / 1e9
+            span = start, start + event.duration_ps / 1e9
+            yield _Event(line.name, names[event.metadata_id], span, stats)
+
+
+def draw_timeline(trace: Trace, steps: int, axes: Any, span_ms: float | None = None) -> None:
+    """Draw when the device worked and when the step waited for data into matplotlib axes.
+
+    There is a row per kind of work, one for waiting for data, and one for tf.data's threads; dashed
+    lines mark the steps. Gaps shorter than 1 / 2000 of the picture are drawn as work.
+
+    Args:
+        trace: from `read_trace`.
+        steps: number of steps to draw, the last ones of the trace, at least 1 (before the first
+            ones tf.data may have read ahead while the profiler started).
+        axes: matplotlib axes, such as those of `pyplot.subplots`.
+        span_ms: milliseconds that the axis shows, to compare traces on one scale; None shows the
+            steps.
+    """
+    shown = list(trace.steps.items())[-steps:]
+    start, stop = shown[0][1][0], shown[-1][1][1]
+    span = span_ms or stop - start
+    lanes = {kind: trace.lanes[kind] for kind in COLOURS if list(trace.lanes.get(kind, ()))}
+    for row, (kind, lane) in enumerate(lanes.items()):
+        bars = Intervals((begin, end + span / FINEST) for begin, end in lane.within(start, stop))
+        lengths = [(begin - start, end - begin) for begin, end in bars]
+        axes.broken_barh(lengths, (row - 0.35, 0.7), color=COLOURS[kind], linewidth=0)
+    for number, (begin, end) in shown:
+        axes.axvline(begin - start, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
+        if end - begin > span / 15:  # wide enough for its number
+            place = {"xy": (begin - start, 1), "xycoords": ("data", "axes fraction")}
+            axes.annotate(f" step {number}", **place, va="bottom", color=TEXT, fontsize=9)
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.set(xlim=(0, span), ylim=(len(lanes) - 0.5, -0.5))
+    axes.set_xlabel("time, ms", color=TEXT)
+    axes.tick_params(colors=TEXT, length=0)
+    axes.spines[:].set_visible(False)
+    axes.patch.set_alpha(0)

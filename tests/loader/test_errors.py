@@ -1,0 +1,443 @@
+"""Errors of the loader: each names the rule, the value received, the place and a remedy.
+
+A row of a table gives facts that a message must hold, as regular expressions; its words are free.
+"""
+
+import datetime
+import decimal
+import itertools
+import os
+import pickle
+import re
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from tutorlib.columns import Masked, Ragged
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.schema import Column, Schema
+
+GROUP, ROW = (
+    100,
+    37,
+)  # a file has two row groups; the fault is in row 37 of row group 1 of b.parquet
+PLACE = (r"row group 1\b", r"b\.parquet", r"\b37\b")
+IDS = {"cardinality": 50}
+SCHEMA = Schema(
+    [
+        Column("C", "categorical", **IDS),
+        Column("g", "categorical", multi_hot=True, **IDS),
+        Column("x", "continuous"),
+        Column("v", "continuous", length=2),
+        Column("y", "label"),
+        Column("w", "weight"),
+    ]
+)
+
+
+def columns(**changes):
+    rows = np.arange(2 * GROUP)
+    made = {
+        "C": (rows % 50).tolist(),
+        "g": [[int(row % 50)] * (row % 4) for row in rows],
+        "x": (rows / 8).tolist(),
+        "v": [[float(row), 0.5] for row in rows],
+        "y": (rows % 2 / 1).tolist(),
+        "w": np.ones(len(rows)).tolist(),
+        "s": [f"id {row}" for row in rows],
+    }
+    return {**made, **changes}
+
+
+def write(path, **changes):
+    table = pa.table({name: c for name, c in columns(**changes).items() if c is not None})
+    pq.write_table(table, path, row_group_size=GROUP)
+
+
+def folder_with(folder, name=None, value=None):
+    """Three files of two row groups, with a value in the place where the fault is."""
+    for file in "abc":
+        write(folder / f"{file}.parquet")
+    if name is not None:
+        values = columns()[name]
+        values[GROUP + ROW] = value
+        write(folder / "b.parquet", **{name: values})
+    return folder
+
+
+def loader_of(source, batch_size=16, **changes):
+    """A loader of all columns, with small chunks; names of features replace its schema."""
+    by_name = {"cat_names", "cont_names", "feature_columns"} & {*changes}
+    chosen = {"label_names": ["y"]} if by_name else {"schema": SCHEMA}
+    made = {"buffer_size": 150, "parts_per_chunk": 2, **chosen, **changes}
+    return KerasSequenceLoader(source, batch_size, **made)
+
+
+def iterate(loader):
+    for _ in loader:
+        pass
+
+
+def check(call, error, facts):
+    """The call fails soon, with these facts in its message or notes, and leaves no thread."""
+    threads, started = {*threading.enumerate()}, time.monotonic()
+    with pytest.raises(error) as caught:
+        call()
+    assert time.monotonic() - started < 20
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    missing = [fact for fact in facts if not re.search(fact, text, re.IGNORECASE | re.DOTALL)]
+    assert not missing, text
+    while {*threading.enumerate()} - threads:
+        assert time.monotonic() - started < 20, "a thread is left"
+        time.sleep(0.01)
+    return text
+
+
+# ---- values that no batch can hold ---------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+FILL = {"nulls": "fill"}
+IN_RANGE = r"\[0, 50\)"
+NULL = ("null|NaN", "nulls=")
+KNOWN = r"filters=.*~.*is_nan|filters=.*is_valid"
+VALUES = {  # {name: (column, value, arguments, facts beside the column and the place)}
+    "a null id": ("C", None, {}, NULL),
+    "a null in a list": ("g", [3, None], {}, NULL),
+    "a null list": ("g", None, {}, (*NULL, "list")),
+    "a null number": ("x", None, {}, NULL),
+    "NaN": ("x", NAN, {}, NULL),
+    "a null in a vector": ("v", [1.0, None], {}, NULL),
+    "a null vector": ("v", None, {}, NULL),
+    "a short vector": ("v", [1.0], {}, (r"\b1\b", r"\b2\b")),
+    "a long vector": ("v", [1.0, 2.0, 3.0], {}, (r"\b3\b", r"\b2\b")),
+    "a null label is not filled": ("y", None, FILL, ("null|NaN", "label", KNOWN)),
+    "a NaN label": ("y", NAN, {}, ("null|NaN", "label", KNOWN)),
+    "a null weight is not filled": ("w", None, FILL, ("null|NaN", "weight", KNOWN)),
+    "infinity": ("x", INF, {}, (r"\binf", "Clip", "filters=")),
+    "infinity in a vector": ("v", [0.0, INF], {"batch_layout": "stacked"}, (r"\binf", "Clip")),
+    "an infinite label": ("y", INF, {}, (r"\binf", "label", "filters=")),
+    "an infinite weight": ("w", -INF, {}, (r"-inf", "weight", "filters=")),
+    "a number too large": ("x", -1e39, {}, (r"-1e\+39", "float32", "scale|clip")),
+    "one too large beside a fill": ("x", 1e39, FILL, (r"1e\+39", "float32", "scale|clip")),
+    "an id at the cardinality": ("C", 50, {}, (r"\b50\b", IN_RANGE, "cardinality")),
+    "a negative id": ("C", -1, {}, (r"-1\b", IN_RANGE, "cardinality")),
+    "an id of a list": ("g", [1, 2, 99], {}, (r"\b99\b", IN_RANGE, "cardinality")),
+}
+
+
+@pytest.mark.parametrize("buffer_size", [150, 30], ids=["row groups", "slices"])
+@pytest.mark.parametrize("name", VALUES)
+def test_a_bad_value_is_refused_with_its_place(tmp_path, name, buffer_size):
+    column, value, changes, facts = VALUES[name]
+    loader = loader_of(folder_with(tmp_path, column, value), buffer_size=buffer_size, **changes)
+    check(lambda: iterate(loader), ParquetError, (f"'{column}'", *PLACE, *facts))
+    assert loader.epoch == 0
+
+
+@pytest.mark.parametrize("values", [[2.5, None], [2.5, NAN], [2, None], [True, None]], ids=str)
+def test_the_filter_that_an_error_proposes_drops_the_row_without_a_label(tmp_path, values):
+    made = {"x": [0.0, 1.0, 2.0], "y": [*values, values[0]]}
+    pq.write_table(pa.table(made), tmp_path / "a.parquet")
+    loader = KerasSequenceLoader(tmp_path, 2, ["y"])
+    text = check(lambda: iterate(loader), ParquetError, [r"\b1\b", "'y'"])
+    filters = eval(re.search(r"filters=(~?pc\.field\('y'\)\.\w+\(\))", text)[1], {"pc": pc})
+    loader = KerasSequenceLoader(tmp_path, 2, ["y"], filters=filters, shuffle=False)
+    assert [inputs["x"][:, 0].tolist() for inputs, _ in loader.as_numpy()] == [[0.0, 2.0]]
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def damage(path, column):
+    """Overwrite the pages of a column in row group 1 with zeros; the footer stays whole."""
+    group = pq.read_metadata(path).row_group(1)
+    names = [group.column(k).path_in_schema.partition(".")[0] for k in range(group.num_columns)]
+    chunk = group.column(names.index(column))
+    with open(path, "r+b") as file:
+        file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
+        file.write(bytes(chunk.total_compressed_size))
+
+
+def change_all(path, **changes):
+    for file in path.parent.glob("*.parquet"):
+        write(file, **changes)
+
+
+def cut(path, size):
+    os.truncate(path, path.stat().st_size + size)
+
+
+NOT_WHOLE, SLICES = ("whole|Parquet",), {"buffer_size": 30}
+WIDE = pa.array([2**64 - 1] * 2 * GROUP, pa.uint64())
+NONE = {name: pa.array(values).slice(0, 0) for name, values in columns().items()}
+FILES = {  # {name: (what happens to b.parquet, arguments, error, facts beside the file)}
+    "cut short": (lambda path: cut(path, -20), {}, ParquetError, NOT_WHOLE),
+    "empty": (lambda path: path.write_bytes(b""), {}, ParquetError, NOT_WHOLE),
+    "no Parquet": (lambda path: path.write_text("C,x\n1,2\n" * 99), {}, ParquetError, NOT_WHOLE),
+    "no column x": (lambda path: write(path, x=None), {}, ValueError, ["'x'"]),
+    "other type": (lambda path: write(path, C=columns()["s"]), {}, ValueError, ["'C'", "string"]),
+    "no lists": (lambda path: write(path, g=columns()["C"]), {}, ValueError, ["'g'", "int64"]),
+    "no rows": (lambda path: change_all(path, **NONE), {}, ValueError, ["no rows"]),
+    "damaged number": (lambda path: damage(path, "x"), {}, ParquetError, ["'x'", *PLACE[:2]]),
+    "damaged list": (lambda path: damage(path, "g"), {}, ParquetError, ["'g'", *PLACE[:2]]),
+    "damaged slice": (lambda path: damage(path, "x"), SLICES, ParquetError, ["'x'", *PLACE[:2]]),
+    "too wide an integer": (
+        lambda path: change_all(path, C=WIDE), {"cat_names": ["C"], "cont_names": []}, ParquetError,
+        ["'C'", str(2**64 - 1), "int64", "cardinality|hash"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*it cannot be used", "ignore:.*is read as")
+@pytest.mark.parametrize("name", FILES)
+def test_a_bad_file_is_refused_with_its_name(tmp_path, name):
+    spoil, changes, error, facts = FILES[name]
+    spoil(folder_with(tmp_path) / "b.parquet")
+    facts = [*facts, r"\.parquet" if name == "too wide an integer" else r"b\.parquet"]
+    check(lambda: iterate(loader_of(tmp_path, **changes)), error, facts)
+
+
+CHANGES = {
+    "removed": lambda path: path.unlink(),
+    "rewritten": lambda path: write(path, x=[0.5] * 2 * GROUP),
+    "cut": lambda path: cut(path, -99),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_file_that_changes_during_the_epoch_is_refused(tmp_path, name):
+    folder_with(tmp_path)
+    calls = itertools.count()
+
+    def change_files(chunk):
+        if next(calls) == 1:
+            for path in tmp_path.glob("*.parquet"):
+                CHANGES[name](path)
+        return chunk
+
+    loader = loader_of(tmp_path, buffer_size=30, reader_kwargs={"threads": 1}).map(change_files)
+    check(lambda: iterate(loader), ParquetError, [r"\.parquet", "changed", "row group"])
+
+
+# ---- Arrow types ---------------------------------------------------------------------------------
+
+DAY, MOMENT = datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 7, 5)
+PRICES = [decimal.Decimal("1.5")] * 3
+TYPES = {  # {type: (values, the remedy for a feature)}
+    "decimal128": (pa.array(PRICES, pa.decimal128(20, 2)), "float64"),
+    "string": (pa.array(["a"] * 3), "Categorify|HashBucket"),
+    "string_view": (pa.array(["a"] * 3, pa.string_view()), "Categorify|HashBucket"),
+    "dictionary of string": (pa.array(["a"] * 3).dictionary_encode(), "Categorify|HashBucket"),
+    "list of strings": (pa.array([["a", "b"], [], ["a"]]), "Categorify|HashBucket"),
+    "binary": (pa.array([b"a"] * 3), "string"),
+    "date32": (pa.array([DAY] * 3), "DateParts"),
+    "time64": (pa.array([datetime.time(23, 5)] * 3, pa.time64("us")), "DateParts"),
+    "timestamp": (pa.array([MOMENT] * 3, pa.timestamp("ns", "Europe/Paris")), "DateParts"),
+    "duration": (pa.array([datetime.timedelta(2)] * 3), "DateParts"),
+    "list of lists": (pa.array([[[1]], [], [[2]]]), "columns"),
+    "list_view": (pa.array([[1], [], [2]], pa.list_view(pa.int64())), "list"),
+    "struct": (pa.array([{"a": 1}] * 3), "columns"),
+    "null": (pa.nulls(3), "null"),
+}
+
+
+@pytest.mark.parametrize("role", ["feature", "label"])
+@pytest.mark.parametrize("name", TYPES)
+def test_a_type_that_no_batch_can_hold_is_refused_with_the_remedy(tmp_path, name, role):
+    values, remedy = TYPES[name]
+    pq.write_table(pa.table({"c": values, "x": [1, 2, 3]}), tmp_path / "a.parquet")
+    feature, label, facts = (
+        ("c", "x", ["'c'", remedy]) if role == "feature" else ("x", "c", ["'c'"])
+    )
+    names = {"cat_names": [feature], "label_names": [label]}
+    check(lambda: KerasSequenceLoader(tmp_path, 3, **names).peek(), ValueError, facts)
+
+
+# ---- arguments and calls -------------------------------------------------------------------------
+
+BOTH = ["global_size", "global_rank"]
+VOCABULARY = tf.feature_column.categorical_column_with_vocabulary_list("C", ["a"])
+ARGUMENTS = [  # (arguments, facts)
+    ({"engine": "csv"}, ["engine", "'csv'", "parquet"]),
+    ({"batch_layout": "rows"}, ["batch_layout", "'rows'", "stacked"]),
+    ({"multi_hot": "dense"}, ["multi_hot", "'dense'", "offsets"]),
+    ({"device": "tpu"}, ["device", "'tpu'", "gpu"]),
+    ({"batch_size": 0}, ["batch_size", "at least 1", r"\b0\b"]),
+    ({"batch_size": 1.5}, ["batch_size", "integer", r"1\.5"]),
+    ({"seed": -1}, ["seed", r"-1\b"]),
+    ({"global_size": 2}, [*BOTH, "both", "neither"]),
+    ({"global_size": 2, "global_rank": 2}, ["global_rank", r"\[0, .*2\)", r"\b2\b"]),
+    ({"global_size": 700, "global_rank": 0}, ["600 rows", "700 ranks"]),
+    ({"batch_size": 1, "global_size": 7, "global_rank": 0}, ["batch_size=1", "drop_last=True"]),
+    ({"buffer_size": 0}, ["buffer_size", "above 0", r"\b0\b"]),
+    ({"buffer_size": INF}, ["buffer_size", "finite", "inf"]),
+    ({"memory_budget": 0}, ["memory_budget", r"\b0\b"]),
+    ({"memory_budget": "1 gig"}, ["memory_budget", "'1 gig'", "GB|MiB"]),
+    ({"memory_budget": 5000}, ["memory_budget", r"\b5,?000\b", r"at least [\d,]+"]),
+    ({"reader_kwargs": {"threads": 0}}, ["threads", "at least 1", r"\b0\b"]),
+    ({"reader_kwargs": {"rows": 3}}, ["reader_kwargs", "'rows'", "'threads'"]),
+    ({"label_names": "y"}, ["label_names", r"\['y'\]"]),
+    ({"cat_names": "C"}, ["cat_names", r"\['C'\]"]),
+    ({"cat_names": ["C", "D"]}, [r"'D'", "not in the files", "'s'"]),
+    ({"id_names": ["D"]}, [r"'D'", "not in the files"]),
+    ({"label_names": ["x"]}, ["'x'", "continuous", "label"]),
+    ({"feature_columns": [], "cat_names": ["C"]}, ["feature_columns", "cat_names", "schema"]),
+    ({"cat_names": ["C"], "label_names": ["g"]}, ["'g'", "label", "list", "length"]),
+    ({"cat_names": [], "cont_names": []}, ["feature", "'C'"]),
+    ({"schema": SCHEMA.replace("v", length=3)}, ["'v'", r"\b3\b", r"\b2\b"]),
+    ({"filters": [("D", "<", 3)]}, ["filters", "D", "'C'"]),
+    ({"filters": [("C", "like", 3)]}, ["'like'", "<"]),
+    ({"filters": [("x", ">", 1e9)]}, ["no rows", "filters", "1000000000|1e"]),
+    ({"nulls": "skip"}, ["nulls", "'skip'", "'fill'"]),
+    ({"nulls": {"D": 0}}, ["nulls", "'D'", "feature", "'C'"]),
+    ({"nulls": {"C": 50}}, ["nulls", "'C'", r"\b50\b", IN_RANGE]),
+    ({"nulls": {"C": 1.5}}, ["nulls", "'C'", r"1\.5", "integer"]),
+    ({"nulls": {"x": 1e300}}, ["nulls", "'x'", r"1e\+300", "float32"]),
+    ({"seed_fn": lambda: -1}, ["seed_fn", "epoch 0", "-1"]),
+    ({"canonical_ranks": 6, "batch_size": 63}, ["batch_size=63", r"multiple of 6", "60 or 66"]),
+    ({"canonical_ranks": 6, "global_size": 4, "global_rank": 0}, ["multiple", "global_size=4"]),
+    ({"canonical_ranks": 2, "buffer_size": 0.2}, ["buffer_size", r"0\.2", "number of rows"]),
+    ({"canonical_ranks": 0}, ["canonical_ranks", "at least 1"]),
+    ({"batch_size": 2000, "drop_last": True}, ["600", "batch_size=2000", "drop_last"]),
+    ({"schema": Schema([*SCHEMA, Column("s", "weight")])}, ["'s'", "'w'", "one"]),
+    ({"feature_columns": [VOCABULARY]}, ["VocabularyListCategoricalColumn", "not supported"]),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return folder_with(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(("changes", "facts"), ARGUMENTS, ids=str)
+def test_an_argument_that_does_not_fit_is_refused(whole, changes, facts):
+    check(lambda: loader_of(whole, **changes).peek(), ValueError, facts)
+
+
+def begun(folder):
+    loader = loader_of(folder)
+    loader.peek()
+    return loader
+
+
+def raising(error):
+    def function(*_):
+        raise error("nothing of that name")
+
+    return function
+
+
+def resume(folder, **changes):
+    loader_of(folder).load_state_dict(loader_of(folder, **changes).state_dict())
+
+
+def resume_at(folder, **changes):
+    loader = loader_of(folder)
+    loader.load_state_dict({**loader.state_dict(), **changes})
+
+
+NAMES = pa.table({"g": [[1]], "g__values": [1], "C": [1], "continuous": [0.5], "y": [0.5]})
+LISTS = {"multi_hot": "nnzs", "cat_names": ["g", "g__values"], "cont_names": []}
+MATRIX = {"batch_layout": "stacked", "cat_names": ["C"], "label_names": ["continuous"]}
+CALLS = {  # {name: (call, error, facts)}
+    "no file": (lambda f: loader_of(f / "none"), FileNotFoundError, ["Parquet", "none"]),
+    "filters of a source": (
+        lambda f: loader_of(ParquetSource(f), filters=[("C", "<", 3)]), ValueError, ["filters"],
+    ),
+    "the name of a list's tensor": (
+        lambda f: loader_of(NAMES, **LISTS).peek(), ValueError, ["'g__values'", "rename"],
+    ),
+    "the name of a matrix": (
+        lambda f: loader_of(NAMES, **MATRIX).peek(), ValueError, ["'continuous'", "stacked"],
+    ),
+    "ragged arrays": (
+        lambda f: next(loader_of(f, multi_hot="ragged").as_numpy()), ValueError, ["ragged", "nnzs"],
+    ),
+    "no ids": (lambda f: next(loader_of(f).with_ids()), ValueError, ["id_names"]),
+    "no labels": (
+        lambda f: loader_of(f, label_names=[]).to_tf_dataset(), ValueError, ["label_names"],
+    ),
+    "a seed function that ends": (
+        lambda f: iterate(loader_of(f, seed_fn=raising(StopIteration))), RuntimeError,
+        ["seed_fn", "StopIteration", "epoch 0"],
+    ),
+    "a negative epoch": (lambda f: loader_of(f).set_epoch(-1), ValueError, ["epoch", r"-1\b"]),
+    "a late map": (lambda f: begun(f).map(dict), RuntimeError, ["map", "first batch"]),
+    "a second map": (lambda f: loader_of(f).map(dict).map(dict), RuntimeError, ["map", "once"]),
+    "a late copy": (lambda f: pickle.dumps(begun(f)), TypeError, ["pickle", "state_dict"]),
+    "another batch size": (
+        lambda f: resume(f, batch_size=8), ValueError, ["batch_size", r"\b8\b", r"\b16\b"],
+    ),
+    "another order": (lambda f: resume(f, shuffle=False), ValueError, ["shuffle", "False"]),
+    "other rows": (lambda f: resume(f, filters=[("C", "<", 3)]), ValueError, ["rows|filters"]),
+    "no state": (lambda f: loader_of(f).load_state_dict({}), ValueError, ["state", "epoch"]),
+    "a place behind": (lambda f: resume_at(f, batch=38, seed=0), ValueError, ["batch 38", "has"]),
+    "a place of text": (lambda f: resume_at(f, batch="1"), ValueError, ["batch", "integer", "'1'"]),
+    "a place without a seed": (lambda f: resume_at(f, batch=3), ValueError, ["seed", "None"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_cannot_work_is_refused(whole, name):
+    call, error, facts = CALLS[name]
+    check(lambda: call(whole), error, facts)
+
+
+def with_columns(**functions):
+    """A function to map that replaces columns by what is made of the chunk."""
+    return lambda chunk: chunk.with_columns({n: f(chunk) for n, f in functions.items()})
+
+
+def falling(chunk):
+    return Ragged(np.zeros(3, int), np.r_[0, 3, 2, [3] * (chunk.num_rows - 2)])
+
+
+def half_masked(chunk):
+    return Masked(np.zeros(chunk.num_rows, int), np.ones(3, bool))
+
+
+MAPS = {  # {name: (function, error, facts beside the row group)}
+    "a dict": (dict, ParquetError, ["map", "dict", "Chunk"]),
+    "no column x": (lambda chunk: chunk.drop(["x"]), ParquetError, ["map", "'x'"]),
+    "few rows": (lambda chunk: chunk.slice(0, 3), ParquetError, [r"map.*\b3 rows"]),
+    "floats": (with_columns(C=lambda c: c["x"]), ParquetError, ["'C'", "float64", "int64"]),
+    "lists": (with_columns(C=lambda c: c["g"]), ParquetError, ["'C'", "lists"]),
+    "no lists": (with_columns(g=lambda c: c["C"]), ParquetError, ["'g'", "multi.hot|list"]),
+    "falling offsets": (with_columns(g=falling), ParquetError, ["'g'", "offsets", r"\b1\b"]),
+    "a short mask": (with_columns(C=half_masked), ParquetError, ["'C'", r"\b3\b"]),
+    "an error": (raising(KeyError), KeyError, ["nothing of that name"]),
+    "no memory": (raising(MemoryError), MemoryError, ["nothing of that name"]),
+    "an end": (raising(StopIteration), RuntimeError, ["map", "StopIteration"]),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_what_a_mapped_function_does_wrong_is_told_with_the_place(whole, name):
+    function, error, facts = MAPS[name]
+    facts = [*facts, r"row group \d", r"\.parquet"]
+    check(lambda: iterate(loader_of(whole).map(function)), error, facts)
+
+
+def test_the_first_row_that_fails_is_named_on_any_thread_and_the_loader_works_again(whole):
+    failing, later_failed = [True], threading.Event()
+
+    def fail(chunk):
+        first = float(chunk["x"][0])
+        if failing and first == 0.0:
+            later_failed.wait(0.2)
+        if failing:
+            later_failed.set()
+            raise ValueError(f"value {first}")
+        return chunk
+
+    loader = loader_of(whole, shuffle=False, buffer_size=100, parts_per_chunk=6).map(fail)
+    check(lambda: iterate(loader), ParquetError, [r"value 0\.0", "row group 0", r"a\.parquet"])
+    failing.clear()
+    assert (sum(len(labels) for _, labels, _ in loader), loader.epoch) == (600, 1)

@@ -1,0 +1,93 @@
+"""On a GPU: what cuDF decodes is what Arrow decodes; what it cannot is refused by name."""
+
+import datetime
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.gpu import ON_GPU, run
+from tutorlib.columns import to_namespace
+from tutorlib.parquet import ParquetError, ParquetSource
+
+pytestmark = ON_GPU
+ROWS = 700
+
+
+def table():
+    """Columns of every kind that may stand in a chunk."""
+    rows = np.arange(ROWS)
+    names = ("int8", "uint16", "int32", "int64", "uint64", "float32", "float64")
+    made = {name: pa.array((rows % 100).astype(name)) for name in names}
+    made["bool nulls"] = pa.array([None if i % 5 == 0 else i % 2 == 0 for i in range(ROWS)])
+    made["int nulls"] = pa.array([None if i % 5 == 0 else i for i in range(ROWS)], pa.int32())
+    made["float nulls"] = pa.array([None if i % 5 == 0 else i / 2 for i in range(ROWS)])
+    made["text nulls"] = pa.array([None if i % 5 == 0 else f"{i} ü" for i in range(ROWS)])
+    made["dictionary"] = pa.array([f"d{i % 7}" for i in range(ROWS)]).dictionary_encode()
+    made["null lists"] = pa.array([None if i % 5 == 0 else [i] * (i % 3) for i in range(ROWS)])
+    made["lists with nulls"] = pa.array([[i, None][: i % 3] for i in range(ROWS)])
+    made["lists of texts"] = pa.array([["a", "bc", ""][: i % 4] for i in range(ROWS)])
+    made["vectors"] = pa.array([[i / 2, i / 3] for i in range(ROWS)])
+    return pa.table(made)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "a.parquet"
+    pq.write_table(table(), path, row_group_size=300)
+    return path
+
+
+@pytest.mark.parametrize("name", table().column_names)
+@pytest.mark.parametrize("filters", [None, [("int32", ">", 15)]])
+def test_every_kind_of_column_is_that_of_the_cpu(path, name, filters):
+    ours = ParquetSource(path, filters, device="gpu")
+    theirs = ours.on("cpu")
+    for position, bounds in ((0, ()), (1, (17, 61)), (2, (5, 5))):
+        got = to_namespace(ours.read(position, [name], *bounds)[name], np)
+        want = theirs.read(position, [name], *bounds)[name]
+        assert type(got) is type(want)
+        np.testing.assert_equal(got.tolist(), want.tolist())
+        assert getattr(got, "dtype", None) == getattr(want, "dtype", None)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([datetime.date(2020, 1, 1)]),
+        pa.array([1], pa.timestamp("us")),
+        pa.array([1], pa.float16()),
+    ],
+    ids=str,
+)
+def test_a_type_that_a_gpu_cannot_hold_is_refused_with_a_remedy(tmp_path, values):
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet")
+    with pytest.raises(ParquetError, match=r"column 'x': a GPU cannot decode .*device='cpu'"):
+        ParquetSource(tmp_path, device="gpu").read(0)
+
+
+DAMAGED = """
+import sys
+from tutorlib.parquet import ParquetError, ParquetSource
+source = ParquetSource(sys.argv[1], device="gpu")
+try:
+    source.read(1)
+except ParquetError as error:
+    print(error)
+"""
+
+
+def test_a_column_that_cannot_be_decoded_is_named(tmp_path):
+    """In a process of its own: what damaged data may do to CUDA would stay for the next test."""
+    path = tmp_path / "a.parquet"
+    columns = table().select(["int64", "float64"])
+    pq.write_table(columns, path, row_group_size=300, compression="zstd", use_dictionary=False)
+    leaf = pq.read_metadata(path).row_group(1).column(1)
+    data = bytearray(path.read_bytes())
+    frame = data.index(b"\x28\xb5\x2f\xfd", leaf.data_page_offset)  # where Zstandard data begin
+    data[frame : frame + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    said = run(DAMAGED, path)
+    assert re.search(r"row group 1 of .*a\.parquet, column 'float64': cuDF cannot read it", said)

@@ -1,0 +1,133 @@
+"""Ids of the rows of each batch, and predictions joined to them as a table."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+
+from tutorlib.loader.plan import EpochPlan
+from tutorlib.parquet import ParquetSource
+
+
+def ids_of_batches(
+    plan: EpochPlan, source: ParquetSource, names: Sequence[str], first_batch: int = 0
+) -> Iterator[pa.Table]:
+    """Yield the named columns of the rows of each batch, in the order of the batch.
+
+    The plan alone says which rows a batch has. Memory: these columns of one chunk for each
+    canonical rank that the process holds, and of a batch.
+
+    Args:
+        plan: plan of the epoch.
+        source: the files.
+        names: columns of any Arrow type.
+        first_batch: number of the first batch.
+    """
+    waiting: dict[int, list[pa.Table]] = {rank.rank: [] for rank in plan.ranks}
+    chunks = iter(plan.chunks_from(first_batch))
+    for batch in range(first_batch, len(plan)):
+        parts = []
+        for rank in plan.ranks:
+            rows, mine = int(rank.starts[batch + 1] - rank.starts[batch]), waiting[rank.rank]
+            while sum(table.num_rows for table in mine) < rows:
+                chunk = next(chunks)
+                ranges = [
+                    source.table(r.row_group, names, r.start, r.stop) for r in chunk.row_ranges
+                ]
+                order = plan.rank_of(chunk).order(chunk.index)
+                table = pa.concat_tables(ranges)
+                table = table if order is None else table.take(pa.array(order))
+                segments = plan.rank_of(chunk).segments(chunk.index, first_batch)
+                if segments:
+                    start, stop = segments[0].start, segments[-1].stop
+                    waiting[chunk.rank].append(table.slice(start, stop - start))
+            table = mine[0] if len(mine) == 1 else pa.concat_tables(mine)
+            parts.append(table.slice(0, rows))
+            mine[:] = [table.slice(rows)]
+        yield parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+
+
+def predicted(
+    loader: Any,
+    model: keras.Model,
+    labels: bool,
+    class_names: Sequence[str] | None,
+    name: str,
+    verbose: str | int,
+) -> Generator[pa.Table]:
+    """Yield the table of each batch: ids, labels if asked for, and predictions.
+
+    Args:
+        loader: `KerasSequenceLoader` in the order of the files.
+        model: as in `KerasSequenceLoader.predict`, and so are the others.
+        labels: whether the table has the labels.
+        class_names: names of the values of a prediction.
+        name: name of the column of predictions.
+        verbose: how progress is shown.
+    """
+    label_names = loader.schema.labels.names
+    if labels and not label_names:
+        raise ValueError("labels=True needs a loader with label_names")
+    if verbose == "auto":
+        verbose = 1 if keras.config.is_interactive_logging_enabled() else 2
+    bar = keras.utils.Progbar(len(loader), verbose=verbose)
+    batches = loader.with_ids() if loader.id_names else ((pa.table({}), b) for b in loader)
+    with contextlib.closing(loader), contextlib.closing(batches):
+        for number, (ids, (inputs, target)) in enumerate(batches):
+            rows = loader.batch_rows(number)
+            columns: list[tuple[str, Any]] = [*zip(ids.column_names, ids.columns, strict=True)]
+            if labels:
+                one = not isinstance(target, Mapping)
+                columns += _columns({label_names[0]: target} if one else target, rows, None)
+            outputs = model.predict_on_batch(inputs)
+            if isinstance(outputs, list | tuple):
+                names = getattr(model, "output_names", None) or range(len(outputs))
+                outputs = dict(zip(names, outputs, strict=True))
+            if isinstance(outputs, Mapping):
+                named = {f"{name}_{output}": array for output, array in outputs.items()}
+            else:
+                named = {name: outputs}
+            columns += _columns(named, rows, class_names)
+            counts = collections.Counter(column for column, _ in columns)
+            if twice := sorted(column for column, count in counts.items() if count > 1):
+                raise ValueError(
+                    f"columns {twice} would be in the table twice: ids, labels and predictions "
+                    "need different names. Pass another name=."
+                )
+            yield pa.table(dict(columns))
+            bar.update(number + 1)
+
+
+def _columns(
+    arrays: Mapping[str, Any], rows: int, class_names: Sequence[str] | None
+) -> Generator[tuple[str, pa.Array]]:
+    """Yield (name, column) of arrays or tensors that have a value or an array for each row."""
+    for name, values in arrays.items():
+        array = keras.ops.convert_to_numpy(values)
+        if array.dtype.kind == "V":  # bfloat16, which Arrow does not know
+            array = array.astype(np.float32)
+        if array.shape[:1] != (rows,):
+            raise ValueError(
+                f"{name!r} has the shape {array.shape} for a batch of {rows} rows; the model must "
+                "give a value, or an array, for each row"
+            )
+        if class_names is not None:
+            if array.shape != (rows, len(class_names)):
+                raise ValueError(
+                    f"class_names has {len(class_names)} names, but {name!r} has the shape "
+                    f"{array.shape}; give a name for each value of a row, or none"
+                )
+            for number, class_name in enumerate(class_names):
+                yield f"{name}_{class_name}", pa.array(array[:, number])
+            continue
+        sizes = array.shape[1:] if array.shape != (rows, 1) else ()
+        column = pa.array(array.reshape(-1))
+        for size in reversed(sizes):
+            column = pa.FixedSizeListArray.from_arrays(column, size)
+        yield name, column

@@ -1,0 +1,210 @@
+"""Row groups decoded by a GPU, as CuPy arrays over the memory of cuDF's library.
+
+Written for pylibcudf 26.10. It reads the file (with KvikIO, directly into GPU memory where the
+system has GPUDirect Storage), decompresses and decodes it on the stream of the calling thread.
+Nothing is copied: the arrays are views of its buffers. What a GPU cannot decode to the values that
+Arrow gives, such as dates, is refused, never decoded on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tutorlib.columns import (
+    Masked,
+    Ragged,
+    Strings,
+    column_from_arrow,
+    slice_rows,
+    take,
+    to_namespace,
+)
+from tutorlib.parquet.stored import ParquetError, ParquetRows, StoredRows
+from tutorlib.schema import column_type, element_type, is_number
+
+CPU = "Read it with device='cpu', or cast it in the data"
+
+
+def check_gpu() -> None:
+    """Raise ValueError unless there is a GPU and the packages that read on it."""
+    try:
+        import cupy
+        import pylibcudf  # noqa: F401
+
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # of a driver, which has classes of its own
+        raise ValueError(
+            f"device='gpu' needs an NVIDIA GPU with cudf and cupy ({error}). Use device='cpu'."
+        ) from error
+
+
+def read_row_group(
+    stored: StoredRows,
+    index: int,
+    fields: Sequence[pa.Field],
+    constant: pa.Table,
+    rows: slice | np.ndarray,
+) -> dict[str, Any]:
+    """Return columns of a row group as CuPy arrays and lists of them.
+
+    Args:
+        stored: the file, or rows in memory, which are copied over.
+        index: number of the row group.
+        fields: columns of the file, with the types to read them as.
+        constant: columns that are not in the file, of as many rows as are taken.
+        rows: the stored rows to take, int64 [n] if they are not a slice.
+
+    Raises:
+        ParquetError: if a column has a type that a GPU cannot hold, or cannot be decoded, or the
+            file is in an object store; it says what to do.
+        MemoryError: if the GPU has not enough memory.
+    """
+    import cupy
+
+    names = [field.name for field in fields]
+    for field in fields:
+        kind, _ = element_type(column_type(field.type)[0])
+        if not (kind == "string" or is_number(kind)) or kind == "float16" or "." in field.name:
+            raise ParquetError(
+                f"{stored.location(index)}, column {field.name!r}: a GPU cannot decode {field.type}"
+                f". {CPU}."
+            )
+    if not isinstance(stored, ParquetRows):
+        table = stored.read(index, names).cast(pa.schema(fields))
+        columns = {n: to_namespace(column_from_arrow(table[n]), cupy) for n in names}
+    elif stored.is_local:
+        columns = _decoded(stored, index, fields)
+    else:
+        raise ParquetError(
+            f"{stored.path}: a GPU reads files of this machine. Copy them here, or use "
+            "device='cpu'."
+        )
+    for name, column in columns.items():
+        if isinstance(rows, slice):
+            columns[name] = slice_rows(column, rows.start, rows.stop)
+        else:
+            columns[name] = take(column, cupy.asarray(rows))
+    for name in constant.column_names:
+        columns[name] = to_namespace(column_from_arrow(constant[name]), cupy)
+    cupy.cuda.get_current_stream().synchronize()  # another thread may use them on its own stream
+    return columns
+
+
+def _decoded(stored: ParquetRows, index: int, fields: Sequence[pa.Field]) -> dict[str, Any]:
+    """Return all rows of columns, and raise ParquetError that names the column at fault."""
+    errors = RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, OSError
+    try:
+        return _read(stored, index, fields)
+    except errors as error:
+        if "out of memory" in str(error) or "MemoryAllocation" in str(error):
+            raise MemoryError(str(error)) from error  # from CUDA, where RMM does not allocate
+        at_fault = ""
+        if "Fatal CUDA error" not in str(error):  # after it, nothing can be decoded
+            for field in fields:
+                try:
+                    _read(stored, index, [field])
+                except errors:
+                    at_fault = f", column {field.name!r}"
+                    break
+        raise ParquetError(
+            f"{stored.location(index)}{at_fault}: cuDF cannot read it ({type(error).__name__}: "
+            f"{error}). If device='cpu' can, rewrite the file with ParquetSink."
+        ) from error
+
+
+def _read(stored: ParquetRows, index: int, fields: Sequence[pa.Field]) -> dict[str, Any]:
+    import pylibcudf
+
+    if not fields:
+        return {}
+    if change := stored.file.change():
+        raise ParquetError(f"{stored.location(index)}: the file has changed: {change}.")
+    parquet = pylibcudf.io.parquet
+    source = pylibcudf.io.types.SourceInfo([stored.file.inner])
+    options = parquet.ParquetReaderOptions.builder(source)
+    options = options.use_pandas_metadata(False).use_arrow_schema(False)
+    options = options.column_names([field.name for field in fields]).build()
+    options.set_row_groups([[index]])
+    table = parquet.read_parquet(options, _stream())
+    names = table.column_names(include_children=False)
+    columns = dict(zip(names, map(_column, table.tbl.columns()), strict=True))
+    if {len(column) for column in columns.values()} != {stored.row_counts[index]}:
+        raise EOFError(f"not the {stored.row_counts[index]} rows of the footer")
+    return {field.name: _cast(columns[field.name], field.type) for field in fields}
+
+
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    """Return a column in the type that all files share."""
+    if isinstance(column, Masked):
+        return Masked(_cast(column.values, kind), column.valid)
+    if isinstance(column, Ragged | Strings):
+        return column
+    return column.astype(kind.to_pandas_dtype(), copy=False)
+
+
+def _stream() -> Any:
+    """Return the current stream of this thread as an RMM stream."""
+    import cupy
+    from rmm.pylibrmm.stream import Stream
+
+    return Stream(cupy.cuda.get_current_stream())
+
+
+def _column(column: Any) -> Any:
+    """Return a column of pylibcudf as a column of a chunk, over the same memory."""
+    import cupy
+    from pylibcudf import TypeId
+
+    kind, size = column.type().id(), column.size()
+    if kind == TypeId.LIST:
+        lists = column.list_view()  # in which a null list of Parquet has no values
+        return Ragged(_column(lists.child()), _offsets(lists.offsets(), size), _valid(column))
+    if kind == TypeId.STRING:
+        data, offsets = column.data(), _offsets(column.child(0) if size else None, size)
+        values: Any = Strings(_array(data, np.uint8, 0 if data is None else data.size), offsets)
+    elif kind == TypeId.BOOL8:
+        values = _array(column.data(), np.bool_, size)
+    else:
+        values = _array(column.data(), np.dtype(kind.name.lower()), size)
+    valid = _valid(column)
+    if valid is None:
+        return values
+    if isinstance(values, Strings) or values.dtype.kind != "f":
+        return Masked(values, valid)
+    return cupy.where(valid, values, values.dtype.type("nan"))
+
+
+def _valid(column: Any) -> Any:
+    """Return bool [n], False at a null; None if there is no null."""
+    from pylibcudf import transform
+
+    mask, size = column.null_mask(), column.size()
+    if mask is None or not column.null_count():
+        return None
+    plain = transform.mask_to_bools(mask.ptr, 0, size, _stream())
+    return _array(plain.data(), np.bool_, size)
+
+
+def _offsets(column: Any, size: int) -> Any:
+    """Return the offsets of lists or strings, int64 [size + 1]; libcudf's may be int32."""
+    import cupy
+
+    if not size:
+        return cupy.zeros(1, dtype=np.int64)
+    dtype = np.dtype(column.type().id().name.lower())
+    return _array(column.data(), dtype, size + 1).astype(np.int64, copy=False)
+
+
+def _array(memory: Any, dtype: Any, size: int) -> Any:
+    """Return an array over memory of libcudf, which it keeps alive."""
+    import cupy
+
+    dtype = np.dtype(dtype)
+    if not size:
+        return cupy.empty(0, dtype=dtype)
+    unowned = cupy.cuda.UnownedMemory(memory.ptr, size * dtype.itemsize, memory, 0)
+    return cupy.ndarray((size,), dtype, cupy.cuda.MemoryPointer(unowned, 0))

@@ -1,0 +1,977 @@
+"""Outputs that are whole or absent, filesystems of URLs, checkpoints, and progress bars.
+
+An output is written under its name with the ending `.partial` and renamed at the end: an error or a
+kill leaves the old one, or none. A folder that was made here holds a file `MARK`; no other folder
+is ever replaced or removed. What goes to an object store is made in TMPDIR and copied at the end.
+pyarrow reads `s3://`, `gs://` and `abfs://` itself, on threads that hold no interpreter lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from pyarrow import fs
+
+if sys.platform != "win32":
+    import fcntl
+
+ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # read by pyarrow, without fsspec
+REFUSED = re.compile("ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIALS|HTTP status 40[013]")
+UNKNOWN = re.compile("HTTP status 404|NO_SUCH|RESOURCE_NOT_FOUND")
+URL = re.compile(r"[a-z][a-z0-9]+:/")  # `Path` leaves one of the two slashes
+SECRETS = re.compile(r"(?<=\w\w:/)(/?)[^/]*@")
+TRIES = 5  # of a request to S3
+
+MARK = ".tutorlib"  # readers of data folders skip names that start with "."
+FOREIGN = (
+    f"{{}} was not made by tutorlib (it has no file {MARK}), so it is neither replaced nor "
+    "removed. Move it away, or choose another output."
+)
+METADATA_FILE = "_building.json"  # in a folder that is being written
+MANIFEST_FILE = "manifest.json"
+WRITING_FOLDER = "_writing"
+TEMPORARY = "tutorlib_remote_"  # how the names of temporary folders begin
+COPIES, COPY_BYTES = 8, 2**23  # at a time, each
+COPIED_BY_STORE = 5 * 2**30  # bytes at most of an object that S3 copies in one request
+CHECKPOINT = re.compile(r"(\d+)-epoch-(\d+)-batch-(\d+)")
+LEFT_OVER = re.compile(CHECKPOINT.pattern + r"\.(partial|replaced|removed)")
+
+
+# ---- filesystems ---------------------------------------------------------------------------------
+
+
+def shown(url: str) -> str:
+    """Return a URL without the secrets before its bucket or host, as messages show it.
+
+    Example:
+        >>> shown("s3://KEY:SECRET@bucket/train"), shown("s3:/KEY:SECRET@bucket")
+        ('s3://bucket/train', 's3:/bucket')
+    """
+    return SECRETS.sub(r"\1", url)
+
+
+class RetryingS3(fs.S3FileSystem):
+    """S3 with five tries of each request, with random waits of up to 1, 2, 4 and 8 seconds between.
+
+    pyarrow gives a pickled copy its default of three tries; a copy of this one has five, too.
+
+    Args:
+        settings: keyword arguments of `pyarrow.fs.S3FileSystem`.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        retry = fs.AwsStandardS3RetryStrategy(max_attempts=TRIES)
+        super().__init__(**settings, retry_strategy=retry)
+
+    def __reduce__(self) -> Any:
+        return RetryingS3, super().__reduce__()[1]
+
+
+@functools.lru_cache(maxsize=32)
+def _s3(url: str, variables: tuple[tuple[str, str], ...]) -> fs.FileSystem:
+    """Return the filesystem of a bucket, with its open connections if it was asked for before."""
+    _, (settings,) = fs.FileSystem.from_uri(url)[0].__reduce__()
+    return RetryingS3(settings)
+
+
+def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
+    """Return a filesystem of pyarrow or fsspec as one of pyarrow.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(filesystem, fs.FileSystem):
+        return filesystem
+    kinds = [kind.__module__ for kind in type(filesystem).__mro__]
+    if "fsspec.spec" not in kinds:
+        raise TypeError(
+            "filesystem must be a pyarrow.fs.FileSystem or an fsspec filesystem, got a "
+            f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
+        )
+    if "fsspec.implementations.local" in kinds:
+        return fs.LocalFileSystem()
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+
+
+def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, str, str]:
+    """Return (filesystem, path within it, the URL's text before that path) of a path or URL.
+
+    Args:
+        text: path or URL; of S3, `?endpoint_override=host:port&scheme=http&region=...` may follow.
+        filesystem: `pyarrow.fs` or fsspec filesystem that holds the path; None takes it from a URL.
+
+    Raises:
+        ImportError: if a URL needs fsspec or one of its drivers that is not installed.
+        OSError: if an object store cannot be reached, or refuses the credentials.
+    """
+    scheme, mark, rest = text.partition("://")
+    known = mark and "/" not in scheme
+    if filesystem is not None:
+        where = as_arrow_filesystem(filesystem)
+        in_store = known and scheme in ARROW_SCHEMES
+        inner, prefix = (rest, f"{scheme}://") if in_store else (text, "")
+        handler = getattr(where, "handler", None)
+        if isinstance(handler, fs.FSSpecHandler):  # as it is in listings
+            inner = handler.fs._strip_protocol(inner)
+        return where, inner, prefix
+    if not known and URL.match(text) and not os.path.exists(text):
+        raise ValueError(f"{shown(text)} is a URL that lost a slash in a Path. Give it as text.")
+    if not known or scheme == "file":
+        return fs.LocalFileSystem(), unquote(rest) if known else text, ""
+    path, _, options = rest.partition("?")
+    head = before_pattern(path)
+    if scheme == "s3":
+        bucket, mark, key = path.partition("/")
+        variables = tuple((n, v) for n, v in sorted(os.environ.items()) if n.startswith("AWS_"))
+        with store_errors(shown(f"s3://{path}")):
+            s3 = _s3(f"s3://{bucket}?{options}".rstrip("?"), variables)
+        return s3, bucket.rpartition("@")[2] + mark + key, "s3://"
+    if scheme in ARROW_SCHEMES:
+        where, inner = fs.FileSystem.from_uri(f"{scheme}://{head}?{options}".rstrip("?"))
+        return where, inner + path[len(head) :], f"{scheme}://"
+    try:
+        import fsspec
+
+        found, inner = fsspec.core.url_to_fs(text)
+    except (ImportError, ValueError) as error:
+        raise ImportError(
+            f"{shown(text)}: reading {scheme}:// needs fsspec and its driver for it ({error}). "
+            "Install them, or pass filesystem="
+        ) from error
+    url = found.unstrip_protocol(inner)
+    return as_arrow_filesystem(found), inner, url[: url.rfind(inner)]
+
+
+def before_pattern(path: str) -> str:
+    """Return the folder before the first pattern in a path; the path if it has no pattern."""
+    head = re.split(r"[*?\[]", path, maxsplit=1)[0]
+    return path if head == path else head.rpartition("/")[0]
+
+
+def etag_of(opened: Any) -> bytes | None:
+    """Return the entity tag of an open `pyarrow.NativeFile`; None outside object stores."""
+    return opened.metadata().get("ETag")
+
+
+def store_failure(error: BaseException, filesystem: Any = None) -> str:
+    """Return what a request to an object store failed of, with a remedy; "" for other errors."""
+    text = str(error)
+    if "AWS Error" not in text:
+        return ""
+    if REFUSED.search(text):
+        remedy = (
+            "Check the credentials and what they may do: AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, ~/.aws, the machine's role, or "
+            "filesystem=pyarrow.fs.S3FileSystem(...)"
+        )
+        return f"the object store refuses it ({text}). {remedy}"
+    if UNKNOWN.search(text):
+        return f"there is no such bucket or object ({text}). Check its name, and make the bucket"
+    tries = f" after {TRIES} tries" if isinstance(filesystem, RetryingS3) else ""
+    return f"the object store failed{tries} ({text}). Check endpoint and network, then run it again"
+
+
+@contextlib.contextmanager
+def store_errors(what: str, filesystem: Any = None) -> Iterator[None]:
+    """Raise errors of an object store as OSError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if not (failure := store_failure(error, filesystem)):
+            raise
+        kind = PermissionError if REFUSED.search(str(error)) else OSError
+        raise kind(f"{what}: {failure}") from error
+
+
+# ---- outputs on this machine ---------------------------------------------------------------------
+
+
+def local_path(target: str | os.PathLike[str]) -> Path:
+    """Return the path of an output that is written on this machine.
+
+    Raises:
+        ValueError: for a URL.
+    """
+    if URL.match(os.fspath(target)):
+        raise ValueError(
+            f"{shown(os.fspath(target))} is a URL, but this output is written on this machine. "
+            "Write it to a local folder and copy that, for example with `aws s3 cp --recursive`."
+        )
+    return Path(target)
+
+
+def staging_path(target: Path) -> Path:
+    """Return the name under which a target is written before it is whole."""
+    return target.with_name(target.name + ".partial")
+
+
+@contextlib.contextmanager
+def new_file(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
+    """Give a path to write a file to, which becomes `target` when the block ends without an error.
+
+    Args:
+        target: the file, by `output_path` if it may be a URL; one that exists is replaced. Missing
+            folders are made.
+
+    Raises:
+        IsADirectoryError: if `target` is a folder.
+        FileExistsError: if its name with `.partial` appended exists and was not made here.
+        BlockingIOError: if another process is writing the same target.
+
+    Example:
+        >>> target = Path(tempfile.mkdtemp()) / "numbers.txt"
+        >>> with new_file(target) as path:
+        ...     _ = path.write_text("1 2 3")
+        >>> target.read_text(), path.exists()
+        ('1 2 3', False)
+    """
+    if isinstance(target, RemotePath):
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            yield Path(folder, target.name)
+            target.replace_by_file(Path(folder, target.name))
+        return
+    target = local_path(target)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a folder. Move it away, or choose another file.")
+    with scratch_folder(staging_path(target)) as folder:
+        yield folder / target.name
+        (folder / target.name).replace(target)
+
+
+@contextlib.contextmanager
+def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
+    """Give an empty folder, which becomes `target` when the block ends without an error.
+
+    A kill leaves the old folder, the new one or none: where it struck between two renamings, the
+    next call puts the old one back.
+
+    Args:
+        target: the folder, by `output_path` if it may be a URL; one that was made here is replaced.
+
+    Raises:
+        FileExistsError: if `target`, or its name with `.partial` appended, holds files and was not
+            made here.
+        BlockingIOError: if another process is writing the same target.
+
+    Example:
+        >>> target = Path(tempfile.mkdtemp()) / "numbers"
+        >>> with new_folder(target) as folder:
+        ...     _ = (folder / "odd.txt").write_text("1 3 5")
+        >>> (target / "odd.txt").read_text(), folder.exists()
+        ('1 3 5', False)
+    """
+    if isinstance(target, RemotePath):
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+            yield Path(folder)
+            mark(Path(folder))
+            target.replace_by(Path(folder))
+        return
+    target = local_path(target)
+    _check_folder(target)
+    with scratch_folder(staging_path(target)) as staging:
+        _recover(target)
+        yield staging
+        _replace(target, staging)
+
+
+@contextlib.contextmanager
+def resumable_folder(
+    target: str | os.PathLike[str] | RemotePath, metadata: Mapping[str, Any] | None
+) -> Iterator[Path]:
+    """Give a folder, which becomes `target` when the block ends without an error.
+
+    If the process is killed or interrupted, or an error ends the block, the folder stays as
+    `{target}.partial` (of a URL, in TMPDIR). The next call with equal metadata gives it back with
+    the files that were finished by `new_file_in`; a call with other metadata gives an empty one.
+    After an error the folder goes if a later call could not use it: without metadata, or without a
+    finished file.
+
+    Args:
+        target: the folder, by `output_path` if it may be a URL; one that was made here is replaced.
+        metadata: everything that decides what the files hold, as JSON values; None to begin with
+            an empty folder always.
+
+    Raises:
+        FileExistsError: as `new_folder` does.
+        BlockingIOError: as `new_folder` does.
+
+    Example:
+        >>> target = Path(tempfile.mkdtemp()) / "squares"
+        >>> with resumable_folder(target, {"up to": 3}) as folder:
+        ...     with new_file_in(folder, "squares.txt") as path:
+        ...         _ = path.write_text("0 1 4")
+        >>> (target / "squares.txt").read_text()
+        '0 1 4'
+    """
+    if isinstance(target, RemotePath):
+        number = hashlib.sha256(target.url.encode()).hexdigest()[:16]
+        staging = Path(tempfile.gettempdir()) / f"tutorlib_for_{number}.partial"
+    else:
+        target = local_path(target)
+        _check_folder(target)
+        staging = staging_path(target)
+    with locked_folder(staging):
+        refuse_foreign(staging)
+        mark(staging)
+        _clear_unless_equal(staging, metadata)
+        try:
+            try:
+                yield staging
+            finally:
+                shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
+            if isinstance(target, RemotePath):
+                target.replace_by(staging)
+        except Exception as error:
+            if metadata is None or not _finished_files(staging):
+                remove(staging)
+                raise
+            error.add_note(
+                f"The finished files are kept in {staging}. Running the same call again resumes "
+                f"with the next one and makes {target} of it; or delete the folder."
+            )
+            raise
+        if isinstance(target, RemotePath):
+            remove(staging)
+        else:
+            (staging / METADATA_FILE).unlink()
+            _recover(target)
+            _replace(target, staging)
+
+
+@contextlib.contextmanager
+def new_file_in(folder: Path, name: str) -> Iterator[Path]:
+    """Give a path to write a file to, which becomes `folder/name` when the block ends.
+
+    The file is on the disk before it is renamed. Several processes may write the same file, as the
+    workers of a cluster can; the last one wins.
+
+    Args:
+        folder: what `resumable_folder` gave.
+        name: path of the file in the folder, such as "train/part_00000.parquet".
+    """
+    path = folder / WRITING_FOLDER / f"{uuid.uuid4().hex}{Path(name).suffix}"
+    path.parent.mkdir(exist_ok=True)
+    try:
+        yield path
+        _flush(path)
+        (folder / name).parent.mkdir(exist_ok=True)
+        path.replace(folder / name)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _finished_files(staging: Path) -> list[Path]:
+    names = MARK, METADATA_FILE
+    return [path for path in staging.rglob("*") if path.is_file() and path.name not in names]
+
+
+def _clear_unless_equal(staging: Path, metadata: Mapping[str, Any] | None) -> None:
+    """Clear the folder unless its files were written under the same metadata."""
+    known = staging / METADATA_FILE
+    wanted = None if metadata is None else json.loads(json.dumps(metadata))
+    try:
+        equal = wanted is not None and json.loads(known.read_text(encoding="utf-8")) == wanted
+    except (FileNotFoundError, ValueError):
+        equal = False
+    if not equal:
+        known.unlink(missing_ok=True)  # first, so that a kill meanwhile cannot leave a mixture
+        _clear(staging)
+        with new_file_in(staging, METADATA_FILE) as path:
+            path.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+    shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """Give an empty folder for the block; it is removed afterwards, unless the block renamed it.
+
+    Raises:
+        FileExistsError: if the folder holds files and was not made here, or is a file.
+        BlockingIOError: if another process is using it.
+    """
+    with locked_folder(folder):
+        refuse_foreign(folder)
+        mark(folder)
+        _clear(folder)
+        identity = folder.stat()
+        try:
+            yield folder
+        finally:
+            # Once it is renamed, another process may make a new folder of the same name.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(folder.stat(), identity):
+                    remove(folder)
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and keep other processes out during the block.
+
+    The lock ends with the process, however it ends. The folder may be renamed or removed in the
+    block. Windows has no such lock, so there the folder is only made.
+
+    Raises:
+        BlockingIOError: if another process, or another block of this one, holds the lock.
+    """
+    with contextlib.ExitStack() as until_unlocked:
+        while True:
+            if folder.exists() and not folder.is_dir():
+                raise FileExistsError(f"{folder} is a file. Move it away, or choose another name.")
+            folder.mkdir(parents=True, exist_ok=True)
+            if sys.platform == "win32":
+                break
+            # FileNotFoundError: who held the lock has just renamed or removed the folder.
+            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as unless_locked:
+                handle = os.open(folder, os.O_RDONLY)
+                unless_locked.callback(os.close, handle)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise BlockingIOError(
+                        f"another process is writing {folder}. Wait until it is done, or choose "
+                        "another output."
+                    ) from error
+                if os.path.samestat(os.fstat(handle), folder.stat()):
+                    until_unlocked.push(unless_locked.pop_all())
+                    break
+        yield
+
+
+def _replaced_path(target: Path) -> Path:
+    return target.with_name(target.name + ".replaced")
+
+
+def _check_folder(target: Path) -> None:
+    """Raise FileExistsError unless the folder `target` may be made or replaced."""
+    for path in (target, _replaced_path(target)):
+        if path.exists() and not path.is_dir():
+            raise FileExistsError(f"{path} is a file. Move it away, or choose another folder.")
+        refuse_foreign(path)
+
+
+def _recover(target: Path) -> None:
+    """Clear up what a kill within `_replace` left; call it with the lock of the staging folder."""
+    old = _replaced_path(target)
+    if target.exists():
+        remove(old)
+    elif (old / MARK).exists():
+        old.rename(target)
+
+
+def _replace(target: Path, new: Path) -> None:
+    """Rename a folder to `target`; a folder there that was made here is removed."""
+    old = _replaced_path(target)
+    _check_folder(target)
+    if target.is_symlink():
+        target.unlink()
+    elif target.exists():
+        target.rename(old)
+    new.rename(target)
+    remove(old)
+
+
+# ---- which folders may be removed ----------------------------------------------------------------
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether a path is a folder that may be removed: it has the mark, or it is empty."""
+    return (folder / MARK).is_file() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def mark(folder: Path) -> None:
+    """Let this library replace and remove a folder."""
+    text = "tutorlib made this folder and may replace or remove it. Delete this file to keep it.\n"
+    (folder / MARK).write_text(text, encoding="utf-8")
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise FileExistsError for a folder that has content and no mark."""
+    if path.is_dir() and not is_ours(path):
+        raise FileExistsError(FOREIGN.format(path))
+
+
+def refuse_existing(target: str | os.PathLike[str] | RemotePath, overwrite: bool) -> None:
+    """Raise FileExistsError if `target` exists and must not be replaced.
+
+    Args:
+        target: path of a file or folder to write.
+        overwrite: whether to replace a file, an empty folder, or a folder that was made here.
+    """
+    if isinstance(target, RemotePath):
+        names = target.sizes()
+        if METADATA_FILE in names:  # of a run of the same call that was stopped
+            return
+        exists, foreign = bool(names) or target.is_file(), bool(names) and MARK not in names
+    else:
+        path = Path(target)
+        exists, foreign = path.exists(), path.is_dir() and not is_ours(path)
+    if exists and not overwrite:
+        raise FileExistsError(f"{target} exists already. Pass overwrite=True to replace it.")
+    if foreign:
+        raise FileExistsError(FOREIGN.format(target))
+
+
+def refuse_overlap(
+    target: str | os.PathLike[str] | RemotePath, inputs: Iterable[str | os.PathLike[str]]
+) -> None:
+    """Raise ValueError if `target` is or contains an input, or is inside an input folder.
+
+    Args:
+        target: path of the output; an output replaces all that it contains.
+        inputs: paths of the input files and folders; those that do not exist here are ignored.
+
+    Example:
+        >>> refuse_overlap("data/train", ["data/raw/day_0.parquet"])
+    """
+    for path in (os.fspath(path) for path in inputs):
+        url = "://" in path and not path.startswith("file://")
+        if isinstance(target, RemotePath) and url:
+            mine = target.inner.strip("/") + "/"
+            other = shown(path).partition("?")[0].rpartition("://")[2].strip("/") + "/"
+        elif not isinstance(target, RemotePath) and os.path.exists(path):
+            mine, other = (os.path.realpath(place) + os.sep for place in (target, path))
+        else:
+            continue
+        if other.startswith(mine) or mine.startswith(other):
+            raise ValueError(
+                f"the output {target} overlaps the input {shown(path)}: writing would replace or "
+                "change what is read. Choose an output outside the input."
+            )
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that was made here, the mark last; a link is removed by itself.
+
+    Raises:
+        FileExistsError: if the folder has content and no mark.
+    """
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        refuse_foreign(folder)
+        _clear(folder)
+        (folder / MARK).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _clear(folder: Path) -> None:
+    """Remove everything in a folder but its mark."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != MARK:
+            entry.unlink()
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- outputs in an object store ------------------------------------------------------------------
+
+
+def output_path(path: Any, filesystem: Any = None) -> Path | RemotePath:
+    """Return where an output goes: a `Path` on this machine, or a `RemotePath`.
+
+    Args:
+        path: path or URL such as `s3://bucket/train`.
+        filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
+
+    Example:
+        >>> output_path("data/train").name
+        'train'
+    """
+    where, inner, prefix = find_filesystem(os.fspath(path), filesystem)
+    if isinstance(where, fs.LocalFileSystem):
+        return local_path(inner)
+    inner = inner.rstrip("/")
+    return RemotePath(where, inner, prefix + inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class RemotePath:
+    """A file or folder of another filesystem.
+
+    An object appears when it is complete. A folder is not one object: while it is written it holds
+    `METADATA_FILE`, for which `refuse_unfinished` refuses it, and which goes last.
+
+    Args:
+        filesystem: the filesystem.
+        inner: path within it.
+        url: what messages call it.
+    """
+
+    filesystem: fs.FileSystem
+    inner: str
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(self.filesystem, f"{self.inner}/{name}", f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return PurePosixPath(self.inner).name
+
+    @property
+    def suffix(self) -> str:
+        """Ending of the name, such as ".parquet"."""
+        return PurePosixPath(self.inner).suffix
+
+    def is_file(self) -> bool:
+        """Return whether it is one object."""
+        with store_errors(self.url, self.filesystem):
+            return self.filesystem.get_file_info(self.inner).type == fs.FileType.File
+
+    def sizes(self) -> dict[str, int]:
+        """Return {name within the folder: bytes} of the objects in a folder, {} without any."""
+        selector = fs.FileSelector(self.inner, recursive=True, allow_not_found=True)
+        infos: list[fs.FileInfo] = []
+        with store_errors(self.url, self.filesystem), contextlib.suppress(NotADirectoryError):
+            infos = self.filesystem.get_file_info(selector)
+        files = [info for info in infos if info.type == fs.FileType.File]
+        return {info.path.removeprefix(self.inner).strip("/"): info.size for info in files}
+
+    def read_text(self) -> str:
+        """Return the content of an object."""
+        with store_errors(self.url, self.filesystem):
+            with self.filesystem.open_input_stream(self.inner) as file:
+                return file.read().decode()
+
+    def write_text(self, text: str) -> None:
+        """Write an object."""
+        with store_errors(self.url, self.filesystem):
+            with self.filesystem.open_output_stream(self.inner) as file:
+                file.write(text.encode())
+
+    def copy_from(self, file: Path) -> None:
+        """Copy a file of this machine here; what is stopped half way leaves a part of it.
+
+        Raises:
+            OSError: if a request failed, or fewer bytes arrived.
+        """
+        # Not `pyarrow.fs.copy_files`, which ignores what fails when it closes the object.
+        with store_errors(self.url, self.filesystem):
+            with open(file, "rb") as source, self.filesystem.open_output_stream(self.inner) as out:
+                shutil.copyfileobj(source, out, COPY_BYTES)
+            arrived, size = self.filesystem.get_file_info(self.inner).size, file.stat().st_size
+        if arrived != size:
+            raise OSError(f"{self}: {arrived} of {size} bytes arrived. Run the same call again.")
+
+    def copy_to(self, file: Path) -> None:
+        """Copy the object to a file of this machine."""
+        with store_errors(self.url, self.filesystem):
+            with self.filesystem.open_input_stream(self.inner) as source, open(file, "wb") as out:
+                shutil.copyfileobj(source, out, COPY_BYTES)
+
+    def remove(self) -> None:
+        """Remove an object."""
+        with store_errors(self.url, self.filesystem):
+            self.filesystem.delete_file(self.inner)
+
+    def replace_by_file(self, file: Path) -> None:
+        """Replace an object by a file of this machine; the old one stays until the new is whole.
+
+        More than 5 GB, or a file of HDFS, is written in place.
+
+        Raises:
+            OSError: if a request failed, or fewer bytes arrived.
+        """
+        if file.stat().st_size > COPIED_BY_STORE or self.filesystem.type_name == "hdfs":
+            self.copy_from(file)
+            return
+        # Not in place: an object of pyarrow that is closed after an error holds what was sent.
+        hidden = self.inner.removesuffix(self.name) + f".{self.name}.partial"
+        partial = dataclasses.replace(self, inner=hidden)
+        try:
+            partial.copy_from(file)
+            with store_errors(self.url, self.filesystem):
+                self.filesystem.copy_file(partial.inner, self.inner)
+        finally:
+            with contextlib.suppress(OSError):
+                partial.remove()
+
+    def replace_by(self, folder: Path) -> None:
+        """Replace all that is in this folder by the files of a folder of this machine.
+
+        If several processes do this at the same time, readers refuse a mixture of their files.
+
+        Raises:
+            BlockingIOError: if another process wrote here at the same time.
+            OSError: if a request failed, or a file did not arrive whole.
+        """
+        files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+        files.pop(METADATA_FILE, None)
+        run = f'"being written by run {uuid.uuid4()}, or left when that was stopped"'
+        unfinished = self / METADATA_FILE
+        unfinished.write_text(run)
+        gone = self.sizes().keys() - files.keys() - {METADATA_FILE}
+
+        try:
+            with ThreadPoolExecutor(COPIES, thread_name_prefix="tutorlib-copy") as pool:
+                list(pool.map(lambda name: (self / name).remove(), sorted(gone)))
+                list(pool.map(lambda name: (self / name).copy_from(files[name]), sorted(files)))
+        finally:
+            there = self.sizes()
+            alone = METADATA_FILE in there and unfinished.read_text() == run
+            if not alone:
+                unfinished.write_text(run)  # so that readers and the other refuse it, too
+        there.pop(METADATA_FILE, None)
+        if not alone or there != {name: path.stat().st_size for name, path in files.items()}:
+            raise BlockingIOError(
+                f"another process wrote to {self} at the same time, so readers refuse what is "
+                "there. Run one of the calls again, alone."
+            )
+        unfinished.remove()
+
+
+def refuse_unfinished(folder: str, names: Iterable[str]) -> None:
+    """Raise ValueError if the names in a folder tell that it is being written."""
+    if any(PurePosixPath(name).name == METADATA_FILE for name in names):
+        raise ValueError(
+            f"{folder} is being written, or a run that wrote it was stopped: it holds "
+            f"{METADATA_FILE}. Wait, run the call that writes it again, or delete the folder."
+        )
+
+
+def read_text(folder: Any, name: str, filesystem: Any = None) -> str | None:
+    """Return the text of a file in a folder, also of a URL; None if there is none.
+
+    A store whose objects may be read but not listed refuses names that do not exist.
+    """
+    file = output_path(folder, filesystem) / name
+    try:
+        if not file.is_file():
+            return None
+    except PermissionError:
+        return None
+    return file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read_text()
+
+
+@contextlib.contextmanager
+def local_copy(path: Any, filesystem: Any = None) -> Iterator[Path]:
+    """Give a folder with the files of a folder, without those of folders in it.
+
+    Args:
+        path: a folder of this machine, which is given as it is, or a URL, which is copied.
+        filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
+
+    Raises:
+        FileNotFoundError: if a URL has no files.
+        ValueError: if it is being written.
+    """
+    source = output_path(path, filesystem)
+    if isinstance(source, Path):
+        yield source
+        return
+    names = source.sizes()
+    refuse_unfinished(source.url, names)
+    if not names:
+        raise FileNotFoundError(f"there is nothing at {source}")
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
+        for name in names:
+            if "/" not in name and not name.startswith("."):
+                (source / name).copy_to(Path(folder, name))
+        try:
+            yield Path(folder)
+        except Exception as error:
+            error.add_note(f"{folder} was a copy of {source}.")
+            raise
+
+
+# ---- verified folders and checkpoints ------------------------------------------------------------
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write `MANIFEST_FILE`: JSON values, and the SHA-256 of all other files in the folder.
+
+    Example:
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "weights").write_bytes(b"123")
+        >>> write_manifest(folder, {"epoch": 2})
+        >>> read_manifest(folder)
+        {'epoch': 2}
+    """
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    files = {name: _sha256(folder / name) for name in names if name not in (MARK, MANIFEST_FILE)}
+    text = json.dumps({"content": content, "files": files}, indent=1, sort_keys=True)
+    line = hashlib.sha256(text.encode()).hexdigest()
+    (folder / MANIFEST_FILE).write_text(f"{line}\n{text}\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any]:
+    """Return the JSON values of a manifest; nothing is parsed before its hash is verified.
+
+    Args:
+        folder: what `write_manifest` was given.
+        verify: whether to verify the other files too.
+
+    Raises:
+        FileNotFoundError: if there is no manifest.
+        ValueError: if a file was changed or is missing; it names the file.
+    """
+    path = folder / MANIFEST_FILE
+    line, _, text = path.read_bytes().partition(b"\n")
+    changed = [path] if hashlib.sha256(text.rstrip(b"\n")).hexdigest().encode() != line else []
+    manifest = {} if changed else json.loads(text)
+    if verify and not changed:
+        files = {folder / name: value for name, value in manifest["files"].items()}
+        changed = [file for file, value in files.items() if _sha256(file) != value]
+    if changed:
+        was = "was changed after it was saved" if changed[0].is_file() else "is missing"
+        raise ValueError(f"{changed[0]} {was}: its checksum differs. Save it again.")
+    return manifest["content"]
+
+
+def _sha256(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Checkpoint(NamedTuple):
+    """A whole checkpoint: its number, its folder, and the JSON values saved with it."""
+
+    number: int
+    folder: Path
+    state: dict[str, Any]
+
+
+def find_checkpoints(path: str | os.PathLike[str]) -> list[Checkpoint]:
+    """Return the whole checkpoints in a folder, the newest last; everything else is ignored.
+
+    Their states are verified; `read_manifest(folder)` verifies the other files.
+
+    Args:
+        path: folder that holds the checkpoints; it may be missing.
+
+    Raises:
+        ValueError: if the path is a URL.
+    """
+    found, parent = [], local_path(path)
+    for folder in parent.iterdir() if parent.is_dir() else ():
+        if name := CHECKPOINT.fullmatch(folder.name):
+            with contextlib.suppress(OSError, ValueError):
+                state = read_manifest(folder, verify=False)
+                found.append(Checkpoint(int(name[1]), folder, state))
+    return sorted(found, key=lambda checkpoint: checkpoint.number)
+
+
+@contextlib.contextmanager
+def new_checkpoint(
+    path: str | os.PathLike[str], epoch: int, batch: int, state: Mapping[str, Any]
+) -> Iterator[Path]:
+    """Give an empty folder; when the block ends without an error, it is the newest checkpoint.
+
+    All files are on the disk before the folder gets its name, and the name is on the disk before
+    this returns: otherwise a machine that loses power could keep the name and lose the files.
+
+    Args:
+        path: folder that holds the checkpoints; made if it is missing.
+        epoch: epoch to put in the folder's name.
+        batch: batch to put in the folder's name.
+        state: JSON values that `find_checkpoints` returns; they are written after the block.
+
+    Raises:
+        OSError: if a file cannot be written; the older checkpoints stay.
+        BlockingIOError: if another process is writing the same checkpoint.
+
+    Example:
+        >>> path = tempfile.mkdtemp()
+        >>> with new_checkpoint(path, 2, 40, {"version": 1}) as folder:
+        ...     _ = (folder / "weights").write_bytes(b"123")
+        >>> [newest] = find_checkpoints(path)
+        >>> newest.folder.name, newest.state
+        ('000001-epoch-2-batch-40', {'version': 1})
+    """
+    path = local_path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    numbers = [int(name[1]) for name in map(CHECKPOINT.fullmatch, os.listdir(path)) if name]
+    number = max(numbers, default=0) + 1
+    with new_folder(path / f"{number:06d}-epoch-{epoch}-batch-{batch}") as folder:
+        yield folder
+        write_manifest(folder, state)
+        for file in [*folder.iterdir(), folder]:
+            _flush(file)
+    _flush(path)
+
+
+def remove_old(path: str | os.PathLike[str], keep: int) -> None:
+    """Remove all checkpoints except the newest `keep`, and what killed processes left.
+
+    A checkpoint is renamed before its files are deleted, so a partial one is never loaded.
+
+    Args:
+        path: folder that holds the checkpoints.
+        keep: checkpoints to keep, at least 1.
+    """
+    for checkpoint in find_checkpoints(path)[:-keep]:
+        if is_ours(checkpoint.folder):
+            name = checkpoint.folder.name + ".removed"
+            checkpoint.folder.rename(checkpoint.folder.with_name(name))
+    for entry in Path(path).iterdir():
+        if LEFT_OVER.fullmatch(entry.name) and is_ours(entry):
+            remove(entry)
+
+
+# ---- progress ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
+    """Give a function to call, from any thread, with a number of rows that are done.
+
+    Args:
+        label: text before the bar.
+        rows: rows in total.
+        progress: True draws a bar, False draws nothing, None draws one if tqdm is installed and
+            the standard error output is a terminal.
+
+    Raises:
+        ImportError: for True, if tqdm is not installed.
+
+    Example:
+        >>> with row_bar("fit", 5, progress=False) as done:
+        ...     done(5)
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        if progress:
+            raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+        yield lambda rows: None
+        return
+    lock = threading.Lock()
+    disable = None if progress is None else not progress  # None: unless there is a terminal
+    with tqdm(total=rows, desc=label, unit=" rows", unit_scale=True, disable=disable) as bar:
+
+        def done(rows: int) -> None:
+            with lock:
+                bar.update(rows)
+
+        yield done
