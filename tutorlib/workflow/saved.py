@@ -1,6 +1,6 @@
-"""A fitted workflow as files: JSON, a Parquet file for each learned table, and their SHA-256.
+"""A fitted workflow as files: a manifest with all settings, and Parquet for each learned table.
 
-The hashes are compared before a file is parsed, so what is parsed is what `write_files` wrote.
+All hashes are compared before a file is parsed, so what is parsed is what `write_files` wrote.
 Classes are looked up by name and never imported, and no path from a file is opened.
 """
 
@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 
 from tutorlib.columns import Chunk
 from tutorlib.ops import ColumnGroup, LambdaOp, op_class, saved_name
+from tutorlib.storage import MANIFEST_FILE, read_manifest, write_manifest
 
 FORMAT_VERSION = 5
-FILE = "workflow.json"
-SUMS = "SHA256SUMS"  # as the command sha256sum writes and checks it
 SUBFOLDER = "_workflow"  # of a folder of transformed rows
 
 
@@ -31,25 +30,17 @@ def write_files(workflow: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, table in _tables(workflow):
         pq.write_table(table.to_arrow(), folder / file, compression="lz4")
-    (folder / FILE).write_text(json.dumps(_description(workflow), indent=1), encoding="utf-8")
-    (folder / SUMS).write_text(_sums(folder), encoding="utf-8")
+    write_manifest(folder, _description(workflow))
 
 
 def read_files(kind: type[Any], folder: Path, functions: Mapping[str, Callable[..., Any]]) -> Any:
     """Return the workflow of class `kind` that `write_files` wrote, as `Workflow.load` says."""
-    if not (folder / SUMS).is_file():
+    if not (folder / MANIFEST_FILE).is_file():
         below = folder / SUBFOLDER
-        hint = f". There is one at {below}" if (below / SUMS).is_file() else ""
-        raise FileNotFoundError(f"no saved workflow at {folder}: it has no {SUMS}{hint}")
-    expected = (folder / SUMS).read_text(encoding="utf-8", errors="replace")
-    if different := set(expected.splitlines()) ^ set(_sums(folder).splitlines()):
-        files = sorted({line.partition("  ")[2] for line in different})
-        raise ValueError(
-            f"{folder}: the files {files} were changed after they were saved: their hashes are not "
-            f"those in {SUMS}. Save the workflow again."
-        )
-    description = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    if (version := description["format_version"]) != FORMAT_VERSION:
+        hint = f". There is one at {below}" if (below / MANIFEST_FILE).is_file() else ""
+        raise FileNotFoundError(f"no saved workflow at {folder}: it has no {MANIFEST_FILE}{hint}")
+    description = read_manifest(folder)
+    if (version := description.get("format_version")) != FORMAT_VERSION:
         raise ValueError(
             f"{folder}: format version {version}, but this tutorlib reads version "
             f"{FORMAT_VERSION}. Fit and save the workflow again."
@@ -71,17 +62,6 @@ def read_files(kind: type[Any], folder: Path, functions: Mapping[str, Callable[.
     workflow.input_types = {name: tuple(kind) for name, kind in description["inputs"].items()}
     workflow.nullable = description["nullable"]
     return workflow
-
-
-def _sums(folder: Path) -> str:
-    """Return a line with SHA-256 and name for each file of a saved workflow."""
-    lines = []
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != SUMS and not path.name.startswith("."):
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256")
-            lines.append(f"{digest.hexdigest()}  {path.name}\n")
-    return "".join(lines)
 
 
 def functions_of(workflow: Any) -> dict[str, Any]:

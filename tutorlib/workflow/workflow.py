@@ -538,10 +538,9 @@ class Workflow:
         saved.functions_of(self)  # raises
         target = storage.output_path(folder, filesystem)
         storage.refuse_existing(target, overwrite)
-        is_local = isinstance(target, Path)
-        with storage.new_folder(target) if is_local else storage.remote_output(target) as building:
+        with storage.new_folder(target) as building:
             saved.write_files(self, building)
-        return target if is_local else str(target)
+        return target if isinstance(target, Path) else str(target)
 
     @classmethod
     def load(

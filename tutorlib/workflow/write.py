@@ -182,13 +182,12 @@ def write_data_set(
             f"with client=, workers write to a folder that all of them see, not to {folder}. "
             "Write to a shared folder and copy that, or write without client=."
         )
-    staged: Any = storage.resumable_remote if is_remote else storage.resumable_folder
     threads = thread_count(threads)
     parts, metadata = job.part_files(), job.metadata()
     rows = sum(source.num_rows for source in job.sources.values())
     with (
         storage.row_bar("transform", rows, progress) as done,
-        staged(folder, metadata) as building,
+        storage.resumable_folder(folder, metadata) as building,
     ):
         missing = [part for part in parts if not (building / part.path).exists()]
         done(rows - sum(part.num_rows for part in missing))
@@ -249,9 +248,7 @@ def _source_metadata(source: RowSource) -> dict[str, Any] | None:
         return None
     paths = [path for path in source.files if os.path.exists(path)]
     times = [os.stat(path).st_mtime_ns for path in paths]
-    stored = getattr(source, "stored", None)
-    remote = [] if stored is None else [file for file in stored.files if not file.is_local]
-    return {**metadata, "times": [*times, *(file.version for file in remote)]}
+    return {**metadata, "times": [*times, *getattr(source, "versions", [])]}
 
 
 def split_rows(
