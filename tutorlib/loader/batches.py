@@ -344,7 +344,9 @@ class ChunkWork:
         fields += [columns[i : i + size] for i in range(0, len(columns), size)]
         fields += [[column] for column in layout.ragged.values()]
         by_column = reader.reads_by_column(self._plan, self.chunk)
-        gathering = [functools.partial(self._gather, group, by_column) for group in fields]
+        gathering: list[Task] = [
+            functools.partial(self._gather, group, by_column) for group in fields
+        ]
         if by_column:
             return [[self._order, *gathering]]
         # Small row groups are read several by a task.

@@ -154,6 +154,7 @@ class Batches(Iterator[Any]):
         self._cursor, self._begin = cursor, begin
         self._num_batches, self._moves = num_batches, moves
         self._pipeline: Pipeline | None = None
+        self._next_batches: Callable[[], list[Any] | None] = lambda: None
         self._received: collections.deque[Any] = collections.deque()
         self._closed = False
 
@@ -192,7 +193,7 @@ class Batches(Iterator[Any]):
         """Stop the threads of this pass; it then has no more batches."""
         self._closed = True
         self._received.clear()
-        self._next_batches: Callable[[], list[Any] | None] = lambda: None
+        self._next_batches = lambda: None
         if self._pipeline is not None:
             self._pipeline.close()
 

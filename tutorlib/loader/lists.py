@@ -33,7 +33,8 @@ class MultiHot:
     Args:
         form: of a list column g: "nnzs" gives `g__values` [nnz, 1] and `g__nnzs` [batch, 1];
             "offsets" gives `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged" gives a
-            tf.RaggedTensor g; "padded" gives g [batch, longest], padded with -1, which no id is (floats: 0).
+            tf.RaggedTensor g; "padded" gives g [batch, longest], padded with -1, which no id is
+            (floats with 0).
         max_length: longest list that is accepted, at least 1, and the width of "padded"; None for
             any length.
         bucketed: whether list columns come in few different shapes. `g__values` is padded after

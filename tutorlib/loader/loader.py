@@ -874,9 +874,10 @@ class KerasSequenceLoader(LoaderAdapter):
         try:
             dtypes, title = self.layout.dtypes, "Batches"
         except ValueError as error:  # strings, before a workflow is mapped
-            dtypes, title = {c.name: c.dtype for c in self.schema}, f"No batches yet: {error}"
+            dtypes, title = dict[str, Any](), f"No batches yet: {error}"
         rows = [
-            (c.name, c.role, self._tensor_of(c), dtypes[c.name], c.cardinality) for c in self.schema
+            (c.name, c.role, self._tensor_of(c), dtypes.get(c.name, c.dtype), c.cardinality)
+            for c in self.schema
         ]
         return table + html_table(title, head, rows)
 

@@ -221,7 +221,7 @@ class EpochPlan:
     def __init__(self, ranks: Sequence[RankPlan]) -> None:
         self.ranks = list(ranks)
         self.seed, self.epoch, self.shuffle = ranks[0].seed, ranks[0].epoch, ranks[0].shuffle
-        self.batch_sizes = sum(np.diff(plan.starts) for plan in ranks)
+        self.batch_sizes: Array = np.sum([np.diff(plan.starts) for plan in ranks], axis=0)
         self.num_rows = int(self.batch_sizes.sum())
         chunks = [chunk for plan in ranks for chunk in plan.chunks]
         self.chunks = sorted(chunks, key=lambda chunk: (chunk.first, chunk.rank))

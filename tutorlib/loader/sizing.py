@@ -166,8 +166,8 @@ def row_bytes(
         whole: whether all columns of a chunk are decoded before one is gathered, as for a
             transform, slices of a row group and filters.
     """
-    positions = sorted(range(len(source)), key=lambda n: -source.row_groups[n].num_rows)
-    positions = range(len(source)) if lists else positions[:1]
+    largest = max(range(len(source)), key=lambda n: source.row_groups[n].num_rows)
+    positions = range(len(source)) if lists else (largest,)
     stored = {
         name: max((source.row_bytes(n, [name]) for n in positions), default=8.0) for name in columns
     }
@@ -191,10 +191,10 @@ def row_bytes(
             2 * layout_bytes
         )  # the columns of a matrix, and the matrix, before it is gathered
     pages = len(columns) * PAGE_BYTES
-    largest = max(group.num_rows for group in source.row_groups) * sum(stored.values())
+    whole_bytes = source.row_groups[largest].num_rows * sum(stored.values())
     return RowBytes(
         batch=batch,
         decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
-        opened=min(pages, largest),
+        opened=min(pages, whole_bytes),
         fixed=settings.batch_size * (3 * batch + (AHEAD_BATCHES if lists else 0) * ahead),
     )

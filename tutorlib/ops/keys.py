@@ -39,7 +39,6 @@ from tutorlib.columns import (
     with_nulls,
 )
 from tutorlib.hashing import KeyIndex, hash_integers, hash_values, mix, to_buckets
-from tutorlib.schema import role_of
 from tutorlib.ops.base import (
     FIRST_OOV_ID,
     NULL_ID,
@@ -52,7 +51,7 @@ from tutorlib.ops.base import (
     per_column,
     take_or_null,
 )
-from tutorlib.schema import Column
+from tutorlib.schema import Column, role_of
 
 _NARROW = 4  # values that a range of integers may have for each row
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves

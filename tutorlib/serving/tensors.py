@@ -367,7 +367,11 @@ def columns_batch(
         else:
             ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
             padding = PAD if values.dtype.is_integer else 0
-            batch[name] = ragged if multi_hot == "ragged" else ragged.to_tensor(tf.cast(padding, values.dtype))
+            batch[name] = (
+                ragged
+                if multi_hot == "ragged"
+                else ragged.to_tensor(tf.cast(padding, values.dtype))
+            )
     return batch
 
 
