@@ -27,9 +27,6 @@ SCALE ?=
 PROFILE ?= $(or $(SCALE),small)
 LESSONS ?= $(if $(SCALE),10)
 ARGS ?=
-# make attack: time for all cases, and a seed that makes other cases.
-MINUTES ?= 10
-SEED ?= 0
 # make check tests the files that differ from this revision.
 BASE ?= main
 
@@ -48,11 +45,11 @@ TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks tools/check.py
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help setup data tutorial lab check test attack pages site bench figures lint constraints clean
+.PHONY: help setup data tutorial lab check test pages site bench figures lint constraints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS ADULT PROFILE SCALE LESSONS ARGS MINUTES SEED BASE (see the Makefile)"
+	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS ADULT PROFILE SCALE LESSONS ARGS BASE (see the Makefile)"
 
 setup: $(INSTALLED) ## create .venv with everything that the lessons and tests need
 
@@ -111,9 +108,6 @@ check: setup ## lint, types and the tests of files changed since main (BASE=anot
 test: setup ## run all tests: units, doctests, then every lesson
 	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook" -n 2 --dist loadfile)
 	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook)
-
-attack: setup ## read damaged files for MINUTES=10 (SEED=), report what is not refused well
-	@$(PY) -m tests.attack --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 pages: setup data ## run the lessons (LESSONS=), renew the outputs that their pages show
 	@$(PY) notebooks/pages.py $(ARGS) $(LESSONS)

@@ -165,6 +165,7 @@ def steps(rows: int | None, arguments: argparse.Namespace) -> list[Way]:
     import tensorflow as tf
 
     from tutorlib import RowSparseAdam, RowWiseAdagrad
+    from tutorlib.layers import EmbeddingTable
 
     rng, sizes = np.random.default_rng(0), column_sizes(arguments.table_rows)
     batch_size, shape = rows or arguments.batch_size, (sum(sizes), arguments.width)
@@ -173,7 +174,9 @@ def steps(rows: int | None, arguments: argparse.Namespace) -> list[Way]:
     values = tf.constant(rng.standard_normal((len(ids), arguments.width), dtype=np.float32))
 
     def update(name: str, optimizer: Any) -> Way:
-        table = keras.Variable(np.zeros(shape, np.float32), name="embedding_weights")
+        layer = EmbeddingTable(*shape, "zeros")
+        layer.build()
+        table = layer.embedding_weights
         optimizer.build([table])
 
         @tf.function(jit_compile=name.endswith(XLA))

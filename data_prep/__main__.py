@@ -1,16 +1,21 @@
 """`python -m data_prep synthetic|movielens|criteo|adult|csv`: create data ready for training.
 
-`csv` makes CSV files of your own ready for training. A command prints the terms of use of its data,
-and turns errors that the user can fix into one line on stderr and exit code 1.
+Each command is a function: its options are the function's arguments, its help their documentation.
+A command prints the terms of use of its data, and turns errors that the user can fix into one line
+on stderr and exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import collections.abc
 import errno
+import inspect
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import types
+import typing
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from data_prep import (
@@ -24,10 +29,71 @@ from data_prep import (
     synthetic_nhot,
 )
 from data_prep.output import DataPrepError
-from data_prep.terms import TERMS
-from tutorlib.memory import thread_count
 
+COMMANDS: dict[str, tuple[Callable[..., Any], str | None]] = {  # {name: (function, its --output)}
+    "synthetic criteo": (synthetic_criteo.write_criteo, "data/criteo/raw"),
+    "synthetic movielens": (synthetic_movielens.write_movielens, "data/movielens/raw"),
+    "synthetic nhot": (synthetic_nhot.write_nhot, "data/nhot"),
+    "synthetic adult": (synthetic_adult.write_adult, "data/adult/raw"),
+    "movielens": (movielens.prepare, "data/movielens"),
+    "criteo": (criteo.prepare, "data/criteo"),
+    "adult": (adult.prepare, "data/adult"),
+    "csv": (csv_files.csv_to_parquet, None),
+}
+FLAGS = {"output": ("--output", "--to"), "source": ("--from",)}  # others are --name-of-argument
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_HARPER = (
+    "F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context. "
+    "ACM Transactions on Interactive Intelligent Systems 5, 4: 19:1-19:19. "
+    "https://doi.org/10.1145/2827872"
+)
+# {command or variant: (data, source, terms, what publications must cite)}. The conditions of
+# MovieLens are in README.txt of each archive; the two archives differ in whether the data may be
+# redistributed. The licence of Criteo is on the page of the data set.
+TERMS = {
+    "synthetic": (
+        "synthetic (Criteo, MovieLens, Adult or n-hot shape)",
+        "drawn by this command from a seed",
+        "none: no row describes a real person or company",
+        "-",
+    ),
+    "ml-latest-small": (
+        "MovieLens ml-latest-small (GroupLens, University of Minnesota)",
+        "https://grouplens.org/datasets/movielens/latest/",
+        "research use; commercial use only with permission; no endorsement implied; may be "
+        "redistributed under the same conditions. It changes over time: report no results on it",
+        _HARPER,
+    ),
+    "ml-25m": (
+        "MovieLens ml-25m (GroupLens, University of Minnesota)",
+        "https://grouplens.org/datasets/movielens/25m/",
+        "research use; commercial use only with permission; no endorsement implied; not to be "
+        "redistributed without permission",
+        _HARPER,
+    ),
+    "movielens": (
+        "MovieLens, or data in its schema, as given by --from",
+        "https://grouplens.org/datasets/movielens/",
+        "MovieLens: research use; commercial use only with permission; README.txt of the "
+        "archive says whether it may be redistributed. Synthetic data: none",
+        _HARPER,
+    ),
+    "criteo": (
+        "Criteo 1TB Click Logs, or data in its format, as given by --from",
+        "https://huggingface.co/datasets/criteo/CriteoClickLogs",
+        "Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike). "
+        "Synthetic data: none",
+        "Criteo AI Lab. Criteo 1TB Click Logs dataset.",
+    ),
+    "adult": (
+        "UCI Adult, or data in its format, as given by --from",
+        "https://archive.ics.uci.edu/dataset/2/adult",
+        "Adult: CC BY 4.0 (name the source, say what was changed). Synthetic data: none",
+        "Barry Becker and Ronny Kohavi. 1996. Adult. UCI Machine Learning Repository. "
+        "https://doi.org/10.24432/C5XW20",
+    ),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,304 +108,86 @@ def parser() -> argparse.ArgumentParser:
     synthetic = commands.add_parser(
         "synthetic", help="Draw data from a seed; needs no network and no licence"
     ).add_subparsers(dest="kind", required=True, metavar="KIND")
-    _synthetic_criteo(synthetic)
-    _synthetic_movielens(synthetic)
-    _synthetic_nhot(synthetic)
-    _synthetic_adult(synthetic)
-    _movielens(commands)
-    _criteo(commands)
-    _adult(commands)
-    _csv(commands)
+    for name, (function, output) in COMMANDS.items():
+        text = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")[0]
+        command = (synthetic if " " in name else commands).add_parser(
+            name.split()[-1],
+            help=text.partition("\n")[0].replace("%", "%%"),
+            description=text.replace("%", "%%"),
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        command.set_defaults(run=function)
+        _add_options(command, function, output)
+        if function is csv_files.csv_to_parquet:
+            _add_options(command, csv_files.CsvOptions, None)
     return top
 
 
-def _command(
-    commands: argparse._SubParsersAction,
-    name: str,
-    text: str,
-    output: str | None,
-    run: Callable[..., Any],
-) -> argparse.ArgumentParser:
-    """Add a command: `run(output, **options)` is called with its options as keywords.
-
-    Without a default `output`, the folder must be given.
-    """
-    command = commands.add_parser(
-        name,
-        help=text.split(". ")[0],
-        description=text,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    command.add_argument(
-        "--output", "--to", metavar="FOLDER", help="output folder",
-        default=output, required=output is None,
-    )  # fmt: skip
-    command.add_argument(
-        "--overwrite", action="store_true", help="replace an output made with other settings"
-    )
-    command.set_defaults(run=run)
-    return command
-
-
-def _seed_and_scale(command: argparse.ArgumentParser, largest: str | None = None) -> None:
-    """Add --seed, and --scale if `largest`, the ids of the largest column at scale 1, is given."""
-    command.add_argument("--seed", type=int, default=0, help="seed of the data, 0 to 2**63 - 1")
-    if largest is not None:
-        command.add_argument(
-            "--scale", type=float, default=0.01,
-            help=f"factor on the cardinalities (at 1, the largest column has {largest} ids)",
-        )  # fmt: skip
-
-
-def _synthetic_criteo(commands: argparse._SubParsersAction) -> None:
-    command = _command(
-        commands,
-        "criteo",
-        "Draw click logs in the raw Criteo format, day_0.tsv, day_1.tsv, ... Takes about 240 bytes "
-        "per row and 6 s per million rows; memory (80 MB) does not grow with the rows.",
-        "data/criteo/raw",
-        synthetic_criteo.write_criteo,
-    )
-    command.add_argument("--rows", type=int, default=1_200_000, help="rows of all days together")
-    command.add_argument("--days", type=int, default=7, help="number of files, one per day")
-    _seed_and_scale(command, largest="7.8 M")
-
-
-def _synthetic_movielens(commands: argparse._SubParsersAction) -> None:
-    command = _command(
-        commands,
-        "movielens",
-        "Draw ratings.csv and movies.csv in the ml-25m schema. Takes about 25 bytes and 10 us per "
-        "rating.",
-        "data/movielens/raw",
-        synthetic_movielens.write_movielens,
-    )
-    command.add_argument("--ratings", type=int, default=1_000_000, help="ratings of all users")
-    command.add_argument("--users", type=int, default=6_500, help="number of users")
-    command.add_argument("--movies", type=int, default=5_000, help="number of films")
-    _seed_and_scale(command)
-
-
-def _synthetic_nhot(commands: argparse._SubParsersAction) -> None:
-    command = _command(
-        commands,
-        "nhot",
-        "Draw rows with lists of ids, ready for training: train/ and valid/ with 10 numbers, 37 "
-        "columns of one id and 3 columns of up to ten. Takes about 112 bytes per row and 3 s per "
-        "million rows; memory (130 MB) does not grow with the rows.",
-        "data/nhot",
-        synthetic_nhot.write_nhot,
-    )
-    command.add_argument("--rows", type=int, default=400_000, help="rows of both parts together")
-    _valid_share(command, "share of the rows for validation")
-    _seed_and_scale(command, largest="6.6 M")
-
-
-def _synthetic_adult(commands: argparse._SubParsersAction) -> None:
-    command = _command(
-        commands,
-        "adult",
-        "Draw adult.data and adult.test in the format of UCI Adult: text labels, ? for missing "
-        "values, no header. Takes about 120 bytes and 15 us per row.",
-        "data/adult/raw",
-        synthetic_adult.write_adult,
-    )
-    command.add_argument("--rows", type=int, default=48_842, help="rows of both files together")
-    command.add_argument(
-        "--valid-share", type=float, default=1 / 3, help="share of the rows in adult.test"
-    )
-    _seed_and_scale(command)
-
-
-def _valid_share(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument("--valid-share", type=float, default=0.2, help=text)
-
-
-def _movielens(commands: argparse._SubParsersAction) -> None:
-    command = _command(
-        commands,
-        "movielens",
-        "Make MovieLens ready for training: train/, valid/, movies.parquet, workflow/. Downloads "
-        "an archive from GroupLens (1 MB or 262 MB, with checksum, resumable) unless --from is "
-        "given.",
-        "data/movielens",
-        _run_movielens,
-    )
-    command.add_argument(
-        "--variant", choices=sorted(movielens.SHA256), default="ml-latest-small",
-        help="archive to download: 0.1 M or 25 M ratings",
-    )  # fmt: skip
-    command.add_argument(
-        "--from", dest="source", metavar="ZIP_OR_FOLDER", default=None,
-        help="local archive, or folder with ratings.csv and movies.csv, instead of a download",
-    )  # fmt: skip
-    command.add_argument(
-        "--split", choices=("random", "time"), default="random",
-        help="ratings for validation: drawn at random (seed 42), or the latest",
-    )  # fmt: skip
-    _valid_share(command, "share of the ratings for validation")
-
-
-def _run_movielens(
-    output: str, source: str | None, variant: str, overwrite: bool, **options: Any
+def _add_options(
+    command: argparse.ArgumentParser, function: Callable[..., Any], output: str | None
 ) -> None:
-    folder = movielens.fetch(output, variant=variant, source=source, overwrite=overwrite)
-    movielens.etl(folder, output, overwrite=overwrite, **options)
+    """Add the arguments of a function, with the texts of its docstring, as options."""
+    documentation = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")[2]
+    documentation = documentation.partition("\n\n")[0]
+    texts = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", documentation, re.MULTILINE))
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        default = (output or parameter.empty) if name == "output" else parameter.default
+        options: dict[str, Any] = {"help": " ".join(texts[name].split()).replace("%", "%%")}
+        options |= {"required": True} if default is parameter.empty else {"default": default}
+        kind = parameter.annotation
+        if isinstance(kind, types.UnionType):  # of `str | Path | None`, the first
+            kind = typing.get_args(kind)[0]
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction if default else "store_true"
+        elif typing.get_origin(kind) is typing.Literal:
+            options["choices"] = typing.get_args(kind)
+        elif typing.get_origin(kind) is collections.abc.Sequence:
+            options["nargs"] = "+"
+        elif typing.get_origin(kind) is collections.abc.Mapping:
+            options |= {"nargs": "+", "type": _pair, "metavar": "NAME=VALUE"}
+        else:
+            options["type"] = kind
+        if name == "files":  # an argument without a flag
+            command.add_argument(name, nargs="+", help=options["help"])
+        else:
+            flags = FLAGS.get(name, (f"--{name.replace('_', '-')}",))
+            command.add_argument(*flags, dest=name, **options)
 
 
-def _criteo(commands: argparse._SubParsersAction) -> None:
-    command = _command(
-        commands,
-        "criteo",
-        "Make raw click logs ready for training: parquet/ (the same values, checked), then "
-        "train/, valid/ and workflow/. Memory does not grow with the rows.",
-        "data/criteo",
-        _run_criteo,
-    )
-    command.add_argument(
-        "--from", dest="source", metavar="FOLDER", required=True,
-        help="folder with day_0.tsv, day_1.gz, ...",
-    )  # fmt: skip
-    command.add_argument(
-        "--on-bad-lines", choices=("error", "skip"), default="error",
-        help="malformed lines: refuse the data, or skip and report them",
-    )  # fmt: skip
-    command.add_argument("--valid-days", type=int, default=1, help="last days, for validation")
-    _valid_share(command, "share of the rows for validation, the last ones, if there is one day")
-    command.add_argument(
-        "--freq-threshold", type=int, default=15,
-        help="values with fewer occurrences in the training days count as unknown",
-    )  # fmt: skip
-    where = command.add_mutually_exclusive_group()
-    where.add_argument(
-        "--workers", type=int, default=None, metavar="N",
-        help="threads, each with a day file or some row groups in memory; None: one per core",
-    )  # fmt: skip
-    where.add_argument(
-        "--dask", default=None, metavar="ADDRESS",
-        help="scheduler of a Dask cluster (tcp://host:8786) that sees the same folders",
-    )  # fmt: skip
-
-
-def _run_criteo(
-    output: str, source: str, dask: str | None, workers: int | None, **options: Any
-) -> None:
-    thread_count(workers, "--workers")
-    with _dask_client(dask) as client:
-        criteo.prepare(source, output, workers=workers, client=client, **options)
-
-
-def _adult(commands: argparse._SubParsersAction) -> None:
-    command = _command(
-        commands,
-        "adult",
-        "Make UCI Adult ready for training: train/ and valid/. Downloads adult.data and adult.test "
-        "(6 MB, with checksums, resumable) unless --from is given.",
-        "data/adult",
-        _run_adult,
-    )
-    command.add_argument(
-        "--from", dest="source", metavar="PATH", default=None,
-        help="local zip archive or folder with adult.data and adult.test, instead of a download",
-    )  # fmt: skip
-
-
-def _run_adult(output: str, source: str | None, overwrite: bool) -> None:
-    folder = adult.fetch(output, source=source, overwrite=overwrite)
-    adult.etl(folder, output, overwrite=overwrite)
-
-
-def _csv(commands: argparse._SubParsersAction) -> None:
-    command = _command(
-        commands,
-        "csv",
-        "Make CSV files of your own ready for training: Parquet, with types inferred from all "
-        "values. Plain or gzip. Memory (300 MB) does not grow with the files.",
-        None,
-        _run_csv,
-    )
-    command.add_argument("files", nargs="+", metavar="FILE", help="files with the same columns")
-    header = command.add_mutually_exclusive_group()
-    header.add_argument(
-        "--names", nargs="+", metavar="NAME", help="columns of files that have no header"
-    )
-    header.add_argument(
-        "--no-header", dest="header", action="store_false",
-        help="the first line is a row; columns are called f0, f1, ...",
-    )  # fmt: skip
-    command.add_argument(
-        "--types", nargs="+", default=[], metavar="NAME=TYPE", type=_named_type,
-        help="types of columns, which are not inferred: zip=string amount=float32",
-    )  # fmt: skip
-    command.add_argument(
-        "--null-values", nargs="+", default=[], metavar="TEXT",
-        help="missing values of every column, besides the empty field",
-    )  # fmt: skip
-    command.add_argument(
-        "--strip", default="", metavar="CHARS", help="characters removed at both ends of values"
-    )
-    command.add_argument(
-        "--delimiter", type=lambda text: "\t" if text == "\\t" else text,
-        help="character between fields, \\t for a tab; None: the most frequent of , ; | and tab",
-    )  # fmt: skip
-    command.add_argument("--quote", default='"', help="character around fields; '' for none")
-    command.add_argument("--encoding", default="utf-8", help="such as latin-1 or utf-16")
-    command.add_argument("--skip-lines", type=int, default=0, help="lines before the header")
-    command.add_argument(
-        "--on-bad-lines", choices=("error", "skip"), default="error",
-        help="malformed lines: refuse the data, or leave them out and keep them in _rejected.csv",
-    )  # fmt: skip
-
-
-def _named_type(text: str) -> tuple[str, str]:
-    name, equals, kind = text.rpartition("=")
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"expected NAME=TYPE, got {text!r}")
-    return name, kind
-
-
-def _run_csv(output: str, files: list[str], types: list[tuple[str, str]], **options: Any) -> None:
-    made = csv_files.csv_to_parquet(files, output, types=dict(types), **options)
-    print(csv_files.summary(output, made), flush=True)
-
-
-@contextlib.contextmanager
-def _dask_client(address: str | None) -> Iterator[Any]:
-    """Yield a client of the Dask cluster at `address`, or None."""
-    if address is None:
-        yield None
-        return
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise DataPrepError("--dask needs Dask: pip install 'dask[distributed]'") from error
-    try:
-        client = Client(address, timeout=5)
-    except (OSError, ValueError) as error:
-        raise DataPrepError(f"--dask {address}: no scheduler answers there ({error})") from error
-    with client:
-        yield client
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return 0, 1 after an error (printed on stderr), or 130 if interrupted."""
     options = vars(parser().parse_args(argv))
-    command, kind, run = options.pop("command"), options.pop("kind", None), options.pop("run")
+    command, run = options.pop("command"), options.pop("run")
+    options.pop("kind", None)
     terms = command
-    if command == "movielens" and not kind and not options["source"]:
+    if command == "movielens" and not options["source"]:
         terms = options["variant"]
     if terms in TERMS:
-        print(TERMS[terms].lines(), flush=True)
-    output = options.pop("output")
+        titles = ("Data:", "Source:", "Terms:", "Cite:")
+        lines = zip(titles, TERMS[terms], strict=True)
+        print(*(f"{title:<9} {text}" for title, text in lines), sep="\n", flush=True)
+    if options.get("types"):
+        options["types"] = dict(options["types"])
     try:
-        run(output, **options)
+        made = run(**options)
+        if command == "csv":
+            print(csv_files.summary(options["output"], made), flush=True)
     except (DataPrepError, ValueError) as error:
         return _fail(str(error))
     except OSError as error:
         if error.errno in _NO_ROOM:
             return _fail(
-                f"no space left while writing to {output} ({error.strerror}); no incomplete output "
-                "was left. Free some space or choose another --output."
+                f"no space left while writing to {options['output']} ({error.strerror}); no "
+                "incomplete output was left. Free some space or choose another --output."
             )
         return _fail(str(error))
     except KeyboardInterrupt:

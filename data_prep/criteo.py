@@ -1,18 +1,212 @@
-"""Criteo click logs: raw day files to Parquet (`criteo_raw`), then to training-ready Parquet.
+"""Criteo click logs: raw day files to Parquet, then to training-ready Parquet.
 
-`etl` fits the Workflow on the training days and writes train/, valid/ and workflow/; `prepare` runs
-both stages. Both stream, so their memory does not grow with the files.
+`raw_to_parquet` checks every line and keeps the values; `prepare` calls it, then fits the Workflow
+on the training days and writes train/, valid/ and workflow/. All rows are streamed, so memory does
+not grow with the files.
 """
 
 from __future__ import annotations
 
+import binascii
+import contextlib
+import functools
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from data_prep.criteo_raw import raw_to_parquet
-from data_prep.output import DataPrepError, fingerprint, finished_metadata, new_parts, read_settings
-from data_prep.synthetic_criteo import CATEGORICAL_NAMES, INTEGER_NAMES
-from tutorlib.storage import refuse_foreign, refuse_overlap, remove
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from data_prep.csv_files import BadLines, CsvOptions, Rule, read_blocks, typed_table
+from data_prep.output import (
+    DataPrepError,
+    fingerprint,
+    finished_metadata,
+    new_output,
+    new_parts,
+)
+from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
+from tutorlib.checks import check_choice
+from tutorlib.memory import map_on_threads, thread_count
+from tutorlib.storage import remove
+
+RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
+RAW_ROW_GROUP_ROWS = 131_072
+ROWS_PER_FILE = 1_048_576  # of train/ and valid/
+LINES = CsvOptions(names=COLUMN_NAMES, delimiter="\t", quote="")
+_DAY_FILE = re.compile(r"(?P<stem>day_(?P<day>\d+)[^.]*)(\.tsv|\.txt)?(\.gz)?$")
+
+
+def _number(column: pa.ChunkedArray, pattern: str, kind: pa.DataType) -> pa.ChunkedArray:
+    if not pc.all(pc.match_substring_regex(column, pattern), min_count=0).as_py():
+        raise pa.ArrowInvalid(f"must match {pattern}")
+    return column.cast(kind)
+
+
+def _label(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if column.null_count:
+        raise pa.ArrowInvalid("a label is missing")
+    return _number(column, "^[01]$", pa.int32())
+
+
+def _hex(column: pa.ChunkedArray) -> pa.Array:
+    """Return the numbers that 8 hex digits encode, all at a time: int64."""
+    texts = pa.concat_arrays([*column.drop_null().chunks, pa.array([], pa.string())])
+    lengths = pc.min_max(pc.binary_length(texts)).as_py()
+    if len(texts) and lengths != {"min": 8, "max": 8}:
+        raise pa.ArrowInvalid("must have 8 digits")
+    valid = column.is_valid().to_numpy()
+    numbers = np.zeros(len(column), np.int64)
+    if len(texts):
+        first = int(np.frombuffer(texts.buffers()[1], np.int32)[texts.offset])
+        digits = memoryview(texts.buffers()[2])[first : first + 8 * len(texts)]
+        try:
+            numbers[valid] = np.frombuffer(binascii.unhexlify(digits), ">u4")
+        except binascii.Error as error:
+            raise pa.ArrowInvalid(str(error)) from error
+    return pa.array(numbers, mask=~valid)
+
+
+_COUNT = functools.partial(_number, pattern="^-?[0-9]{1,18}$", kind=pa.int64())
+_RULES = {
+    "label": Rule(_label, "0 or 1"),
+    **dict.fromkeys(INTEGER_NAMES, Rule(_COUNT, "an integer of at most 18 digits")),
+    **dict.fromkeys(CATEGORICAL_NAMES, Rule(_hex, "8 hex digits")),
+}
+
+
+def find_day_files(folder: str | Path) -> dict[str, Path]:
+    """Return {stem: path} of the day files in a folder, sorted by day.
+
+    The name of a day file is `day_<number>`, optionally with a suffix (`day_0_head`), and the
+    extension is `.tsv`, `.txt`, `.gz`, `.tsv.gz` or none.
+
+    Raises:
+        DataPrepError: if there is no day file, or two have the same stem.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataPrepError(
+            f"--from {folder}: no such folder. Pass the folder with the day files, or create one "
+            "with `python -m data_prep synthetic criteo`."
+        )
+    found: dict[tuple[int, str], Path] = {}
+    for path in sorted(folder.iterdir()):
+        match = _DAY_FILE.fullmatch(path.name)
+        if match and path.is_file():
+            key = int(match["day"]), match["stem"]
+            if key in found:
+                raise DataPrepError(f"{found[key]} and {path} are the same day. Remove one.")
+            found[key] = path
+    if not found:
+        raise DataPrepError(
+            f"--from {folder}: no day files in this folder (day_0.tsv, day_0.gz, day_0, ...)"
+        )
+    return {stem: found[day, stem] for day, stem in sorted(found)}
+
+
+def raw_to_parquet(
+    source: str | Path,
+    output: str | Path,
+    *,
+    on_bad_lines: str = "error",
+    overwrite: bool = False,
+    workers: int | None = None,
+    client: Any = None,
+) -> dict[str, Any]:
+    """Write each raw day file as `output/day_*.parquet`: the same values, typed and checked.
+
+    A line is malformed if it does not have 40 fields, its label is not 0 or 1, a count is not an
+    integer of at most 18 digits, a categorical value is not 8 hex digits, or the line is longer
+    than 8 MB. An empty field is a missing value, except for the label. Blank lines are no rows.
+
+    Memory: about 300 MB per file that is being read (some blocks of 8 MB of text and a row group of
+    131,072 rows), whatever the size of the files.
+
+    Args:
+        source: folder of day files, plain or gzip.
+        output: folder for label, I1..I13 (int64) and C1..C26 (int64, the number the digits encode).
+        on_bad_lines: "error" refuses the data after reading the file to its end, so that the
+            message has the total; "skip" skips malformed lines and reports them.
+        overwrite: replace an output made with other settings.
+        workers: files read at the same time, at least 1; None is one per core.
+        client: `distributed.Client` whose workers read the files instead.
+
+    Returns:
+        {"rows": {stem: rows}, "bad_lines": {stem: {"total": n, "first": [text, ...]}}}.
+
+    Raises:
+        ValueError: if `on_bad_lines` or `workers` is out of range.
+        DataPrepError: if a line is malformed and `on_bad_lines` is "error", there are no day files,
+            a gzip file is damaged, or the output exists with other settings.
+    """
+    check_choice("on_bad_lines", on_bad_lines, ("error", "skip"))
+    files = find_day_files(source)
+    settings = {"command": "criteo raw_to_parquet", "version": 1, "on_bad_lines": on_bad_lines,
+                "files": fingerprint(list(files.values()))}  # fmt: skip
+    finished = finished_metadata(output, settings, overwrite=overwrite)
+    if finished is not None:
+        return finished
+    metadata: dict[str, Any] = {"rows": {}, "bad_lines": {}}
+    convert = functools.partial(_convert_day, skip=on_bad_lines == "skip")
+    with new_output(output, settings, inputs=[Path(source)]) as staging:
+        days = [(path, staging.path / f"{stem}.parquet") for stem, path in files.items()]
+        if client is None:
+            converted = list(map_on_threads(convert, days, thread_count(workers)))
+        else:
+            converted = client.gather(client.map(convert, days, pure=False))
+        for stem, (rows, bad) in zip(files, converted, strict=True):
+            metadata["rows"][stem] = rows
+            if bad.total:
+                metadata["bad_lines"][stem] = {"total": bad.total, "first": bad.first}
+                print(f"skipped: {bad}", flush=True)
+        staging.metadata.update(metadata)
+    print(f"{output}: {sum(metadata['rows'].values()):,} rows in {len(files)} files", flush=True)
+    return metadata
+
+
+def _convert_day(day: tuple[Path, Path], skip: bool) -> tuple[int, BadLines]:
+    """Write a day file as Parquet; return its rows and its malformed lines."""
+    path, target = day
+    rows, bad = 0, BadLines(path.name)
+    with pq.ParquetWriter(
+        target, RAW_SCHEMA, compression="zstd", write_page_checksum=True
+    ) as writer:
+        for table in _row_groups(read_day(path, bad)):
+            writer.write_table(table, row_group_size=RAW_ROW_GROUP_ROWS)
+            rows += table.num_rows
+    if not rows and not bad.total:
+        raise DataPrepError(f"{path} is empty. Remove it, or fetch it again.")
+    if not skip:
+        bad.refuse()
+    return rows, bad
+
+
+def read_day(path: Path, bad: BadLines) -> Iterator[pa.Table]:
+    """Yield the well-formed lines of a day file as tables of RAW_SCHEMA; add the others to `bad`.
+
+    Raises:
+        DataPrepError: if a gzip file is truncated or damaged.
+    """
+    for block in read_blocks(path, LINES, COLUMN_NAMES, bad):
+        yield typed_table(block, _RULES)
+
+
+def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield the rows in tables of whole row groups; the last one has the rest."""
+    held = [RAW_SCHEMA.empty_table()]
+    for table in tables:
+        held.append(table)
+        rows = sum(part.num_rows for part in held)
+        if full := rows - rows % RAW_ROW_GROUP_ROWS:
+            whole = pa.concat_tables(held)
+            yield whole.slice(0, full)
+            held = [whole.slice(full)]
+    if any(part.num_rows for part in held):
+        yield pa.concat_tables(held)
 
 
 def make_workflow(freq_threshold: int = 15) -> Any:
@@ -28,105 +222,6 @@ def make_workflow(freq_threshold: int = 15) -> Any:
     counts = list(INTEGER_NAMES) >> FillMissing(0) >> Clip(min_value=0) >> LogOp() >> Normalize()
     ids = list(CATEGORICAL_NAMES) >> Categorify(freq_threshold=freq_threshold)
     return Workflow(counts, ids, ["label"])
-
-
-def etl(
-    parquet: str | Path,
-    output: str | Path,
-    *,
-    valid_days: int = 1,
-    valid_share: float = 0.2,
-    freq_threshold: int = 15,
-    row_group_rows: int = 131_072,
-    rows_per_file: int = 1_048_576,
-    overwrite: bool = False,
-    workers: int | None = None,
-    client: Any = None,
-) -> dict[str, Any]:
-    """Fit the Workflow on the training days; write train/, valid/ and workflow/ into `output`.
-
-    The split is by time: the last `valid_days` days validate. If there is only one day, the last
-    `valid_share` of its rows validate, because rows are in time order. If a run is killed while it
-    writes, the next one resumes from `output/tables.partial`.
-
-    Args:
-        parquet: folder that `raw_to_parquet` wrote.
-        output: folder for train/, valid/ and workflow/ (for `Workflow.load`).
-        valid_days: days for validation, at least 1.
-        valid_share: share of the rows for validation if there is only one day, in (0, 1).
-        freq_threshold: as in `Categorify`, occurrences, at least 0.
-        row_group_rows: rows per row group of train/ and valid/.
-        rows_per_file: rows per file of train/ and valid/.
-        overwrite: replace an output made with other settings.
-        workers: threads, at least 1; None is one per core.
-        client: `distributed.Client` whose workers do the work instead.
-
-    Returns:
-        {"train_rows": n, "valid_rows": n, "cardinalities": {"C1": n, ...}}.
-
-    Raises:
-        ValueError: if a setting is out of range.
-        DataPrepError: if `parquet` was not written by `raw_to_parquet` or has too few days, or the
-            output exists with other settings.
-    """
-    if valid_days < 1 or not 0 < valid_share < 1 or freq_threshold < 0:
-        raise ValueError(
-            "need valid_days >= 1, 0 < valid_share < 1, freq_threshold >= 0; got "
-            f"{valid_days}, {valid_share}, {freq_threshold}"
-        )
-    days = _days_of(parquet)
-    settings = {"command": "criteo etl", "version": 1, "valid_days": valid_days,
-                "valid_share": valid_share, "freq_threshold": freq_threshold,
-                "row_group_rows": row_group_rows, "rows_per_file": rows_per_file,
-                "files": fingerprint(days)}  # fmt: skip
-    output = Path(output)
-    finished = finished_metadata(output, settings, overwrite=overwrite)
-    if finished is not None:
-        return finished
-    parts = ("train", "valid", "workflow")
-    for name in (*parts, "tables"):
-        refuse_overlap(output / name, [parquet])
-    with new_parts(output, parts, settings) as staging:
-        refuse_foreign(output / "tables")
-        refuse_foreign(output / "tables.partial")
-        sources = split_by_time(days, valid_days, valid_share)
-        workflow = make_workflow(freq_threshold).fit(sources["train"], client, threads=workers)
-        tables = workflow.transform_to_parquet(
-            sources,
-            output / "tables",
-            row_group_rows=row_group_rows,
-            rows_per_file=rows_per_file,
-            client=client,
-            threads=workers,
-            overwrite=True,
-        )
-        for name, made in (("train", "train"), ("valid", "valid"), ("workflow", "_workflow")):
-            (tables / made).rename(staging.path / name)
-        remove(tables)
-        sizes = workflow.embedding_sizes()
-        staging.metadata.update(
-            {
-                "train_rows": sources["train"].num_rows,
-                "valid_rows": sources["valid"].num_rows,
-                "cardinalities": {name: int(size) for name, (size, _) in sizes.items()},
-            }
-        )
-    print(
-        f"{output}: {staging.metadata['train_rows']:,} rows in train/, "
-        f"{staging.metadata['valid_rows']:,} in valid/",
-        flush=True,
-    )
-    return staging.metadata
-
-
-def _days_of(parquet: str | Path) -> list[Path]:
-    """Return the Parquet files of the days, sorted by day."""
-    content = read_settings(parquet)
-    if content is None or content["settings"].get("command") != "criteo raw_to_parquet":
-        raise DataPrepError(
-            f"{parquet} was not finished by raw_to_parquet. Run `python -m data_prep criteo`."
-        )
-    return [Path(parquet) / f"{stem}.parquet" for stem in content["metadata"]["rows"]]
 
 
 def split_by_time(days: list[Path], valid_days: int, valid_share: float) -> dict[str, Any]:
@@ -148,40 +243,104 @@ def split_by_time(days: list[Path], valid_days: int, valid_share: float) -> dict
             f"{days[0].parent} has {len(days)} days, and --valid-days {valid_days} leaves none to "
             "train on. Provide more days or a smaller --valid-days."
         )
-    return {
-        "train": ParquetSource(days[:-valid_days]),
-        "valid": ParquetSource(days[-valid_days:]),
-    }
+    sides = {"train": days[:-valid_days], "valid": days[-valid_days:]}
+    return {side: ParquetSource(files) for side, files in sides.items()}
 
 
 def prepare(
     source: str | Path,
     output: str | Path,
     *,
-    on_bad_lines: str = "error",
-    overwrite: bool = False,
+    on_bad_lines: Literal["error", "skip"] = "error",
+    valid_days: int = 1,
+    valid_share: float = 0.2,
+    freq_threshold: int = 15,
     workers: int | None = None,
-    client: Any = None,
-    **etl_settings: Any,
+    dask: str | None = None,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Run both stages: `raw_to_parquet` into `output/parquet`, then `etl` into `output`.
+    """Make raw click logs ready for training: parquet/, then train/, valid/ and workflow/.
+
+    The folder parquet/ holds the same values, checked (`raw_to_parquet`). Then a Workflow is fitted
+    on the training days. The split is by time: the last days validate. Memory does not grow with
+    the rows. A run that is killed while it writes is resumed by the next one.
 
     Args:
-        source: folder of raw day files.
+        source: folder with day_0.tsv, day_1.gz, ...
         output: folder for parquet/, train/, valid/ and workflow/.
-        on_bad_lines: see `raw_to_parquet`.
+        on_bad_lines: malformed lines: refuse the data, or skip and report them.
+        valid_days: last days, for validation, at least 1.
+        valid_share: share of the rows for validation, the last ones, if there is one day, in (0,1).
+        freq_threshold: values with fewer occurrences in the training days count as unknown.
+        workers: threads, each with a day file or some row groups in memory; None is one per core.
+        dask: scheduler of a Dask cluster (tcp://host:8786) that sees the same folders and does the
+            work instead.
         overwrite: replace outputs made with other settings.
-        workers: see `raw_to_parquet` and `etl`.
-        client: see `raw_to_parquet` and `etl`.
-        **etl_settings: passed on to `etl`.
 
     Returns:
-        As `etl`.
+        {"train_rows": n, "valid_rows": n, "cardinalities": {"C1": n, ...}}.
+
+    Raises:
+        ValueError: if a setting is out of range.
+        DataPrepError: as `raw_to_parquet`, or if there are too few days.
     """
-    parquet = Path(output) / "parquet"
-    if client is not None:  # its workers may run in another folder
-        source, output = Path(source).absolute(), Path(output).absolute()
-        parquet = output / "parquet"
-    how = {"overwrite": overwrite, "workers": workers, "client": client}
-    raw_to_parquet(source, parquet, on_bad_lines=on_bad_lines, **how)
-    return etl(parquet, output, **how, **etl_settings)
+    thread_count(workers, "--workers")
+    if valid_days < 1 or not 0 < valid_share < 1 or freq_threshold < 0:
+        raise ValueError(
+            "need valid_days >= 1, 0 < valid_share < 1, freq_threshold >= 0; got "
+            f"{valid_days}, {valid_share}, {freq_threshold}"
+        )
+    output, parquet = Path(output).absolute(), Path(output).absolute() / "parquet"
+    with _dask_client(dask) as client:  # whose workers may run in another folder
+        how = {"overwrite": overwrite, "workers": workers, "client": client}
+        read = raw_to_parquet(Path(source).absolute(), parquet, on_bad_lines=on_bad_lines, **how)
+        days = [parquet / f"{stem}.parquet" for stem in read["rows"]]
+        settings = {"command": "criteo etl", "version": 2, "valid_days": valid_days,
+                    "valid_share": valid_share, "freq_threshold": freq_threshold,
+                    "files": fingerprint(days)}  # fmt: skip
+        finished = finished_metadata(output, settings, overwrite=overwrite)
+        if finished is not None:
+            return finished
+        parts = {"train": "train", "valid": "valid", "workflow": "_workflow"}
+        with new_parts(output, [*parts], settings, inputs=[parquet]) as staging:
+            sources = split_by_time(days, valid_days, valid_share)
+            workflow = make_workflow(freq_threshold).fit(sources["train"], client, threads=workers)
+            tables = workflow.transform_to_parquet(
+                sources,
+                output / "tables",
+                row_group_rows=RAW_ROW_GROUP_ROWS,
+                rows_per_file=ROWS_PER_FILE,
+                client=client,
+                threads=workers,
+                overwrite=True,
+            )
+            for name, made in parts.items():
+                (Path(tables) / made).rename(staging.path / name)
+            remove(tables)
+            rows = {f"{side}_rows": source.num_rows for side, source in sources.items()}
+            sizes = workflow.embedding_sizes()
+            cardinalities = {name: int(size) for name, (size, _) in sizes.items()}
+            staging.metadata.update(rows, cardinalities=cardinalities)
+    print(
+        f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/",
+        flush=True,
+    )
+    return staging.metadata
+
+
+@contextlib.contextmanager
+def _dask_client(address: str | None) -> Iterator[Any]:
+    """Yield a client of the Dask cluster at `address`, or None."""
+    if address is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+
+        client = Client(address, timeout=5)
+    except ImportError as error:
+        raise DataPrepError("--dask needs Dask: pip install 'dask[distributed]'") from error
+    except (OSError, ValueError) as error:
+        raise DataPrepError(f"--dask {address}: no scheduler answers there ({error})") from error
+    with client:
+        yield client

@@ -1,29 +1,25 @@
 """MovieLens: an archive or folder of ratings and films to training-ready Parquet and its Workflow.
 
-`fetch` downloads the archive and unpacks the two files that are needed; `etl` does the rest.
-Ratings are streamed; the films (tens of thousands) and one flag per rating are held in memory.
+`fetch` downloads the archive and unpacks the two files that are needed; `etl` does the rest, and
+`prepare` both. Ratings are streamed; the films (tens of thousands) and one flag per rating are held
+in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import lzma
 import math
-import struct
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from tqdm import tqdm
 
-from data_prep.download import check_space, download
+from data_prep.download import download, unpack
 from data_prep.output import (
     DataPrepError,
     fingerprint,
@@ -33,7 +29,6 @@ from data_prep.output import (
     read_settings,
 )
 from tutorlib.checks import check_choice
-from tutorlib.storage import refuse_overlap
 
 BASE_URL = "https://files.grouplens.org/datasets/movielens"
 # SHA-256 of the archives, as TensorFlow Datasets publishes them:
@@ -50,10 +45,37 @@ MOVIE_TYPES = {"movieId": pa.int64(), "title": pa.string(), "genres": pa.string(
 STARS = (0.5, 5.0)  # least and most of a rating
 LIKED_ABOVE = 3.0  # stars; a higher rating has label 1
 READ_BLOCK_BYTES = 1 << 22
-DAMAGE = (  # what zipfile and its decompressors raise; RuntimeError is for encryption
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError,
-    ValueError,
-)  # fmt: skip
+ROW_GROUP_ROWS = 65_536  # of train/ and valid/
+SEED = 42  # of the random split and of the order of the training rows
+
+
+def prepare(
+    output: str | Path,
+    *,
+    source: str | Path | None = None,
+    variant: Literal["ml-latest-small", "ml-25m"] = "ml-latest-small",
+    split: Literal["random", "time"] = "random",
+    valid_share: float = 0.2,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Make MovieLens ready for training: train/, valid/, movies/, workflow/.
+
+    Downloads an archive from GroupLens (1 MB or 262 MB, with checksum, resumable) unless a source
+    is given.
+
+    Args:
+        output: output folder.
+        source: local zip archive, or folder with ratings.csv and movies.csv, instead of a download.
+        variant: archive to download: 0.1 M or 25 M ratings.
+        split: ratings for validation: drawn at random (seed 42), or the latest.
+        valid_share: share of the ratings for validation, in (0, 1).
+        overwrite: replace an output made with other settings.
+
+    Returns:
+        As `etl`.
+    """
+    raw = fetch(output, variant=variant, source=source, overwrite=overwrite)
+    return etl(raw, output, split=split, valid_share=valid_share, overwrite=overwrite)
 
 
 def fetch(
@@ -62,16 +84,14 @@ def fetch(
     variant: str = "ml-latest-small",
     source: str | Path | None = None,
     overwrite: bool = False,
-    base_url: str | None = None,
 ) -> Path:
     """Return a folder with ratings.csv and movies.csv.
 
     Args:
         output: folder for the archive (`output/downloads`) and its two files (`output/raw`).
-        variant: archive to download if `source` is None: "ml-latest-small" or "ml-25m".
+        variant: archive to download if `source` is None.
         source: local zip archive, or folder with the two files, which is returned unchanged.
         overwrite: replace an `output/raw` made from another archive.
-        base_url: address of the archives; None is `BASE_URL`.
 
     Raises:
         DataPrepError: if the download fails, a checksum is wrong, or files are missing or damaged.
@@ -83,72 +103,17 @@ def fetch(
         return Path(source)
     if source is not None and not Path(source).is_file():
         raise DataPrepError(f"--from {source}: no such zip archive or folder")
-    if source is None and variant not in SHA256:
-        raise DataPrepError(f"--variant {variant}: must be one of {sorted(SHA256)}")
     raw = Path(output) / "raw"
     archive = SHA256[variant] if source is None else fingerprint([Path(source)])
     settings = {"command": "movielens fetch", "archive": archive}
     if finished_metadata(raw, settings, overwrite=overwrite) is not None:
         return raw
     if source is None:
-        source = download(
-            f"{base_url or BASE_URL}/{variant}.zip",
-            Path(output) / "downloads" / f"{variant}.zip",
-            sha256=SHA256[variant],
-        )
-    refuse_overlap(raw, [source])
-    with new_output(raw, settings) as staging:
+        source = Path(output) / "downloads" / f"{variant}.zip"
+        download(f"{BASE_URL}/{variant}.zip", source, SHA256[variant])
+    with new_output(raw, settings, inputs=[Path(source)]) as staging:
         unpack(Path(source), staging.path, FILES)
     return raw
-
-
-def unpack(archive: Path, folder: Path, names: Sequence[str]) -> None:
-    """Write files of a zip archive, wherever they are in it, into a folder, which exists.
-
-    Raises:
-        DataPrepError: if one is missing or there twice, is larger than the room on the disk, or the
-            archive is damaged.
-    """
-    with contextlib.ExitStack() as opened:
-        with _reading(archive):
-            file = opened.enter_context(zipfile.ZipFile(archive))
-        for name in names:
-            inside = [entry for entry in file.infolist() if entry.filename.split("/")[-1] == name]
-            if len(inside) != 1:
-                raise DataPrepError(f"{archive}: {len(inside)} files named {name}, expected 1")
-            try:
-                check_space(folder, inside[0].file_size)  # no more than this is read below
-            except DataPrepError as error:
-                raise DataPrepError(f"{archive}: {name} takes more room: {error}") from None
-            with _reading(archive):
-                packed = opened.enter_context(file.open(inside[0]))
-            with open(folder / name, "wb") as target:
-                while block := _next_block(packed, archive):
-                    target.write(block)
-
-
-def _next_block(packed: IO[bytes], archive: Path) -> bytes:
-    with _reading(archive):
-        return packed.read(READ_BLOCK_BYTES)
-
-
-@contextlib.contextmanager
-def _reading(archive: Path) -> Iterator[None]:
-    """Name the archive in every error that `zipfile` and its decompressors raise."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:  # not the content is wrong: the file may not be read
-            raise
-        raise _damaged(archive, error) from error
-    except DAMAGE as error:
-        raise _damaged(archive, error) from error
-
-
-def _damaged(archive: Path, error: Exception) -> DataPrepError:
-    return DataPrepError(
-        f"{archive} is not an intact, unencrypted zip archive ({error}). Fetch it again."
-    )
 
 
 def etl(
@@ -157,11 +122,9 @@ def etl(
     *,
     split: str = "random",
     valid_share: float = 0.2,
-    seed: int = 42,
-    row_group_rows: int = 65_536,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Write `output/train`, `output/valid`, `output/movies.parquet` and `output/workflow`.
+    """Write train/, valid/, movies/ and workflow/ into `output`.
 
     Ratings are joined with the genres of their film, split, and transformed by
     `Workflow(["userId", "movieId"] >> Categorify(), ["genres"] >> Categorify(), ["rating"])`, which
@@ -174,8 +137,6 @@ def etl(
         output: output folder.
         split: "random" draws the validation rows, "time" uses the latest ratings.
         valid_share: share of the ratings for validation, in (0, 1).
-        seed: seed of the random split and of the order of the training rows.
-        row_group_rows: rows per row group of train/ and valid/.
         overwrite: replace an output made with other settings.
 
     Returns:
@@ -191,42 +152,38 @@ def etl(
     check_choice("split", split, ("random", "time"))
     if not 0 < valid_share < 1:
         raise ValueError(f"valid_share must be in (0, 1), got {valid_share}")
-    files = [Path(source) / name for name in FILES]
-    settings = {"command": "movielens etl", "version": 1, "split": split, "seed": seed,
-                "valid_share": valid_share, "row_group_rows": row_group_rows,
-                "files": fingerprint(files)}  # fmt: skip
-    output = Path(output)
+    source, output = Path(source), Path(output)
+    ratings, films = (source / name for name in FILES)
+    settings = {"command": "movielens etl", "version": 2, "split": split,
+                "valid_share": valid_share, "files": fingerprint([ratings, films])}  # fmt: skip
     finished = finished_metadata(output, settings, overwrite=overwrite)
     if finished is not None:
         return finished
-    parts = ("train", "valid", "movies.parquet", "workflow")
-    for name in parts:
-        refuse_overlap(output / name, [source])
-    with new_parts(output, parts, settings) as staging:
-        movies = read_movies(files[1])
-        pq.write_table(movies, staging.path / "movies.parquet", write_page_checksum=True)
-        is_valid = split_rows(files[0], split, valid_share, seed)
-        staging.metadata.update(join_and_split(files[0], movies, is_valid, staging.path / "joined"))
-        staging.metadata.update(_fit_and_write(staging.path, row_group_rows, seed))
-        staging.metadata["source"] = _source(Path(source))
+    parts = ("train", "valid", "movies", "workflow")
+    with new_parts(output, parts, settings, inputs=[source]) as staging:
+        movies = read_movies(films)
+        (staging.path / "movies").mkdir()
+        pq.write_table(movies, staging.path / "movies/movies.parquet", write_page_checksum=True)
+        is_valid = split_rows(ratings, split, valid_share)
+        shares = join_and_split(ratings, movies, is_valid, staging.path / "joined")
+        sizes = _fit_and_write(staging.path)
+        rows = {"train_rows": int((~is_valid).sum()), "valid_rows": int(is_valid.sum())}
+        staging.metadata.update(rows, **shares, cardinalities=sizes, source=_source(source))
     print(
-        f"{output}: {staging.metadata['train_rows']:,} ratings in train/, "
-        f"{staging.metadata['valid_rows']:,} in valid/, {movies.num_rows:,} films",
+        f"{output}: {rows['train_rows']:,} ratings in train/, {rows['valid_rows']:,} in valid/, "
+        f"{movies.num_rows:,} films",
         flush=True,
     )
     return staging.metadata
 
 
 def source_of(output: str | Path) -> dict[str, Any]:
-    """Return where the ratings of an output of `etl` come from.
-
-    `raw/` is not needed: `etl` records the source. For an output made before it did so, `raw/` is
-    used if it still holds the files that were read.
+    """Return where the ratings of an output of `etl` come from, also if `raw/` is gone.
 
     Returns:
-        {"kind": "synthetic", "downloaded" (its checksum was compared), "local" (an archive or a
-        folder whose origin nothing proves) or "unknown"; "folder": of the CSV files, or None;
-        "settings", "metadata": of the files' own `_settings.json`, {} if there is none}.
+        {"kind": "synthetic", "downloaded" (its checksum was compared) or "local" (an archive or a
+        folder whose origin nothing proves); "folder": of the CSV files; "settings", "metadata": of
+        the files' own `_settings.json`, {} if there is none}.
 
     Raises:
         DataPrepError: if there is no output of `etl`.
@@ -234,13 +191,7 @@ def source_of(output: str | Path) -> dict[str, Any]:
     made = read_settings(output)
     if made is None or made["settings"].get("command") != "movielens etl":
         raise DataPrepError(f"{output} holds no MovieLens data. Run: python -m data_prep movielens")
-    if "source" in made["metadata"]:
-        return made["metadata"]["source"]
-    raw = Path(output) / "raw"
-    files = [raw / name for name in FILES]
-    if all(path.is_file() for path in files) and fingerprint(files) == made["settings"]["files"]:
-        return _source(raw)
-    return {"kind": "unknown", "folder": None, "settings": {}, "metadata": {}}
+    return made["metadata"]["source"]
 
 
 def raw_folder(output: str | Path) -> Path:
@@ -252,17 +203,16 @@ def raw_folder(output: str | Path) -> Path:
     Raises:
         DataPrepError: if there is no output of `etl`, or its raw files are gone or have changed.
     """
-    recorded = source_of(output)["folder"]
+    folders = [Path(source_of(output)["folder"]), Path(output) / "raw"]
     read = (read_settings(output) or {})["settings"]["files"]  # {name: [bytes, time]}
-    folders = [Path(folder) for folder in (recorded, Path(output) / "raw") if folder is not None]
     for folder in folders:
         files = [folder / name for name in FILES]
         if all(path.is_file() and path.stat().st_size == read[path.name][0] for path in files):
             return folder
-    places = " or ".join(map(str, dict.fromkeys(folders)))
     raise DataPrepError(
-        f"{output} was made from {' and '.join(FILES)}, which are gone from {places} or have "
-        "changed. Put them back, or prepare the data again: "
+        f"{output} was made from {' and '.join(FILES)}, which are gone from "
+        f"{' or '.join(map(str, dict.fromkeys(folders)))} or have changed. Put them back, or "
+        "prepare the data again: "
         f"python -m data_prep movielens --from ZIP_OR_FOLDER --output {output} --overwrite"
     )
 
@@ -274,12 +224,7 @@ def _source(folder: Path) -> dict[str, Any]:
     command, archive = (made["settings"].get(name) for name in ("command", "archive"))
     downloaded = command == "movielens fetch" and archive in SHA256.values()
     kind = "synthetic" if command == "synthetic movielens" else "local"
-    return {
-        "kind": "downloaded" if downloaded else kind,
-        "folder": str(folder.resolve()),
-        "settings": made["settings"],
-        "metadata": made["metadata"],
-    }
+    return {**made, "kind": "downloaded" if downloaded else kind, "folder": str(folder.resolve())}
 
 
 def read_movies(path: Path) -> pa.Table:
@@ -292,8 +237,7 @@ def read_movies(path: Path) -> pa.Table:
     movies = pa.concat_tables(_read_csv(path, MOVIE_TYPES, path.stat().st_size + 1))
     if len(pc.unique(movies["movieId"])) < movies.num_rows:
         raise DataPrepError(f"{path}: a movieId occurs twice. Remove one of its lines.")
-    genres = pc.split_pattern(movies["genres"], "|")
-    return movies.set_column(2, "genres", genres)
+    return movies.set_column(2, "genres", pc.split_pattern(movies["genres"], "|"))
 
 
 def _read_csv(path: Path, types: dict[str, pa.DataType], block_bytes: int) -> Iterator[pa.Table]:
@@ -307,8 +251,7 @@ def _read_csv(path: Path, types: dict[str, pa.DataType], block_bytes: int) -> It
         )
         for batch in reader:
             table = pa.Table.from_batches([batch])
-            nulls = [name for name in types if table[name].null_count]
-            if nulls:
+            if nulls := [name for name in types if table[name].null_count]:
                 raise DataPrepError(f"{path}: empty values in {nulls}. Correct or fetch the file.")
             yield table
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
@@ -332,7 +275,7 @@ def _read_ratings(path: Path) -> Iterator[pa.Table]:
         yield table
 
 
-def split_rows(ratings: Path, split: str, valid_share: float, seed: int) -> np.ndarray:
+def split_rows(ratings: Path, split: str, valid_share: float) -> np.ndarray:
     """Return which ratings validate: bool [ratings], with `valid_share` of them True.
 
     "time" selects the latest ratings, and among equal timestamps the last in the file.
@@ -351,7 +294,7 @@ def split_rows(ratings: Path, split: str, valid_share: float, seed: int) -> np.n
     if split == "time":
         chosen = np.argsort(times, kind="stable")[-valid_rows:]
     else:
-        chosen = np.random.default_rng(seed).permutation(rows)[:valid_rows]
+        chosen = np.random.default_rng(SEED).permutation(rows)[:valid_rows]
     is_valid = np.zeros(rows, bool)
     is_valid[chosen] = True
     return is_valid
@@ -367,7 +310,7 @@ def join_and_split(
     Returns:
         Statistics of the labels, as described in `etl`.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir()
     no_genres = pa.array([[]], movies["genres"].type)
     genres = pa.concat_arrays([*movies["genres"].chunks, no_genres])
     schema = pa.schema([("userId", pa.int64()), ("movieId", pa.int64()),
@@ -376,11 +319,9 @@ def join_and_split(
     with (
         pq.ParquetWriter(folder / "train.parquet", schema, write_page_checksum=True) as train,
         pq.ParquetWriter(folder / "valid.parquet", schema, write_page_checksum=True) as valid,
-        tqdm(total=len(is_valid), unit=" ratings", desc="join", disable=None) as bar,
     ):
         for table in _read_ratings(ratings):
-            film = pc.index_in(table["movieId"], movies["movieId"])
-            film = pc.fill_null(film, movies.num_rows)
+            film = pc.fill_null(pc.index_in(table["movieId"], movies["movieId"]), movies.num_rows)
             liked = table["rating"].to_numpy() > LIKED_ABOVE
             joined = pa.table([table["userId"], table["movieId"], genres.take(film),
                                pa.array(liked.astype(np.float32))], schema=schema)  # fmt: skip
@@ -391,22 +332,18 @@ def join_and_split(
                 positive[side] += liked[rows].sum()
                 count[side] += rows.sum()
             start += table.num_rows
-            bar.update(table.num_rows)
-    return _label_metadata(positive, count)
-
-
-def _label_metadata(positive: np.ndarray, count: np.ndarray) -> dict[str, Any]:
-    train, valid = (positive / count).tolist()
-    guess = min(max(train, 1e-7), 1 - 1e-7)
-    loss = -valid * math.log(guess) - (1 - valid) * math.log(1 - guess)
+    of_train, of_valid = (positive / count).tolist()
+    guess = min(max(of_train, 1e-7), 1 - 1e-7)
+    loss = -of_valid * math.log(guess) - (1 - of_valid) * math.log(1 - guess)
     return {
-        "train_positive_share": round(train, 5),
-        "valid_positive_share": round(valid, 5),
+        "train_positive_share": round(of_train, 5),
+        "valid_positive_share": round(of_valid, 5),
         "valid_base_log_loss": round(loss, 5),
     }
 
 
-def _fit_and_write(folder: Path, row_group_rows: int, seed: int) -> dict[str, Any]:
+def _fit_and_write(folder: Path) -> dict[str, int]:
+    """Transform the joined ratings by a Workflow; return the cardinalities."""
     from tutorlib.ops import Categorify
     from tutorlib.parquet import ParquetSource
     from tutorlib.workflow import Workflow
@@ -420,17 +357,10 @@ def _fit_and_write(folder: Path, row_group_rows: int, seed: int) -> dict[str, An
     )
     workflow.fit(sources["train"])
     # The file is sorted by user. Training rows are stored shuffled, validation rows in file order.
-    for name, shuffle_seed in (("train", seed), ("valid", None)):
+    for name, shuffle_seed in (("train", SEED), ("valid", None)):
         workflow.transform_to_parquet(
-            sources[name],
-            folder / name,
-            row_group_rows=row_group_rows,
-            shuffle_seed=shuffle_seed,
+            sources[name], folder / name, row_group_rows=ROW_GROUP_ROWS, shuffle_seed=shuffle_seed
         )
     workflow.save(folder / "workflow")
     sizes = workflow.embedding_sizes()
-    return {
-        "train_rows": sources["train"].num_rows,
-        "valid_rows": sources["valid"].num_rows,
-        "cardinalities": {name: int(cardinality) for name, (cardinality, _) in sizes.items()},
-    }
+    return {name: int(cardinality) for name, (cardinality, _) in sizes.items()}

@@ -11,22 +11,14 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorlib.storage import (
-    MARK,
-    is_ours,
-    locked_folder,
-    mark,
-    new_folder,
-    refuse_foreign,
-    remove,
-    scratch_folder,
-)
+from tutorlib.storage import new_folder, refuse_overlap, remove
 
-PARTS_FOLDER = "parts.partial"
+PARTS_FOLDER = "_parts"  # holds the parts of `new_parts` until they get their names
 SETTINGS_FILE = "_settings.json"  # readers of data folders skip names that start with "_"
 
 
@@ -48,7 +40,7 @@ class Staging:
 
 
 def read_settings(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return {"settings": {...}, "metadata": {...}, "made": [...]} of a finished folder, else None.
+    """Return {"settings": {...}, "metadata": {...}} of a finished folder, else None.
 
     Raises:
         DataPrepError: if `_settings.json` exists but was not written by data_prep.
@@ -60,7 +52,7 @@ def read_settings(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
         return None
     except (ValueError, RecursionError) as error:
         raise DataPrepError(f"{path} is not JSON ({error}). Move {folder} away.") from error
-    if not isinstance(content, dict) or not {"settings", "metadata", "made"} <= content.keys():
+    if not isinstance(content, dict) or not {"settings", "metadata"} <= content.keys():
         raise DataPrepError(f"{path} was not written by data_prep. Move {folder} away.")
     return content
 
@@ -79,25 +71,13 @@ def finished_metadata(
         The metadata; None if the folder has to be made.
 
     Raises:
-        DataPrepError: if it was made with other settings and `overwrite` is False.
-
-    Example:
-        >>> import tempfile
-        >>> target = tempfile.mkdtemp() + "/squares"
-        >>> with new_output(target, {"n": 3}) as staging:
-        ...     _ = (staging.path / "squares.txt").write_text("0 1 4")
-        ...     staging.metadata["bytes"] = 5
-        >>> finished_metadata(target, {"n": 3})
-        /.../squares: already made with these settings; left alone.
-        {'bytes': 5}
+        DataPrepError: if the folder was finished with other settings; the message names them.
     """
-    _finish_publishing(Path(folder))
-    have = read_settings(folder)
+    have, want = read_settings(folder), json.loads(json.dumps(settings, default=str))
     if have is None or overwrite:
         return None
-    want = _as_json(settings)
     if have["settings"] == want:
-        print(f"{folder}: already made with these settings; left alone.")
+        print(f"{folder} exists with these settings and is left alone", flush=True)
         return have["metadata"]
     differences = [
         f"{key} was {have['settings'].get(key)!r}, is now {want.get(key)!r}"
@@ -111,76 +91,69 @@ def finished_metadata(
 
 
 @contextlib.contextmanager
-def new_output(folder: str | os.PathLike[str], settings: Mapping[str, Any]) -> Iterator[Staging]:
+def new_output(
+    folder: str | os.PathLike[str], settings: Mapping[str, Any], *, inputs: Sequence[Path] = ()
+) -> Iterator[Staging]:
     """Give a staging folder, which becomes `folder` when the block ends without an error.
 
     A finished folder is replaced, so call `finished_metadata` first.
 
+    Args:
+        folder: output folder.
+        settings: as for `finished_metadata`.
+        inputs: what is read meanwhile, which must not lie in the output, nor contain it.
+
     Raises:
         DataPrepError: if `folder` holds files and was not made by data_prep, or another process is
             writing it.
+        ValueError: if the output and an input overlap.
     """
+    refuse_overlap(folder, inputs)
     with _one_line_errors(), new_folder(folder) as path:
         staging = Staging(path)
         yield staging
-        made = sorted(entry.name for entry in path.iterdir() if entry.name != MARK)
-        _write_settings(staging, settings, made)
+        _write_settings(path, settings, staging)
 
 
 @contextlib.contextmanager
 def new_parts(
-    folder: str | os.PathLike[str], names: Sequence[str], settings: Mapping[str, Any]
+    folder: str | os.PathLike[str],
+    names: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    inputs: Sequence[Path] = (),
 ) -> Iterator[Staging]:
-    """Give a staging folder whose entries `names` become `folder/name` when the block ends.
+    """Give a staging folder whose folders `names` become `folder/name` when the block ends.
 
-    `_settings.json` is removed before the first entry is replaced and written after the last, so
-    entries without it are not finished: after a kill the next run finishes them. Other entries of
-    `folder` stay as they are.
+    Each part is whole or absent. `_settings.json` is removed before the first part is replaced and
+    written after the last, so a kill in between leaves an output that is not finished. Other
+    entries of `folder` stay as they are.
 
     Raises:
-        DataPrepError: if one of the entries exists and data_prep did not make it, or another
-            process is writing them.
+        DataPrepError: if one of the parts exists and data_prep did not make it, or another process
+            is writing them.
+        ValueError: if a part and an input overlap.
     """
     target = Path(folder)
-    _finish_publishing(target)
-    made = (read_settings(target) or {"made": ()})["made"]
-    with _one_line_errors():
-        for name in names:
-            refuse_foreign(target / name)
-            if (target / name).is_file() and name not in made:
-                raise DataPrepError(
-                    f"{target / name} exists and was not made by data_prep (no {SETTINGS_FILE} "
-                    "says so). Move it away, or choose another --output."
-                )
-        with scratch_folder(target / PARTS_FOLDER) as path:
+    for name in names:
+        refuse_overlap(target / name, inputs)
+    with _one_line_errors(), contextlib.ExitStack() as publishing:
+        parts = {name: publishing.enter_context(new_folder(target / name)) for name in names}
+        with new_folder(target / PARTS_FOLDER) as path:
             staging = Staging(path)
             yield staging
-            for name in names:
-                if (path / name).is_dir():
-                    mark(path / name)
-            _write_settings(staging, settings, sorted(names))
-            _publish(path, target)
+            for name, part in parts.items():
+                move_entries(path / name, part)
+        remove(target / PARTS_FOLDER)
+        (target / SETTINGS_FILE).unlink(missing_ok=True)
+    _write_settings(target, settings, staging)
 
 
-def _publish(staging: Path, target: Path) -> None:
-    """Move the finished parts to their names; calling it again after a kill does the rest."""
-    made = (read_settings(staging) or {})["made"]
-    (target / SETTINGS_FILE).unlink(missing_ok=True)
-    for name in made:
-        if (staging / name).exists():
-            if (target / name).is_dir():
-                remove(target / name)
-            (staging / name).rename(target / name)
-    (staging / SETTINGS_FILE).rename(target / SETTINGS_FILE)
-
-
-def _finish_publishing(target: Path) -> None:
-    """Finish what a killed run has made whole but not yet moved to its names."""
-    staging = target / PARTS_FOLDER
-    if is_ours(staging) and read_settings(staging) is not None:
-        with _one_line_errors(), locked_folder(staging):
-            _publish(staging, target)
-            remove(staging)
+def move_entries(source: Path, target: Path) -> None:
+    """Move what a folder holds into another one, but for hidden files, such as tutorlib's mark."""
+    for entry in source.iterdir():
+        if not entry.name.startswith("."):
+            entry.rename(target / entry.name)
 
 
 @contextlib.contextmanager
@@ -191,20 +164,24 @@ def _one_line_errors() -> Iterator[None]:
         raise DataPrepError(str(error)) from error
 
 
-def _write_settings(staging: Staging, settings: Mapping[str, Any], made: list[str]) -> None:
-    content = {
-        "settings": _as_json(settings),
-        "metadata": _as_json(staging.metadata),
-        "made": made,
-    }
-    text = json.dumps(content, indent=1) + "\n"
-    (staging.path / SETTINGS_FILE).write_text(text, encoding="utf-8")
-
-
-def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(values))
+def _write_settings(folder: Path, settings: Mapping[str, Any], staging: Staging) -> None:
+    content = {"settings": settings, "metadata": staging.metadata}
+    text = json.dumps(content, indent=1, default=str) + "\n"
+    partial = folder / f"{SETTINGS_FILE}.partial"
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(folder / SETTINGS_FILE)
 
 
 def fingerprint(paths: Sequence[Path]) -> dict[str, list[int]]:
     """Return {file name: [bytes, modification time in ns]} of input files."""
     return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
+
+
+def check_space(folder: Path, needed: int, name: str) -> None:
+    """Raise DataPrepError unless the disk of a folder has so many bytes free for a file."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataPrepError(
+            f"{name}: {needed:,} bytes are needed, but {folder} has {free:,} bytes free. Free some "
+            "space or choose another --output."
+        )

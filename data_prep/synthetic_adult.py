@@ -50,7 +50,7 @@ _UNRELATED = ("race", "sex", "native_country")  # no such bias is taught
 
 
 def write_adult(
-    folder: str | Path,
+    output: str | Path,
     *,
     rows: int = 48_842,
     valid_share: float = 1 / 3,
@@ -60,7 +60,7 @@ def write_adult(
     """Write `adult.data` and `adult.test` into a folder; return the statistics of the labels.
 
     Args:
-        folder: output folder.
+        output: output folder.
         rows: rows of both files together.
         valid_share: share of the rows in `adult.test`, in (0, 1).
         seed: 0 to 2**63 - 1.
@@ -71,7 +71,7 @@ def write_adult(
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if `folder` exists with other settings or other content.
+        DataPrepError: if `output` exists with other settings or other content.
     """
     check_integer("rows", rows, at_least=2)
     if not 0 < valid_share < 1:
@@ -95,7 +95,7 @@ def write_adult(
             bar.update(count)
         return statistics
 
-    return write_once(folder, settings, write, overwrite=overwrite)
+    return write_once(output, settings, write, overwrite=overwrite)
 
 
 def _draw(rng: np.random.Generator, rows: int, statistics: LabelStatistics) -> list[Any]:

@@ -140,9 +140,8 @@ def draw_block(seed: int, day: int, block: int, sizes: list[int]) -> Block:
 
 
 def _draw_counts(rng: np.random.Generator, n: int) -> np.ndarray:
-    shared = 0.5 * rng.standard_normal(
-        n, np.float32
-    )  # an active user has high values in all counts
+    # An active user has high values in all counts.
+    shared = 0.5 * rng.standard_normal(n, np.float32)
     counts = np.empty((13, n), np.int32)
     for row, (mean, deviation, smallest) in enumerate(_COUNTS):
         z = shared + math.sqrt(0.75) * rng.standard_normal(n, np.float32)
@@ -212,7 +211,7 @@ def block_to_arrow(block: Block) -> pa.Table:
 
 
 def write_criteo(
-    folder: str | Path,
+    output: str | Path,
     *,
     rows: int = 1_200_000,
     days: int = 7,
@@ -226,7 +225,7 @@ def write_criteo(
     of a day do not depend on it either.
 
     Args:
-        folder: output folder.
+        output: output folder.
         rows: rows of all days together.
         days: number of files, at least 1.
         seed: 0 to 2**63 - 1.
@@ -238,36 +237,26 @@ def write_criteo(
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if `folder` exists with other settings or other content.
+        DataPrepError: if `output` exists with other settings or other content.
     """
     sizes, per_day = column_sizes(scale), rows_per_day(rows, days)
     settings = {"command": "synthetic criteo", "version": 1, "rows": rows, "days": days,
                 "seed": seed, "scale": scale}  # fmt: skip
 
+    text = pa_csv.WriteOptions(
+        include_header=False, delimiter="\t", quoting_style="none", batch_size=8_192
+    )
+
     def write(path: Path, bar: tqdm) -> LabelStatistics:
         statistics = LabelStatistics()
         for day, count in enumerate(per_day):
-            _write_day(path / f"day_{day}.tsv", seed, day, count, sizes, statistics, bar)
+            with open(path / f"day_{day}.tsv", "wb") as file:
+                for number, start in enumerate(range(0, count, BLOCK_ROWS)):
+                    few = min(BLOCK_ROWS, count - start)
+                    block = draw_block(seed, day, number, sizes)
+                    pa_csv.write_csv(block_to_arrow(block).slice(0, few), file, text)
+                    statistics.add(block.label[:few], block.probability[:few])
+                    bar.update(few)
         return statistics
 
-    return write_once(folder, settings, write, overwrite=overwrite)
-
-
-def _write_day(
-    path: Path,
-    seed: int,
-    day: int,
-    rows: int,
-    sizes: list[int],
-    statistics: LabelStatistics,
-    bar: tqdm,
-) -> None:
-    options = pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none",
-                                  batch_size=8_192)  # fmt: skip
-    with open(path, "wb") as file:
-        for number, start in enumerate(range(0, rows, BLOCK_ROWS)):
-            count = min(BLOCK_ROWS, rows - start)
-            block = draw_block(seed, day, number, sizes)
-            pa_csv.write_csv(block_to_arrow(block).slice(0, count), file, options)
-            statistics.add(block.label[:count], block.probability[:count])
-            bar.update(count)
+    return write_once(output, settings, write, overwrite=overwrite)

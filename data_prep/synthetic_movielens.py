@@ -51,7 +51,7 @@ _THINGS = (
 
 
 def write_movielens(
-    folder: str | Path,
+    output: str | Path,
     *,
     ratings: int = 1_000_000,
     users: int = 6_500,
@@ -64,7 +64,7 @@ def write_movielens(
     Memory: about 200 bytes per user and per film, and a block of about 262,144 ratings.
 
     Args:
-        folder: output folder.
+        output: output folder.
         ratings: ratings of all users together.
         users: number of users; each has at least one rating.
         movies: number of films.
@@ -76,7 +76,7 @@ def write_movielens(
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if `folder` exists with other settings or other content.
+        DataPrepError: if `output` exists with other settings or other content.
     """
     check_sizes(ratings, users, movies)
     settings = {"command": "synthetic movielens", "version": 1, "ratings": ratings,
@@ -87,7 +87,7 @@ def write_movielens(
         films.write(path / "movies.csv")
         return _write_ratings(path / "ratings.csv", films, ratings, users, seed, bar)
 
-    return write_once(folder, settings, write, unit="ratings", overwrite=overwrite)
+    return write_once(output, settings, write, unit="ratings", overwrite=overwrite)
 
 
 def check_sizes(ratings: int, users: int, movies: int) -> None:

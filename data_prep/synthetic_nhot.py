@@ -205,7 +205,7 @@ def block_to_arrow(block: Block) -> pa.Table:
 
 
 def write_nhot(
-    folder: str | Path,
+    output: str | Path,
     *,
     rows: int = 400_000,
     valid_share: float = 0.2,
@@ -219,7 +219,7 @@ def write_nhot(
     rows of a part do not depend on it either.
 
     Args:
-        folder: output folder.
+        output: output folder.
         rows: rows of both parts together.
         valid_share: share of the rows that go to `valid/`, in (0, 1).
         seed: 0 to 2**63 - 1.
@@ -231,31 +231,24 @@ def write_nhot(
 
     Raises:
         ValueError: if a setting is out of range.
-        DataPrepError: if `folder` exists with other settings or other content.
+        DataPrepError: if `output` exists with other settings or other content.
     """
     sizes, per_part = cardinalities(scale), rows_per_part(rows, valid_share)
     settings = {"command": "synthetic nhot", "version": 1, "rows": rows,
                 "valid_share": valid_share, "seed": seed, "scale": scale}  # fmt: skip
 
     def write(path: Path, bar: tqdm) -> LabelStatistics:
-        for number, part in enumerate(PARTS):
-            with ParquetSink(path / part, row_group_rows=ROW_GROUP_ROWS) as sink:
-                statistics = _write_part(sink, seed, number, per_part[part], sizes, bar)
+        for part, name in enumerate(PARTS):
+            statistics = LabelStatistics()  # those of the validation rows are returned
+            with ParquetSink(path / name, row_group_rows=ROW_GROUP_ROWS) as sink:
+                for number, start in enumerate(range(0, per_part[name], BLOCK_ROWS)):
+                    few = min(BLOCK_ROWS, per_part[name] - start)
+                    block = draw_block(seed, part, number, sizes)
+                    sink.write(block_to_arrow(block).slice(0, few))
+                    statistics.add(block.label[:few], block.probability[:few])
+                    bar.update(few)
             schema = schema_of(scale).to_json()
-            (path / part / "_schema.json").write_text(schema, encoding="utf-8")
+            (path / name / "_schema.json").write_text(schema, encoding="utf-8")
         return statistics
 
-    return write_once(folder, settings, write, overwrite=overwrite)
-
-
-def _write_part(
-    sink: ParquetSink, seed: int, part: int, rows: int, sizes: dict[str, int], bar: tqdm
-) -> LabelStatistics:
-    statistics = LabelStatistics()
-    for number, start in enumerate(range(0, rows, BLOCK_ROWS)):
-        count = min(BLOCK_ROWS, rows - start)
-        block = draw_block(seed, part, number, sizes)
-        sink.write(block_to_arrow(block).slice(0, count))
-        statistics.add(block.label[:count], block.probability[:count])
-        bar.update(count)
-    return statistics
+    return write_once(output, settings, write, overwrite=overwrite)

@@ -1,64 +1,23 @@
-"""Those who come from NVTabular get today's form: from errors, and from a page that runs."""
+"""The page for those who come from NVTabular runs."""
 
 import copy
-import inspect
 import pickle
 import re
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
-import tutorlib
-from tutorlib import KerasSequenceLoader, Workflow, ops
-from tutorlib.checks import FORMER_NAMES
+from tutorlib import Workflow, ops
 from tutorlib.parquet import ParquetSink
 
 PAGE = (Path(__file__).parents[1] / "docs/from_nvtabular.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (.*?) \| (`.*) \|$", PAGE, flags=re.MULTILINE)
-CLASSES = {"KerasSequenceLoader": KerasSequenceLoader, "Workflow": Workflow}
-OF_CLASSES = [(cls, name) for owner, cls in CLASSES.items() for name in FORMER_NAMES[owner]]
-
-
-@pytest.mark.parametrize(("cls", "name"), OF_CLASSES)
-def test_a_former_name_of_a_class_is_answered_with_todays_form(cls, name):
-    form = re.escape(FORMER_NAMES[cls.__name__][name])
-    assert name not in inspect.signature(cls).parameters
-    assert not hasattr(cls, name)
-    with pytest.raises(TypeError, match=f"{name}.* of NVTabular: {form}"):
-        cls("a", **{name: 1})
-    with pytest.raises(AttributeError, match=f"{name}.* of NVTabular: {form}"):
-        getattr(Workflow(["a"]) if cls is Workflow else cls.__new__(cls), name)
-
-
-@pytest.mark.parametrize("module", [tutorlib, ops])
-def test_a_former_name_of_a_module_is_answered_with_todays_form(module):
-    for name, form in FORMER_NAMES[module.__name__].items():
-        with pytest.raises(AttributeError, match=f"{name}.*{re.escape(form)}"):
-            getattr(module, name)
-
-
-def test_other_names_get_pythons_own_errors():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        Workflow(["a"], colour=1)
-    with pytest.raises(AttributeError, match=r"'Workflow' object has no attribute 'colour'$"):
-        _ = Workflow(["a"]).colour
-    with pytest.raises(AttributeError, match=r"module 'tutorlib.ops' has no attribute 'colour'$"):
-        _ = ops.colour
-    with pytest.raises(ImportError, match="colour"):
-        from tutorlib.ops import colour  # noqa: F401
 
 
 def test_a_workflow_can_be_copied_and_pickled():
     made = Workflow(["a"] >> ops.Normalize())
     assert repr(copy.deepcopy(made)) == repr(pickle.loads(pickle.dumps(made))) == repr(made)
-
-
-def test_the_page_names_every_former_name():
-    old = " ".join(before for before, _ in ROWS)
-    names = {name for names in FORMER_NAMES.values() for name in names}
-    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", old)] == []
 
 
 def test_todays_side_of_every_row_of_the_page_runs(tmp_path, monkeypatch):

@@ -7,15 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.backends import both, run
-from tutorlib.callbacks import LoaderCheckpoint
-from tutorlib.columns import Chunk
-from tutorlib.layers import DenseFeatures, FusedEmbedding
-from tutorlib.loader import KerasSequenceLoader
-from tutorlib.models import DLRM, movielens_network
+from tutorlib.layers import DenseFeatures, EmbeddingTable, FusedEmbedding, keras_inputs
+from tutorlib.models import DLRM
 from tutorlib.optimizers import RowSparseAdam, RowWiseAdagrad, sums_by_row
-from tutorlib.parquet import ParquetSink
-from tutorlib.schema import Column, Schema
+from tutorlib.schema import Column
 
 ROWS, WIDTH = 7, 3
 COLUMNS = [
@@ -29,8 +24,10 @@ jits = pytest.mark.parametrize("jit", [False, True])
 
 
 def table(rows=ROWS, width=WIDTH, seed=0):
-    values = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
-    return keras.Variable(values, name="embedding_weights")
+    layer = EmbeddingTable(rows, width)
+    layer.build()
+    layer.set_weights([np.random.default_rng(seed).normal(size=(rows, width))])
+    return layer.embedding_weights
 
 
 def stepper(optimizer, variables, jit=False):
@@ -61,10 +58,10 @@ def dense_stepper(optimizer, variable):
 
 
 def gradients(steps, ids_a_step, rows=ROWS, width=WIDTH):
-    """Yield (ids, values) in which ids occur several times."""
+    """Yield (ids, values) in which ids occur several times, and the last row never."""
     rng = np.random.default_rng(1)
     for _ in range(steps):
-        ids = rng.integers(0, rows, ids_a_step)
+        ids = rng.integers(0, rows - 1, ids_a_step)
         yield ids, rng.normal(size=(ids_a_step, width)).astype(np.float32)
 
 
@@ -113,37 +110,8 @@ def test_an_optimizer_equals_its_formula_row_by_row(kind, ids_a_step, jit):
     weights, state = oracle(start, batches)
     np.testing.assert_allclose(variable, weights, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(state_of(optimizer), state, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(np.array(variable)[-1], start[-1])  # no batch names it
     assert int(optimizer.iterations) == 6
-
-
-@jits
-@kinds
-def test_rows_that_a_batch_does_not_name_stay_bit_identical(kind, jit):
-    variable = table()
-    optimizer = KINDS[kind](keras.optimizers.Adam(0.1))
-    step = stepper(optimizer, [variable], jit)
-    everything = tf.range(ROWS, dtype=tf.int64)
-    step(everything, tf.ones((ROWS, WIDTH)))
-    weights, state = np.array(variable), state_of(optimizer)
-    for _ in range(3):
-        step(tf.constant([2, 5, 2], tf.int64), tf.ones((3, WIDTH)))
-    named = np.isin(np.arange(ROWS), [2, 5])
-    for before, after in ((weights, np.array(variable)), (state, state_of(optimizer))):
-        np.testing.assert_array_equal(after[~named], before[~named])
-        assert (after[named] != before[named]).all()
-
-
-@jits
-@kinds
-def test_gradients_of_a_row_that_occurs_twice_are_summed(kind, jit):
-    twice, once = table(), table()
-    values = np.random.default_rng(2).normal(size=(4, WIDTH)).astype(np.float32)
-    step = stepper(KINDS[kind](keras.optimizers.Adam(0.1)), [twice], jit)
-    step(tf.constant([3, 1, 3, 6]), tf.constant(values))
-    step = stepper(KINDS[kind](keras.optimizers.Adam(0.1)), [once], jit)
-    summed = np.stack([values[1], values[0] + values[2], values[3]])
-    step(tf.constant([1, 3, 6]), tf.constant(summed))
-    np.testing.assert_allclose(twice, once, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -160,22 +128,6 @@ def test_sums_of_rows_are_those_of_a_segment_sum_bit_for_bit(dtype, number, widt
     assert np.array(sums).tobytes() == np.array(segments).tobytes()
 
 
-@jits
-def test_adam_equals_keras_adam_if_every_row_is_named(jit):
-    ours, theirs = table(), table()
-    steps = [
-        stepper(RowSparseAdam(keras.optimizers.Adam(0.1)), [ours], jit),
-        dense_stepper(keras.optimizers.Adam(0.1), theirs),
-    ]
-    rng = np.random.default_rng(3)
-    for _ in range(10):
-        ids = np.concatenate([rng.permutation(ROWS), rng.integers(0, ROWS, 5)])
-        values = rng.normal(size=(ROWS + 5, WIDTH)).astype(np.float32)
-        for step in steps:
-            step(tf.constant(ids), tf.constant(values))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
 def test_adagrad_equals_keras_adagrad_on_rows_of_one_number():
     ours, theirs = table(width=1), table(width=1)
     steps = [
@@ -188,22 +140,7 @@ def test_adagrad_equals_keras_adagrad_on_rows_of_one_number():
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def test_keras_adam_squares_the_parts_of_a_gradient_and_ours_their_sum():
-    """The docstring says so; this fails once Keras follows Adam's definition."""
-
-    def change(optimizer, is_sparse):
-        variable = keras.Variable(np.zeros((2, 1), np.float32), name="embedding_weights")
-        gradient = sparse([0, 0], tf.constant([[1.0], [3.0]]), variable)
-        optimizer.apply([gradient if is_sparse else tf.convert_to_tensor(gradient)], [variable])
-        return float(np.array(variable)[0, 0])
-
-    assert change(keras.optimizers.Adam(0.1), False) == pytest.approx(-0.1, rel=1e-4)
-    assert change(RowSparseAdam(keras.optimizers.Adam(0.1)), True) == pytest.approx(-0.1, rel=1e-4)
-    # 4 / sqrt(1 + 9) in place of 4 / sqrt(16)
-    assert change(keras.optimizers.Adam(0.1), True) == pytest.approx(-0.4 / 10**0.5, rel=1e-4)
-
-
-def test_a_dense_gradient_of_a_table_updates_every_row():
+def test_a_dense_gradient_of_a_table_updates_every_row_as_keras_does():
     ours, theirs = table(), table()
     optimizers = [RowSparseAdam(keras.optimizers.Adam(0.1)), keras.optimizers.Adam(0.1)]
     gradient = np.random.default_rng(4).normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -296,35 +233,74 @@ def test_a_model_learns_with_a_row_sparse_optimizer(kind, policy, jit):
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("kind", ["fused", "features", "lists", "keras"])
-def test_every_kind_of_table_gives_sparse_gradients(kind, monkeypatch):
-    seen = set()
-    original = RowSparseAdam.update_step
+@pytest.mark.parametrize(
+    ("kind", "is_sparse"),
+    [("fused", True), ("features", True), ("lists", True), ("named", True), ("positions", False)],
+)
+def test_only_rows_of_the_batch_move_in_tables_that_layers_made_or_that_are_named(kind, is_sparse):
+    """Keras's Adam would go on moving the rows of the first batch; so it does with positions."""
+    column = Column("a", "categorical", multi_hot=kind == "lists", cardinality=30, embedding_dim=4)
+    inputs, plain = keras_inputs([column]), keras.layers.Embedding(30, 4, name="plain")
+    parts = []
+    if kind in ("fused", "positions"):
+        parts.append(FusedEmbedding([column], "concat")(inputs))
+    if kind in ("features", "lists"):
+        parts.append(DenseFeatures([column])(inputs))
+    if kind in ("named", "positions"):
+        parts.insert(0, keras.layers.Flatten()(plain(inputs["a"])))
+    x = keras.layers.Concatenate()([*parts, *parts])
+    made = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(x))
+    tables = [plain] if kind == "named" else None
+    made.compile(RowSparseAdam(tables=tables), "binary_crossentropy")
+    for ids in ([[3], [7]], [[5], [9]]):
+        batch = {"a": np.array(ids)}
+        if kind == "lists":
+            batch = {"a__values": np.array(ids), "a__nnzs": np.array([[2], [0]])}
+        before = made.trainable_variables[0].numpy()
+        made.train_on_batch(batch, np.array([[0.0], [1.0]]))
+        moved = (made.trainable_variables[0].numpy() != before).any(axis=1)
+    assert set(np.flatnonzero(moved)) == ({5, 9} if is_sparse else {3, 5, 7, 9})
 
-    def update_step(self, gradient, variable, learning_rate):
-        seen.add((id(variable), type(gradient)))
-        original(self, gradient, variable, learning_rate)
 
-    monkeypatch.setattr(RowSparseAdam, "update_step", update_step)  # only to look on
-    inputs, labels = rows(number=32)
-    del inputs["x"]
-    ids = Schema(COLUMNS[:2])
-    if kind == "lists":
-        genres = Column("g", "categorical", multi_hot=True, cardinality=5, embedding_dim=2)
-        made = movielens_network([*ids, genres], [4])
-        inputs |= {"g__values": np.ones((64, 1), int), "g__nnzs": np.full((32, 1), 2)}
-    else:
-        symbols = {name: keras.Input((1,), name=name, dtype="int32") for name in ids.names}
-        layer = {
-            "fused": FusedEmbedding(ids, "concat"),
-            "features": DenseFeatures(ids),
-            "keras": lambda x: keras.layers.Flatten()(keras.layers.Embedding(30, 4)(x["a"])),
-        }[kind]
-        made = keras.Model(symbols, keras.layers.Dense(1, "sigmoid")(layer(symbols)))
-    made.compile(RowSparseAdam(), "binary_crossentropy")
-    made.train_on_batch(inputs, labels)
-    tables = {"fused": 1, "features": 2, "lists": 3, "keras": 1}[kind]
-    assert [type_ for _, type_ in seen] == [tf.IndexedSlices] * tables
+def test_tables_named_by_layer_or_variable_come_back_from_a_keras_file(tmp_path):
+    ids = keras.Input((1,), dtype="int32")
+    first, second = (keras.layers.Embedding(9, 2) for _ in range(2))
+    x = keras.layers.Flatten()(first(ids) * second(ids))
+    made = keras.Model(ids, keras.layers.Dense(1)(x))
+    made.compile(RowSparseAdam(tables=[first, second.embeddings]), "mse")
+    made.train_on_batch(np.array([[3]]), np.array([[1.0]]))
+    made.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert again.optimizer.tables == [first.embeddings.path, second.embeddings.path]
+    for model in (made, again):
+        model.train_on_batch(np.array([[4]]), np.array([[2.0]]))
+    for ours, theirs in zip(made.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_scaled_loss_leaves_gradients_sparse():
+    """The table would have 2**40 rows: anything as long as it does not fit into memory."""
+    scaled = keras.optimizers.LossScaleOptimizer(RowSparseAdam())
+    rows, shape = tf.ones((2, 4)), tf.constant([2**40, 4], tf.int64)
+    for values, is_finite in ((rows, True), (rows * np.inf, False), (rows * np.nan, False)):
+        gradient = tf.IndexedSlices(values, tf.constant([0, 2**39], tf.int64), shape)
+        for gradients in ([gradient, tf.ones(3)], [tf.ones(3), None, gradient]):
+            assert bool(scaled.check_finite(gradients)) == is_finite
+    assert not scaled.check_finite([tf.constant([1.0, np.nan])])
+
+
+def test_a_scaled_loss_gives_the_same_steps_and_skips_those_that_are_not_finite():
+    ours, alone = table(), table()
+    scaled = keras.optimizers.LossScaleOptimizer(RowSparseAdam(), initial_scale=8)
+    steps = [stepper(scaled, [ours]), stepper(RowSparseAdam(), [alone])]
+    for ids, values in gradients(3, 4):
+        steps[0](tf.constant(ids), tf.constant(8 * values))
+        steps[1](tf.constant(ids), tf.constant(values))
+    before = np.array(ours)
+    np.testing.assert_allclose(before, alone, rtol=1e-6)
+    steps[0](tf.constant([1]), tf.fill((1, WIDTH), np.float32(np.inf)))
+    np.testing.assert_array_equal(ours, before)
+    assert float(scaled.dynamic_scale) == 4
 
 
 @kinds
@@ -342,27 +318,6 @@ def test_a_training_resumed_from_a_keras_file_has_the_same_losses(kind, tmp_path
         for m in (made, again)
     ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-
-
-@kinds
-def test_a_loader_checkpoint_restores_all_state_of_the_optimizer(kind, tmp_path):
-    inputs, labels = rows()
-    with ParquetSink(tmp_path / "train", row_group_rows=64) as sink:
-        sink.write(Chunk({name: x[:, 0] for name, x in {**inputs, "y": labels}.items()}))
-    schema = Schema([*COLUMNS, Column("y", "label", "float32")])
-
-    def training():
-        loader = KerasSequenceLoader(tmp_path / "train", 32, schema=schema, seed=3)
-        made = model(KINDS[kind](keras.optimizers.Adam(0.03)))
-        return made, loader, LoaderCheckpoint(tmp_path / "checkpoints", loader)
-
-    made, loader, checkpoint = training()
-    made.fit(loader, epochs=2, verbose=0, callbacks=[checkpoint])
-    again, loader, checkpoint = training()
-    assert checkpoint.restore(again) == 2
-    for ours, theirs in zip(made.optimizer.variables, again.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    assert state_of(again.optimizer).any()
 
 
 def test_an_optimizer_comes_back_from_its_config():
@@ -387,25 +342,22 @@ def test_an_optimizer_comes_back_from_its_config():
             "put a LossScaleOptimizer around RowSparseAdam",
         ),
         (
-            lambda: RowSparseAdam().build([keras.Variable(np.ones((2, 2)), name="kernel")]),
-            "found no embedding table.*kernel",
+            lambda: RowSparseAdam(keras.optimizers.Adam(global_clipnorm=1.0)),
+            "global_clipnorm.*got 1.0",
         ),
+        (
+            lambda: RowSparseAdam().build([keras.Variable(np.ones((2, 2)), name="embeddings")]),
+            "found no embedding table.*embeddings.*in `tables`",
+        ),
+        (
+            lambda: RowSparseAdam(tables=[keras.Variable(np.ones((2, 2)), name="b")]).build(
+                [keras.Variable(np.ones((2, 2)), name="a")]
+            ),
+            r"found no embedding table \['b'\] among \['a'\]",
+        ),
+        (lambda: RowSparseAdam(tables=[keras.layers.Embedding(3, 2)]), "Build it first"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@both
-def test_other_backends_are_refused_with_the_remedy(backend, tmp_path):
-    code = """
-from tutorlib.optimizers import RowSparseAdam
-try:
-    RowSparseAdam()
-except RuntimeError as error:
-    print(json.dumps(str(error)))
-"""
-    message = run(backend, str(tmp_path), code)
-    assert f"'{backend}'" in message
-    assert "Use keras.optimizers" in message

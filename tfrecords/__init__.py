@@ -1,9 +1,9 @@
-"""tf.data formats: Parquet rows written in four forms, and the readers that lessons compare.
+# ruff: noqa: F401 (these are the public names)
+"""tf.data formats: Parquet rows written in three forms, and the readers that lessons compare.
 
 - examples: TFRecord, a `tf.train.Example` per row. What most people have.
 - prebatched: TFRecord, a record per batch that holds each column as raw bytes.
 - raw: no records; each row has the same number of 4-byte cells, one per column.
-- raw_batches: the same cells, batch after batch, and column after column within a batch.
 
 A form is a folder with its files and their metadata (`tfrecords.json`). Every reader returns a
 `tf.data.Dataset` of one epoch, with the batches of `KerasSequenceLoader`.
@@ -25,20 +25,19 @@ Example:
     >>> inputs, label = next(iter(raw_columns(folder + "/raw", 4, schema, shuffle=False)))
     >>> inputs["x"].numpy().tolist()
     [[0], [1], [2], [3]]
-    >>> written = write_raw_batches(rows, folder + "/raw_batches", batch_size=2)
-    >>> len(raw_batches(folder + "/raw_batches", schema)), written.rows, written.nbytes
-    (3, 5, 40)
+    >>> written.rows, written.nbytes
+    (5, 40)
 """
 
 from tfrecords.encoding import encode_examples
 from tfrecords.metadata import METADATA_FILE, check_records, read_metadata
-from tfrecords.raw_readers import raw_batches, raw_columns, raw_stacked
 from tfrecords.readers import (
     ReadOptions,
     native_dataset,
     parsed_batches,
-    parsed_examples,
     prebatched_dataset,
+    raw_columns,
+    raw_stacked,
 )
 from tfrecords.writers import (
     WriteOptions,
@@ -46,26 +45,4 @@ from tfrecords.writers import (
     write_examples,
     write_prebatched,
     write_raw,
-    write_raw_batches,
 )
-
-__all__ = [
-    "METADATA_FILE",
-    "ReadOptions",
-    "WriteOptions",
-    "Written",
-    "check_records",
-    "encode_examples",
-    "native_dataset",
-    "parsed_batches",
-    "parsed_examples",
-    "prebatched_dataset",
-    "raw_batches",
-    "raw_columns",
-    "raw_stacked",
-    "read_metadata",
-    "write_examples",
-    "write_prebatched",
-    "write_raw",
-    "write_raw_batches",
-]

@@ -1,19 +1,18 @@
-"""What a folder of one of the four forms holds: `tfrecords.json` and the files it describes."""
+"""What a folder of one of the three forms holds: `tfrecords.json` and the files it describes."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import re
-import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tutorlib.checks import check_choice, check_integer
 from tutorlib.schema import Schema
 
 METADATA_FILE = "tfrecords.json"
@@ -21,7 +20,7 @@ RECORDS_ENDING = ".tfrecord"
 CELLS_FILE = "cells.bin"
 CELL_BYTES = 4
 RECORD_EXTRA_BYTES = 16  # of a record in addition to its data: the length and two checksums
-FORMS = EXAMPLES, PREBATCHED, RAW, RAW_BATCHES = "examples", "prebatched", "raw", "raw_batches"
+EXAMPLES, PREBATCHED, RAW = "examples", "prebatched", "raw"
 
 Folder = str | os.PathLike[str]
 Files = Folder | Sequence[Folder]
@@ -34,13 +33,13 @@ def read_metadata(folder: Folder) -> dict[str, Any]:
         folder: folder that one of the writers wrote.
 
     Returns:
-        {"form": one of the four, "rows": int, "files": int, "nbytes": int,
+        {"form": one of the three, "rows": int, "files": int, "nbytes": int,
         "columns": {name: [dtype of a value or "string", whether a row holds a list]}}, and
-        "batch_size" for "prebatched" and "raw_batches".
+        "batch_size" for "prebatched".
 
     Raises:
         FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
-        ValueError: if the file holds something else than a writer writes.
+        ValueError: if the file was changed.
 
     Example:
         >>> import tempfile
@@ -55,35 +54,27 @@ def read_metadata(folder: Folder) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} does not exist: {folder} was not written by write_examples, "
-            "write_prebatched, write_raw or write_raw_batches"
+            "write_prebatched or write_raw"
         )
     try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-        _check(metadata)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} was changed: {error}. Write the folder again with overwrite=True."
-        ) from error
+        content = json.loads(path.read_text(encoding="utf-8"))
+        metadata, intact = content["metadata"], digest(content["metadata"]) == content["sha256"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        intact = False
+    if not intact:
+        raise ValueError(f"{path} was changed. Write the folder again with overwrite=True.")
     return metadata
 
 
-def _check(metadata: Any) -> None:
-    """Raise ValueError or TypeError unless the metadata has the fields that a writer writes."""
-    if not isinstance(metadata, dict):
-        raise ValueError(f"it must be a JSON object, got {reprlib.repr(metadata)}")
-    check_choice("form", metadata.get("form"), FORMS)
-    counts = {"rows": 0, "files": 1, "nbytes": 0}
-    if metadata["form"] in (PREBATCHED, RAW_BATCHES):
-        counts["batch_size"] = 1
-    for name, at_least in counts.items():
-        check_integer(name, metadata.get(name), at_least, bits=48)
-    if not isinstance(metadata.get("columns"), dict):
-        raise ValueError(f"columns must be an object, got {reprlib.repr(metadata.get('columns'))}")
-    for name, kind in metadata["columns"].items():
-        if not isinstance(kind, list) or [type(part) for part in kind] != [str, bool]:
-            raise ValueError(f"column {name!r} must be [type, is list], got {reprlib.repr(kind)}")
-        if kind[0] != "string":
-            np.dtype(kind[0])
+def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+    """Write the metadata of a folder, with its hash."""
+    content = {"sha256": digest(metadata), "metadata": metadata}
+    (folder / METADATA_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def digest(metadata: Any) -> str:
+    """Return the SHA-256 of metadata in hex."""
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def metadata_of(folder: Folder, form: str, schema: Schema) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Readers of TFRecord files, from TensorFlow's ready-made one to prebatched records.
+"""Readers of TFRecord files, from TensorFlow's ready-made one to prebatched records, and of cells.
 
 Each returns one epoch of the batches of `KerasSequenceLoader`: (inputs, labels), where inputs is a
 dict of [batch, 1] tensors; a multi-hot column g is `g__values` [nnz, 1] and `g__nnzs` int32
@@ -9,22 +9,28 @@ prebatched records keep int32.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfrecords.metadata import (
+    CELL_BYTES,
     EXAMPLES,
     PREBATCHED,
+    RAW,
     Files,
     Folder,
+    cell_dtype,
+    cells_file,
     metadata_of,
     record_files,
     stored_dtype,
 )
 from tutorlib.checks import check_positive
 from tutorlib.schema import Column, Schema
+
+ROLE_DTYPES = {"categorical": "int32", "continuous": "float32"}  # what stacked batches hold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,51 +120,8 @@ def native_dataset(files: Files, batch_size: int, schema: Schema, **options: Any
     return dataset.map(lambda features, label: (_inputs(features, schema), label))
 
 
-def parsed_examples(
-    files: Files,
-    batch_size: int,
-    schema: Schema,
-    *,
-    parallel_calls: int | None = None,
-    **options: Any,
-) -> Any:
-    """Return batches as most people's own code makes them: parse each record, then batch.
-
-    It calls `tf.io.parse_single_example` for every row, and so pays for a call and for a lookup of
-    each name per row.
-
-    Args:
-        files: as for `native_dataset`.
-        batch_size: rows per batch, at least 1.
-        schema: columns to read.
-        parallel_calls: records parsed at the same time; None parses one after the other,
-            `tf.data.AUTOTUNE` lets tf.data choose.
-        options: those of `ReadOptions`.
-
-    Returns:
-        `tf.data.Dataset` of one epoch of (inputs, labels) or (inputs, labels, weights). Labels are
-        a dict if the schema has several; weights are [batch].
-
-    Raises:
-        FileNotFoundError, ValueError: if there is no file, or it lacks columns of the schema.
-    """
-    import tensorflow as tf
-
-    chosen = ReadOptions(**options)
-    features = _parsing_features(schema)
-    rows = _records(record_files(files, EXAMPLES, schema), chosen).map(
-        lambda record: tf.io.parse_single_example(record, features),
-        num_parallel_calls=parallel_calls,
-    )
-    if any(column.multi_hot for column in schema):
-        batches = rows.ragged_batch(batch_size, chosen.drop_last, row_splits_dtype=tf.int32)
-    else:
-        batches = rows.batch(batch_size, chosen.drop_last)
-    return batches.map(lambda batch: as_batch(batch, schema)).prefetch(tf.data.AUTOTUNE)
-
-
 def parsed_batches(files: Files, batch_size: int, schema: Schema, **options: Any) -> Any:
-    """Return the same batches the faster way: batch the records, then parse a batch at a time.
+    """Return the same batches from single `tf.data` steps: batch the records, then parse a batch.
 
     It calls `tf.io.parse_example` once per batch, on all cores (`num_parallel_calls=AUTOTUNE`). If
     the order is random and has no seed, it reads several files at the same time.
@@ -170,7 +133,8 @@ def parsed_batches(files: Files, batch_size: int, schema: Schema, **options: Any
         options: those of `ReadOptions`.
 
     Returns:
-        As `parsed_examples`.
+        `tf.data.Dataset` of one epoch of (inputs, labels) or (inputs, labels, weights). Labels are
+        a dict if the schema has several; weights are [batch].
 
     Raises:
         FileNotFoundError, ValueError: if there is no file, or it lacks columns of the schema.
@@ -237,7 +201,169 @@ def _records(paths: list[str], options: ReadOptions) -> Any:
     return records.shuffle(options.shuffle_buffer, seed=options.seed)
 
 
-# ---- what all readers share, also those of raw cells --------------------------------------------
+# ---- raw cells, which need no parsing: each row has its numbers at the same offsets -------------
+
+
+def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any) -> Any:
+    """Return batches of raw cells with a tensor per column.
+
+    With `shuffle`, each row is a record that goes through tf.data's window, which takes most of the
+    time. Without, a record is a whole batch.
+
+    Args:
+        folder: folder that `write_raw` wrote.
+        batch_size: rows per batch, at least 1.
+        schema: columns to read, none of them multi-hot.
+        options: those of `ReadOptions`.
+
+    Returns:
+        `tf.data.Dataset` of (inputs, labels) or (inputs, labels, weights), int32 and float32
+        [batch, 1], weights [batch]. Its cardinality is known.
+
+    Raises:
+        FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
+        ValueError: if the folder has another form, lacks columns of the schema, or was cut off.
+    """
+    metadata = metadata_of(folder, RAW, schema)
+
+    def decode(cells: Any) -> Any:  # int32 [batch, columns]
+        import tensorflow as tf
+
+        by_column = tf.reshape(tf.transpose(cells), [len(metadata["columns"]), -1, 1])
+        return as_batch(_typed(by_column, metadata), schema)
+
+    return _batches_of_rows(folder, metadata, batch_size, decode, ReadOptions(**options))
+
+
+def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any) -> Any:
+    """Return batches of raw cells with one tensor of ids and one of numbers.
+
+    They equal those of `KerasSequenceLoader(batch_layout="stacked")`. Columns of a role that are
+    next to each other in the file are copied together.
+
+    Args:
+        folder: folder that `write_raw` wrote.
+        batch_size: rows per batch, at least 1.
+        schema: columns to read, none of them multi-hot.
+        options: those of `ReadOptions`.
+
+    Returns:
+        `tf.data.Dataset` of ({"categorical": int32 [batch, n], "continuous": float32 [batch, m]},
+        labels), and weights if there are any; a role without columns has no tensor. Its cardinality
+        is known.
+
+    Raises:
+        FileNotFoundError: as `raw_columns`.
+        ValueError: as `raw_columns`, and if a categorical column is floating point or a continuous
+            one holds integers.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from tfrecords import write_raw
+        >>> from tutorlib import Chunk, Column
+        >>> folder, ids = tempfile.mkdtemp() + "/raw", np.arange(5)
+        >>> _ = write_raw(Chunk({"C1": ids, "C2": ids, "label": np.ones(5)}), folder)
+        >>> roles = {"C1": "categorical", "C2": "categorical", "label": "label"}
+        >>> schema = Schema(Column(name, role) for name, role in roles.items())
+        >>> inputs, label = next(iter(raw_stacked(folder, 2, schema, shuffle=False)))
+        >>> inputs["categorical"].numpy().tolist(), label.numpy().tolist()
+        ([[0, 0], [1, 1]], [[1.0], [1.0]])
+    """
+    metadata = metadata_of(folder, RAW, schema)
+    order = list(metadata["columns"])
+    names = {role: schema.with_role(role).names for role in ROLE_DTYPES}
+    _check_roles(metadata, names)
+
+    def decode(cells: Any) -> Any:  # int32 [batch, columns]
+        import tensorflow as tf
+
+        inputs = {
+            role: _columns(cells, [order.index(name) for name in members])
+            for role, members in names.items()
+            if members
+        }
+        if "continuous" in inputs:
+            inputs["continuous"] = tf.bitcast(inputs["continuous"], tf.float32)
+        targets = {
+            column.name: tf.bitcast(
+                _columns(cells, [order.index(column.name)]), _dtype(metadata, column.name)
+            )
+            for column in schema
+            if column.role not in ROLE_DTYPES
+        }
+        return inputs, *targets_of(targets, schema)
+
+    return _batches_of_rows(folder, metadata, batch_size, decode, ReadOptions(**options))
+
+
+def _batches_of_rows(
+    folder: Folder, metadata: Mapping[str, Any], batch_size: int, decode: Any, options: ReadOptions
+) -> Any:
+    """Return batches of cells, decoded from int32 [batch, columns]."""
+    import tensorflow as tf
+
+    check_positive(batch_size=batch_size)
+    path, rows, width = cells_file(folder, metadata), metadata["rows"], len(metadata["columns"])
+    row_bytes = width * CELL_BYTES
+
+    def decode_bytes(data: Any) -> Any:  # a record with a batch, or the records of its rows
+        return decode(tf.reshape(tf.io.decode_raw(data, tf.int32), [-1, width]))
+
+    if options.shuffle:
+        records = tf.data.FixedLengthRecordDataset(path, row_bytes)
+        records = records.shuffle(options.shuffle_buffer, seed=options.seed)
+        records = records.batch(batch_size, drop_remainder=options.drop_last)
+    else:  # a record is a batch; the rows left at the end are the last record
+        rest = rows % batch_size * row_bytes
+        records = tf.data.FixedLengthRecordDataset(path, batch_size * row_bytes, footer_bytes=rest)
+        if rest and not options.drop_last:
+            full = rows * row_bytes - rest
+            last = tf.data.FixedLengthRecordDataset(path, rest, header_bytes=full)
+            records = records.concatenate(last)
+    batches = records.map(decode_bytes, num_parallel_calls=tf.data.AUTOTUNE)
+    return with_length(batches, rows, batch_size, drop_last=options.drop_last)
+
+
+def _dtype(metadata: Mapping[str, Any], name: str) -> Any:
+    import tensorflow as tf
+
+    return tf.as_dtype(cell_dtype(metadata["columns"][name][0]))
+
+
+def _typed(by_column: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return int32 [columns, batch, 1] as {name: tensor of the column's dtype}."""
+    import tensorflow as tf
+
+    parts = tf.unstack(by_column, num=len(metadata["columns"]))
+    return {
+        name: tf.bitcast(part, _dtype(metadata, name))
+        for name, part in zip(metadata["columns"], parts, strict=True)
+    }
+
+
+def _columns(cells: Any, positions: Sequence[int]) -> Any:
+    """Return some columns of int32 [batch, columns]: a slice if they are next to each other."""
+    import tensorflow as tf
+
+    first, count = positions[0], len(positions)
+    if list(positions) == list(range(first, first + count)):
+        return cells[:, first : first + count]
+    return tf.gather(cells, positions, axis=1)
+
+
+def _check_roles(metadata: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> None:
+    """Raise ValueError if the cells of a column have another dtype than its role has."""
+    for role, dtype in ROLE_DTYPES.items():
+        wrong = [n for n in names[role] if cell_dtype(metadata["columns"][n][0]).name != dtype]
+        if wrong:
+            raise ValueError(
+                f"columns {wrong} are {role}, which is {dtype} in stacked batches, but they were "
+                "written as the other type. Use raw_columns, or cast them before writing."
+            )
+
+
+# ---- what all readers share ---------------------------------------------------------------------
 
 
 def _parsing_features(schema: Schema) -> dict[str, Any]:

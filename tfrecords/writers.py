@@ -1,4 +1,4 @@
-"""The four writers: a record per row, a record per batch, and bare cells by row or by column.
+"""The three writers: a record per row, a record per batch, and bare cells.
 
 Every writer takes the options of `WriteOptions` by name and writes into `FOLDER.partial`, which it
 renames at the end. An error removes that folder; what a killed process leaves of it is removed by
@@ -8,38 +8,28 @@ the next call.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from tfrecords.encoding import encode_batch, encode_cells, encode_examples
 from tfrecords.metadata import (
     CELLS_FILE,
     EXAMPLES,
-    METADATA_FILE,
     PREBATCHED,
     RAW,
-    RAW_BATCHES,
     RECORDS_ENDING,
     Folder,
+    write_metadata,
 )
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
-from tutorlib.parquet import RowRange
+from tutorlib.parquet import ParquetSource
 from tutorlib.storage import MARK, new_folder, refuse_existing, refuse_overlap, row_bar
-from tutorlib.workflow.fit import (
-    RowSource,
-    as_source,
-    input_paths,
-    locate_errors,
-    read_range,
-    row_ranges_in,
-    split_by_rows,
-)
 
 BLOCK_ROWS = 4096  # rows encoded at a time: about 3 MB for 40 columns, which fits into the cache
 
@@ -99,7 +89,7 @@ def write_examples(
 
     Args:
         source: `ParquetSource`, or what it takes (file, folder, glob pattern, list of these); or
-            rows in memory: a `Chunk`, a list of chunks, a `pyarrow.Table` or `pandas.DataFrame`.
+            rows in memory: a `Chunk` or `pyarrow.Table`.
         folder: folder for the files `part_00000.tfrecord`, `part_00001.tfrecord`, ...
         rows_per_file: rows of a file, at least 1; the last file has fewer.
         options: those of `WriteOptions`.
@@ -185,35 +175,12 @@ def write_raw(source: Any, folder: Folder, **options: Any) -> Written:
     return _write(form, source, folder, WriteOptions(**options))
 
 
-def write_raw_batches(source: Any, folder: Folder, *, batch_size: int, **options: Any) -> Written:
-    """Write rows as bare cells, batch after batch, and column after column within a batch.
-
-    As `write_raw`, but the cells of one tensor are contiguous, so a reader only copies. As with
-    `write_prebatched`, the batches are fixed when the file is written.
-
-    Args:
-        source: as for `write_examples`.
-        folder: folder for `cells.bin`.
-        batch_size: rows of a batch, at least 1; the last batch has fewer.
-        options: those of `WriteOptions`.
-
-    Returns:
-        `Written(files, rows, nbytes, elapsed_s)`; nbytes is 4 x rows x columns.
-
-    Raises:
-        FileExistsError, ValueError: as `write_raw`.
-    """
-    check_positive(batch_size=batch_size)
-    form = _Form(RAW_BATCHES, lambda chunk: [encode_cells(chunk).tobytes()], batch_size=batch_size)
-    return _write(form, source, folder, WriteOptions(**options))
-
-
 # ---- what the writers share ---------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Form:
-    """What the four forms differ in.
+    """What the three forms differ in.
 
     Args:
         name: of the form, for the metadata.
@@ -260,10 +227,7 @@ class _Form:
 
 def _check_range(name: str, values: np.ndarray, limits: np.iinfo) -> None:
     """Raise ValueError if a value is outside the limits."""
-    own = np.iinfo(values.dtype)
-    if not len(values) or (limits.min <= own.min and own.max <= limits.max):
-        return
-    for value in (int(values.min()), int(values.max())):
+    for value in map(int, (values.min(), values.max()) if len(values) else ()):
         if not limits.min <= value <= limits.max:
             raise ValueError(
                 f"column {name!r}: {value} does not fit into {limits.dtype}. Turn the values into "
@@ -273,45 +237,67 @@ def _check_range(name: str, values: np.ndarray, limits: np.iinfo) -> None:
 
 def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> Written:
     """Write rows in a form, into a folder that appears when it is complete."""
-    started = time.perf_counter()
-    target, source = Path(folder), as_source(source)
-    refuse_overlap(target, input_paths(source))
+    started, target = time.perf_counter(), Path(folder)
+    if isinstance(source, pa.Table):
+        source = Chunk.from_arrow(source.select(options.columns or source.column_names))
+    elif not isinstance(source, Chunk | ParquetSource):
+        source = ParquetSource(source)
+    if isinstance(source, ParquetSource):
+        refuse_overlap(target, source.files)
     refuse_existing(target, options.overwrite)
-    types = source.column_types
-    columns = list(types if options.columns is None else options.columns)
-    if missing := [name for name in columns if name not in types]:
-        raise ValueError(f"columns {missing} are not in the source, which has {list(types)}")
+    types: dict[str, list[Any]] = {}
     rows = min(source.num_rows, options.limit_rows or source.num_rows)
-    ranges = split_by_rows(row_ranges_in(source), rows)[0]
-    of_files = split_by_rows(ranges, form.rows_per_file) if form.rows_per_file else [ranges]
+    step = form.rows_per_file or rows
     with new_folder(target) as partial, row_bar(target.name, rows, options.progress) as done:
-        for number, of_file in enumerate(of_files):
-            chunks = _checked(form, source, columns, of_file)
+        for number, start in enumerate(range(0, rows, step)):
+            chunks = _chunks(source, options.columns, start, min(start + step, rows), form)
             with form.new_file(partial, number) as file:
                 for chunk in _blocks(chunks, form.batch_size or BLOCK_ROWS):
                     for record in form.encode(chunk):
                         file.write(record)
                     done(chunk.num_rows)
+                    types = {name: _type(column) for name, column in chunk.items()}
         sizes = [path.stat().st_size for path in partial.iterdir() if path.name != MARK]
         metadata = {"form": form.name, "rows": rows, "files": len(sizes), "nbytes": sum(sizes)}
-        metadata["columns"] = {name: list(types[name]) for name in columns}
-        if form.batch_size:
-            metadata["batch_size"] = form.batch_size
-        (partial / METADATA_FILE).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
+        metadata |= {"columns": types} | (
+            {"batch_size": form.batch_size} if form.batch_size else {}
+        )
+        write_metadata(partial, metadata)
     return Written(len(sizes), rows, sum(sizes), time.perf_counter() - started)
 
 
-def _checked(
-    form: _Form, source: RowSource, columns: Sequence[str], row_ranges: Iterable[RowRange]
+def _type(column: Any) -> list[Any]:
+    """Return [dtype of a value or "string", whether a row holds a list]."""
+    values = column.values if isinstance(column, Ragged) else column
+    is_text = isinstance(values, Strings)
+    return ["string" if is_text else values.dtype.name, isinstance(column, Ragged)]
+
+
+def _chunks(
+    source: Chunk | ParquetSource, columns: Any, start: int, stop: int, form: _Form
 ) -> Iterator[Chunk]:
-    """Yield the rows of each range, in order; an error names the row group."""
-    for row_range in row_ranges:
-        chunk = read_range(source, row_range, columns)
-        with locate_errors(source, row_range):
-            whole = Chunk({name: _without_mask(name, column) for name, column in chunk.items()})
-            for name, column in whole.items():
-                form.check(name, column)
-        yield whole
+    """Yield rows [start, stop), by row group, checked; an error names the row group."""
+    if isinstance(source, Chunk):
+        yield _checked(source.select(columns or list(source)).slice(start, stop), form)
+        return
+    first = 0
+    for position, group in enumerate(source.row_groups):
+        low, high = max(start - first, 0), min(stop - first, group.num_rows)
+        first += group.num_rows
+        if low < high:
+            chunk = source.read(position, columns, low, high)
+            try:
+                yield _checked(chunk, form)
+            except ValueError as error:
+                raise ValueError(f"{error} (In {source.location(position)}.)") from error
+
+
+def _checked(chunk: Chunk, form: _Form) -> Chunk:
+    """Return rows that the form can store."""
+    whole = Chunk({name: _without_mask(name, column) for name, column in chunk.items()})
+    for name, column in whole.items():
+        form.check(name, column)
+    return whole
 
 
 def _without_mask(name: str, column: Any) -> Any:

@@ -9,74 +9,9 @@ import operator
 import os
 import re
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
-
-_FIT = "workflow.fit(source) learns, in as few passes as possible"
-_PADDED = 'multi_hot="padded", max_list_length=5; lists are recognised by their type'
-_GROUPS = 'groups of columns: Workflow(["C1"] >> Categorify(), ["I1"] >> Normalize(), ["label"])'
-_SIZES = "workflow.embedding_sizes(), after fit"
-_SOURCE = "ParquetSource(paths), or the paths themselves, where data is asked for"
-
-FORMER_NAMES = {  # {class or module: {name of NVTabular: today's form}}
-    "KerasSequenceLoader": {
-        "paths_or_dataset": "the first argument: KerasSequenceLoader(paths, batch_size)",
-        "label_name": 'label_names=["label"]',
-        "sparse_names": 'cat_names=["genres"]; lists are recognised by their type',
-        "sparse_max": _PADDED,
-        "sparse_as_dense": _PADDED,
-    },
-    "Workflow": {
-        "cat_names": _GROUPS,
-        "cont_names": _GROUPS,
-        "label_name": 'label_names=["label"], with ["label"] among the groups of columns',
-        "client": "workflow.fit(source, client), and client= of transform_to_parquet",
-        "add_cat_preprocess": 'Workflow(["C1", "C2"] >> Categorify(), ...)',
-        "add_cont_preprocess": 'Workflow(["I1", "I2"] >> FillMissing() >> Normalize(), ...)',
-        "add_cat_feature": 'Workflow(["C1", "C2"] >> HashedCross(1000), ...)',
-        "add_cont_feature": 'Workflow(["I1", "I2"] >> FillMissing() >> LogOp(), ...)',
-        "add_feature": 'Workflow(["I1", "I2"] >> FillMissing(), ...)',
-        "add_preprocess": 'Workflow(["I1", "I2"] >> Normalize(), ...)',
-        "finalize": "nothing: a Workflow is complete once it is made",
-        "update_stats": _FIT,
-        "apply": 'workflow.transform_to_parquet(source, "folder"), after fit',
-        "fit_transform": 'workflow.fit(source).transform_to_parquet(source, "folder")',
-        "save_stats": 'workflow.save("folder")',
-        "load_stats": 'Workflow.load("folder")',
-        "get_embedding_sizes": _SIZES,
-    },
-    "tutorlib": {"Dataset": _SOURCE, "get_embedding_sizes": _SIZES},
-    "tutorlib.ops": {"get_embedding_sizes": _SIZES},
-}
-
-
-class FormerNames:
-    """Base of a class in `FORMER_NAMES`: former arguments and attributes get a helpful error."""
-
-    def __new__(cls, *args: Any, **arguments: Any) -> Self:
-        """Refuse former arguments, by name."""
-        for name in arguments:
-            if form := _form_of(cls, name):
-                raise TypeError(f"{cls.__name__} has no argument {name!r} of NVTabular: {form}")
-        return super().__new__(cls)
-
-    if not TYPE_CHECKING:  # mypy would take any attribute for one that exists
-
-        def __getattr__(self, name: str) -> Any:
-            owner = f"{type(self).__name__!r} object"
-            raise no_attribute(owner, name, _form_of(type(self), name))
-
-
-def _form_of(cls: type, name: str) -> str | None:
-    known = (FORMER_NAMES[c.__name__] for c in cls.__mro__ if c.__name__ in FORMER_NAMES)
-    return next((names[name] for names in known if name in names), None)
-
-
-def no_attribute(owner: str, name: str, form: str | None) -> AttributeError:
-    """Return the error for an attribute that does not exist, with today's form of a former one."""
-    hint = "" if form is None else f" of NVTabular: {form}"
-    return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:

@@ -12,21 +12,16 @@ from typing import Any
 
 import keras
 
-from tutorlib.checks import check_choice
 from tutorlib.layers import (
     MLP,
-    Cross,
     DenseFeatures,
     DotProductInteraction,
-    FactorizationMachine,
     FusedEmbedding,
     LinearFeatures,
-    NumberEmbedding,
     keras_inputs,
 )
-from tutorlib.schema import Schema, as_schema
-
-STRUCTURES = ("stacked", "parallel")
+from tutorlib.layers.features import features_of
+from tutorlib.schema import Schema
 
 
 def DLRM(
@@ -49,7 +44,7 @@ def DLRM(
     weights in the same order, so `set_weights(get_weights())` transfers them.
 
     Args:
-        schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out, and
+        schema: Schema, or list of `Column`; labels are left out, and
             `embedding_dim` replaces the columns' own embedding widths.
         embedding_dim: width of every embedding and of the bottom MLP's output, at least 1.
         bottom_hidden_units: hidden widths of the MLP over the continuous columns.
@@ -74,19 +69,27 @@ def DLRM(
 
     Source: Naumov et al., Deep Learning Recommendation Model, 2019, arXiv:1906.00091.
     """
-    features = _with_width(as_schema(schema).features, embedding_dim)
+    features = Schema(
+        dataclasses.replace(c, embedding_dim=embedding_dim) if c.role == "categorical" else c
+        for c in features_of(schema)
+    )
     embeddings = FusedEmbedding(features, name="embeddings")
     inputs = keras_inputs(features, batch_layout=batch_layout)
-    ids, numbers = _ids_and_numbers(features, inputs, batch_layout)
+    if batch_layout == "stacked":
+        ids = inputs["categorical"]
+        numbers = [inputs["continuous"]] if "continuous" in inputs else []
+    else:
+        ids = {name: inputs[name] for name in features.categorical.names}
+        numbers = [inputs[name] for name in features.continuous.names]
     x = embeddings(ids)  # [batch, n_cat, embedding_dim]
     dense = []
-    if numbers is not None:
-        dense = [MLP(bottom_hidden_units, embedding_dim, name="bottom_mlp")(numbers)]
+    if numbers:
+        bottom = _concatenated(numbers, "continuous")
+        dense = [MLP(bottom_hidden_units, embedding_dim, name="bottom_mlp")(bottom)]
         row = keras.layers.Reshape((1, embedding_dim), name="as_feature")(dense[0])
         x = keras.layers.Concatenate(axis=1, name="features")([row, x])
     x = DotProductInteraction(pad_to=pad_to, name="interaction")(x)  # [batch, pairs]
-    if dense:
-        x = keras.layers.Concatenate(name="dense_and_pairs")([*dense, x])
+    x = _concatenated([*dense, x], "dense_and_pairs")
     x = MLP(top_hidden_units, name="top_mlp")(x)
     return keras.Model(inputs, _probability(x), name=name)
 
@@ -95,20 +98,18 @@ def WideAndDeep(
     schema: Any,
     hidden_units: Sequence[int] = (256, 128, 64),
     *,
-    wide_schema: Any = None,
     combiner: str = "mean",
     multi_hot: str = "nnzs",
     name: str = "wide_and_deep",
 ) -> keras.Model:
     """Return a Wide & Deep network: `LinearFeatures` plus an MLP over embeddings.
 
-    The wide side memorises single values and crosses, the deep side generalises; the sum of both is
-    the logit. The wide side starts at zero.
+    The wide side memorises single values, the deep side generalises; the sum of both is the logit.
+    The wide side starts at zero.
 
     Args:
-        schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
+        schema: Schema, or list of `Column`; labels are left out.
         hidden_units: hidden widths of the deep side.
-        wide_schema: columns of the wide side, in the paper the crossed ones; None for `schema`.
         combiner: how the deep side combines a list of ids: "mean", "sum" or "sqrtn".
         multi_hot: the loader's form of multi-hot columns: "nnzs", "offsets", "ragged" or "padded".
         name: of the model.
@@ -117,8 +118,7 @@ def WideAndDeep(
         A model with a float32 [batch, 1] probability as output, under any dtype policy.
 
     Raises:
-        ValueError: if a categorical column has no cardinality, or a column differs between the two
-            schemas.
+        ValueError: if a categorical column has no cardinality.
 
     Example:
         >>> from tutorlib import Column
@@ -128,127 +128,15 @@ def WideAndDeep(
 
     Source: Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, arXiv:1606.07792.
     """
-    deep = as_schema(schema).features
-    wide = deep if wide_schema is None else as_schema(wide_schema).features
-    differing = [c.name for c in wide if c.name in deep and deep[c.name] != c]
-    if differing:
-        raise ValueError(
-            f"schema and wide_schema describe the columns {differing} differently. Take both from "
-            "one schema, e.g. with Schema.select."
-        )
-    both = Schema([*deep, *(column for column in wide if column.name not in deep)])
-    inputs = keras_inputs(both, multi_hot=multi_hot)
-    x = DenseFeatures(deep, combiner, name="deep_features")(inputs)
+    features = features_of(schema)
+    inputs = keras_inputs(features, multi_hot=multi_hot)
+    wide = LinearFeatures(features, name="wide")(inputs)
+    x = DenseFeatures(features, combiner, name="deep_features")(inputs)
     x = MLP(hidden_units, name="deep_mlp")(x)
-    return _sum_of_logits(inputs, [LinearFeatures(wide, name="wide")(inputs), _logit(x)], name)
-
-
-def DeepFM(
-    schema: Any,
-    embedding_dim: int = 16,
-    hidden_units: Sequence[int] = (256, 128, 64),
-    *,
-    batch_layout: str = "columns",
-    name: str = "deepfm",
-) -> keras.Model:
-    """Return a DeepFM: a linear part, a factorization machine and an MLP, over shared embeddings.
-
-    A number is a feature too: a trained vector, scaled by the number. The factorization machine
-    takes all pairs of features, so none has to be crossed by hand.
-
-    Args:
-        schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out, and
-            `embedding_dim` replaces the columns' own embedding widths.
-        embedding_dim: width of every feature's vector, at least 1.
-        hidden_units: hidden widths of the deep side.
-        batch_layout: "columns" (dict of [batch, 1]) or "stacked" ({"categorical", "continuous"}).
-        name: of the model.
-
-    Returns:
-        A model with a float32 [batch, 1] probability as output, under any dtype policy.
-
-    Raises:
-        ValueError: if there are fewer than two features, no categorical column, a multi-hot one, or
-            one without a cardinality.
-
-    Example:
-        >>> from tutorlib import Column
-        >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
-        >>> DeepFM(columns, 4, [8]).output_shape
-        (None, 1)
-
-    Source: Guo et al., DeepFM, 2017, arXiv:1703.04247.
-    """
-    features = _with_width(as_schema(schema).features, embedding_dim)
-    single = FusedEmbedding(
-        _with_width(features, 1), "concat", embeddings_initializer="zeros", name="weights_of_ids"
-    )
-    inputs = keras_inputs(features, batch_layout=batch_layout)
-    ids, numbers = _ids_and_numbers(features, inputs, batch_layout)
-    x = FusedEmbedding(features, name="embeddings")(ids)
-    logits = [keras.ops.sum(single(ids), axis=1, keepdims=True)]
-    if numbers is not None:
-        scaled = NumberEmbedding(embedding_dim, name="numbers")(numbers)
-        x = keras.layers.Concatenate(axis=1, name="features")([x, scaled])
-        logits.append(_logit(numbers, "weights_of_numbers"))
-    logits.append(FactorizationMachine(name="pairs")(x))
-    x = MLP(hidden_units, name="deep_mlp")(keras.layers.Flatten(name="flat")(x))
-    return _sum_of_logits(inputs, [*logits, _logit(x)], name)
-
-
-def DCNv2(
-    schema: Any,
-    cross_layers: int = 3,
-    hidden_units: Sequence[int] = (256, 128),
-    *,
-    projection_dim: int | None = None,
-    structure: str = "stacked",
-    batch_layout: str = "columns",
-    name: str = "dcn_v2",
-) -> keras.Model:
-    """Return a DCN v2: cross layers over embeddings and numbers, and an MLP in series or parallel.
-
-    Args:
-        schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out, and
-            embeddings have the columns' own widths.
-        cross_layers: number of cross layers, at least 1; n of them give products of up to n + 1
-            inputs.
-        hidden_units: hidden widths of the MLP.
-        projection_dim: rank of the cross layers' matrices, at least 1; None for full matrices.
-        structure: "stacked" (the MLP takes the output of the cross layers) or "parallel" (both
-            take the features).
-        batch_layout: "columns" (dict of [batch, 1]) or "stacked" ({"categorical", "continuous"}).
-        name: of the model.
-
-    Returns:
-        A model with a float32 [batch, 1] probability as output, under any dtype policy.
-
-    Raises:
-        ValueError: if `structure` is unknown, if there is no categorical column, a multi-hot one,
-            or one without a cardinality.
-
-    Example:
-        >>> from tutorlib import Column
-        >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
-        >>> DCNv2(columns, 2, [8], structure="parallel").output_shape
-        (None, 1)
-
-    Source: Wang et al., DCN V2, 2020, arXiv:2008.13535.
-    """
-    check_choice("structure", structure, STRUCTURES)
-    features = as_schema(schema).features
-    embeddings = FusedEmbedding(features, "concat", name="embeddings")
-    inputs = keras_inputs(features, batch_layout=batch_layout)
-    ids, numbers = _ids_and_numbers(features, inputs, batch_layout)
-    x = embeddings(ids)  # [batch, sum of widths]
-    if numbers is not None:
-        x = keras.layers.Concatenate(name="features")([numbers, x])
-    crossed = Cross(cross_layers, projection_dim, name="cross")(x)
-    mlp = MLP(hidden_units, name="deep_mlp")
-    if structure == "stacked":
-        return keras.Model(inputs, _probability(mlp(crossed)), name=name)
-    x = keras.layers.Concatenate(name="both")([crossed, mlp(x)])
-    return keras.Model(inputs, _probability(x), name=name)
+    deep = keras.layers.Dense(1, dtype="float32", name="deep")(x)
+    x = keras.layers.Add(dtype="float32", name="logit")([wide, deep])
+    x = keras.layers.Activation("sigmoid", dtype="float32", name="probability")(x)
+    return keras.Model(inputs, x, name=name)
 
 
 def movielens_network(
@@ -260,7 +148,7 @@ def movielens_network(
     512 for the film, 512 for the user, and 16 for the mean of the genres.
 
     Args:
-        schema: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
+        schema: Schema, or list of `Column`; labels are left out.
         hidden_units: hidden widths of the MLP.
         name: of the model.
 
@@ -280,7 +168,7 @@ def movielens_network(
 
     Source: the MovieLens example of this library's predecessor.
     """
-    features = as_schema(schema).features
+    features = features_of(schema)
     inputs = keras_inputs(features)
     x = DenseFeatures(features, combiner="mean", name="features")(inputs)
     x = MLP(hidden_units, name="mlp")(x)
@@ -292,34 +180,6 @@ def _probability(x: Any) -> Any:
     return keras.layers.Dense(1, activation="sigmoid", dtype="float32", name="probability")(x)
 
 
-def _logit(x: Any, name: str = "deep") -> Any:
-    """Return one linear output per row, float32 [batch, 1]."""
-    return keras.layers.Dense(1, dtype="float32", name=name)(x)
-
-
-def _sum_of_logits(inputs: dict[str, Any], logits: list[Any], name: str) -> keras.Model:
-    """Return the model whose output is the sigmoid of a sum, float32."""
-    x = keras.layers.Add(dtype="float32", name="logit")(logits)
-    x = keras.layers.Activation("sigmoid", dtype="float32", name="probability")(x)
-    return keras.Model(inputs, x, name=name)
-
-
-def _with_width(features: Schema, embedding_dim: int) -> Schema:
-    """Return the columns with all embeddings of one width."""
-    return Schema(
-        dataclasses.replace(c, embedding_dim=embedding_dim) if c.role == "categorical" else c
-        for c in features
-    )
-
-
-def _ids_and_numbers(
-    features: Schema, inputs: dict[str, Any], batch_layout: str
-) -> tuple[Any, Any]:
-    """Return the input of the embedding layer, and the numbers [batch, n_cont] or None."""
-    if batch_layout == "stacked":
-        return inputs.get("categorical"), inputs.get("continuous")
-    ids = {name: inputs[name] for name in features.categorical.names}
-    numbers = [inputs[name] for name in features.continuous.names]
-    if len(numbers) > 1:
-        return ids, keras.layers.Concatenate(name="continuous")(numbers)
-    return ids, numbers[0] if numbers else None
+def _concatenated(tensors: list[Any], name: str) -> Any:
+    """Return the tensors side by side; Keras refuses to concatenate a single one."""
+    return keras.layers.Concatenate(name=name)(tensors) if len(tensors) > 1 else tensors[0]

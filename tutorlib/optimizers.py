@@ -7,20 +7,19 @@ Measured by `python -m benchmarks layers` on two CPU cores, with 26 tables of a 
 numbers in all, against Keras's Adam: at batches of 4,096, which name 3 % of the rows, a step of
 RowSparseAdam takes 11 ms instead of 74, and 15 instead of 51 under XLA; at 65,536, which name 22 %,
 it takes 155 ms instead of 271, but under XLA 105, where that of Keras takes 76. The savings grow
-with the tables and shrink with the batch. They need tables of this library, such as
-`EmbeddingTable`: `keras.layers.Embedding` copies its whole table in every step.
+with the tables and shrink with the batch. They are made for tables of this library, such
+as `EmbeddingTable`: `keras.layers.Embedding` copies its whole table in every step.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 
-from tutorlib.layers.rows import compiled_by_xla, gather_rows
-from tutorlib.layers.tables import TABLE_NAMES, is_table
+from tutorlib.keras_bridge.variables import compiled_by_xla, gather_rows
 
 register = keras.saving.register_keras_serializable(package="tutorlib")
 
@@ -32,19 +31,25 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     Args:
         dense: Keras optimizer, or its name, for all variables that are not tables. Its learning
-            rate is the one that callbacks set and `learning_rate` shows. Its clipping, weight decay
-            and moving average do not apply to the tables.
+            rate is the one that callbacks set and `learning_rate` shows. Its `clipnorm`,
+            `clipvalue`, weight decay and moving average do not apply to the tables.
         table_scale: the tables' learning rate is this times that of `dense`; above 0.
+        tables: built layers, all of whose trained matrices are tables, or variables; None for the
+            tables of this library's layers.
         name: of the optimizer.
 
     Raises:
         RuntimeError: if Keras does not run on TensorFlow, the only backend with sparse gradients.
-        ValueError: if `dense` accumulates gradients or scales the loss, or `table_scale` is not
-            above 0.
+        ValueError: if `dense` accumulates gradients, scales the loss or clips by `global_clipnorm`,
+            `table_scale` is not above 0, or a layer in `tables` has no matrix.
     """
 
     def __init__(
-        self, dense: Any = "adam", table_scale: float = 1.0, name: str | None = None
+        self,
+        dense: Any = "adam",
+        table_scale: float = 1.0,
+        tables: Iterable[Any] | None = None,
+        name: str | None = None,
     ) -> None:
         if keras.config.backend() != "tensorflow":
             raise RuntimeError(
@@ -63,6 +68,13 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 f"would be left out; got {self.dense.get_config()}. To scale the loss, put a "
                 f"LossScaleOptimizer around {type(self).__name__}."
             )
+        if self.dense.global_clipnorm:
+            raise ValueError(
+                "dense must not clip by global_clipnorm, because its norm would leave out the "
+                f"gradients of the tables; got {self.dense.global_clipnorm}. Use clipnorm or "
+                "clipvalue, which apply to each variable that is not a table."
+            )
+        self.tables = None if tables is None else [p for t in tables for p in _table_paths(t)]
 
     @abc.abstractmethod
     def add_state(self, table: Any) -> Any:
@@ -82,19 +94,32 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Create the state of all variables.
 
         Raises:
-            ValueError: if none of them is a table.
+            ValueError: if none of them is a table, or one of `tables` is not among them.
         """
         if self.built:
             return
-        if not any(is_table(v) for v in variables):
+        paths = [variable.path for variable in variables]
+        if self.tables is None:
+            are_tables = [hasattr(variable, "is_embedding_table") for variable in variables]
+        else:
+            are_tables = [path in self.tables for path in paths]
+        missing = [path for path in self.tables or () if path not in paths]
+        if missing or not any(are_tables):
             raise ValueError(
-                f"{type(self).__name__} found no embedding table: no matrix whose name ends in one "
-                f"of {TABLE_NAMES} among {[v.path for v in variables]}. Use {self.dense.name!r} "
-                "alone."
+                f"{type(self).__name__} found no embedding table {missing or ''} among {paths}. "
+                "Name layers or variables of this model in `tables`, which are needed for layers "
+                f"of others, such as keras.layers.Embedding, or use {self.dense.name!r} alone."
             )
         super().build(variables)
-        self._states = [self.add_state(v) if is_table(v) else None for v in variables]
-        self.dense.build([v for v in variables if not is_table(v)])
+        self._states = [
+            self.add_state(variable) if is_table else None
+            for variable, is_table in zip(variables, are_tables, strict=True)
+        ]
+        self.dense.build([v for v in variables if self._state_of(v) is None])
+
+    def _state_of(self, variable: Any) -> Any:
+        """Return the state of a table, or None for a variable that is no table."""
+        return self._states[self._get_variable_index(variable)]
 
     @property
     def variables(self) -> list[Any]:
@@ -123,8 +148,8 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
             with keras.name_scope(self.name, caller=self):
                 self.build(list(trainable_variables))
         pairs = list(zip(grads, trainable_variables, strict=True))
-        tables = [pair for pair in pairs if is_table(pair[1])]
-        others = [pair for pair in pairs if not is_table(pair[1])]
+        tables = [pair for pair in pairs if self._state_of(pair[1]) is not None]
+        others = [pair for pair in pairs if self._state_of(pair[1]) is None]
         if tables:
             super().apply(*map(list, zip(*tables, strict=True)))
         if others:
@@ -140,7 +165,7 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
             gradient = tf.IndexedSlices(gradient, tf.range(tf.shape(gradient)[0]))
         ids, gradients = sums_by_row(gradient, variable.shape)
         rate = tf.cast(learning_rate, variable.dtype) * self.table_scale
-        state = self._states[self._get_variable_index(variable)].value
+        state = self._state_of(variable).value
         new_state, change = self.row_update(
             gather_rows(state, ids), tf.cast(gradients, variable.dtype), rate
         )
@@ -153,18 +178,52 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Let the dense optimizer write its moving averages to its variables."""
-        self.dense.finalize_variable_values([v for v in var_list if not is_table(v)])
+        self.dense.finalize_variable_values([v for v in var_list if self._state_of(v) is None])
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this optimizer."""
         dense = keras.optimizers.serialize(self.dense)
-        return {"name": self.name, "dense": dense, "table_scale": self.table_scale}
+        return {
+            "name": self.name,
+            "dense": dense,
+            "table_scale": self.table_scale,
+            "tables": self.tables,
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Return the optimizer that `get_config` describes."""
         dense = keras.optimizers.deserialize(config["dense"], custom_objects=custom_objects)
         return cls(**{**config, "dense": dense})
+
+
+def _table_paths(table: Any) -> list[str]:
+    """Return the paths of a layer's tables or of a variable; a path, as in a config, stays."""
+    if isinstance(table, str):
+        return [table]
+    if not isinstance(table, keras.layers.Layer):
+        return [table.path]
+    paths = [weight.path for weight in table.trainable_weights if len(weight.shape) == 2]
+    if not paths:
+        raise ValueError(
+            f"tables: layer {table.name!r} has no trained matrix. Build it first, as by making a "
+            "model of it."
+        )
+    return paths
+
+
+def _check_finite_rows(self: Any, grads: Sequence[Any]) -> Any:
+    """Return whether all gradients are finite, looking only at the rows of a sparse one."""
+    import tensorflow as tf
+
+    return _check_finite(self, [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
+
+
+if keras.config.backend() == "tensorflow":
+    # Keras puts a LossScaleOptimizer around the optimizer of a mixed_float16 model, and its check
+    # makes a matrix as large as the table of each sparse gradient. This one gives the same answer.
+    _check_finite = keras.optimizers.LossScaleOptimizer.check_finite
+    keras.optimizers.LossScaleOptimizer.check_finite = _check_finite_rows
 
 
 def sums_by_row(gradient: Any, shape: Sequence[int]) -> tuple[Any, Any]:
@@ -223,9 +282,8 @@ class RowSparseAdam(RowOptimizer):
     batch, Keras 3.15 on TensorFlow adds the squares of its partial gradients to the second moment;
     Adam's definition, followed here, is the square of their sum.
 
-    Tables are matrices whose name ends in `embedding_weights` (this library's layers) or
-    `embeddings` (`keras.layers.Embedding`). Keras reads the latter as a whole in every step, which
-    costs a copy: 8 ms for a million rows of 16 numbers.
+    `keras.layers.Embedding` reads its table as a whole in every step, which costs a copy: 8 ms for
+    a million rows of 16 numbers.
 
     Args:
         dense: Keras optimizer, or its name, for all other variables; its learning rate is also the
@@ -234,11 +292,15 @@ class RowSparseAdam(RowOptimizer):
         beta_1: decay of a row's first moment per step that names it.
         beta_2: decay of a row's second moment per step that names it.
         epsilon: added to the square root of the second moment.
+        tables: built layers or variables whose rows are updated so, such as
+            `[model.get_layer("embedding")]`; None for the tables of this library's layers. A table
+            that is not among them is updated by `dense`.
         name: of the optimizer.
 
     Raises:
         RuntimeError: if Keras does not run on TensorFlow.
-        ValueError: if `dense` accumulates gradients or scales the loss, or the model has no table.
+        ValueError: if `dense` accumulates gradients, scales the loss or clips by `global_clipnorm`,
+            or the model has no table.
 
     Example:
         >>> from tutorlib import DLRM, Column
@@ -259,9 +321,10 @@ class RowSparseAdam(RowOptimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
+        tables: Iterable[Any] | None = None,
         name: str | None = "row_sparse_adam",
     ) -> None:
-        super().__init__(dense, table_scale, name)
+        super().__init__(dense, table_scale, tables, name)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
     def add_state(self, table: Any) -> Any:
@@ -296,7 +359,9 @@ class RowWiseAdagrad(RowOptimizer):
     For tables of width 16 the state takes 1/16 of the table's memory, where Adam's takes twice the
     table. Rows that a batch does not name have no gradient, so skipping them is exact.
 
-    Tables are found as in `RowSparseAdam`.
+    It is Keras's Adagrad on rows of one number: the change is rate * g / sqrt(state + epsilon), and
+    the state starts at 0.1. FBGEMM's row-wise Adagrad starts at 0 and divides by sqrt(state) +
+    epsilon: with `initial_accumulator_value=0` the two differ by `epsilon` only.
 
     Args:
         dense: Keras optimizer, or its name, for all other variables; its learning rate is also the
@@ -305,12 +370,12 @@ class RowWiseAdagrad(RowOptimizer):
             times the rate of Adam.
         initial_accumulator_value: initial state of each row, at least 0.
         epsilon: added to the state before the square root.
+        tables: as in `RowSparseAdam`.
         name: of the optimizer.
 
     Raises:
         RuntimeError: if Keras does not run on TensorFlow.
-        ValueError: if `dense` accumulates gradients or scales the loss, the model has no table, or
-            `initial_accumulator_value` is below 0.
+        ValueError: as `RowSparseAdam`, or if `initial_accumulator_value` is below 0.
 
     Example:
         >>> optimizer = RowWiseAdagrad(keras.optimizers.Adam(0.001), table_scale=10)
@@ -327,9 +392,10 @@ class RowWiseAdagrad(RowOptimizer):
         table_scale: float = 1.0,
         initial_accumulator_value: float = 0.1,
         epsilon: float = 1e-7,
+        tables: Iterable[Any] | None = None,
         name: str | None = "row_wise_adagrad",
     ) -> None:
-        super().__init__(dense, table_scale, name)
+        super().__init__(dense, table_scale, tables, name)
         if initial_accumulator_value < 0:
             raise ValueError(
                 f"initial_accumulator_value must be at least 0, got {initial_accumulator_value}"

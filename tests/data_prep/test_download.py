@@ -1,18 +1,16 @@
 """A download is complete and correct or does not exist, and resumes where it broke."""
 
-import contextlib
 import hashlib
 import http.server
 import re
-import socket
 import threading
 import zipfile
 
 import pytest
 
-from data_prep import adult, movielens
+from data_prep import adult, download, movielens
 from data_prep.__main__ import main
-from data_prep.download import BLOCK_BYTES, download
+from data_prep.download import BLOCK_BYTES
 from data_prep.output import DataPrepError
 
 CONTENT = bytes(range(256)) * 4_000  # 1 MB
@@ -51,6 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(download, "PAUSE_S", 0.01)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.files, server.requests = {"/a.zip": CONTENT}, []
     server.drops, server.failures, server.ranges = [], [], True
@@ -63,105 +62,71 @@ def server(monkeypatch):
     thread.join()
 
 
+def fetch(server, folder, sha256=SHA256):
+    return download.download(server.url + "/a.zip", folder / "a.zip", sha256)
+
+
 def test_a_file_is_downloaded_once(server, tmp_path):
     for _ in range(2):
-        path = download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256)
-        assert path.read_bytes() == CONTENT
+        assert fetch(server, tmp_path).read_bytes() == CONTENT
     assert server.requests == [("/a.zip", None)]
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
 
 
-def test_a_download_resumes_where_the_connection_broke(server, tmp_path):
-    server.drops = [4 * BLOCK_BYTES + 1, 6 * BLOCK_BYTES + 5]
-    path = download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, pause_s=0.01)
-    assert path.read_bytes() == CONTENT
-    starts = [asked for _, asked in server.requests]
-    assert starts == [None, f"bytes={4 * BLOCK_BYTES}-", f"bytes={10 * BLOCK_BYTES}-"]
+OUTAGES = {
+    "the connection breaks twice": {"drops": [4 * BLOCK_BYTES + 1, 6 * BLOCK_BYTES + 5]},
+    "and the server does not support Range": {"drops": [300_000], "ranges": False},
+    "the server fails twice": {"failures": [503, 500]},
+}
 
 
-def test_a_download_restarts_if_the_server_does_not_support_range(server, tmp_path):
-    server.ranges, server.drops = False, [300_000]
-    path = download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, pause_s=0.01)
-    assert path.read_bytes() == CONTENT
-
-
-def test_a_server_error_is_retried(server, tmp_path):
-    server.failures = [503, 500]
-    path = download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, pause_s=0.01)
-    assert path.read_bytes() == CONTENT
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_a_download_survives_an_outage(server, tmp_path, outage):
+    vars(server).update({k: v if k == "ranges" else [*v] for k, v in OUTAGES[outage].items()})
+    assert fetch(server, tmp_path).read_bytes() == CONTENT
+    if "twice" in outage and "drops" in OUTAGES[outage]:  # it resumes where it stopped
+        starts = [asked for _, asked in server.requests]
+        assert starts == [None, f"bytes={4 * BLOCK_BYTES}-", f"bytes={10 * BLOCK_BYTES}-"]
 
 
 def test_a_later_run_resumes_a_broken_download(server, tmp_path):
-    server.drops = [5 * BLOCK_BYTES, 0, 0]
-    with pytest.raises(DataPrepError, match=r"broke after 327,680 bytes.*Run the same command"):
-        download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, attempts=2, pause_s=0.01)
+    server.drops = [5 * BLOCK_BYTES, 0, 0, 0]
+    with pytest.raises(DataPrepError, match=r"after 327,680 bytes, which are kept in .*part"):
+        fetch(server, tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip.part"]
     server.drops = []
-    download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256)
+    assert fetch(server, tmp_path).read_bytes() == CONTENT
     assert server.requests[-1] == ("/a.zip", "bytes=327680-")
-    assert (tmp_path / "a.zip").read_bytes() == CONTENT
-
-
-def test_a_complete_part_file_is_checked_and_renamed(server, tmp_path):
-    (tmp_path / "a.zip.part").write_bytes(CONTENT)
-    assert download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256).exists()
-
-
-def test_a_download_with_a_wrong_checksum_is_deleted(server, tmp_path):
-    with pytest.raises(DataPrepError, match=r"sha256 is .*, expected 000"):
-        download(server.url + "/a.zip", tmp_path / "a.zip", sha256="0" * 64)
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "a.zip").rename(tmp_path / "a.zip.part")
+    assert fetch(server, tmp_path).exists()  # a complete part is checked and renamed
 
 
 @pytest.mark.parametrize("received", [0, 5 * BLOCK_BYTES])
-def test_a_server_that_stays_unavailable_is_reported_with_its_code(server, tmp_path, received):
+@pytest.mark.parametrize(("code", "requests"), [(503, 4), (404, 1), (403, 1)])
+def test_an_http_error_is_reported_with_address_and_code(
+    server, tmp_path, received, code, requests
+):
     (tmp_path / "a.zip.part").write_bytes(CONTENT[:received])
-    server.failures = [503] * 9
-    with pytest.raises(DataPrepError, match=r"a\.zip: the server answers HTTP 503") as raised:
-        download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256, attempts=3, pause_s=0)
-    assert "connection" not in str(raised.value)
-    assert len(server.requests) == 3
+    server.failures = [code] * 9
+    with pytest.raises(DataPrepError, match=rf"a\.zip: the server answers HTTP {code}"):
+        fetch(server, tmp_path)
+    assert len(server.requests) == requests
     assert (tmp_path / "a.zip.part").exists() == (received > 0)
 
 
-def test_an_existing_file_with_a_wrong_checksum_is_refused(server, tmp_path):
+def test_a_wrong_checksum_is_refused(server, tmp_path):
+    with pytest.raises(DataPrepError, match=r"sha256 is .*, expected 000"):
+        fetch(server, tmp_path, "0" * 64)
+    assert not list(tmp_path.iterdir())
     (tmp_path / "a.zip").write_bytes(b"something else")
     with pytest.raises(DataPrepError, match="Delete it to fetch it again"):
-        download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256)
+        fetch(server, tmp_path)
 
 
-def test_without_a_checksum_the_published_md5_is_compared(server, tmp_path):
-    server.files["/a.zip.md5"] = f"MD5 (a.zip) = {hashlib.md5(CONTENT).hexdigest()}\n".encode()
-    assert download(server.url + "/a.zip", tmp_path / "a.zip").exists()
-    server.files["/b.zip"] = CONTENT
-    server.files["/b.zip.md5"] = b"0" * 32 + b"  b.zip\n"
-    with pytest.raises(DataPrepError, match="md5 is"):
-        download(server.url + "/b.zip", tmp_path / "b.zip")
-
-
-@pytest.mark.parametrize("code", [404, 403])
-def test_an_http_error_is_reported_with_address_and_code(server, tmp_path, code):
-    server.failures = [code] * 9
-    with pytest.raises(DataPrepError, match=f"a.zip: the server answers HTTP {code}"):
-        download(server.url + "/a.zip", tmp_path / "a.zip", sha256=SHA256)
-    assert not list(tmp_path.iterdir())
-    assert len(server.requests) == 1
-
-
-@contextlib.contextmanager
-def closed_port():
-    """Yield a port on which nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
-
-
-def test_a_missing_server_is_one_line_with_the_remedy(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with closed_port() as port:
-        monkeypatch.setattr(movielens, "BASE_URL", f"http://127.0.0.1:{port}")
-        monkeypatch.setattr("data_prep.download.PAUSE_S", 0.01)
-        assert main(["movielens", "--output", str(tmp_path)]) == 1
+def test_a_missing_server_is_one_line_with_the_remedy(server, tmp_path, monkeypatch, capsys):
+    server.server_close()  # nothing listens there any more
+    monkeypatch.setattr(movielens, "BASE_URL", server.url)
+    assert main(["movielens", "--output", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "no connection" in error
@@ -169,41 +134,21 @@ def test_a_missing_server_is_one_line_with_the_remedy(tmp_path, monkeypatch, cap
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_an_archive_is_downloaded_and_unpacked_once(server, tmp_path, monkeypatch):
+def test_archives_and_files_are_downloaded_checked_and_unpacked_once(server, tmp_path, monkeypatch):
     archive = tmp_path / "made.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for name in ("ratings.csv", "movies.csv", "README.txt"):
             file.writestr(f"ml-latest-small/{name}", f"{name}\n")
+    server.files = {f"/{name}": name.encode() for name in adult.SHA256}
     server.files["/ml-latest-small.zip"] = archive.read_bytes()
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    monkeypatch.setitem(movielens.SHA256, "ml-latest-small", digest)
+    for room in (movielens, adult):
+        monkeypatch.setattr(room, "BASE_URL", server.url)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in server.files.items()}
+    monkeypatch.setitem(movielens.SHA256, "ml-latest-small", digests["/ml-latest-small.zip"])
+    monkeypatch.setattr(adult, "SHA256", {name: digests[f"/{name}"] for name in adult.SHA256})
     for _ in range(2):
-        raw = movielens.fetch(tmp_path / "data", base_url=server.url)
+        raw = movielens.fetch(tmp_path / "ml")
         assert (raw / "ratings.csv").read_text() == "ratings.csv\n"
-    assert len(server.requests) == 1
-    assert movielens.fetch(tmp_path / "local", source=archive) == tmp_path / "local/raw"
-
-
-def test_the_files_of_adult_are_downloaded_once_and_checked(server, tmp_path, monkeypatch):
-    for name in adult.SHA256:
-        server.files[f"/{name}"] = name.encode()
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        monkeypatch.setitem(adult.SHA256, name, digest)
-    for _ in range(2):
-        folder = adult.fetch(tmp_path / "data", base_url=server.url)
+        folder = adult.fetch(tmp_path / "adult", None)
         assert [(folder / name).read_text() for name in adult.SHA256] == list(adult.SHA256)
-    assert len(server.requests) == 2
-    monkeypatch.setitem(adult.SHA256, "adult.test", "0" * 64)
-    with pytest.raises(DataPrepError, match=r"adult\.test"):
-        adult.fetch(tmp_path / "data", base_url=server.url)
-
-
-def test_a_damaged_archive_is_refused(tmp_path):
-    (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(DataPrepError, match="not an intact, unencrypted zip archive"):
-        movielens.fetch(tmp_path / "data", source=tmp_path / "bad.zip")
-    with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
-        file.writestr("readme", "")
-    with pytest.raises(DataPrepError, match=r"0 files named ratings\.csv"):
-        movielens.fetch(tmp_path / "data", source=tmp_path / "other.zip")
-    assert not (tmp_path / "data/raw").exists()
+    assert len(server.requests) == 3

@@ -29,7 +29,7 @@ MODELS = {
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr("tutorlib.layers.inputs.min_int_dtype_of_models", lambda: "int64")
+    monkeypatch.setattr("tutorlib.layers.features.min_int_dtype_of_models", lambda: "int64")
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
 
 

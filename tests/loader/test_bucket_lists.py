@@ -18,7 +18,7 @@ from tests.support.device_batches import assert_same_batches
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
 from tutorlib.columns import Chunk, Ragged
-from tutorlib.layers import DenseFeatures, EmbeddingBag, LinearFeatures, bucketed, keras_inputs
+from tutorlib.layers import DenseFeatures, EmbeddingBag, LinearFeatures, keras_inputs
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.loader.list_lengths import LENGTHS, BucketedValues, bucket_length, bucket_width
 from tutorlib.memory import HostSpace
@@ -87,7 +87,7 @@ def assert_padded(name, ours, theirs):
     elif name in ("g", "h"):
         assert ours.shape[1] == bucket_width(theirs.shape[1])
         np.testing.assert_array_equal(ours[:, : theirs.shape[1]], theirs, err_msg=name)
-        assert not ours[:, theirs.shape[1] :].any()
+        assert (ours[:, theirs.shape[1] :] == -1).all()
     else:
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
@@ -202,7 +202,7 @@ def test_batches_without_any_value(tmp_path, device, form):
     inputs, _ = loader_of(path, 10, schema=schema, device=device, multi_hot=form).peek()
     values = inputs["g" if form == "padded" else "g__values"]
     assert tuple(values.shape) == {"nnzs": (64, 1), "offsets": (64,), "padded": (10, 1)}[form]
-    assert not values.numpy().any()
+    assert (values.numpy() == (-1 if form == "padded" else 0)).all()
     layer = DenseFeatures(schema.features)
     for call in (layer, tf.function(layer, jit_compile=True)):
         np.testing.assert_array_equal(call(inputs), np.zeros((10, schema["g"].width)))
@@ -274,59 +274,29 @@ def test_a_dataset_gives_the_same_batches(folder, form):
     assert_same_batches(dataset, loader_of(folder, 150, multi_hot=form), np.int32)
 
 
-@pytest.mark.parametrize("values", [[3, 1], [], range(65)])
-def test_the_function_of_batches_repeats_the_last_value_too(values):
-    values = np.array(values, np.int32)
-    want = np.full(bucket_length(len(values)), values[-1] if len(values) else 0, np.int32)
-    want[: len(values)] = values
-    dataset = tf.data.Dataset.from_generator(
-        lambda: iter([{"g__values": values}]),
-        output_signature={"g__values": tf.TensorSpec([None], tf.int32)},
-    )
-    [mapped] = dataset.map(bucketed)
-    for batch in (bucketed({"g__values": values}), bucketed({"g__values": tf.constant(values)})):
-        np.testing.assert_array_equal(batch["g__values"], want)
-    np.testing.assert_array_equal(mapped["g__values"], want)
-
-
 # ---- the layers ----------------------------------------------------------------------------------
 
-WEIGHTED = [
-    Column("h", "categorical", multi_hot=True, cardinality=60, embedding_dim=4),
-    Column("scores", "continuous", "float32", multi_hot=True),
-]
 LAYERS = {
     **{
-        f"{name} {combiner}": lambda weights, combiner=combiner: DenseFeatures(
-            WEIGHTED if weights else WEIGHTED[:1], combiner, weights=weights
-        )
-        for name in ("DenseFeatures",)
+        f"DenseFeatures {combiner}": lambda combiner=combiner: DenseFeatures([LISTS], combiner)
         for combiner in ("mean", "sum", "sqrtn")
     },
-    "LinearFeatures": lambda weights: LinearFeatures(
-        WEIGHTED if weights else WEIGHTED[:1], weights=weights
-    ),
+    "LinearFeatures": lambda: LinearFeatures([LISTS]),
 }
+LISTS = Column("h", "categorical", multi_hot=True, cardinality=60, embedding_dim=4)
 
 
 @pytest.mark.parametrize("form", ["nnzs", "offsets"])
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_and_gradients_ignore_what_is_over(folder, form, weighted, jit, name):
-    """Weights of lists have the ids' lengths, so that the same padding stands behind them."""
+def test_layers_and_gradients_ignore_what_is_over(folder, form, jit, name):
     [ours, theirs] = (
         loader_of(folder, 64, multi_hot=form, bucket_lists=b, shuffle=False).peek()[0]
         for b in (True, False)
     )
-    layer = LAYERS[name]({"h": "scores"} if weighted else {})
-    rng = np.random.default_rng(0)
-    scores = rng.random(len(ours["h__values"])).astype("float32")
+    layer = LAYERS[name]()
     results = []
     for inputs in (ours, theirs):
-        values = inputs["h__values"]
-        own = tf.reshape(tf.constant(scores[: len(values)]), values.shape)
-        inputs = {**inputs, "scores__values": own}
         layer(inputs)
 
         @tf.function(jit_compile=jit)

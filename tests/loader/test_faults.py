@@ -472,7 +472,7 @@ def test_lists_are_padded_to_the_longest_that_is_allowed(tmp_path):
         assert padded.shape[1] == 5
         lengths = np.round(inputs["x"].numpy()[:, 0] * 8).astype(int) % 4
         np.testing.assert_array_equal(
-            padded, np.where(np.arange(5) < lengths[:, None], inputs["C"].numpy(), 0)
+            padded, np.where(np.arange(5) < lengths[:, None], inputs["C"].numpy(), -1)
         )
 
 

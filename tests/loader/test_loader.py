@@ -301,7 +301,7 @@ def test_multi_hot_forms_hold_the_same_lists(folder, form):
     elif form == "ragged":
         assert inputs["tags"].to_list() == want.tolist()
     else:
-        padded = [row + [0] * (3 - len(row)) for row in want.tolist()]
+        padded = [row + [-1] * (3 - len(row)) for row in want.tolist()]
         assert inputs["tags"].numpy().tolist() == padded
 
 

@@ -1,41 +1,34 @@
-"""What the tests of the layers share: a schema, its batches in every form, oracles, each layer."""
+"""The table of layers: each layer with inputs in every layout, and its values by NumPy.
 
-import keras
+It is read on every backend, so TensorFlow is imported only for ragged tensors.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
 import numpy as np
-import tensorflow as tf
 
 from tutorlib.layers import (
     MLP,
-    Cross,
     DenseFeatures,
     DotProductInteraction,
     EmbeddingBag,
     EmbeddingTable,
-    FactorizationMachine,
     FusedEmbedding,
     LinearFeatures,
-    NumberEmbedding,
     ScalarDenseFeatures,
 )
 from tutorlib.schema import Column, Schema
 
-MIXED_POLICIES = ["float32", "mixed_bfloat16", "mixed_float16"]
-POLICIES = [*MIXED_POLICIES, "bfloat16", "float16"]
+POLICIES = ["float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16"]
 COMBINERS = ["mean", "sum", "sqrtn"]
 FORMS = ["nnzs", "offsets", "ragged", "padded"]
 
-TABLE = np.arange(1, 11, dtype=np.float32).reshape(5, 2)  # row i is (2 i + 1, 2 i + 2)
-LISTS = [[1, 3], [], [4], [2, 2, 0, 1]]
+LISTS = [[1, 3], [], [4, 0], [2, 2, 0, 1], [0]]
 VALUES = np.array([i for ids in LISTS for i in ids])
 NNZS = np.array([len(ids) for ids in LISTS])
-OFFSETS = np.array([0, 2, 2, 3, 7])
-SCORES = np.array([0.5, 2, 1.5, 3, 1, 0.25, 0.75], np.float32)  # weights of VALUES
-# Id 0 is padding there, so the one 0 of LISTS is no value.
-PADDED = np.array([[1, 3, 0, 0], [0, 0, 0, 0], [4, 0, 0, 0], [2, 2, 1, 0]])
-PADDED_LISTS = [[i for i in ids if i] for ids in LISTS]
-PADDED_SCORES = np.zeros((4, 4), np.float32)
-PADDED_SCORES[PADDED != 0] = SCORES[VALUES != 0]
-RAGGED = tf.ragged.constant(LISTS, dtype=tf.int64)
+OFFSETS = np.cumsum([0, *NNZS])
+PADDED = np.array([ids + [-1] * (5 - len(ids)) for ids in LISTS])
 
 SCHEMA = Schema(
     [
@@ -43,151 +36,178 @@ SCHEMA = Schema(
         Column("age", "continuous", "float32"),
         Column("genres", "categorical", multi_hot=True, cardinality=5, embedding_dim=2),
         Column("film", "categorical", cardinality=9, embedding_dim=4),
+        Column("place", "continuous", "float32", length=2),
         Column("label", "label", "float32"),
     ]
 )
-WEIGHTED = Schema(
-    [*SCHEMA, Column("scores", "continuous", "float32", multi_hot=True)]  # of the genres
+SAME_WIDTH = Schema(  # not in name order
+    Column(name, "categorical", cardinality=size, embedding_dim=2)
+    for name, size in {"x": 4, "b": 6, "m": 3}.items()
 )
+IDS = np.array([[3, 5, 2], [0, 0, 0], [1, 4, 0]])  # of SAME_WIDTH
 
 
-def batch(form="nnzs"):
-    """Four rows of SCHEMA in any form of lists; "nnzs" is the loader's default."""
-    genres = {
-        "nnzs": {"genres__values": VALUES[:, None], "genres__nnzs": NNZS[:, None]},
-        "offsets": {"genres__values": VALUES, "genres__offsets": OFFSETS},
-        "ragged": {"genres": RAGGED},
-        "padded": {"genres": PADDED},
-    }[form]
+def lists(form, ragged=None):
+    """What a bag takes for LISTS in a form."""
     return {
-        "user": np.array([[0], [6], [3], [3]]),
-        "age": np.array([[0.5], [-1.0], [2.0], [0.0]], np.float32),
-        "film": np.array([[8], [0], [1], [5]]),
+        "nnzs": {"values": VALUES, "nnzs": NNZS},
+        "column": {"values": VALUES[:, None], "nnzs": NNZS[:, None]},
+        "narrow": {"values": VALUES.astype("uint8"), "nnzs": NNZS.astype("int16")},
+        "surplus": {"values": np.append(VALUES, [VALUES[-1]] * 2), "nnzs": NNZS},
+        "offsets": {"values": VALUES, "offsets": OFFSETS},
+        "padded": PADDED,
+        "ragged": ragged,
+    }[form]
+
+
+def rows(form="nnzs", ragged=None):
+    """Five rows of SCHEMA in any form of lists; "nnzs" is the loader's default."""
+    genres = lists("column" if form == "nnzs" else form, ragged)
+    if isinstance(genres, dict):
+        genres = {f"genres__{part}": array for part, array in genres.items()}
+    else:
+        genres = {"genres": genres}
+    return {
+        "user": np.array([[0], [6], [3], [3], [1]]),
+        "age": np.array([[0.5], [-1.0], [2.0], [0.0], [4.0]], np.float32),
+        "film": np.array([[8], [0], [1], [5], [5]]),
+        "place": np.arange(10, dtype=np.float32).reshape(5, 2),
         **genres,
     }
 
 
-def weighted_batch(form="nnzs"):
-    """Four rows of WEIGHTED in any form of lists."""
-    scores = {
-        "nnzs": {"scores__values": SCORES[:, None], "scores__nnzs": NNZS[:, None]},
-        "offsets": {"scores__values": SCORES, "scores__offsets": OFFSETS},
-        "ragged": {"scores": RAGGED.with_values(SCORES)},
-        "padded": {"scores": PADDED_SCORES},
-    }[form]
-    return batch(form) | scores
+def as_columns(ids=IDS):
+    return {column.name: ids[:, [k]] for k, column in enumerate(SAME_WIDTH)}
 
 
-def as_tensors(inputs):
-    """The arrays of a batch as tensors; ragged tensors stay as they are."""
-    return {k: x if isinstance(x, tf.RaggedTensor) else tf.constant(x) for k, x in inputs.items()}
-
-
-def lists_and_scores(form):
-    """The values of each row, and their weights, as they are in a form."""
-    return (PADDED_LISTS, SCORES[VALUES != 0]) if form == "padded" else (LISTS, SCORES)
-
-
-def combine(table, lists, combiner, weights=None):
-    """NumPy oracle of a bag: a loop over the rows, with the weights of all values in order."""
-    out, start = np.zeros((len(lists), table.shape[1])), 0
+def combine(table, lists, combiner):
+    """NumPy oracle of a bag: a loop over the rows."""
+    out = np.zeros((len(lists), table.shape[1]))
     for row, ids in enumerate(lists):
-        w = np.ones(len(ids)) if weights is None else weights[start : start + len(ids)]
-        w = w.astype(np.float64)
-        start += len(ids)
         if ids:
-            divisor = {"sum": 1, "mean": w.sum(), "sqrtn": np.sqrt((w * w).sum())}[combiner]
-            out[row] = (w[:, None] * table[ids]).sum(axis=0) / divisor
+            divisor = {"sum": 1, "mean": len(ids), "sqrtn": len(ids) ** 0.5}[combiner]
+            out[row] = table[ids].sum(axis=0) / divisor
     return out
 
 
-def built_bag(combiner="mean", **kwargs):
-    bag = EmbeddingBag(5, 2, combiner=combiner, name="bag", **kwargs)
-    bag.build()
-    bag.set_weights([TABLE])
-    return bag
+def array(weight):
+    import keras
+
+    return keras.ops.convert_to_numpy(keras.ops.cast(weight, "float32")).astype("float64")
 
 
-def reloaded(model, folder):
-    """The model after a round trip through a `.keras` file."""
-    model.save(folder / "model.keras")
-    return keras.models.load_model(folder / "model.keras")
+def features_oracle(combiner):
+    """Columns in name order, each looked up by hand."""
+
+    def oracle(layer, inputs):
+        parts, inputs = [], rows()
+        for column in sorted(SCHEMA.features, key=lambda column: column.name):
+            if column.role == "continuous":
+                parts.append(inputs[column.name])
+                continue
+            table = array(layer.tables[column.name].embedding_weights)
+            if column.multi_hot:
+                parts.append(combine(table, LISTS, combiner))
+            else:
+                parts.append(table[inputs[column.name][:, 0]])
+        return np.concatenate(parts, axis=1)
+
+    return oracle
 
 
-def finite_differences(function, x, step=1e-6):
-    """The gradient of a function that gives one number, cell by cell, in float64."""
-    gradient = np.zeros(x.size)
-    for cell in range(x.size):
-        moved = np.zeros(x.size)
-        moved[cell] = step
-        moved = moved.reshape(x.shape)
-        gradient[cell] = float(function(x + moved) - function(x - moved)) / (2 * step)
-    return gradient.reshape(x.shape)
+def linear_oracle(layer, inputs):
+    """Weights of ids, summed over lists, and of numbers, and the bias."""
+    inputs, tables = rows(), {name: array(t.embedding_weights) for name, t in layer.tables.items()}
+    numbers = np.concatenate([inputs["age"], inputs["place"]], axis=1)
+    total = numbers @ array(layer.numeric_kernel) + array(layer.bias)
+    total = total + combine(tables["genres"], LISTS, "sum")
+    return total + tables["film"][inputs["film"][:, 0]] + tables["user"][inputs["user"][:, 0]]
 
 
-def check_gradient(layer, x):
-    """Compare the gradient of a layer's input with finite differences, without XLA and with it."""
-
-    def output(inputs):
-        return tf.reduce_sum(tf.sin(layer(inputs)))
-
-    if not layer.built:
-        layer.build(x.shape)
-    expected = finite_differences(tf.function(output), x)
-    for jit in (False, True):
-        tensor = tf.constant(x)
-        with tf.GradientTape() as tape:
-            tape.watch(tensor)
-            loss = tf.function(output, jit_compile=jit)(tensor)
-        got = tape.gradient(loss, tensor)
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-8)
+def stack_oracle(layer, inputs):
+    """Tables of SAME_WIDTH side by side: fused ones in the given order, others in name order."""
+    names = SAME_WIDTH.names if isinstance(layer, FusedEmbedding) else sorted(SAME_WIDTH.names)
+    table = getattr(layer, "table", lambda name: layer.tables[name].embedding_weights)
+    found = [array(table(n))[IDS[:, SAME_WIDTH.names.index(n)]] for n in names]
+    return np.stack(found, axis=1) if layer.aggregation == "stack" else np.hstack(found)
 
 
-def fused_columns():
-    sizes = {"x": 4, "b": 6, "m": 3}  # not in name order
-    return [Column(n, "categorical", cardinality=c, embedding_dim=2) for n, c in sizes.items()]
+def interaction_oracle(layer, x):
+    """One dot product at a time, and zeros up to a multiple of `pad_to`."""
+    pairs = [(x[:, i] * x[:, j]).sum(axis=1) for i, j in itertools.combinations(range(4), 2)]
+    return np.pad(np.stack(pairs, axis=1), [[0, 0], [0, -len(pairs) % layer.pad_to]])
 
 
-def every_layer(policy="float32"):
-    """{case: (layer, input)}: each layer, and each option that changes its output."""
-    scalar = Schema(c for c in SCHEMA if not c.multi_hot)
-    same = fused_columns()
-    columns = {c.name: np.zeros((4, 1), np.int64) for c in same}
-    cube, matrix = np.ones((4, 3, 2), np.float32), np.ones((4, 3), np.float32)
-    weights = {"genres": "scores"}
+def mlp_oracle(layer, x):
+    for dense in layer.dense:
+        x = x @ array(dense.kernel) + array(dense.bias)
+        is_output = layer.output_units is not None and dense is layer.dense[-1]
+        x = np.tanh(x) if is_output else np.maximum(x, 0)
+    return x
+
+
+class Case(NamedTuple):
+    """A row of the table."""
+
+    make: Any  # (policy) -> layer
+    inputs: dict  # {layout: inputs}
+    oracle: Any  # (layer, inputs) -> what it gives, float64
+
+
+CUBE = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
+MATRIX = CUBE[:, :, 0]
+
+
+def layers(ragged=None):
+    """The table, {name: Case}; ragged tensors are among the inputs if one of LISTS is given."""
+    ragged_forms = [] if ragged is None else ["ragged"]
+    bag_forms = ["nnzs", "column", "narrow", "surplus", "offsets", "padded", *ragged_forms]
+    bags = {form: lists(form, ragged) for form in bag_forms}
+    features = {form: rows(form, ragged) for form in ["nnzs", "offsets", "padded", *ragged_forms]}
+    both = {"stacked": IDS, "stacked int32": IDS.astype("int32"), "columns": as_columns()}
+    ids = {"ids": np.array([[1], [0], [4]])}
     cases = {
-        "table": (EmbeddingTable(5, 2, dtype=policy), np.array([[1], [2]])),
-        "bag": (EmbeddingBag(5, 2, "sum", dtype=policy), {"values": VALUES, "nnzs": NNZS}),
-        "bag_offsets": (EmbeddingBag(5, 2, dtype=policy), {"values": VALUES, "offsets": OFFSETS}),
-        "dense": (DenseFeatures(SCHEMA, "sqrtn", dtype=policy), batch()),
-        "scalar": (ScalarDenseFeatures(scalar, dtype=policy), batch()),
-        "scalar_stack": (ScalarDenseFeatures(same, "stack", dtype=policy), columns),
-        "linear": (LinearFeatures(SCHEMA, dtype=policy), batch()),
-        "fused": (FusedEmbedding(same, dtype=policy), columns),
-        "fused_stacked": (FusedEmbedding(same, dtype=policy), np.zeros((4, 3), np.int32)),
-        "fused_widths": (
-            FusedEmbedding(scalar, "concat", "ones", dtype=policy),
-            np.array([[1, 2], [6, 8], [0, 0], [3, 1]]),
+        "table": Case(
+            lambda p: EmbeddingTable(5, 2, dtype=p),
+            ids,
+            lambda layer, x: array(layer.embedding_weights)[x],
         ),
-        "weighted": (
-            DenseFeatures(WEIGHTED, "mean", weights=weights, dtype=policy),
-            weighted_batch(),
+        "linear": Case(lambda p: LinearFeatures(SCHEMA, dtype=p), features, linear_oracle),
+        "interaction": Case(
+            lambda p: DotProductInteraction(dtype=p), {"": CUBE}, interaction_oracle
         ),
-        "combiners": (DenseFeatures(SCHEMA, {"genres": "sum"}, dtype=policy), batch()),
-        "linear_weighted": (
-            LinearFeatures(WEIGHTED, weights=weights, dtype=policy),
-            weighted_batch(),
+        "interaction padded": Case(
+            lambda p: DotProductInteraction(16, dtype=p), {"": CUBE}, interaction_oracle
         ),
-        "cross": (Cross(2, dtype=policy), matrix),
-        "cross_low_rank": (Cross(2, 2, dtype=policy), matrix),
-        "pairs": (FactorizationMachine(dtype=policy), cube),
-        "numbers": (NumberEmbedding(2, dtype=policy), matrix),
-        "padded": (DotProductInteraction(None, True, 16, dtype=policy), cube),
-        "mlp": (MLP([4], dtype=policy), matrix),
-        "mlp_output": (MLP([], 2, "gelu", "tanh", dtype=policy), matrix),
+        "mlp": Case(lambda p: MLP([4], dtype=p), {"": MATRIX}, mlp_oracle),
+        "mlp output": Case(
+            lambda p: MLP([3], 2, output_activation="tanh", dtype=p), {"": MATRIX}, mlp_oracle
+        ),
     }
-    for kind in (None, "field_all", "field_each", "field_interaction"):
-        for itself in (False, True):
-            layer = DotProductInteraction(kind, itself, dtype=policy)
-            cases[f"interaction_{kind}_{itself}"] = (layer, cube)
+    for c in COMBINERS:
+        cases[f"bag {c}"] = Case(
+            lambda p, c=c: EmbeddingBag(5, 2, c, dtype=p),
+            bags,
+            lambda layer, _, c=c: combine(array(layer.embedding_weights), LISTS, c),
+        )
+        cases[f"dense {c}"] = Case(
+            lambda p, c=c: DenseFeatures(SCHEMA, c, dtype=p), features, features_oracle(c)
+        )
+    for way in ("stack", "concat"):
+        cases[f"fused {way}"] = Case(
+            lambda p, way=way: FusedEmbedding(SAME_WIDTH, way, dtype=p), both, stack_oracle
+        )
+        cases[f"scalar {way}"] = Case(
+            lambda p, way=way: ScalarDenseFeatures(SAME_WIDTH, way, dtype=p),
+            {"columns": as_columns()},
+            stack_oracle,
+        )
     return cases
+
+
+def randomised(layer, inputs, seed=1):
+    """The layer, built for the inputs, with weights that differ everywhere."""
+    layer(inputs)
+    rng = np.random.default_rng(seed)
+    layer.set_weights([rng.normal(size=weight.shape) for weight in layer.weights])
+    return layer

@@ -1,4 +1,4 @@
-"""Features: all columns of a batch as one tensor, with a table for each categorical column.
+"""Features: from the columns of a batch to one tensor, with a table for each categorical column.
 
 Ids must already lie in [0, cardinality); a Workflow learns the vocabularies that make them so.
 """
@@ -6,25 +6,133 @@ Ids must already lie in [0, cardinality); a Workflow learns the vocabularies tha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.layers.columns import read_columns, refuse_multi_hot
-from tutorlib.layers.tables import (
-    COMBINERS,
-    EmbeddingBag,
-    list_batch_size,
-    register,
-)
-from tutorlib.schema import Column, Schema
+from tutorlib.keras_bridge.backend import min_int_dtype_of_models
+from tutorlib.layers.tables import COMBINERS, EmbeddingBag, list_batch_size, register
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema, as_schema
+
+INT32_IDS = 2**31  # ids of a larger table need int64
+
+
+def features_of(columns: Any) -> Schema:
+    """Return the feature columns of a Schema or list of `Column`; labels and weights are left out.
+
+    Raises:
+        ValueError: for anything else, such as `tf.feature_column` objects.
+    """
+    if not isinstance(columns, Schema | Column):
+        columns = list(columns)
+        other = [type(column).__name__ for column in columns if not isinstance(column, Column)]
+        if other:
+            raise ValueError(
+                f"columns must be a Schema or a list of Column, got {other}. For tf.feature_column "
+                "objects pass Schema.from_feature_columns(columns)."
+            )
+    return as_schema(columns).features
+
+
+def refuse_multi_hot(features: Schema, who: str) -> None:
+    """Raise ValueError that names all multi-hot columns, if there are any."""
+    names = [column.name for column in features if column.multi_hot]
+    if names:
+        raise ValueError(
+            f"{who} takes one value per row, but the columns {names} are multi-hot. "
+            "Use DenseFeatures for them."
+        )
+
+
+# ---- inputs of a functional model ---------------------------------------------------------------
+
+
+def keras_inputs(
+    columns: Any, *, batch_layout: str = "columns", multi_hot: str = "nnzs"
+) -> dict[str, Any]:
+    """Return a `keras.Input` for each tensor of a loader's batch, for a functional model.
+
+    Ids are int32 where the cardinality fits and int64 otherwise; Keras casts what it is fed. If
+    TensorFlow sees a GPU, all ids are int64: it keeps int32 tensors of GPU computations in host
+    memory.
+
+    Args:
+        columns: Schema, or list of `Column`. Labels and weights are left out.
+        batch_layout: the loader's: "columns" for one input per column, "stacked" for one input per
+            role.
+        multi_hot: the loader's form of multi-hot columns: "nnzs", "offsets", "ragged" or "padded".
+
+    Returns:
+        For "columns": {name: Input [batch, 1]}. A multi-hot column `g` gives, by form,
+        {`g__values` [nnz, 1], `g__nnzs` [batch, 1]}, {`g__values` [nnz], `g__offsets` [batch + 1]},
+        or {`g` [batch, None]}. A column of vectors of k numbers gives {name: Input [batch, k]}. For
+        "stacked": {"categorical": [batch, n_cat], "continuous": [batch, n_cont]} in the order of
+        the schema, where a vector has k neighbouring columns, without a role that has no columns.
+        Numbers are float32.
+
+    Raises:
+        ValueError: if a choice is unknown, or `batch_layout` is "stacked" and a column is
+            multi-hot.
+
+    Example:
+        >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
+        >>> inputs = keras_inputs(columns)
+        >>> {name: tuple(x.shape) for name, x in inputs.items()}
+        {'C1': (None, 1), 'I1': (None, 1)}
+    """
+    check_choice("batch_layout", batch_layout, BATCH_LAYOUTS)
+    check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
+    features = features_of(columns)
+    inputs: dict[str, Any] = {}
+    if batch_layout == "stacked":
+        refuse_multi_hot(features, "batch_layout='stacked'")
+        for role in ("categorical", "continuous"):
+            together = features.with_role(role)
+            if len(together):
+                dtypes = {_input_dtype(column) for column in together}
+                dtype = "int64" if "int64" in dtypes else dtypes.pop()
+                width = sum(column.length or 1 for column in together)
+                inputs[role] = keras.Input((width,), name=role, dtype=dtype)
+        return inputs
+    for column in features:
+        name, dtype = column.name, _input_dtype(column)
+        if not column.multi_hot:
+            inputs[name] = keras.Input((column.length or 1,), name=name, dtype=dtype)
+        elif multi_hot in ("nnzs", "offsets"):
+            shape = (1,) if multi_hot == "nnzs" else ()
+            counts = {f"{name}__{multi_hot}": min_int_dtype_of_models()}
+            for key, kind in ({f"{name}__values": dtype} | counts).items():
+                inputs[key] = keras.Input(shape, name=key, dtype=kind)
+        else:
+            inputs[name] = keras.Input(
+                (None,), name=name, dtype=dtype, ragged=multi_hot == "ragged"
+            )
+    return inputs
+
+
+def _input_dtype(column: Column) -> str:
+    if column.role != "categorical":
+        return "float32"
+    narrow = (column.cardinality or INT32_IDS) < INT32_IDS
+    return min_int_dtype_of_models() if narrow else "int64"
+
+
+# ---- layers over columns ------------------------------------------------------------------------
 
 
 class FeatureLayer(keras.layers.Layer):
-    """Base of layers over a Schema: checks the columns, and keeps them in its config."""
+    """Base of layers over a Schema: checks columns and shapes, and keeps the columns in its config.
+
+    Args:
+        schema: feature columns, in the layer's order.
+        **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
+
+    Raises:
+        ValueError: if there is no column, or a cardinality is not known.
+    """
 
     def __init__(self, schema: Schema, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -38,6 +146,34 @@ class FeatureLayer(keras.layers.Layer):
                 "Categorify or HashBucket, or set it in the schema."
             )
 
+    def common_width(self, who: str) -> int:
+        """Return the width of all columns; raise ValueError if they differ."""
+        widths = {column.name: column.width for column in self.schema}
+        if len(set(widths.values())) > 1:
+            raise ValueError(
+                f"{who} needs equal widths, got {widths}. Give each column the same embedding_dim, "
+                "feed numbers another way, or use DenseFeatures with aggregation='concat'."
+            )
+        return self.schema.columns[0].width
+
+    def batch_size(self, input_shape: Mapping[str, Any]) -> int | None:
+        """Return the batch size of a dict of shapes; raise ValueError unless all columns fit."""
+        if not isinstance(input_shape, Mapping):
+            raise ValueError(f"the input must be a dict of columns, got one tensor {input_shape}")
+        sizes = []
+        for column in self.schema:
+            name, length = column.name, column.length or 1
+            if column.multi_hot:
+                sizes.append(list_batch_size(list_inputs(input_shape, name)))
+                continue
+            if name not in input_shape:
+                raise ValueError(f"column {name!r} is missing; the batch has {sorted(input_shape)}")
+            shape = tuple(input_shape[name])
+            if len(shape) != 2 or shape[1] != length:
+                raise ValueError(f"column {name!r} must have shape [batch, {length}], got {shape}")
+            sizes.append(shape[0])
+        return sizes[0]
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
         return super().get_config() | {"columns": [dataclasses.asdict(c) for c in self.schema]}
@@ -48,14 +184,22 @@ class FeatureLayer(keras.layers.Layer):
         columns = Schema(Column(**fields) for fields in config["columns"])
         return cls(**{**config, "columns": columns})
 
-    def batch_size(self, input_shape: Mapping[str, Any]) -> int | None:
-        """Return the batch size of a dict of shapes; raise ValueError unless all columns fit."""
-        sizes = [_column_batch_size(column, input_shape) for column in self.schema]
-        return sizes[0]
+
+def list_inputs(inputs: Mapping[str, Any], name: str) -> Any:
+    """Return what `EmbeddingBag` takes for one column, from a batch or a dict of shapes."""
+    for form in ("nnzs", "offsets"):
+        if f"{name}__{form}" in inputs and f"{name}__values" in inputs:
+            return {"values": inputs[f"{name}__values"], form: inputs[f"{name}__{form}"]}
+    if name in inputs:
+        return inputs[name]
+    raise ValueError(
+        f"column {name!r} is multi-hot and needs {name}__values with {name}__nnzs or "
+        f"{name}__offsets, or {name}; the batch has {sorted(inputs)}"
+    )
 
 
 class _TableFeatures(FeatureLayer):
-    """Base of layers with a table for each categorical column; arguments as in `DenseFeatures`.
+    """Base of layers with a table for each categorical column; columns are in name order.
 
     `table_width` is the width of all tables (None for each column's own), `table_initializer` their
     initializer (None for that of `EmbeddingTable`).
@@ -64,51 +208,31 @@ class _TableFeatures(FeatureLayer):
     def __init__(
         self,
         columns: Any,
-        combiner: str | Mapping[str, str],
-        weights: Mapping[str, str] | None,
-        *,
+        combiner: str,
         table_width: int | None = None,
         table_initializer: Any = None,
         **kwargs: Any,
     ) -> None:
-        schema, own_combiners, own_weights = read_columns(columns)
-        weights = {**own_weights, **(weights or {})}
-        super().__init__(Schema(c for c in schema if c.name not in weights.values()), **kwargs)
-        self._check_categorical("weights", weights)
-        self.weights_of = weights
+        super().__init__(Schema(sorted(features_of(columns), key=lambda c: c.name)), **kwargs)
+        check_choice("combiner", combiner, COMBINERS)
+        self.combiner = combiner
         lists = [c.name for c in self.schema.continuous if c.multi_hot]
         if lists:
             raise ValueError(
                 f"columns {lists} hold lists of numbers; continuous columns must hold one number "
-                "per row, or k numbers with length=k. Name weights of ids in `weights`."
+                "per row, or k numbers with length=k."
             )
-        given, default = ({}, combiner) if isinstance(combiner, str) else (combiner, "mean")
-        check_choice("combiner", default, COMBINERS)
-        self._check_categorical("combiner", given)
-        sizes = sorted(self.schema.embedding_sizes().items())
-        combiners = {name: given.get(name, own_combiners.get(name, default)) for name, _ in sizes}
-        self.combiner: str | dict[str, str] = combiners if given or own_combiners else default
         self.tables = {
             name: EmbeddingBag(
                 cardinality,
                 table_width or width,
-                combiner=combiners[name],
+                combiner=combiner,
                 embeddings_initializer=table_initializer,
                 name=name,
                 dtype=self.dtype_policy,
             )
-            for name, (cardinality, width) in sizes
+            for name, (cardinality, width) in self.schema.embedding_sizes().items()
         }
-
-    def _check_categorical(self, argument: str, names: Iterable[str]) -> None:
-        known = self.schema.categorical.names
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise ValueError(f"{argument} names {unknown}, but the categorical columns are {known}")
-
-    def in_name_order(self) -> Schema:
-        """Return the columns in the order of their names, which is that of the output."""
-        return Schema(sorted(self.schema, key=lambda column: column.name))
 
     def build(self, input_shape: Mapping[str, Any]) -> None:
         """Check the shapes and create the tables."""
@@ -116,72 +240,14 @@ class _TableFeatures(FeatureLayer):
         for table in self.tables.values():
             table.build()
 
-    def lookup(self, inputs: Mapping[str, Any], name: str) -> Any:
-        """Return the embedding of one categorical column, [batch, dim]."""
-        table, weight = self.tables[name], self.weights_of.get(name)
-        if not _is_list(self.schema[name], inputs):
-            if weight is None:
-                return table.rows(ops.squeeze(inputs[name], 1))
-            raise ValueError(
-                f"column {name!r} has weights, so it must be multi-hot, but the batch has one id "
-                f"per row. Drop {weight!r} from `weights`."
-            )
-        found = list_inputs(inputs, name)
-        if weight is not None:
-            found["weights"] = _weight_values(inputs, weight, "ids" in found)
-        return table(found)
-
-    def numbers(self, inputs: Mapping[str, Any], column: Column) -> Any:
-        """Return the numbers of one continuous column, [batch, 1] or [batch, k]."""
-        return ops.cast(inputs[column.name], self.compute_dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments that recreate this layer."""
-        combiner = self.combiner if isinstance(self.combiner, str) else dict(self.combiner)
-        return super().get_config() | {"combiner": combiner, "weights": dict(self.weights_of)}
-
-
-def list_inputs(inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return what `EmbeddingBag` takes for one column, from a batch or a dict of shapes."""
-    for form in ("nnzs", "offsets"):
-        if f"{name}__{form}" in inputs and f"{name}__values" in inputs:
-            return {"values": inputs[f"{name}__values"], form: inputs[f"{name}__{form}"]}
-    if name in inputs:
-        return {"ids": inputs[name]}
-    raise ValueError(
-        f"column {name!r} is multi-hot and needs {name}__values with {name}__nnzs or "
-        f"{name}__offsets, or {name}; the batch has {sorted(inputs)}"
-    )
-
-
-def _weight_values(inputs: Mapping[str, Any], name: str, whole: bool) -> Any:
-    """Return the weights in column `name`, in the form of the ids: whole lists, or values."""
-    wanted = name if whole else f"{name}__values"
-    if wanted in inputs:
-        return inputs[wanted]
-    raise ValueError(
-        f"the weights {wanted!r} are missing; the batch has {sorted(inputs)}. Weights need the "
-        "same form as their ids."
-    )
-
-
-def _is_list(column: Column, inputs: Mapping[str, Any]) -> bool:
-    """Return whether a column holds lists; for legacy feature columns, the batch tells."""
-    return column.multi_hot or f"{column.name}__values" in inputs
-
-
-def _column_batch_size(column: Column, input_shape: Mapping[str, Any]) -> int | None:
-    """Return the batch size by one column's shape; raise ValueError if it does not fit."""
-    if not isinstance(input_shape, Mapping):
-        raise ValueError(f"the input must be a dict of columns, got one tensor {input_shape}")
-    if _is_list(column, input_shape):
-        return list_batch_size(list_inputs(input_shape, column.name))
-    if column.name not in input_shape:
-        raise ValueError(f"column {column.name!r} is missing; the batch has {sorted(input_shape)}")
-    shape, length = tuple(input_shape[column.name]), column.length or 1
-    if len(shape) != 2 or shape[1] != length:
-        raise ValueError(f"column {column.name!r} must have shape [batch, {length}], got {shape}")
-    return shape[0]
+    def values_of(self, column: Column, inputs: Mapping[str, Any]) -> Any:
+        """Return the embedding or the numbers of one column, [batch, width]."""
+        if column.role != "categorical":
+            return ops.cast(inputs[column.name], self.compute_dtype)
+        table = self.tables[column.name]
+        if column.multi_hot:
+            return table(list_inputs(inputs, column.name))
+        return table.rows(ops.squeeze(inputs[column.name], 1))
 
 
 @register
@@ -194,14 +260,9 @@ class DenseFeatures(_TableFeatures):
     A column of vectors, with `length=k`, is k numbers.
 
     Args:
-        columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out. For
-            feature columns, the batch tells which hold lists.
-        combiner: how a list of ids becomes one vector: "mean", "sum" or "sqrtn" for all columns,
-            or {column: combiner} with "mean" for the others. A feature column keeps its own
-            combiner unless the dict names it.
+        columns: Schema, or list of `Column`; labels are left out.
+        combiner: how a list of ids becomes one vector: "mean", "sum" or "sqrtn".
         aggregation: "concat", or "stack", which needs equal widths.
-        weights: {multi-hot column: column with the weights of its ids}; None for no weights. The
-            weights are lists as long as those of the ids, in the same form, and no features.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: dict of [batch, 1] tensors, vectors as [batch, k], multi-hot columns in any form of
@@ -224,34 +285,18 @@ class DenseFeatures(_TableFeatures):
     """
 
     def __init__(
-        self,
-        columns: Any,
-        combiner: str | Mapping[str, str] = "mean",
-        aggregation: str = "concat",
-        weights: Mapping[str, str] | None = None,
-        **kwargs: Any,
+        self, columns: Any, combiner: str = "mean", aggregation: str = "concat", **kwargs: Any
     ) -> None:
-        super().__init__(columns, combiner, weights, **kwargs)
+        super().__init__(columns, combiner, **kwargs)
         check_choice("aggregation", aggregation, ("concat", "stack"))
-        widths = {column.name: column.width for column in self.in_name_order()}
-        if aggregation == "stack" and len(set(widths.values())) > 1:
-            raise ValueError(
-                f"aggregation='stack' needs equal widths, got {widths}. Give each column the same "
-                "embedding_dim, feed numbers another way, or use 'concat'."
-            )
+        if aggregation == "stack":
+            self.common_width("aggregation='stack'")
         self.aggregation = aggregation
 
     def call(self, inputs: Mapping[str, Any]) -> Any:
         """Return all columns as one tensor."""
-        parts = [
-            self.lookup(inputs, column.name)
-            if column.role == "categorical"
-            else self.numbers(inputs, column)
-            for column in self.in_name_order()
-        ]
-        if self.aggregation == "stack":
-            return ops.stack(parts, axis=1)
-        return ops.concatenate(parts, axis=1)
+        parts = [self.values_of(column, inputs) for column in self.schema]
+        return (ops.stack if self.aggregation == "stack" else ops.concatenate)(parts, axis=1)
 
     def compute_output_shape(self, input_shape: Mapping[str, Any]) -> tuple[int | None, ...]:
         """Return (batch, sum of widths) or (batch, columns, width)."""
@@ -262,7 +307,7 @@ class DenseFeatures(_TableFeatures):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
-        return super().get_config() | {"aggregation": self.aggregation}
+        return super().get_config() | {"combiner": self.combiner, "aggregation": self.aggregation}
 
 
 @register
@@ -270,7 +315,7 @@ class ScalarDenseFeatures(DenseFeatures):
     """`DenseFeatures` for columns with one value or one vector per row.
 
     Args:
-        columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
+        columns: Schema, or list of `Column`; labels are left out.
         aggregation: "concat", or "stack", which needs equal widths.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
@@ -278,7 +323,7 @@ class ScalarDenseFeatures(DenseFeatures):
         width] for "stack", columns ordered by name.
 
     Raises:
-        ValueError: if a column is multi-hot or weighted, and as `DenseFeatures` does.
+        ValueError: if a column is multi-hot, and as `DenseFeatures` does.
 
     Example:
         >>> import numpy as np
@@ -289,19 +334,14 @@ class ScalarDenseFeatures(DenseFeatures):
     """
 
     def __init__(self, columns: Any, aggregation: str = "concat", **kwargs: Any) -> None:
-        features, _, weights = read_columns(columns)
+        features = features_of(columns)
         refuse_multi_hot(features, "ScalarDenseFeatures")
-        if weights:
-            raise ValueError(
-                f"ScalarDenseFeatures takes one value per row, but the columns {list(weights)} "
-                "have weights, so they hold lists. Use DenseFeatures for them."
-            )
         super().__init__(features, aggregation=aggregation, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
         config = super().get_config()
-        del config["combiner"], config["weights"]
+        del config["combiner"]
         return config
 
 
@@ -313,8 +353,7 @@ class LinearFeatures(_TableFeatures):
     counts as the sum of its weights, an empty one as zero.
 
     Args:
-        columns: Schema, list of `Column`, or list of `tf.feature_column`; labels are left out.
-        weights: {multi-hot column: column with the weights of its ids}, as in `DenseFeatures`.
+        columns: Schema, or list of `Column`; labels are left out.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: dict of columns as in `DenseFeatures` -> [batch, 1].
@@ -332,25 +371,14 @@ class LinearFeatures(_TableFeatures):
         Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, arXiv:1606.07792.
     """
 
-    def __init__(
-        self, columns: Any, weights: Mapping[str, str] | None = None, **kwargs: Any
-    ) -> None:
-        schema, _, legacy_weights = read_columns(columns)
-        super().__init__(
-            schema,
-            "sum",
-            {**legacy_weights, **(weights or {})},
-            table_width=1,
-            table_initializer="zeros",
-            **kwargs,
-        )
-        self._continuous = list(self.in_name_order().continuous)
+    def __init__(self, columns: Any, **kwargs: Any) -> None:
+        super().__init__(columns, "sum", table_width=1, table_initializer="zeros", **kwargs)
 
     def build(self, input_shape: Mapping[str, Any]) -> None:
         """Check the shapes and create tables, numeric kernel and bias."""
         super().build(input_shape)
-        if self._continuous:
-            size = sum(column.width for column in self._continuous)
+        size = sum(column.width for column in self.schema.continuous)
+        if size:
             self.numeric_kernel = self.add_weight(
                 name="numeric_kernel", shape=(size, 1), initializer="zeros"
             )
@@ -359,19 +387,13 @@ class LinearFeatures(_TableFeatures):
     def call(self, inputs: Mapping[str, Any]) -> Any:
         """Return the weighted sum of all columns, [batch, 1]."""
         total = self.bias
-        for name in self.tables:
-            total = total + self.lookup(inputs, name)
-        if self._continuous:
-            numbers = [self.numbers(inputs, column) for column in self._continuous]
+        for column in self.schema.categorical:
+            total = total + self.values_of(column, inputs)
+        numbers = [self.values_of(column, inputs) for column in self.schema.continuous]
+        if numbers:
             total = total + ops.matmul(ops.concatenate(numbers, axis=1), self.numeric_kernel)
         return total
 
     def compute_output_shape(self, input_shape: Mapping[str, Any]) -> tuple[int | None, int]:
         """Return (batch, 1)."""
         return (self.batch_size(input_shape), 1)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments that recreate this layer."""
-        config = super().get_config()
-        del config["combiner"]
-        return config

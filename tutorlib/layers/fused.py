@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.layers.columns import read_columns, refuse_multi_hot
-from tutorlib.layers.features import FeatureLayer
-from tutorlib.layers.rows import INT32_IDS, take_rows
-from tutorlib.layers.tables import embedding_initializer, register
-from tutorlib.schema import Schema
-
-
-class TableGroup(NamedTuple):
-    """The columns of one width, whose tables are stacked in one variable."""
-
-    width: int  # of the embeddings
-    positions: tuple[int, ...]  # indices of these columns in a stacked batch
-    first_rows: np.ndarray  # int64 [columns], the first row of each column's table
-    rows: int  # of all these tables together
+from tutorlib.keras_bridge.variables import compiled_by_xla, take_rows
+from tutorlib.layers.features import INT32_IDS, FeatureLayer, features_of, refuse_multi_hot
+from tutorlib.layers.tables import add_table, embedding_initializer, register
 
 
 @register
@@ -32,25 +20,23 @@ class FusedEmbedding(FeatureLayer):
     """Embeddings of many columns from one table: one gather instead of, say, 26.
 
     The tables are stacked, and each column's ids are shifted by the rows of the tables above its
-    own. The price: an id outside its column's range reads another column's row, where a table of
-    its own would raise. Leave the loader's `check_ids` on.
-
-    Columns of several widths ("concat" only) need one table and one gather per width.
+    own. An id outside its column's range never reads another column's row: it has the effect that
+    it has in a table of its own (an error on a CPU, zeros on a GPU with TensorFlow, NaN with JAX,
+    the nearest row under XLA with TensorFlow).
 
     Args:
-        columns: Schema, list of `Column`, or list of `tf.feature_column`. Only the categorical
-            ones are used, in the given order, which must be that of a stacked batch.
-        aggregation: "stack", which needs equal widths, or "concat".
+        columns: Schema, or list of `Column`. Only the categorical ones are used, in the given
+            order, which must be that of a stacked batch. They need equal widths.
+        aggregation: "stack" or "concat".
         embeddings_initializer: a Keras initializer; None for a truncated normal with standard
             deviation 1 / sqrt(width).
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: int [batch, columns], or a dict of int [batch, 1] -> [batch, columns, width] for
-        "stack", [batch, sum of widths] for "concat".
+        "stack", [batch, columns * width] for "concat".
 
     Raises:
-        ValueError: if a column is multi-hot, a cardinality is not known, or widths differ under
-            "stack".
+        ValueError: if a column is multi-hot, a cardinality is not known, or widths differ.
 
     Example:
         >>> from tutorlib import Column
@@ -67,97 +53,52 @@ class FusedEmbedding(FeatureLayer):
         embeddings_initializer: Any = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(read_columns(columns).schema.categorical, **kwargs)
+        super().__init__(features_of(columns).categorical, **kwargs)
         refuse_multi_hot(self.schema, "FusedEmbedding")
         check_choice("aggregation", aggregation, ("concat", "stack"))
-        self.aggregation = aggregation
+        self.aggregation, self.width = aggregation, self.common_width("FusedEmbedding")
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        self.groups = _groups(self.schema)
-        if aggregation == "stack" and len(self.groups) > 1:
-            widths = {column.name: column.width for column in self.schema}
-            raise ValueError(
-                f"FusedEmbedding needs equal widths, got {widths}. Set embedding_dim, or "
-                "aggregation='concat'."
-            )
+        sizes = [rows for rows, _ in self.schema.embedding_sizes().values()]
+        self.starts = np.cumsum([0, *sizes], dtype=np.int64)  # first row of each table, and the end
 
     def build(self, input_shape: Any) -> None:
-        """Check the shapes and create a table for each width."""
-        self._fused_batch_size(input_shape)
-        several = len(self.groups) > 1
-        self.tables = [
-            self.add_weight(
-                name=f"width_{group.width}_embedding_weights" if several else "embedding_weights",
-                shape=(group.rows, group.width),
-                initializer=self.embeddings_initializer or embedding_initializer(group.width),
-                autocast=False,  # `_take` casts what was looked up
-            )
-            for group in self.groups
-        ]
-
-    @property
-    def embedding_weights(self) -> Any:
-        """The one table of all columns, [rows, width]; an error if widths differ."""
-        if len(self.tables) > 1:
-            raise ValueError(
-                f"the columns have widths {[group.width for group in self.groups]}, so there are "
-                f"{len(self.tables)} tables: see `tables`"
-            )
-        return self.tables[0]
+        """Check the shapes and create the table."""
+        self._batch_size(input_shape)
+        initializer = self.embeddings_initializer or embedding_initializer(self.width)
+        self.embedding_weights = add_table(self, int(self.starts[-1]), self.width, initializer)
 
     def call(self, inputs: Any) -> Any:
         """Return the embeddings of all columns, stacked or side by side."""
-        ids = self._stacked(inputs) if isinstance(inputs, Mapping) else inputs
-        found = [
-            self._take(table, group, ids)
-            for table, group in zip(self.tables, self.groups, strict=True)
-        ]
+        found = ops.cast(take_rows(self.embedding_weights, self._rows(inputs)), self.compute_dtype)
         if self.aggregation == "stack":
-            return found[0]
-        if len(found) == 1:
-            return ops.reshape(found[0], (-1, len(self.schema) * self.groups[0].width))
-        return self._in_order(found)
+            return found
+        return ops.reshape(found, (-1, len(self.schema) * self.width))
 
-    def _stacked(self, inputs: Mapping[str, Any]) -> Any:
-        """Return a dict of columns as ids [batch, columns].
-
-        Concatenating rows and transposing is faster than concatenating columns.
-        """
-        columns = [ops.reshape(inputs[name], (1, -1)) for name in self.schema.names]
-        return ops.transpose(ops.concatenate(columns, axis=0))
-
-    def _take(self, table: Any, group: TableGroup, ids: Any) -> Any:
-        """Return the embeddings of the columns of one width, [batch, columns, width]."""
-        if len(group.positions) < len(self.schema):
-            ids = ops.take(ids, np.array(group.positions, np.int32), axis=1)
-        wide = keras.backend.standardize_dtype(ids.dtype) == "int64"
-        dtype = "int64" if wide or group.rows >= INT32_IDS else "int32"
-        rows = ops.cast(ids, dtype) + ops.convert_to_tensor(group.first_rows, dtype)
-        return ops.cast(take_rows(table, rows), self.compute_dtype)
-
-    def _in_order(self, found: list[Any]) -> Any:
-        """Return the embeddings of several widths side by side in the order of the columns."""
-        origin = {
-            position: (number, index)
-            for number, group in enumerate(self.groups)
-            for index, position in enumerate(group.positions)
-        }
-        parts = []
-        order = [origin[position] for position in range(len(self.schema))]
-        for number, run in itertools.groupby(order, key=lambda entry: entry[0]):
-            indices = [index for _, index in run]  # neighbours of one width stay together
-            part = found[number][:, indices[0] : indices[-1] + 1]
-            parts.append(ops.reshape(part, (-1, len(indices) * self.groups[number].width)))
-        return ops.concatenate(parts, axis=1)
+    def _rows(self, inputs: Any) -> Any:
+        """Return the rows that ids select, [batch, columns]; none is of another column."""
+        if isinstance(inputs, Mapping):
+            # Concatenating rows and transposing is faster than concatenating columns.
+            columns = [ops.reshape(inputs[name], (1, -1)) for name in self.schema.names]
+            inputs = ops.transpose(ops.concatenate(columns, axis=0))
+        rows = int(self.starts[-1])
+        wide = keras.backend.standardize_dtype(inputs.dtype) == "int64"
+        dtype = "int64" if wide or rows >= INT32_IDS else "int32"
+        ids = ops.cast(inputs, dtype)
+        starts = ops.convert_to_tensor(self.starts[:-1], dtype)
+        last = ops.convert_to_tensor(np.diff(self.starts) - 1, dtype)
+        nearest = ops.clip(ids, 0, last)
+        if compiled_by_xla():
+            return nearest + starts
+        # The row behind the table is out of range for every backend's gather.
+        return ops.where(ops.equal(ids, nearest), ids + starts, rows)
 
     def table(self, name: str) -> Any:
         """Return the rows that belong to one column, [cardinality, width]."""
-        number = [group.width for group in self.groups].index(self.schema[name].width)
-        group = self.groups[number]
-        index = group.positions.index(self.schema.names.index(name))
-        start, stop = [*group.first_rows, group.rows][index : index + 2]
-        return self.tables[number][int(start) : int(stop)]
+        index = self.schema.names.index(name)
+        start, stop = self.starts[index : index + 2]
+        return self.embedding_weights[int(start) : int(stop)]
 
-    def _fused_batch_size(self, input_shape: Any) -> int | None:
+    def _batch_size(self, input_shape: Any) -> int | None:
         if isinstance(input_shape, Mapping):
             return self.batch_size(input_shape)
         if len(input_shape) != 2 or input_shape[1] != len(self.schema):
@@ -168,11 +109,11 @@ class FusedEmbedding(FeatureLayer):
         return input_shape[0]
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """Return (batch, columns, width) or (batch, sum of widths)."""
-        batch, widths = self._fused_batch_size(input_shape), [c.width for c in self.schema]
+        """Return (batch, columns, width) or (batch, columns * width)."""
+        batch, columns = self._batch_size(input_shape), len(self.schema)
         if self.aggregation == "stack":
-            return (batch, len(widths), widths[0])
-        return (batch, sum(widths))
+            return (batch, columns, self.width)
+        return (batch, columns * self.width)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
@@ -181,13 +122,3 @@ class FusedEmbedding(FeatureLayer):
             "aggregation": self.aggregation,
             "embeddings_initializer": initializer and keras.initializers.serialize(initializer),
         }
-
-
-def _groups(schema: Schema) -> list[TableGroup]:
-    """Return the columns of each width, in the order of their first column."""
-    groups = []
-    for width in dict.fromkeys(column.width for column in schema):
-        positions = tuple(k for k, column in enumerate(schema) if column.width == width)
-        rows = np.array([schema.columns[k].cardinality for k in positions], np.int64)
-        groups.append(TableGroup(width, positions, np.cumsum(rows) - rows, int(rows.sum())))
-    return groups

@@ -13,12 +13,10 @@ import keras
 from keras import ops
 
 from tutorlib.checks import check_choice, check_integer
-from tutorlib.layers.rows import row_numbers, sum_rows, take_rows
+from tutorlib.keras_bridge.variables import compiled_by_xla, take_rows
 
 COMBINERS = ("mean", "sum", "sqrtn")
-NARROW = ("float16", "bfloat16")
-# How the names of this library's tables and those of keras.layers.Embedding end.
-TABLE_NAMES = ("embedding_weights", "embeddings")
+PADDING = -1  # behind the ids of a padded list; any negative number is no id
 
 register = keras.saving.register_keras_serializable(package="tutorlib")
 
@@ -28,12 +26,24 @@ def embedding_initializer(embedding_dim: int) -> keras.initializers.Initializer:
     return keras.initializers.TruncatedNormal(stddev=embedding_dim**-0.5)
 
 
+def add_table(layer: keras.layers.Layer, rows: int, width: int, initializer: Any) -> Any:
+    """Add a table [rows, width] to a layer, with the mark by which row-sparse optimizers find it.
+
+    It is not cast as a whole under a mixed policy: the layers cast what they looked up.
+    """
+    table = layer.add_weight(
+        name="embedding_weights", shape=(rows, width), initializer=initializer, autocast=False
+    )
+    table.is_embedding_table = True
+    return table
+
+
 @register
 class EmbeddingTable(keras.layers.Layer):
     """An embedding table: looks up one vector for each id.
 
-    Unlike `keras.layers.Embedding` it stays fast with a row-sparse optimizer: `take_rows` never
-    copies the table.
+    Unlike `keras.layers.Embedding` it stays fast with a row-sparse optimizer: it never copies the
+    table.
 
     Args:
         cardinality: rows of the table, at least 1; ids lie in [0, cardinality).
@@ -69,11 +79,8 @@ class EmbeddingTable(keras.layers.Layer):
 
     def build(self, input_shape: Any = None) -> None:
         """Create the table; its size does not depend on the input."""
-        self.embedding_weights = self.add_weight(
-            name="embedding_weights",
-            shape=(self.cardinality, self.embedding_dim),
-            initializer=self.embeddings_initializer,
-            autocast=False,  # `rows` casts what was looked up
+        self.embedding_weights = add_table(
+            self, self.cardinality, self.embedding_dim, self.embeddings_initializer
         )
 
     def call(self, inputs: Any) -> Any:
@@ -101,17 +108,13 @@ class EmbeddingTable(keras.layers.Layer):
 class EmbeddingBag(EmbeddingTable):
     """An embedding table for lists: combines the vectors of each row's ids into one.
 
-    For a row with ids 1..n, vectors v and, optionally, weights w, the combiners give
-
-        "sum"    sum(v)             sum(w v)
-        "mean"   sum(v) / n         sum(w v) / sum(w)
-        "sqrtn"  sum(v) / sqrt(n)   sum(w v) / sqrt(sum(w w))
-
-    and zeros if the row is empty or its divisor is zero.
+    For a row with n ids and their vectors v, the combiners give sum(v) for "sum", sum(v) / n for
+    "mean", sum(v) / sqrt(n) for "sqrtn", and zeros if the row is empty. All forms of the same lists
+    give the same.
 
     Sums are in float32 under 16-bit policies. Unlike `tf.nn.embedding_lookup_sparse` it compiles
     under XLA with its gradient, and it is faster without XLA too. XLA and JAX compile again for
-    every new number of values: set `bucket_lists=True` in the loader, or use `bucketed`.
+    every new number of values: set `bucket_lists=True` in the loader.
 
     Args:
         cardinality: rows of the table, at least 1; ids lie in [0, cardinality).
@@ -124,9 +127,7 @@ class EmbeddingBag(EmbeddingTable):
         {"values": int [nnz] or [nnz, 1], "nnzs": int [batch] or [batch, 1]}, where surplus values
         behind those of the last row (the padding of `bucket_lists`) are ignored;
         {"values": int [nnz], "offsets": int [batch + 1]};
-        int [batch, max_len], where id 0 is padding; a `tf.RaggedTensor` [batch, None];
-        {"ids": one of the last two}.
-        Each dict may also hold "weights", floats in the shape of its "values" or "ids".
+        int [batch, max_len], where -1 is padding and 0 an id; a `tf.RaggedTensor` [batch, None].
 
     Raises:
         ValueError: if a size is below 1 or `combiner` is unknown.
@@ -134,7 +135,9 @@ class EmbeddingBag(EmbeddingTable):
     Example:
         >>> import numpy as np
         >>> bag = EmbeddingBag(10, 4, combiner="sum")
-        >>> bag({"values": np.array([1, 2, 3]), "nnzs": np.array([2, 0, 1])}).shape.as_list()
+        >>> bag({"values": np.array([0, 2, 0]), "nnzs": np.array([2, 0, 1])}).shape.as_list()
+        [3, 4]
+        >>> bag(np.array([[0, 2], [-1, -1], [0, -1]])).shape.as_list()
         [3, 4]
     """
 
@@ -152,43 +155,30 @@ class EmbeddingBag(EmbeddingTable):
 
     def call(self, inputs: Any) -> Any:
         """Return the combined vector of each row, [batch, embedding_dim]."""
-        if not isinstance(inputs, Mapping):
-            inputs = {"ids": inputs}
-        weights = inputs.get("weights")
-        if weights is not None:
-            weights = self._sum_dtype_of(weights.values if is_ragged(weights) else weights)
-        if "ids" in inputs and not is_ragged(inputs["ids"]):
-            total, divisor = self._padded_sums(inputs["ids"], weights)
-        else:
+        is_ragged = hasattr(inputs, "row_splits")  # of a tf.RaggedTensor
+        if isinstance(inputs, Mapping) or is_ragged:
             values, counts = values_and_counts(inputs)
-            weights = None if weights is None else ops.reshape(weights, (-1,))
-            total, divisor = self._segment_sums(values, counts, weights)
+            numbers = row_numbers(counts, ops.shape(values)[0])
+            total = sum_rows(self._rows_to_sum(values), numbers, ops.shape(counts)[0])
+        else:
+            present = ops.greater(inputs, PADDING)  # [batch, max_len]
+            counts = ops.sum(ops.cast(present, "int32"), axis=1)
+            # Padding reads a row that the batch names anyway: a row-sparse optimizer updates every
+            # row that was read.
+            ids = ops.where(present, inputs, ops.maximum(ops.max(inputs), 0))
+            rows = self._rows_to_sum(ids)  # [batch, max_len, dim]
+            total = ops.sum(rows * ops.cast(present, rows.dtype)[..., None], axis=1)
         if self.combiner != "sum":
+            divisor = ops.cast(ops.maximum(counts, 1), total.dtype)
             divisor = ops.sqrt(divisor) if self.combiner == "sqrtn" else divisor
-            total = total / ops.where(divisor == 0, ops.ones_like(divisor), divisor)[:, None]
+            total = total / divisor[:, None]
         return ops.cast(total, self.compute_dtype)
 
-    def _padded_sums(self, ids: Any, weights: Any) -> tuple[Any, Any]:
-        """Return what `_segment_sums` does, for ids [batch, max_len]."""
-        rows = self._sum_dtype_of(take_rows(self.embedding_weights, ids))  # [batch, max_len, dim]
-        present = ops.cast(ops.not_equal(ids, 0), rows.dtype)
-        weights = present if weights is None else weights * present
-        total = ops.sum(rows * weights[..., None], axis=1)
-        return total, ops.sum(weights * weights if self.combiner == "sqrtn" else weights, axis=1)
-
-    def _segment_sums(self, values: Any, counts: Any, weights: Any) -> tuple[Any, Any]:
-        """Return the sum of each row [batch, dim] and its divisor [batch], squared for "sqrtn"."""
-        batch, size = ops.shape(counts)[0], ops.shape(values)[0]
-        numbers = row_numbers(counts, size)
-        rows = self._sum_dtype_of(take_rows(self.embedding_weights, values))
-        if weights is None:
-            return sum_rows(rows, numbers, batch), ops.cast(counts, rows.dtype)
-        total = sum_rows(rows * weights[:, None], numbers, batch)
-        weights = weights * weights if self.combiner == "sqrtn" else weights
-        return total, sum_rows(weights, numbers, batch)
-
-    def _sum_dtype_of(self, x: Any) -> Any:
-        return ops.cast(x, "float32" if self.variable_dtype in NARROW else self.variable_dtype)
+    def _rows_to_sum(self, ids: Any) -> Any:
+        """Return the rows of ids in a dtype for sums."""
+        narrow = self.variable_dtype in ("float16", "bfloat16")
+        dtype = "float32" if narrow else self.variable_dtype
+        return ops.cast(take_rows(self.embedding_weights, ids), dtype)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, int]:
         """Return (batch, embedding_dim)."""
@@ -199,35 +189,49 @@ class EmbeddingBag(EmbeddingTable):
         return super().get_config() | {"combiner": self.combiner}
 
 
-def values_and_counts(inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+def values_and_counts(lists: Any) -> tuple[Any, Any]:
     """Return values [nnz] and values per row [batch] of any input of a bag that is not padded."""
-    if "ids" in inputs:
-        return inputs["ids"].values, inputs["ids"].row_lengths()
-    if "nnzs" in inputs:
-        counts = ops.reshape(inputs["nnzs"], (-1,))
+    if not isinstance(lists, Mapping):
+        return lists.values, lists.row_lengths()
+    if "nnzs" in lists:
+        counts = ops.reshape(lists["nnzs"], (-1,))
     else:
-        offsets = ops.reshape(inputs["offsets"], (-1,))
+        offsets = ops.reshape(lists["offsets"], (-1,))
         counts = offsets[1:] - offsets[:-1]
-    return ops.reshape(inputs["values"], (-1,)), counts
+    return ops.reshape(lists["values"], (-1,)), counts
 
 
 def list_batch_size(shape: Any) -> int | None:
     """Return the batch size of the input of a bag, given its shapes."""
     if not isinstance(shape, Mapping):
         return shape[0]
-    if "ids" in shape:
-        return shape["ids"][0]
     if "nnzs" in shape:
         return shape["nnzs"][0]
     size = shape["offsets"][0]
     return None if size is None else size - 1
 
 
-def is_table(variable: Any) -> bool:
-    """Return whether a variable is an embedding table, by its name and shape."""
-    return variable.name.endswith(TABLE_NAMES) and len(variable.shape) == 2
+def row_numbers(counts: Any, size: Any) -> Any:
+    """Return the row that each of `size` values belongs to, integers [size].
+
+    One mark at the end of each row, then a running sum. A binary search would be one line, but
+    under XLA it compares every value with every row: 49 GiB for 65,536 rows of three values.
+    """
+    wide = keras.backend.standardize_dtype(counts.dtype) == "int64"
+    ends = ops.cumsum(ops.cast(counts, "int64" if wide else "int32"))
+    ones = ops.cast(ops.ones_like(ends), "int32")  # TensorFlow has no int64 segment sum on a GPU
+    marks = ops.cast(ops.segment_sum(ones, ends, num_segments=size + 1), ends.dtype)
+    return ops.cumsum(marks[:size])
 
 
-def is_ragged(x: Any) -> bool:
-    """Return whether a tensor is a `tf.RaggedTensor`, without importing TensorFlow."""
-    return hasattr(x, "row_splits")
+def sum_rows(values: Any, rows: Any, batch: Any) -> Any:
+    """Return the sum of the values of each row, [batch, ...]; zeros for a row without values."""
+    if keras.config.backend() != "tensorflow" or compiled_by_xla():
+        return ops.segment_sum(values, rows, num_segments=batch + 1)[:batch]
+    import tensorflow as tf
+
+    # For sorted row numbers: twice as fast on a CPU as the unsorted sum. The result ends with the
+    # last row that has values.
+    total = tf.math.segment_sum(values, rows)
+    missing = tf.maximum(batch - tf.shape(total)[0], 0)
+    return tf.pad(total, [[0, missing], *[[0, 0]] * (len(values.shape) - 1)])[:batch]

@@ -29,19 +29,6 @@ from tutorlib.schema import column_type, element_type, is_number
 CPU = "Read it with device='cpu', or cast it in the data"
 
 
-def check_gpu() -> None:
-    """Raise ValueError unless there is a GPU and the packages that read on it."""
-    try:
-        import cupy
-        import pylibcudf  # noqa: F401
-
-        cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # of a driver, which has classes of its own
-        raise ValueError(
-            f"device='gpu' needs an NVIDIA GPU with cudf and cupy ({error}). Use device='cpu'."
-        ) from error
-
-
 def read_row_group(
     stored: StoredRows,
     index: int,

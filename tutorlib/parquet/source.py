@@ -28,8 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tutorlib.checks import check_choice, check_positive
+from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, as_vectors, column_from_arrow, encoded_column
+from tutorlib.memory import resolve_device
 from tutorlib.parquet.stored import (
     OPENING_THREADS,
     DataFile,
@@ -134,7 +135,7 @@ class ParquetSource:
         filesystem: Any = None,
         device: str | None = None,
     ) -> None:
-        self.device = _checked_device(device or "cpu")
+        self.device = resolve_device(device)
         self.filesystem = filesystem
         if hasattr(data, "get_fragments"):  # a pyarrow.dataset.Dataset, which is slow to import
             self.paths, self._stored, given, self._keys = _opened_dataset(data)
@@ -196,7 +197,7 @@ class ParquetSource:
 
     def on(self, device: str) -> ParquetSource:
         """Return a source of the same rows whose columns are on "cpu" or "gpu"."""
-        return self._changed(device=_checked_device(device))
+        return self._changed(device=resolve_device(device))
 
     def choose(self, numbers: Any) -> ParquetSource:
         """Return a source of the rows that a function chooses by their numbers; none is read.
@@ -309,16 +310,6 @@ class ParquetSource:
             else:
                 values = stored.value_bytes(group.index, name, width)
                 total += values / stored.row_counts[group.index] + 8
-        return total
-
-    def null_count(self, name: str) -> int | None:
-        """Return the nulls of a column in all row groups; None if a footer does not tell."""
-        total = 0
-        for group in self.row_groups:
-            statistics = [leaf.statistics for _, leaf in self.stored.leaves(group, [name])]
-            if not statistics or any(s is None or not s.has_null_count for s in statistics):
-                return None
-            total += sum(s.null_count for s in statistics)
         return total
 
     def fingerprint(self) -> dict[str, Any]:
@@ -665,15 +656,6 @@ def with_encoded_strings(source: Any) -> Any:
     if hasattr(source, "source"):  # rows of it, by `split_rows`
         part.source = with_encoded_strings(source.source)
     return part
-
-
-def _checked_device(device: str) -> str:
-    check_choice("device", device, ("cpu", "gpu"))
-    if device == "gpu":
-        from tutorlib.parquet.gpu import check_gpu
-
-        check_gpu()
-    return device
 
 
 def _hash(metadata: Any) -> str:

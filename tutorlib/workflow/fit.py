@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from pyarrow.fs import LocalFileSystem
 
 from tutorlib.columns import Chunk, Masked, column_type, flat_values
-from tutorlib.memory import map_on_threads, thread_count, working_in
+from tutorlib.memory import map_on_threads, thread_count
 from tutorlib.ops import ColumnGroup, LearningOp
 from tutorlib.parquet import ParquetSource, RowGroup, RowRange, with_encoded_strings
 from tutorlib.schema import element_type
@@ -300,10 +300,9 @@ class FitPass:
 
     def learn_from(self, row_range: RowRange) -> States:
         """Return the states of the rows in a row range."""
-        with working_in(self.source):
-            chunk = read_range(self.source, row_range, self.columns)
-            with locate_errors(self.source, row_range):
-                states = [group.partial(chunk, index) for group, index in self.unfitted]
+        chunk = read_range(self.source, row_range, self.columns)
+        with locate_errors(self.source, row_range):
+            states = [group.partial(chunk, index) for group, index in self.unfitted]
         return [with_nulls_in(chunk), *states]
 
     def merge(self, several: Sequence[States]) -> States:
@@ -397,8 +396,7 @@ def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
     for row_range in row_ranges_in(source):
         if not unsure:
             break
-        with working_in(source):
-            nulls |= with_nulls_in(read_range(source, row_range, unsure))
+        nulls |= with_nulls_in(read_range(source, row_range, unsure))
         unsure = [name for name in unsure if name not in nulls]
     return nulls
 

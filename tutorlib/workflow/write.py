@@ -26,7 +26,7 @@ from tutorlib import storage
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.columns import Chunk, plain_strings, to_namespace
 from tutorlib.hashing import hash_integers
-from tutorlib.memory import map_on_threads, thread_count, working_in
+from tutorlib.memory import map_on_threads, thread_count
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange, with_encoded_strings
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import (
@@ -123,11 +123,10 @@ class WriteJob:
     def transform(self, split: str, row_range: RowRange) -> Chunk:
         """Return the transformed rows of a row range as NumPy arrays."""
         source, workflow = self.sources[split], self.workflows[split]
-        with working_in(source):
-            chunk = read_range(source, row_range, workflow.input_names)
-            with locate_errors(source, row_range):
-                done = workflow.transform(chunk)
-            return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
+        chunk = read_range(source, row_range, workflow.input_names)
+        with locate_errors(source, row_range):
+            done = workflow.transform(chunk)
+        return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
 
     def write(self, folder: Path, part: PartFile, chunks: Iterable[Chunk] | None = None) -> None:
         """Write a part file of these transformed rows; None transforms them here."""

@@ -1,4 +1,4 @@
-"""Table plans: which embedding tables are split over devices, and the bytes that each device needs.
+"""Split tables: which embedding tables are split over devices, and the bytes each device needs.
 
 Keras distributes the variables of a model by a `LayoutMap`, on its JAX backend. A plan makes one by
 the sizes of the tables, before any of them exists.
@@ -18,12 +18,13 @@ import keras
 import numpy as np
 
 from tutorlib.checks import check_bytes, check_integer
-from tutorlib.display import html_table, shortened
-from tutorlib.layers.tables import is_table
+from tutorlib.display import shortened
 from tutorlib.schema import Schema, as_schema
 
-HEAD = ("table", "rows", "width", "bytes", "layout", "bytes per device")
 MEBIBYTE = 2**20
+# How the names of this library's tables and those of keras.layers.Embedding end. A plan knows the
+# variables of a model only by name: it is made before they exist.
+TABLE_NAMES = ("embedding_weights", "embeddings")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,34 +141,22 @@ class TablePlan:
             )
         return found
 
-    def _rows(self) -> list[tuple[str, int, int, int, str, int]]:
-        """Return the cells of each table, the largest first."""
-        return [
-            (
-                table.path, table.rows, table.width, table.nbytes,
-                f"{table.shares} shares of rows" if table.split else "whole on each device",
-                table.nbytes // table.shares,
-            )
-            for table in sorted(self.tables, key=lambda table: -table.nbytes)
-        ]  # fmt: skip
-
-    def _title(self) -> str:
+    def __repr__(self) -> str:
         total = sum(self.bytes_per_device.values())
         limit = "" if self.limit is None else f" of {_mebibytes(self.limit)}"
         parts = (f"{name} {_mebibytes(n)}" for name, n in self.bytes_per_device.items())
         shape = " x ".join(map(str, self.device_mesh.shape))
         count = self.device_mesh.devices.size
-        return f"{count} devices ({shape}), on each {_mebibytes(total)}{limit}: {', '.join(parts)}"
-
-    def __repr__(self) -> str:
-        lines = (
-            f"  {path}: {rows:,} x {width}, {_mebibytes(nbytes)}, {layout}: {_mebibytes(share)}"
-            for path, rows, width, nbytes, layout, share in self._rows()
-        )
-        return "\n".join([self._title(), *lines])
-
-    def _repr_html_(self) -> str:
-        return html_table(self._title(), HEAD, self._rows())
+        lines = [
+            f"{count} devices ({shape}), on each {_mebibytes(total)}{limit}: {', '.join(parts)}"
+        ]
+        for table in sorted(self.tables, key=lambda table: -table.nbytes):
+            layout = f"{table.shares} shares of rows" if table.split else "whole on each device"
+            lines.append(
+                f"  {table.path}: {table.rows:,} x {table.width}, {_mebibytes(table.nbytes)}, "
+                f"{layout}: {_mebibytes(table.nbytes // table.shares)}"
+            )
+        return "\n".join(lines)
 
 
 def plan_tables(
@@ -219,20 +208,26 @@ def plan_tables(
     if threshold is None:
         raise ValueError("split_above must be a number of bytes, got None")
     devices = device_mesh.devices.size
-    tables, indivisible = [], []
+    tables: list[PlannedTable] = []
+    indivisible: list[str] = []
     needs = dict.fromkeys(("tables", "slots", "gradients", "rest"), 0)
-    for path, shape, nbytes, gradient, following, other in _sizes(make_model, optimizer):
-        if shape is None:  # no table
-            needs["rest"] += nbytes + following + other
-            needs["gradients"] += gradient
-            continue
-        shares = devices if nbytes >= threshold else 1
-        if shape[0] % shares:
-            indivisible.append(f"{path} has {shape[0]:,}, next is {_up(shape[0], shares):,}")
-        tables.append(PlannedTable(path, shape[0], shape[1], nbytes, shares))
-        needs["tables"] += nbytes // shares
-        needs["slots"] += following // shares + other
-        needs["gradients"] += gradient // shares
+
+    def add(variable: Any, is_trained: bool, slots: list[Any]) -> None:
+        nbytes, shares = _nbytes(variable), 1
+        if is_table(variable):
+            rows, width = variable.shape
+            shares = devices if nbytes >= threshold else 1
+            if rows % shares:
+                following = _up(rows, shares)
+                indivisible.append(f"{variable.path} has {rows:,}, next is {following:,}")
+            tables.append(PlannedTable(variable.path, rows, width, nbytes, shares))
+        needs["tables" if is_table(variable) else "rest"] += nbytes // shares
+        needs["gradients"] += nbytes // shares if is_trained else 0
+        for slot in slots:  # Keras lays out those of the variable's shape like the variable
+            size = _nbytes(slot) // (shares if slot.shape == variable.shape else 1)
+            needs["slots" if is_table(variable) else "rest"] += size
+
+    _trace_variables(make_model, optimizer, add)
     if indivisible:
         raise ValueError(
             f"the rows of a table on {devices} devices must be a multiple of {devices}, because "
@@ -275,16 +270,20 @@ def pad_tables(schema: Any, multiple: int) -> Schema:
     )
 
 
-def _sizes(make_model: Callable[[], keras.Model], optimizer: Any) -> list[tuple[Any, ...]]:
-    """Return (path, shape or None, bytes of value, gradient, slots like it, other slots) of all.
+def _trace_variables(
+    make_model: Callable[[], keras.Model],
+    optimizer: Any,
+    visit: Callable[[Any, bool, list[Any]], None],
+) -> None:
+    """Call `visit` with each variable of a model, whether it is trained, and its optimizer slots.
 
-    The shape is that of a table. JAX only traces the model, so its values take no memory. A thread
-    of its own keeps Keras's counters of names as they are, which belong to a thread.
+    JAX only traces the model, so its values take no memory. A thread of its own keeps Keras's
+    counters of names as they are, which belong to a thread.
     """
     import jax
 
     config = keras.optimizers.serialize(keras.optimizers.get(optimizer))
-    policy, seeds, found = keras.config.dtype_policy(), random.getstate(), []
+    policy, seeds = keras.config.dtype_policy(), random.getstate()
 
     def trace() -> int:
         model = make_model()
@@ -295,21 +294,12 @@ def _sizes(make_model: Callable[[], keras.Model], optimizer: Any) -> list[tuple[
             )
         trained = {id(variable) for variable in model.trainable_variables}
         for variable in model.variables:
-            nbytes, slots = _nbytes(variable), []
+            slots = []
             if id(variable) in trained:
                 keeper = keras.optimizers.deserialize(copy.deepcopy(config))  # it takes out parts
                 keeper.build([variable])
-                slots = [(slot.shape == variable.shape, _nbytes(slot)) for slot in keeper.variables]
-            found.append(
-                (
-                    variable.path,
-                    variable.shape if is_table(variable) else None,
-                    nbytes,
-                    nbytes if id(variable) in trained else 0,
-                    sum(size for same, size in slots if same),
-                    sum(size for same, size in slots if not same),
-                )
-            )
+                slots = keeper.variables
+            visit(variable, id(variable) in trained, slots)
         return 0
 
     def run() -> None:
@@ -321,7 +311,11 @@ def _sizes(make_model: Callable[[], keras.Model], optimizer: Any) -> list[tuple[
             thread.submit(run).result()
     finally:
         random.setstate(seeds)  # Keras seeds initializers from it
-    return found
+
+
+def is_table(variable: Any) -> bool:
+    """Return whether a plan may split a variable, by its name and shape."""
+    return variable.name.endswith(TABLE_NAMES) and len(variable.shape) == 2
 
 
 def _row_layout(device_mesh: Any) -> Any:

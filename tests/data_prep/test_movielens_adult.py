@@ -1,0 +1,241 @@
+"""MovieLens and UCI Adult, published and synthetic, become Parquet with the same values."""
+
+import io
+import shutil
+import zipfile
+from collections import namedtuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep import adult, movielens
+from data_prep.__main__ import main
+from data_prep.output import DataPrepError, read_settings
+from data_prep.synthetic_adult import COLUMNS, write_adult
+from data_prep.synthetic_adult import FILES as ADULT_FILES
+from data_prep.synthetic_movielens import write_movielens
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.models import movielens_network
+from tutorlib.parquet import ParquetSource
+from tutorlib.workflow import Workflow
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("movielens")
+    write_movielens(folder / "raw", ratings=6_000, users=80, movies=300, seed=2)
+    return folder, movielens.etl(folder / "raw", folder)
+
+
+def rows_of(folder):
+    return pq.read_table(ParquetSource(folder).files).to_pandas()
+
+
+def decoded(folder, side):
+    """Return the rows of train/ or valid/ with raw ids and genre names, by the saved Workflow."""
+    data, workflow = rows_of(folder / side), Workflow.load(folder / "workflow")
+    for group in workflow.groups:
+        for name in {*group.names} & {"userId", "movieId", "genres"}:
+            values = ["padding", "null", "unknown", *group.ops[0].vocabulary(name)]
+            data[name] = data[name].map(
+                lambda x, v=values: v[x] if np.isscalar(x) else tuple(v[i] for i in x)
+            )
+    return data
+
+
+def test_every_rating_is_kept_with_its_label_and_the_genres_of_its_film(films):
+    folder, metadata = films
+    assert (metadata["train_rows"], metadata["valid_rows"]) == (4_800, 1_200)
+    assert ParquetSource(folder / "train").column_types == {
+        "userId": ("int32", False), "movieId": ("int32", False), "genres": ("int32", True),
+        "rating": ("float32", False),
+    }  # fmt: skip
+    rows = pd.concat([decoded(folder, side) for side in ("train", "valid")])
+    known = rows[rows["movieId"] != "unknown"]
+    ratings = pd.read_csv(folder / "raw/ratings.csv")
+    merged = known.merge(ratings, on=["userId", "movieId"], validate="one_to_one")
+    assert len(merged) == len(known) > 0.95 * len(ratings)
+    assert ((merged["rating_y"] > 3) == merged["rating_x"]).all()
+    movies = pd.read_csv(folder / "raw/movies.csv").set_index("movieId")
+    train = decoded(folder, "train")
+    assert (train["genres"].map("|".join).to_numpy() == movies["genres"][train["movieId"]]).all()
+    assert (np.diff(rows_of(folder / "train")["userId"]) != 0).mean() > 0.9  # in random order
+    share = rows_of(folder / "valid")["rating"].mean()
+    assert share == pytest.approx(metadata["valid_positive_share"], abs=1e-5)
+    kept = pq.read_table(folder / "movies").to_pandas()
+    assert kept["title"].tolist() == movies["title"].tolist()
+
+
+def test_the_time_split_takes_the_latest(films, tmp_path):
+    arguments = ["movielens", "--from", str(films[0] / "raw"), "--output", str(tmp_path)]
+    assert main([*arguments, "--split", "time", "--valid-share", "0.1"]) == 0
+    ratings = pd.read_csv(films[0] / "raw/ratings.csv").sort_values("timestamp", kind="stable")
+    latest = ratings.iloc[-600:].sort_index()  # validation rows keep the order of the file
+    np.testing.assert_array_equal(rows_of(tmp_path / "valid")["rating"], latest["rating"] > 3)
+
+
+def test_the_origin_of_ratings_is_recorded_and_their_files_found_after_a_move(films, tmp_path):
+    made, moved = tmp_path / "made", tmp_path / "moved"
+    shutil.copytree(films[0] / "raw", made / "raw")
+    movielens.etl(made / "raw", made)
+    assert movielens.raw_folder(made) == made / "raw"
+    made.rename(moved)
+    assert movielens.raw_folder(moved) == moved / "raw"
+    with open(moved / "raw" / "ratings.csv", "a") as file:
+        file.write("1,2,3.0,4\n")  # no longer what was read
+    for _ in range(2):
+        with pytest.raises(DataPrepError, match=f"movielens --from .* --output {moved} --over"):
+            movielens.raw_folder(moved)
+        shutil.rmtree(moved / "raw", ignore_errors=True)
+    source = movielens.source_of(moved)
+    assert (source["kind"], source["settings"]["users"]) == ("synthetic", 80)
+    assert source["metadata"] == read_settings(films[0] / "raw")["metadata"]
+    with pytest.raises(DataPrepError, match="holds no MovieLens data"):
+        movielens.source_of(tmp_path)
+
+
+RATINGS = "userId,movieId,rating,timestamp\n" + "".join(
+    f"{user},{film},{user % 10 / 2 + 0.5},{user * film}\n" for user in range(9) for film in (1, 2)
+)
+MOVIES = (
+    "movieId,title,genres\r\n"
+    "1,Toy Story (1995),Adventure|Animation|Children|Comedy|Fantasy\r\n"
+    '29,"City of Lost Children, The (Cité des enfants perdus, La) (1995)",Drama|Sci-Fi\r\n'
+    '40697,"""Great Performances"" Cats (1998)",Musical\r\n'
+)
+
+
+def archive(ratings=RATINGS, movies=MOVIES, compression=zipfile.ZIP_DEFLATED):
+    """Return the bytes of a zip archive as GroupLens publishes it."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", compression) as file:
+        file.writestr("ml/movies.csv", movies)
+        file.writestr("ml/ratings.csv", ratings.replace("\n", "\r\n"))
+        file.writestr("ml/README.txt", "Summary\r\n")
+    return packed.getvalue()
+
+
+def test_an_archive_goes_the_whole_way_to_a_model(tmp_path):
+    (tmp_path / "ml.zip").write_bytes(archive())
+    data = tmp_path / "data"
+    assert main(["movielens", "--from", str(tmp_path / "ml.zip"), "--output", str(data)]) == 0
+    assert movielens.source_of(data)["kind"] == "local"
+    titles = pq.read_table(data / "movies")["title"].to_pylist()
+    assert titles[2] == '"Great Performances" Cats (1998)'
+    train = decoded(data, "train")
+    assert set(train.loc[train["movieId"] == 2, "genres"]) == {()}  # a film without an entry
+    workflow = Workflow.load(data / "workflow")
+    loader = KerasSequenceLoader(
+        data / "train", 4, label_names=["rating"], schema=workflow.output_schema
+    )
+    model = movielens_network(workflow.output_schema, [8])
+    model.compile("adam", "binary_crossentropy")
+    assert np.isfinite(model.fit(loader, verbose=0).history["loss"]).all()
+    others = pa.table({"userId": [10**9], "movieId": [29], "genres": [["Drama", "Space Opera"]],
+                       "rating": pa.array([1], pa.float32())})  # fmt: skip
+    workflow.transform_to_parquet(others, tmp_path / "others")
+    ids = ParquetSource(tmp_path / "others").read(0)
+    assert ids["userId"].tolist() == [2]  # unknown
+    assert ids["genres"].tolist()[0][1] == 2
+
+
+@pytest.mark.parametrize(
+    ("ratings", "movies", "message"),
+    [
+        *((RATINGS.replace("\n5,2,3.0,", f"\n5,2,{stars},"), MOVIES, r"ratings\.csv:13: rating is")
+          for stars in ("-99", "inf", "0", "5.5", "1e30")),
+        (RATINGS + "1,2,good,5\n", MOVIES, r"ratings\.csv is malformed"),
+        (RATINGS + "1,2,,5\n", MOVIES, r"ratings\.csv: empty values in \['rating'\]"),
+        (RATINGS, MOVIES + "5,only two\r\n", r"movies\.csv is malformed"),
+        (RATINGS, MOVIES + "1,again,War\r\n", "a movieId occurs twice"),
+    ],
+)  # fmt: skip
+def test_malformed_ratings_and_films_are_refused(tmp_path, monkeypatch, ratings, movies, message):
+    monkeypatch.setattr(movielens, "READ_BLOCK_BYTES", 64)
+    (tmp_path / "ml.zip").write_bytes(archive(ratings, movies))
+    with pytest.raises(DataPrepError, match=message):
+        movielens.prepare(tmp_path / "data", source=tmp_path / "ml.zip")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["raw"]
+
+
+def test_titles_with_line_breaks_are_read_wherever_blocks_end(tmp_path, monkeypatch):
+    titles = [f'A {number}\n"film" in\r\n{number} lines' for number in range(40)]
+    lines = ['{},"{}",Drama'.format(n, title.replace('"', '""')) for n, title in enumerate(titles)]
+    path = tmp_path / "movies.csv"
+    path.write_bytes(("\n".join(["movieId,title,genres", *lines]) + "\n").encode())
+    monkeypatch.setattr(movielens, "READ_BLOCK_BYTES", 101)
+    assert movielens.read_movies(path)["title"].to_pylist() == titles
+
+
+# ---- archives and UCI Adult --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damage_anywhere_in_an_archive_is_refused_by_name_or_harmless(compression, tmp_path):
+    data, path, words = archive(compression=compression), tmp_path / "ml.zip", set()
+    for start in range(0, len(data), 13):
+        path.write_bytes(data[:start] + b"\xff\xff" + data[start + 2 :])
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        try:
+            movielens.fetch(tmp_path / "out", source=path)
+        except DataPrepError as error:
+            words.add(str(error))
+            assert not (tmp_path / "out" / "raw").exists()
+    assert len(words) > 1
+    assert all("ml.zip" in word for word in words)
+
+
+def test_an_archive_without_the_files_or_larger_than_the_disk_is_refused(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
+        file.writestr("readme", "")
+    with pytest.raises(DataPrepError, match=r"0 files named ratings\.csv"):
+        movielens.fetch(tmp_path / "out", source=tmp_path / "other.zip")
+    (tmp_path / "ml.zip").write_bytes(archive())
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(0, 0, 100))
+    with pytest.raises(DataPrepError, match=r"ml\.zip: ratings\.csv: .* bytes are needed"):
+        movielens.fetch(tmp_path / "out", source=tmp_path / "ml.zip")
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adult") / "raw"
+    write_adult(folder, rows=3_000)
+    return folder
+
+
+@pytest.mark.parametrize("source", ["folder", "file", "zip"])
+def test_adult_parquet_has_the_values_of_the_files(people, tmp_path, source, capsys):
+    with zipfile.ZipFile(tmp_path / "adult.zip", "w") as file:
+        for name in ADULT_FILES.values():
+            file.write(people / name, name)
+    given = {"folder": people, "file": people / "adult.data", "zip": tmp_path / "adult.zip"}[source]
+    assert main(["adult", "--from", str(given), "--output", str(tmp_path / "out")]) == 0
+    assert "CC BY 4.0" in capsys.readouterr().out
+    for part, name in ADULT_FILES.items():
+        table = pq.read_table(tmp_path / "out" / part / "part_00000.parquet")
+        assert table.column_names == list(COLUMNS)
+        have = [["?" if v is None else str(v) for v in row.values()] for row in table.to_pylist()]
+        lines = [x for x in (people / name).read_text().splitlines() if x and x[0] != "|"]
+        assert have == [line.removesuffix(".").split(", ") for line in lines]
+
+
+def test_a_place_without_the_files_of_adult_is_refused_by_name(tmp_path):
+    (tmp_path / "adult.data").write_text("")
+    with pytest.raises(DataPrepError, match=r"no adult\.test there"):
+        adult.prepare(tmp_path / "out", source=tmp_path)
+
+
+def test_a_flipped_bit_in_any_parquet_file_is_found(films, tmp_path):
+    paths = list(films[0].rglob("*.parquet"))
+    assert {path.parent.name for path in paths} >= {"train", "valid", "workflow", "movies"}
+    for path in paths:
+        data, leaf = bytearray(path.read_bytes()), pq.read_metadata(path).row_group(0).column(0)
+        start = leaf.dictionary_page_offset or leaf.data_page_offset
+        data[start + leaf.total_compressed_size - 1] ^= 4  # the last byte of the last page
+        (tmp_path / "changed.parquet").write_bytes(data)
+        with pytest.raises(OSError, match="CRC checksum verification failed"):
+            pq.read_table(tmp_path / "changed.parquet", page_checksum_verification=True)

@@ -1,0 +1,295 @@
+"""Each form holds the rows of the Parquet files, and its readers give the batches of the loader."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.tfrecords_rows import (
+    ROWS,
+    SCALARS,
+    SCHEMA,
+    as_lists,
+    assert_permuted,
+    batch_sizes,
+    contents,
+    gathered,
+    strings,
+)
+from tfrecords import (
+    check_records,
+    native_dataset,
+    parsed_batches,
+    prebatched_dataset,
+    raw_columns,
+    raw_stacked,
+    read_metadata,
+    write_examples,
+    write_prebatched,
+    write_raw,
+)
+from tutorlib.columns import Chunk, Ragged
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetSink
+from tutorlib.schema import Column, Schema
+
+WRITERS = {
+    "examples": partial(write_examples, rows_per_file=400),
+    "prebatched": partial(write_prebatched, batch_size=128, batches_per_file=3),
+    "raw": partial(write_raw, columns=SCALARS.names),
+}
+READERS = {"native": native_dataset, "parsed": parsed_batches, "raw": raw_columns}
+SCHEMAS = {"native": SCHEMA, "parsed": SCHEMA, "raw": SCALARS}
+readers = pytest.mark.parametrize("reader", READERS)
+forms = pytest.mark.parametrize("form", WRITERS)
+
+
+@pytest.fixture
+def written(tmp_path, parquet):
+    """The rows in each form: {name of a reader or form: folder}."""
+    folders = {name: tmp_path / name for name in WRITERS}
+    for name, write in WRITERS.items():
+        write(parquet, folders[name], progress=False)
+    return {**folders, "native": folders["examples"], "parsed": folders["examples"]}
+
+
+@readers
+def test_readers_give_the_rows_in_order_or_permuted_and_the_seed_decides(reader, written, rows):
+    read, schema = partial(READERS[reader], written[reader], 128), SCHEMAS[reader]
+    whole = rows.select([name for name in rows if name in schema.names])
+    assert gathered(read(schema, shuffle=False)) == as_lists(whole)
+    first, again, other = (gathered(read(schema, seed=seed)) for seed in (3, 3, 4))
+    assert first == again != other
+    assert_permuted(first, whole)
+    assert batch_sizes(read(schema, drop_last=True)) == [128] * 7
+    with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
+        read(schema, window=10)
+
+
+def test_prebatched_records_hold_the_rows_in_order_and_know_their_number(written, rows):
+    dataset = prebatched_dataset(written["prebatched"], SCHEMA)
+    assert gathered(dataset) == as_lists(rows)
+    assert batch_sizes(dataset) == [128] * 7 + [104]
+    assert len(dataset) == 8
+    inputs, _ = next(iter(dataset))
+    assert (inputs["C1"].dtype.name, inputs["genres__values"].dtype.name) == ("int32", "int64")
+
+
+@pytest.mark.parametrize("reader", [raw_columns, raw_stacked])
+@pytest.mark.parametrize("batch_size", [7, 500, ROWS, ROWS + 1])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_cell_is_read_with_any_batch_size(reader, batch_size, shuffle, written):
+    dataset = reader(written["raw"], batch_size, SCALARS, shuffle=shuffle)
+    rest = [ROWS % batch_size] if ROWS % batch_size else []
+    assert batch_sizes(dataset) == [batch_size] * (ROWS // batch_size) + rest
+    assert len(dataset) == len(batch_sizes(dataset))
+
+
+@pytest.mark.parametrize("layout", ["columns", "stacked"])
+def test_batches_of_cells_equal_those_of_the_loader(layout, tmp_path):
+    rng, roles = np.random.default_rng(1), {"a": "categorical", "x": "continuous",
+             "b": "categorical", "y": "continuous", "label": "label", "w": "weight"}  # fmt: skip
+    ids, numbers = rng.integers(0, 99, 50).astype(np.int32), rng.normal(size=50).astype(np.float32)
+    chunk = Chunk({n: ids if role == "categorical" else numbers for n, role in roles.items()})
+    schema = Schema(Column(n, role, chunk[n].dtype.name) for n, role in roles.items())
+    with ParquetSink(tmp_path / "p") as sink:
+        sink.write(chunk)
+    write_raw(tmp_path / "p", tmp_path / "raw")
+    reader = {"columns": raw_columns, "stacked": raw_stacked}[layout]
+    loader = KerasSequenceLoader(
+        tmp_path / "p", 20, schema=schema, shuffle=False, batch_layout=layout
+    )
+    theirs = reader(tmp_path / "raw", 20, schema, shuffle=False)
+    for (inputs, *targets), (others, *rest) in zip(loader, theirs, strict=True):
+        assert {n: (t.dtype, t.shape) for n, t in inputs.items()} == {
+            n: (t.dtype, t.shape) for n, t in others.items()
+        }
+        ours, others = [*(inputs[n] for n in others), *targets], [*others.values(), *rest]
+        assert all(np.array_equal(one, other) for one, other in zip(ours, others, strict=True))
+    few = next(iter(raw_stacked(tmp_path / "raw", 20, schema.select(["a", "label", "w"]))))
+    assert list(few[0]) == ["categorical"]  # no tensor for a role without columns
+
+
+def test_labels_weights_and_strings_are_read(tmp_path, written):
+    weighted = Schema([SCHEMA["C1"], SCHEMA["label"], Column("I1", "weight", "float32")])
+    two = Schema([SCHEMA["C1"], SCHEMA["label"], Column("I1", "label", "float32")])
+    _, label, weights = next(iter(parsed_batches(written["examples"], 8, weighted)))
+    assert (label.shape, weights.shape) == ([8, 1], [8])
+    _, labels = next(iter(parsed_batches(written["examples"], 8, two)))
+    assert set(labels) == {"label", "I1"}
+    for unfit in (weighted, two):
+        with pytest.raises(ValueError, match="exactly one label and no weight"):
+            native_dataset(written["examples"], 8, unfit)
+    titles = strings(["Alien", "", "Ärger"])
+    write_examples(Chunk({"title": titles, "label": np.ones(3, np.float32)}), tmp_path / "e")
+    schema = Schema([Column("title", "categorical", "string"), Column("label", "label", "float32")])
+    inputs, _ = next(iter(parsed_batches(tmp_path / "e", 3, schema, shuffle=False)))
+    assert [t.decode() for t in inputs["title"].numpy()[:, 0]] == ["Alien", "", "Ärger"]
+
+
+def test_cells_of_every_dtype_are_read_back(tmp_path):
+    kinds = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+    columns = {kind: np.array([0, 1, 100], kind) for kind in kinds}
+    columns |= {"negative": np.array([-1, -(2**31), 2**31 - 1]), "flag": np.array([1, 0, 1], bool)}
+    columns |= {f"float{bits}": np.array([0.5, -1, 3], f"f{bits // 8}") for bits in (16, 32, 64)}
+    write_raw(Chunk(columns), tmp_path / "raw")
+    schema = Schema(
+        Column(name, "continuous" if "float" in name else "categorical") for name in columns
+    )
+    parts = [inputs for inputs, _ in raw_columns(tmp_path / "raw", 2, schema, shuffle=False)]
+    for name, values in columns.items():
+        read = np.concatenate([part[name].numpy()[:, 0] for part in parts])
+        assert read.dtype == (np.float32 if "float" in name else np.int32)
+        assert np.array_equal(read, values)
+
+
+@forms
+def test_rows_in_memory_give_the_same_files_and_progress_counts_them(
+    form, tmp_path, parquet, rows, capsys
+):
+    pytest.importorskip("tqdm")
+    for number, source in enumerate((parquet, rows, rows.to_arrow())):
+        WRITERS[form](source, tmp_path / str(number), columns=["C1", "label"], progress=True)
+        assert "1.00k/1.00k" in capsys.readouterr().err
+    assert contents(tmp_path / "0") == contents(tmp_path / "1") == contents(tmp_path / "2")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'limit'"):
+        WRITERS[form](parquet, tmp_path / "folder", limit=10)
+
+
+def test_files_have_the_rows_asked_for_and_the_metadata_says_so(tmp_path, parquet):
+    options = {"rows_per_file": 400, "limit_rows": 900, "columns": ["C1", "label"]}
+    made = write_examples(parquet, tmp_path / "e", **options)
+    files = sorted((tmp_path / "e").glob("*.tfrecord"))
+    schema = SCALARS.select(["C1", "label"])
+    counts = [sum(1 for _ in parsed_batches(path, 1, schema)) for path in files]
+    assert counts == [400, 400, 100]
+    assert made[:3] == (3, 900, sum(path.stat().st_size for path in files))
+    assert read_metadata(tmp_path / "e") == {
+        "form": "examples", "columns": {"C1": ["int32", False], "label": ["float32", False]},
+        "rows": 900, "files": 3, "nbytes": made.nbytes,
+    }  # fmt: skip
+
+
+def table_with_null(tmp_path):
+    table = pa.table({"x": pa.array([1, 2, 3, None], pa.int64()), "t": ["a", "b", "c", "d"]})
+    with ParquetSink(tmp_path / "p", row_group_rows=2) as sink:
+        sink.write(table)
+    return tmp_path / "p"
+
+
+LISTS = Ragged(np.arange(2), np.array([0, 1, 2]))
+REFUSED = [  # (writer, rows, options, what the error says)
+    (write_examples, table_with_null, {}, r"'x': 1 nulls.*row group 1 of .*part_00000"),
+    (write_examples, np.array([1, 2**63], np.uint64), {}, "does not fit into int64"),
+    (write_examples, np.arange(2), {"rows_per_file": 0}, "rows_per_file must be at least 1, got 0"),
+    (write_examples, np.arange(2), {"limit_rows": 0}, "limit_rows must be at least 1, got 0"),
+    (write_prebatched, strings(["a"]), {"batch_size": 2}, "'x': strings have no fixed width"),
+    (write_raw, strings(["a"]), {}, "'x': strings have no fixed width"),
+    (write_raw, LISTS, {}, "'x': lists have no fixed width"),
+    (write_raw, np.array([1, 2**31]), {}, "'x': 2147483648 does not fit into int32"),
+    (write_raw, np.array([-(2**31) - 1]), {}, "'x': -2147483649 does not fit into int32"),
+]
+
+
+@pytest.mark.parametrize(("write", "column", "options", "message"), REFUSED)
+def test_rows_that_a_form_cannot_store_are_refused(write, column, options, message, tmp_path):
+    source = column(tmp_path) if callable(column) else Chunk({"x": column})
+    with pytest.raises(ValueError, match=message):
+        write(source, tmp_path / "out", **options)
+    assert not [path for path in tmp_path.iterdir() if path.name != "p"]
+
+
+def test_only_a_folder_that_a_writer_made_is_replaced_and_only_on_request(tmp_path, examples):
+    before, row = (examples / "part_00000.tfrecord").read_bytes(), Chunk({"x": np.arange(1)})
+    with pytest.raises(FileExistsError, match="Pass overwrite=True"):
+        write_raw(row, examples)
+    assert (examples / "part_00000.tfrecord").read_bytes() == before
+    write_raw(row, examples, overwrite=True)
+    assert read_metadata(examples)["form"] == "raw"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="mine was not made by tutorlib"):
+        write_examples(row, tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda w: parsed_batches(w["raw"] / "nowhere", 8, SCHEMA), "no TFRecord file"),
+        (lambda w: raw_columns(w["raw"] / "nowhere", 8, SCALARS), "was not written by"),
+        (lambda w: parsed_batches(w["prebatched"], 8, SCHEMA), "holds the form 'prebatched'"),
+        (lambda w: raw_stacked(w["examples"], 8, SCALARS), "the form 'examples', not 'raw'"),
+        (lambda w: raw_columns(w["raw"], 8, SCHEMA), r"lacks columns \['genres'\]"),
+        (lambda w: raw_columns(w["raw"], 0, SCALARS), "batch_size must be at least 1, got 0"),
+        (lambda w: raw_stacked(w["raw"], 8, Schema([Column("I1", "categorical")])), "are categor"),
+        (lambda w: parsed_batches(w["examples"], 8, SCHEMA, shuffle_buffer=0), "shuffle_buffer"),
+    ],
+)
+def test_folders_and_options_that_do_not_fit_are_refused(read, message, written):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read(written)
+
+
+def test_files_that_were_changed_are_refused_by_name(written):
+    cells = written["raw"] / "cells.bin"
+    cells.write_bytes(cells.read_bytes()[:-12])
+    with pytest.raises(ValueError, match=r"11988 bytes, but 1000 rows of 3 cells are 12000"):
+        raw_columns(written["raw"], 8, SCALARS)
+    path = written["raw"] / "tfrecords.json"
+    for text in (path.read_text().replace("1000", "1001"), "[" * 10**5, "[1]", json.dumps({})):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"tfrecords\.json was changed"):
+            read_metadata(written["raw"])
+    assert check_records(written["examples"]) == 1000
+    first, second, _ = sorted(written["examples"].glob("*.tfrecord"))
+    whole = first.read_bytes()
+    forged = (2**40).to_bytes(8, "little") + bytes.fromhex("aa3d6be4")  # its checksum is right
+    for changed, match in (
+        (whole[:-1], "the record at byte .* should end at byte .*, but the file has"),
+        (whole[:20] + b"?" + whole[21:], "corrupted record at 12. Write it again"),
+        (forged + whole[12:], "the record at byte 0 should end at byte 1099511627792"),
+    ):
+        first.write_bytes(changed)
+        with pytest.raises(ValueError, match=rf"{first.name}: {match}"):
+            check_records(written["examples"])
+        assert check_records(second) == 400
+
+
+KILLED_HALF_WAY = """
+import os, signal, sys
+from tests.support.tfrecords_rows import some_rows
+from tests.tfrecords import test_tfrecords
+from tfrecords import writers
+
+def dying(chunks, rows, blocks=writers._blocks):
+    for number, chunk in enumerate(blocks(chunks, 64)):
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield chunk
+
+writers._blocks = dying
+test_tfrecords.WRITERS[sys.argv[1]](some_rows(), sys.argv[2])
+"""
+
+
+@forms
+def test_a_killed_writer_leaves_nothing_that_can_be_read(form, tmp_path, root, parquet):
+    folder, left = tmp_path / "folder", tmp_path / "folder.partial"
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", KILLED_HALF_WAY, form, str(folder)]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": path})
+    assert killed.returncode == -signal.SIGKILL
+    assert left.exists()
+    for unfinished in (folder, left):
+        with pytest.raises(FileNotFoundError, match="was not written by"):
+            read_metadata(unfinished)
+    WRITERS[form](parquet, folder)
+    assert read_metadata(folder)["rows"] == 1000
+    assert not left.exists()
