@@ -63,7 +63,7 @@ def test_a_column_that_is_passed_through_keeps_its_cardinality(tmp_path):
     assert loader.peek()[0]["C1"].dtype == "int32"
     wrong = Schema([Column("C1", "categorical", cardinality=19), known["y"]])
     with pytest.raises(ParquetError, match="column 'C1'"):
-        list(KerasSequenceLoader(raw, 5, schema=wrong, check_ids=True).map(workflow))
+        list(KerasSequenceLoader(raw, 5, schema=wrong).map(workflow))
 
 
 @pytest.mark.parametrize(

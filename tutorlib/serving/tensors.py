@@ -17,7 +17,6 @@ import tensorflow as tf
 from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.hashing import hash_values as hash_on_host
 from tutorlib.loader.layout import batch_dtype
-from tutorlib.loader.lists import PAD
 from tutorlib.ops.base import take_or_null
 from tutorlib.schema import Column, Schema, element_type, is_time
 
@@ -366,12 +365,9 @@ def columns_batch(
             batch |= {f"{name}__values": values, f"{name}__offsets": tf.cast(splits, tf.int32)}
         else:
             ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
-            padding = PAD if values.dtype.is_integer else 0
-            batch[name] = (
-                ragged
-                if multi_hot == "ragged"
-                else ragged.to_tensor(tf.cast(padding, values.dtype))
-            )
+            padding = -1 if values.dtype.is_integer else 0  # as in the loader
+            padded = multi_hot == "padded"
+            batch[name] = ragged.to_tensor(tf.cast(padding, values.dtype)) if padded else ragged
     return batch
 
 
