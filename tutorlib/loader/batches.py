@@ -94,7 +94,7 @@ class ChunkReader:
         self.num_values, self.stopwatch, self._transform = num_values, stopwatch, transform
         self.held_bytes = held_bytes
         self._decoded: dict[ChunkPlan, int] = {}  # bytes of rows that wait to be gathered, by chunk
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
         names = [field.columns for field in layout.fields]
         self._fields = [[column.name for column in columns] for columns in names]
 
@@ -107,8 +107,9 @@ class ChunkReader:
             first_batch: batches before this one are not made.
         """
         for row_range in chunk.row_ranges:
-            if row_range.row_group in plan.sliced and row_range.row_group not in self._streams:
-                self._streams[row_range.row_group] = _Stream(self, row_range.start)
+            place = chunk.rank, row_range.row_group
+            if row_range.row_group in plan.sliced and place not in self._streams:
+                self._streams[place] = _Stream(self, row_range.start)
         return ChunkWork(self, plan, chunk, first_batch)
 
     def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
@@ -135,7 +136,7 @@ class ChunkReader:
             Exception: what `transform` raised, with a note that says where.
         """
         started = time.perf_counter()
-        stream = self._streams.get(row_range.row_group)
+        stream = self._streams.get((chunk.rank, row_range.row_group))
         if stream is not None:
             read = stream.read(row_range)
         else:
