@@ -13,12 +13,10 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 import operator
 import re
-import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Any
@@ -29,17 +27,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tutorlib.checks import check_positive
-from tutorlib.columns import Chunk, as_vectors, column_from_arrow, encoded_column
+from tutorlib.columns import Chunk, column_from_arrow, encoded_column
 from tutorlib.memory import resolve_device
 from tutorlib.parquet.stored import (
     OPENING_THREADS,
-    DataFile,
     ParquetError,
     ParquetRows,
     StoredRows,
     open_data,
-    open_files,
-    vector_lengths,
 )
 from tutorlib.schema import (
     MOST_NAMED,
@@ -48,7 +43,6 @@ from tutorlib.schema import (
     is_number,
     is_time,
     type_words,
-    vector_type,
 )
 
 LONGEST_TEXT = 1000  # characters; longer conditions are identified by a hash
@@ -79,12 +73,11 @@ class RowRange:
 
 
 class ParquetSource:
-    """A data set as one sequence of row groups; opening reads footers and a few rows of lists.
+    """A data set as one sequence of row groups; opening reads footers only.
 
-    Folders named `key=value`, as Hive and Spark write them, add a column `key` that has this value
-    in all rows below the folder: integers if every text is one as Python writes it (`7`, not `07`),
-    else strings. For a folder that is given, the folders below it count; for a file or pattern, all
-    folders of its path. With `filters`, the source has only the rows that pass. Row groups in which
+    Folders named `key=value`, as Hive and Spark write them, below a folder that is given add a
+    column `key` that has this value in all rows below: integers if every text is one as Python
+    writes it (`7`, not `07`), else strings. With `filters`, the source has only the rows that pass. Row groups in which
     neither keys nor statistics decide are counted on opening, by reading the columns of the
     condition.
 
@@ -92,10 +85,9 @@ class ParquetSource:
     checksums verified; `pyarrow.dataset` fragments and one call for each column are no faster.
 
     Args:
-        data: file, folder, glob pattern or a list of these, also as URLs (see `find_files`); a
-            `pyarrow.dataset.Dataset`, whose schema then decides, so that a column that is not in
-            all files is null there; or rows in memory: a pyarrow Table, a RecordBatchReader, a
-            pandas or polars DataFrame (see `table_of`), which stay where they are.
+        data: file, folder, glob pattern or a list of these, also as URLs (see `find_files`); or
+            rows in memory: a pyarrow Table, a RecordBatchReader, a pandas or polars DataFrame (see
+            `table_of`), which stay where they are.
         filters: rows to keep, as a `pyarrow.compute.Expression` or a list of conditions such as
             `[("day", "<", 6), ("C1", "in", [1, 2])]` (see `RowFilter`); None keeps all.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds the paths; None takes it from URLs.
@@ -108,7 +100,7 @@ class ParquetSource:
         filesystem: the filesystem that was given.
         row_groups: `RowGroup` of every row group over all files, in order, without empty ones.
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)};
-            "(8,)float32" for vectors: lists of floats that have one length in all footers.
+            "(8,)float32" for vectors, which are fixed-size lists.
         arrow_schema: `pyarrow.Schema` of the columns, keys included, dictionaries decoded.
         device: "cpu" or "gpu".
 
@@ -137,19 +129,12 @@ class ParquetSource:
     ) -> None:
         self.device = resolve_device(device)
         self.filesystem = filesystem
-        if hasattr(data, "get_fragments"):  # a pyarrow.dataset.Dataset, which is slow to import
-            self.paths, self._stored, given, self._keys = _opened_dataset(data)
-            self.arrow_schema, self._left_out = given, dict[str, str]()
-        else:
-            self.paths, self._stored = open_data(data, filesystem)
-            self._keys = _typed_keys(self._stored)
-            shared, self._left_out = _shared_schema(self._stored)
-            keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
-            self.arrow_schema = pa.schema([*shared, *keys])
-        self._vectors = vector_lengths(self.arrow_schema, self._stored)
+        self.paths, self._stored = open_data(data, filesystem)
+        self._keys = _typed_keys(self._stored)
+        shared, self._left_out = _shared_schema(self._stored)
+        keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
+        self.arrow_schema = pa.schema([*shared, *keys])
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
-        for name, length in self._vectors.items():
-            self.column_types[name] = vector_type(self.column_types[name][0], length), False
         self.row_groups = [
             RowGroup(file, index, rows)
             for file, stored in enumerate(self._stored)
@@ -182,11 +167,6 @@ class ParquetSource:
     def is_local(self) -> bool:
         """Whether all rows are on this machine."""
         return all(stored.is_local for stored in self._stored)
-
-    @property
-    def versions(self) -> list[int | None]:
-        """When each file was changed: in ns, in s in an object store, None if that is not known."""
-        return [stored.file.version for stored in self._stored if stored.file]
 
     @property
     def num_rows(self) -> int:
@@ -230,27 +210,6 @@ class ParquetSource:
         """Return whether all stored rows of a row group belong to the source."""
         group = self.row_groups[position]
         return group.num_rows == self._stored[group.file].row_counts[group.index]
-
-    def with_types(self, types: Mapping[str, tuple[str, bool]]) -> ParquetSource:
-        """Return a source in which columns without any value have the types that a reader expects.
-
-        Args:
-            types: {name: column type}, as in `column_types`; other columns stay as they are.
-
-        Example:
-            >>> source = ParquetSource(pa.table({"x": [1], "y": pa.nulls(1)}))
-            >>> source.with_types({"y": ("string", False)}).read(0)["y"].tolist()
-            [None]
-        """
-        schema, known = self.arrow_schema, dict(self.column_types)
-        for name, (kind, is_list) in types.items():
-            if known.get(name) == ("null", False):
-                dtype, length = element_type(kind)
-                value = pa.string() if dtype == "string" else pa.from_numpy_dtype(np.dtype(dtype))
-                arrow = pa.list_(value, length or -1) if length or is_list else value
-                schema = schema.set(schema.get_field_index(name), pa.field(name, arrow))
-                known[name] = kind, is_list
-        return self._changed(arrow_schema=schema, column_types=known)
 
     def with_encoded_strings(self) -> ParquetSource:
         """Return a source that reads strings as `EncodedStrings`, without decoding dictionaries.
@@ -324,7 +283,6 @@ class ParquetSource:
             (1, 5, None)
         """
         groups = [(group.file, group.index, group.num_rows) for group in self.row_groups]
-        keys = [sorted(stored.keys.items()) for stored in self._stored]
         chosen = [] if self._filter is None else [self._filter.identity]
         chosen += [numbers.identity for numbers, _ in self._choices]
         return {
@@ -333,15 +291,14 @@ class ParquetSource:
             "rows": self.num_rows,
             "column_types": _hash(sorted(self.column_types.items())),
             "row_counts": _hash(groups),
-            "file_names": _hash([self._names, keys]),
-            "footers": _hash(list(self.file_fingerprints().values())),
+            "file_names": _hash([self._names, [sorted(s.keys.items()) for s in self._stored]]),
+            "footers": _hash([*self.file_fingerprints().values()]),
             "filters": "; ".join(chosen) or None,
         }
 
     def file_fingerprints(self) -> dict[str, str]:
         """Return {name of a file: hash of its footer}, to tell which one differs."""
-        digests = (stored.digest() for stored in self._stored)
-        return dict(zip(self._names, digests, strict=True))
+        return {n: stored.digest() for n, stored in zip(self._names, self._stored, strict=True)}
 
     @property
     def _names(self) -> list[str]:
@@ -373,7 +330,7 @@ class ParquetSource:
         names = self._known(position, [*self.column_types] if columns is None else columns)
         if self.device == "gpu":
             return self._read_on_gpu(position, names, start, stop)
-        return self._chunk(position, self._rows(position, names, start, stop), start)
+        return self._chunk(position, self._rows(position, names, start, stop))
 
     def table(
         self, position: int, names: Sequence[str], start: int = 0, stop: int | None = None
@@ -419,11 +376,10 @@ class ParquetSource:
                 while (rows := sum(part.num_rows for part in held)) >= step_rows:
                     step = pa.concat_tables(held)
                     held = [step.slice(step_rows)] if rows > step_rows else []
-                    yield self._chunk(position, step.slice(0, step_rows), start)
-                    start += step_rows
+                    yield self._chunk(position, step.slice(0, step_rows))
                     del step
         if held:
-            yield self._chunk(position, pa.concat_tables(held), start)
+            yield self._chunk(position, pa.concat_tables(held))
 
     def chunks(
         self, columns: Sequence[str] | None = None, *, rows: int | None = None
@@ -522,21 +478,17 @@ class ParquetSource:
                 yield self._conformed(group, table, names, table.num_rows)
 
     def _own(self, group: RowGroup, names: Sequence[str]) -> list[str]:
-        """Return which of the columns are in the file: not keys, nor what a Dataset adds."""
-        keys, have = self._keys[group.file], self._stored[group.file].schema
-        return [n for n in names if n not in keys and have.get_field_index(n) >= 0]
+        """Return which of the columns are in the file, not in its path."""
+        return [name for name in names if name not in self._keys[group.file]]
 
     def _conformed(
         self, group: RowGroup, table: pa.Table, names: Sequence[str], rows: int
     ) -> pa.Table:
-        """Return columns of one file in the types of the source, with keys and missing columns."""
+        """Return columns of one file in the types of the source, with keys."""
         keys, columns = self._keys[group.file], {}
-        have = set(table.column_names)
         for name in names:
             kind = self.arrow_schema.field(name).type
-            column = table[name] if name in have else None
-            if column is None:
-                column = pa.repeat(keys[name], rows) if name in keys else pa.nulls(rows, kind)
+            column = pa.repeat(keys[name], rows) if name in keys else table[name]
             if column.type != kind and not (
                 self._encoded and column_type(column.type) == column_type(kind)
             ):
@@ -552,23 +504,22 @@ class ParquetSource:
             columns[name] = column
         return pa.table(columns)
 
-    def _chunk(self, position: int, table: pa.Table, first_row: int) -> Chunk:
-        columns = {}
+    def _chunk(self, position: int, table: pa.Table) -> Chunk:
+        columns: dict[str, Any] = {}
         for name in table.column_names:
+            array = table[name]
             try:
-                columns[name] = self._column(name, table[name], first_row)
+                if self._encoded and self.column_types[name] == ("string", False):
+                    columns[name] = encoded_column(array)
+                else:  # nulls without a type are NaN
+                    is_null = pa.types.is_null(array.type)
+                    columns[name] = column_from_arrow(
+                        array.cast(pa.float32()) if is_null else array
+                    )
             except (TypeError, ValueError) as error:
                 place = self.location(position)
                 raise ParquetError(f"{place}, column {name!r}: {error}") from error
         return Chunk(columns)
-
-    def _column(self, name: str, array: Any, first_row: int) -> Any:
-        if self._encoded and self.column_types[name] == ("string", False):
-            return encoded_column(array)
-        if pa.types.is_null(array.type):
-            array = array.cast(pa.float32())
-        column, length = column_from_arrow(array), self._vectors.get(name)
-        return column if length is None else as_vectors(column, length, first_row)
 
     def _read_on_gpu(self, position: int, names: list[str], start: int, stop: int | None) -> Chunk:
         from tutorlib.parquet.gpu import read_row_group
@@ -584,8 +535,6 @@ class ParquetSource:
             self._conformed(group, pa.table({}), others, stop - start),
             slice(start, stop) if mask is None else np.flatnonzero(mask)[start:stop],
         )
-        for name in self._vectors.keys() & columns.keys():
-            columns[name] = as_vectors(columns[name], self._vectors[name], start)
         return Chunk({name: columns[name] for name in names})
 
     # ---- which rows ----
@@ -648,14 +597,11 @@ def with_encoded_strings(source: Any) -> Any:
     """Return a source of the same rows that reads strings as `EncodedStrings`, where it can.
 
     Args:
-        source: what `as_source` or `split_rows` returns. Chunks in memory stay as they are.
+        source: what `as_source` returns. Chunks in memory stay as they are.
     """
     if hasattr(source, "with_encoded_strings"):
         return source.with_encoded_strings()
-    part = copy.copy(source)
-    if hasattr(source, "source"):  # rows of it, by `split_rows`
-        part.source = with_encoded_strings(source.source)
-    return part
+    return source
 
 
 def _hash(metadata: Any) -> str:
@@ -663,32 +609,6 @@ def _hash(metadata: Any) -> str:
 
 
 # ---- columns of several files --------------------------------------------------------------------
-
-
-def _opened_dataset(
-    data: Any,
-) -> tuple[list[str], list[StoredRows], pa.Schema, list[dict[str, pa.Scalar]]]:
-    """Return (paths, files, schema, keys of each file) of a `pyarrow.dataset.Dataset`."""
-    import pyarrow.dataset as ds
-
-    is_parquet = isinstance(getattr(data, "format", None), ds.ParquetFileFormat)
-    if not is_parquet or not hasattr(data, "files"):
-        paths, stored = open_data(data.scanner().to_reader())
-        return paths, stored, stored[0].schema, [{}]
-    try:
-        fragments = list(data.get_fragments())
-    except ValueError as error:  # of a Dataset that was filtered
-        raise ValueError(f"{error} Pass filters= instead.") from error
-    infos = data.filesystem.get_file_info(data.files)
-    files, keys = [], []
-    for fragment, info in zip(fragments, infos, strict=True):
-        known = ds.get_partition_keys(fragment.partition_expression)
-        values = {n: pa.scalar(v, _plain(data.schema.field(n).type)) for n, v in known.items()}
-        texts = {name: value and str(value) for name, value in known.items()}
-        files.append(DataFile.of(data.filesystem, info, "", texts))
-        keys.append(values)
-    schema = pa.schema([(field.name, _plain(field.type)) for field in data.schema])
-    return list(data.files), open_files(files), schema, keys
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -720,15 +640,13 @@ def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
                 f"{rows.path}: {twice} are keys in the path and also columns in the file. Give a "
                 "folder below those keys, or write the files without these columns."
             )
-    keys: list[dict[str, pa.Scalar]] = [{} for _ in stored]
     number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
+    values = {}
     for name in names:
         texts = [rows.keys[name] for rows in stored]
         numbers = all(number.fullmatch(text) for text in texts if text is not None)
-        for known, text in zip(keys, texts, strict=True):
-            value = int(text) if numbers and text is not None else text
-            known[name] = pa.scalar(value, pa.int64() if numbers else pa.string())
-    return keys
+        values[name] = pa.array(texts, pa.string()).cast(pa.int64() if numbers else pa.string())
+    return [{name: values[name][k] for name in names} for k in range(len(stored))]
 
 
 def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, str]]:
@@ -753,7 +671,7 @@ def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, s
         have = {field.name: field.type for field in before}
         for name in sorted(kinds.keys() ^ have.keys()):
             here, there = (first.path, rows.path) if name in kinds else (rows.path, first.path)
-            remedy = "to read it as null there, give pyarrow.dataset.dataset(paths, schema=...)"
+            remedy = "write it to all files, as null where it is not known"
             left_out.setdefault(name, f"is in {here}, but not in {there}: {remedy}")
         for name in kinds.keys() & have.keys():
             common, types = _common(kinds[name], have[name]), (have[name], kinds[name])
@@ -780,8 +698,6 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return a type that holds the values of both; None if they contradict each other."""
     if column_type(one) == column_type(other) and not pa.types.is_timestamp(one):
         return one
-    if not pa.types.is_null(one) and not pa.types.is_null(other) and _family(one) != _family(other):
-        return None
     parts = [pa.schema([("c", _plain(kind))]) for kind in (one, other)]
     try:
         return pa.unify_schemas(parts, promote_options="permissive").field("c").type
@@ -789,38 +705,19 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
 
 
-def _family(kind: pa.DataType) -> str:
-    name = re.split("[^a-z]", str(_plain(kind)), maxsplit=1)[0]
-    return {"uint": "int", "double": "float", "halffloat": "float"}.get(name, name)
-
-
 # ---- filters -------------------------------------------------------------------------------------
-
-COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-MEMBERSHIP = ("in", "not in")
 
 
 class RowFilter:
-    """A condition on the columns of a row.
+    """A condition on the columns of a row, which lets those rows pass that Arrow lets pass.
 
-    Conditions in a list compare numbers by one rule. Integers and booleans are compared exactly, as
-    mathematical numbers: 2**53 + 1 differs from 2.0**53, and `x < 2.5` means `x < 3`. A value for a
-    floating-point column is first rounded to the column's type: 0.1 in a float32 column equals 0.1.
-    A null or NaN passes no comparison, not even `!=` and `not in`. A `pyarrow.compute.Expression`
-    is evaluated as Arrow does: both sides are converted to a type that Arrow chooses, and NaN
-    passes `!=`.
+    A null passes no comparison but `not in`; a NaN passes `!=` and `not in`. Both sides are
+    converted to a type that Arrow chooses.
 
     Args:
-        filters: `pyarrow.compute.Expression`, or a list of (column, operator, value), all of which
-            must hold, or a list of such lists, one of which must. Operators: == != < <= > >= in,
-            not in.
+        filters: `pyarrow.compute.Expression`, or what `pyarrow.parquet.filters_to_expression`
+            takes: a list of (column, operator, value), all of which must hold, or a list of such
+            lists, one of which must. Operators: == != < <= > >= in, not in.
         schema: the columns.
 
     Attributes:
@@ -841,14 +738,16 @@ class RowFilter:
     """
 
     def __init__(self, filters: Any, schema: pa.Schema) -> None:
-        self.filters, self.schema = filters, schema
-        try:
-            self.expression, self.identity = self._parsed()
-        except (TypeError, ValueError, LookupError, OverflowError) as error:
-            raise ValueError(
-                f"filters must be a pyarrow.compute.Expression or a list of (column, operator, "
-                f"value), got {filters!r} ({error})"
-            ) from error
+        self.expression, self.schema = filters, schema
+        if not isinstance(filters, pc.Expression):
+            try:
+                self.expression = pq.filters_to_expression(_in_order(filters))
+            except (TypeError, ValueError, LookupError) as error:
+                raise ValueError(
+                    "filters must be a pyarrow.compute.Expression or a list of (column, operator, "
+                    "value) with the operators == != < <= > >= in, not in, "
+                    f"got {filters!r} ({error})"
+                ) from error
         try:
             schema.empty_table().filter(self.expression)
         except pa.ArrowException as error:
@@ -859,47 +758,11 @@ class RowFilter:
     def __str__(self) -> str:
         return str(self.expression)
 
-    def __reduce__(self) -> Any:
-        return RowFilter, (self.filters, self.schema)
-
-    def _parsed(self) -> tuple[pc.Expression, str]:
-        """Return the expression, and the text that identifies it."""
-        if isinstance(self.filters, pc.Expression):
-            _, (serialized,) = self.filters.__reduce__()
-            digest = hashlib.sha256(serialized).hexdigest()[:16]
-            return self.filters, f"{str(self.filters)[:LONGEST_TEXT]} {digest}"
-        if not isinstance(self.filters, list | tuple) or not self.filters:
-            raise TypeError(f"neither, or an empty list: {type(self.filters).__name__}")
-        nested = [self.filters] if isinstance(self.filters[0][0], str) else self.filters
-        plain = [[_plain_condition(*one) for one in conditions] for conditions in nested]
-        alternatives = [
-            functools.reduce(operator.and_, [self._comparison(*one) for one in conditions])
-            for conditions in plain
-        ]
-        text = repr(plain)
-        if len(text) > LONGEST_TEXT:
-            text = f"{text[:LONGEST_TEXT]} {_hash(text)}"
-        return functools.reduce(operator.or_, alternatives), text
-
-    def _comparison(self, name: str, comparison: str, value: Any) -> pc.Expression:
-        field, kind = pc.field(name), pa.null()
-        if name in self.schema.names:
-            kind = self.schema.field(name).type
-        values = value if comparison in MEMBERSHIP else [value]
-        numbers = all(isinstance(one, int | float) for one in values)
-        if not numbers or not is_number(column_type(kind)[0]):
-            if comparison in MEMBERSHIP and not values:
-                condition = field.isin(pa.array([], kind))
-                return condition if comparison == "in" else field.is_valid()
-            condition = pq.filters_to_expression([(name, comparison, value)])
-            return condition & field.is_valid() if comparison == "not in" else condition
-        if any(one != one for one in values):
-            raise ValueError(f"{comparison!r} compares with numbers other than NaN, got {value!r}")
-        if pa.types.is_boolean(kind):
-            field, kind = field.cast(pa.uint8()), pa.uint8()
-        if pa.types.is_integer(kind):
-            return _integer_condition(field, kind, comparison, value)
-        return _float_condition(field, kind, comparison, value)
+    @functools.cached_property
+    def identity(self) -> str:
+        """Text that two filters share only if they are equal to the last digit."""
+        _, (serialized,) = self.expression.__reduce__()
+        return f"{str(self)[:LONGEST_TEXT]} {hashlib.sha256(serialized).hexdigest()[:16]}"
 
     def _needed(self, names: Sequence[str]) -> list[str]:
         """Return which of the columns the condition uses, in few trials if these are few."""
@@ -957,53 +820,8 @@ class RowFilter:
         return found
 
 
-def _plain_condition(name: str, comparison: str, value: Any) -> tuple[str, str, Any]:
-    """Return a condition with Python's numbers, whose text is exact and the same everywhere."""
-    comparison = "==" if comparison == "=" else comparison
-    if comparison not in (*COMPARE, *MEMBERSHIP):
-        raise ValueError(f"operators are {[*COMPARE, *MEMBERSHIP]}, got {comparison!r}")
-    if comparison not in MEMBERSHIP:
-        return name, comparison, value.item() if isinstance(value, np.generic) else value
-    values = [one.item() if isinstance(one, np.generic) else one for one in value]
-    ordered = sorted(values, key=repr) if isinstance(value, set | frozenset) else values
-    return name, comparison, ordered
-
-
-def _integer_condition(
-    field: pc.Expression, kind: pa.DataType, comparison: str, value: Any
-) -> pc.Expression:
-    """Return the comparison of integers with the integers that keep its meaning."""
-    limits = np.iinfo(kind.to_pandas_dtype())
-    if comparison in ("<", "<=", ">", ">="):
-        clipped = min(max(value, limits.min - 1), limits.max + 1)
-        bound = math.ceil(clipped) if comparison in ("<", ">=") else math.floor(clipped)
-        if limits.min <= bound <= limits.max:
-            return COMPARE[comparison](field, pa.scalar(bound, kind))
-        passes = (bound > 0) == (comparison in ("<", "<="))
-        return field.is_valid() if passes else field.isin(pa.array([], kind))
-    values = value if comparison in MEMBERSHIP else [value]
-    exact = [int(one) for one in values if limits.min <= one <= limits.max and one == int(one)]
-    if comparison in COMPARE and exact:
-        return COMPARE[comparison](field, pa.scalar(exact[0], kind))
-    found = field.isin(pa.array(exact, kind))
-    return found if comparison in ("==", "in") else ~found & field.is_valid()
-
-
-def _float_condition(
-    field: pc.Expression, kind: pa.DataType, comparison: str, value: Any
-) -> pc.Expression:
-    """Return the comparison of floating-point numbers with values rounded to their type."""
-    dtype = kind.to_pandas_dtype()
-    top = sys.float_info.max  # beyond it, an integer has no float
-    many = value if comparison in MEMBERSHIP else [value]
-    many = [one if abs(one) <= top else math.inf if one > 0 else -math.inf for one in many]
-    with np.errstate(over="ignore"):
-        rounded = [float(dtype(one)) for one in many]
-    if pa.types.is_float16(kind):  # which Arrow converts, but does not compare
-        field, kind = field.cast(pa.float32()), pa.float32()
-    if comparison in COMPARE:
-        condition = COMPARE[comparison](field, pa.scalar(rounded[0], kind))
-        return condition & ~field.is_nan() if comparison == "!=" else condition
-    zeros = [-one for one in rounded if one == 0]  # Arrow tells -0.0 from 0.0
-    found = field.isin(pa.array([*rounded, *zeros], kind))
-    return found if comparison == "in" else ~found & field.is_valid() & ~field.is_nan()
+def _in_order(filters: Any) -> Any:
+    """Return a list of conditions whose sets are lists in an order that is the same everywhere."""
+    if isinstance(filters, set | frozenset):
+        return sorted(filters, key=repr)
+    return type(filters)(map(_in_order, filters)) if isinstance(filters, list | tuple) else filters
