@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tutorlib.workflow.row_split import RowShare
+from tutorlib.workflow.write import RowShare
 
 from tutorlib.parquet import ParquetSource, with_encoded_strings
 

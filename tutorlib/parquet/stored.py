@@ -214,31 +214,30 @@ class ParquetRows:
         """Return what error messages call a row group."""
         return f"row group {index} of {self.path}"
 
-    def read(self, index: int, names: Sequence[str], *, encoded: bool = False) -> pa.Table:
-        """Return the named columns of a row group; `encoded` keeps dictionaries of strings."""
-        with self.errors_at(index, names), self._open(index, names if encoded else ()) as file:
-            table = file.read_row_group(index, columns=list(names), use_threads=False)
-            if table.num_rows != self.row_counts[index]:
-                raise EOFError(f"{table.num_rows} rows, the footer says {self.row_counts[index]}")
-            return table
-
-    def batches(
-        self, index: int, names: Sequence[str], rows: int, *, encoded: bool = False
+    def tables(
+        self, index: int, names: Sequence[str], step_rows: int | None, *, encoded: bool = False
     ) -> Generator[pa.Table]:
-        """Yield a row group in order, decoding about `rows` rows at a time."""
-        count = 0
-        options = {"buffer_size": STREAM_BUFFER}
+        """Yield columns of a row group in order, about `step_rows` rows at a time, or at once.
+
+        With `encoded`, strings stay in dictionaries where the file has them so.
+        """
+        count, columns = 0, list(names)
+        options = {} if step_rows is None else {"buffer_size": STREAM_BUFFER}
         with (
             self.errors_at(index, names),
             self._open(index, names if encoded else (), **options) as file,
         ):
-            batches = file.iter_batches(
-                rows, row_groups=[index], columns=list(names), use_threads=False
-            )
-            for batch in batches:
-                count += batch.num_rows
-                yield pa.Table.from_batches([batch])
-                del batch
+            if step_rows is None:
+                table = file.read_row_group(index, columns=columns, use_threads=False)
+                count = table.num_rows
+                if count == self.row_counts[index]:
+                    yield table
+            else:
+                row_groups = {"row_groups": [index], "columns": columns, "use_threads": False}
+                for batch in file.iter_batches(step_rows, **row_groups):
+                    count += batch.num_rows
+                    yield pa.Table.from_batches([batch])
+                    del batch
             if count != self.row_counts[index]:
                 raise EOFError(f"{count} rows, the footer says {self.row_counts[index]}")
 
@@ -246,8 +245,7 @@ class ParquetRows:
         source: Any = self.file.inner
         if not self.is_local:
             source = self.file.filesystem.open_input_file(self.file.inner)
-        changed = self.file.has_changed() if self._etag is None else etag_of(source) != self._etag
-        self._refuse(index, changed)
+        self.refuse_changed(index, source)
         # Arrow makes no dictionary of strings that are stored as differences.
         leaves = [leaf for name in encoded for leaf in self._leaves(index, name)]
         keep = [n.path_in_schema for n in leaves if not any("DELTA" in e for e in n.encodings)]
@@ -263,7 +261,12 @@ class ParquetRows:
             **options,
         )
 
-    def _refuse(self, index: int, changed: bool) -> None:
+    def refuse_changed(self, index: int, opened: Any = None) -> None:
+        """Raise ParquetError if the file has changed since it was found."""
+        if self._etag is None:
+            changed = self.file.has_changed()
+        else:
+            changed = opened is not None and etag_of(opened) != self._etag
         if changed:
             raise ParquetError(
                 f"{self.location(index)}: the file has changed since it was opened. Open the "
@@ -279,7 +282,7 @@ class ParquetRows:
             place = self.location(index)
             if failure := store_failure(error):
                 raise ParquetError(f"{place}: {failure}") from error
-            self._refuse(index, self._etag is None and self.file.has_changed())
+            self.refuse_changed(index)
             at_fault = [n for n in names if len(names) == 1 or not self._can_be_read(index, n)]
             column = f", column {at_fault[0]!r}" if at_fault else ""
             raise ParquetError(
@@ -289,7 +292,7 @@ class ParquetRows:
 
     def _can_be_read(self, index: int, name: str) -> bool:
         try:
-            return self.read(index, [name]) is not None
+            return len(list(self.tables(index, [name], None))) == 1
         except ParquetError:
             return False
 
@@ -365,31 +368,27 @@ class TableRows:
         """Return what error messages call a row group."""
         return f"row group {index} of {self.path}"
 
-    def read(self, index: int, names: Sequence[str], *, encoded: bool = False) -> pa.Table:
-        """Return the named columns of a row group."""
-        return self.table.select(names).slice(index * TABLE_ROWS, self.row_counts[index])
-
-    def batches(
-        self, index: int, names: Sequence[str], rows: int, *, encoded: bool = False
+    def tables(
+        self, index: int, names: Sequence[str], step_rows: int | None, *, encoded: bool = False
     ) -> Generator[pa.Table]:
-        """Yield a row group in order, `rows` rows at a time."""
-        whole = self.read(index, names)
-        for start in range(0, whole.num_rows, rows):
-            yield whole.slice(start, rows)
+        """Yield columns of a row group in order, `step_rows` rows at a time, or at once."""
+        whole = self.table.select(names).slice(index * TABLE_ROWS, self.row_counts[index])
+        for start in range(0, whole.num_rows, step_rows or TABLE_ROWS):
+            yield whole.slice(start, step_rows or TABLE_ROWS)
 
     def null_count(self, index: int, name: str) -> int | None:
         """Return None: whoever asks reads the rows."""
 
     def value_bytes(self, index: int, name: str, width: int) -> float:
         """Return the bytes of the values of a column of lists or strings."""
-        return self.read(index, [name]).nbytes
+        return next(self.tables(index, [name], None)).nbytes
 
     def digest(self) -> str:
         """Return a hash of all values: rows in memory change easily."""
         digest = hashlib.sha256()
         for index in range(len(self.row_counts)):
-            for batch in self.read(index, self.schema.names).combine_chunks().to_batches():
-                digest.update(batch.serialize())
+            for table in self.tables(index, self.schema.names, None):
+                digest.update(table.combine_chunks().to_batches()[0].serialize())
         return digest.hexdigest()[:16]
 
 
@@ -420,8 +419,7 @@ def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[Stored
         ValueError: if columns share a name, or if a pandas index has one.
     """
     paths = [data] if isinstance(data, str | os.PathLike) else data
-    if isinstance(paths, list | tuple | set | frozenset | Iterator):
-        paths = list(paths)
+    if isinstance(paths, list | tuple):
         if all(isinstance(path, str | os.PathLike) for path in paths):
             return paths, open_files(find_files(paths, filesystem))
     return [], [TableRows(table_of(data))]
@@ -436,16 +434,14 @@ def open_files(files: Sequence[DataFile]) -> list[StoredRows]:
         stored = [
             rows for part in pool.map(lambda part: [*map(_opened, part)], parts) for rows in part
         ]
-    last, written, schema = None, None, None
+    schemas: dict[Any, pa.Schema] = {}
     for rows in stored:
         if isinstance(rows, ParquetRows):
-            metadata = rows.footer.metadata or {}
-            # Equal leaves and the equal Arrow schema that was written: leaves do not tell groups.
-            alike = metadata.get(b"ARROW:schema") is not None and metadata == written
-            if not (alike and rows.footer.schema.equals(last)):
-                last, written = rows.footer.schema, metadata
-                schema = last.to_arrow_schema()
-            rows.schema = schema
+            # Files that were written from one Arrow schema have it in their metadata.
+            written = (rows.footer.metadata or {}).get(b"ARROW:schema", id(rows))
+            if written not in schemas:
+                schemas[written] = rows.footer.schema.to_arrow_schema()
+            rows.schema = schemas[written]
     return stored
 
 

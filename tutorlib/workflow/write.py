@@ -11,7 +11,6 @@ import collections
 import dataclasses
 import functools
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,17 +104,13 @@ class WriteJob:
         return parts
 
     def metadata(self) -> dict[str, Any] | None:
-        """Return what decides what the files hold; None for rows in memory and code of the user."""
-        sources = {name: _source_metadata(source) for name, source in self.sources.items()}
-        kinds = {type(self.workflow), *(type(op) for g in self.workflow.groups for op in g.ops)}
-        ours = all(kind.__module__.startswith("tutorlib.") for kind in kinds)
-        if None in sources.values() or self.functions or not ours:
+        """Return what decides what the files hold; None for code of the user."""
+        if self.functions:
             return None
         settings = ("rows_per_file", "row_group_rows", "encoding", "shuffle_seed")
         return {
             "workflow": self.workflow.fingerprint,
-            "inputs": self.workflow.input_names,  # for training, the columns of folds too
-            "sources": sources,
+            "sources": {name: source.fingerprint() for name, source in self.sources.items()},
             "pyarrow": pa.__version__,
             **{name: getattr(self, name) for name in settings},
         }
@@ -137,15 +132,14 @@ class WriteJob:
             order = np.random.default_rng([self.shuffle_seed, 1, part.number])
             chunks = [whole.take(order.permutation(whole.num_rows))]
             del whole
-        with (
-            storage.new_file_in(folder, part.path) as path,
-            ParquetSink(
-                path,
-                rows_per_file=2**62,
-                row_group_rows=self.row_group_rows,
-                encoding=self.encoding,
-            ) as sink,
-        ):
+        # Overwrites what a worker of a cluster left that died, or was thought to be dead.
+        with ParquetSink(
+            folder / part.path,
+            rows_per_file=2**62,
+            row_group_rows=self.row_group_rows,
+            encoding=self.encoding,
+            overwrite=True,
+        ) as sink:
             for chunk in chunks:
                 sink.write(chunk)
 
@@ -173,7 +167,7 @@ def write_data_set(
     threads: int | None,
     progress: bool | None,
 ) -> None:
-    """Write all part files into a folder that appears whole, or resume what a killed run left."""
+    """Write all part files into a folder that appears whole."""
     is_remote = isinstance(folder, storage.RemotePath)
     if client is not None and threads is not None:
         raise ValueError("threads are for writing in this process; with client=, its workers write")
@@ -183,19 +177,17 @@ def write_data_set(
             "Write to a shared folder and copy that, or write without client=."
         )
     threads = thread_count(threads)
-    parts, metadata = job.part_files(), job.metadata()
+    parts = job.part_files()
     rows = sum(source.num_rows for source in job.sources.values())
     with (
         storage.row_bar("transform", rows, progress) as done,
-        storage.resumable_folder(folder, metadata) as building,
+        storage.new_folder(folder) as building,
     ):
-        missing = [part for part in parts if not (building / part.path).exists()]
-        done(rows - sum(part.num_rows for part in missing))
         if client is not None:
             write = functools.partial(job.write, building.absolute())  # workers may be elsewhere
-            write_on_cluster(client, write, missing, [part.num_rows for part in missing], done)
-        elif missing:
-            _write_on_threads(job, building, missing, threads, done)
+            write_on_cluster(client, write, parts, [part.num_rows for part in parts], done)
+        else:
+            _write_on_threads(job, building, parts, threads, done)
         for split, schema in job.schemas.items():
             (building / split / "_schema.json").write_text(schema, encoding="utf-8")
         saved.write_files(job.workflow, building / saved.SUBFOLDER)
@@ -203,9 +195,8 @@ def write_data_set(
             {"name": p.path, "rows": p.num_rows, "bytes": (building / p.path).stat().st_size}
             for p in parts
         ]
-        with storage.new_file_in(building, MANIFEST) as path:
-            manifest = {"metadata": metadata, "files": files}
-            path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        manifest = {"metadata": job.metadata(), "files": files}
+        (building / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def _write_on_threads(
@@ -239,16 +230,6 @@ def _write_on_threads(
         map_on_threads(lambda part: job.write(folder, part, chunks_of(part)), parts, threads, stop)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _source_metadata(source: RowSource) -> dict[str, Any] | None:
-    """Return the fingerprint of a source, and when its files were changed."""
-    metadata = source.fingerprint()
-    if metadata is None:
-        return None
-    paths = [path for path in source.files if os.path.exists(path)]
-    times = [os.stat(path).st_mtime_ns for path in paths]
-    return {**metadata, "times": [*times, *getattr(source, "versions", [])]}
 
 
 def split_rows(
