@@ -73,13 +73,12 @@ def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
         return filesystem
     kinds = [kind.__module__ for kind in type(filesystem).__mro__]
     if "fsspec.spec" not in kinds:
+        got = f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
         raise TypeError(
-            "filesystem must be a pyarrow.fs.FileSystem or an fsspec filesystem, got a "
-            f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
+            f"filesystem must be one of pyarrow.fs or an fsspec filesystem, got a {got}"
         )
-    if "fsspec.implementations.local" in kinds:
-        return fs.LocalFileSystem()
-    return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+    is_local = "fsspec.implementations.local" in kinds
+    return fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
 
 
 def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, str, str]:
@@ -279,13 +278,9 @@ def _staging(target: Path) -> Iterator[Path]:
                     remove(folder)
 
 
-def _replaced_path(target: Path) -> Path:
-    return target.with_name(target.name + ".replaced")
-
-
 def _check_folder(target: Path) -> None:
     """Raise FileExistsError unless the folder `target` may be made or replaced."""
-    for path in (target, _replaced_path(target)):
+    for path in (target, target.with_name(target.name + ".replaced")):
         if path.exists() and not path.is_dir():
             raise FileExistsError(f"{path} is a file. Move it away, or choose another folder.")
         refuse_foreign(path)
@@ -293,7 +288,7 @@ def _check_folder(target: Path) -> None:
 
 def _recover(target: Path) -> None:
     """Clear up what a kill within `_replace` left; call it with the lock of the staging folder."""
-    old = _replaced_path(target)
+    old = target.with_name(target.name + ".replaced")
     if target.exists():
         remove(old)
     elif (old / MARK).exists():
@@ -302,7 +297,7 @@ def _recover(target: Path) -> None:
 
 def _replace(target: Path, new: Path) -> None:
     """Rename a folder to `target`; a folder there that was made here is removed."""
-    old = _replaced_path(target)
+    old = target.with_name(target.name + ".replaced")
     _check_folder(target)
     if target.is_symlink():
         target.unlink()
@@ -345,8 +340,7 @@ def refuse_existing(target: str | os.PathLike[str] | RemotePath, overwrite: bool
             return
         exists, foreign = bool(names) or target.is_file(), bool(names) and MARK not in names
     else:
-        path = Path(target)
-        exists, foreign = path.exists(), path.is_dir() and not is_ours(path)
+        exists, foreign = Path(target).exists(), Path(target).is_dir() and not is_ours(Path(target))
     if exists and not overwrite:
         raise FileExistsError(f"{target} exists already. Pass overwrite=True to replace it.")
     if foreign:
@@ -556,9 +550,9 @@ def read_text(folder: Any, name: str, filesystem: Any = None) -> str | None:
     try:
         return file.read_bytes().decode() if file.is_file() else None
     except OSError as error:
-        if "ACCESS_DENIED" in str(error):
-            return None
-        raise
+        if "ACCESS_DENIED" not in str(error):
+            raise
+        return None
 
 
 @contextlib.contextmanager
@@ -585,11 +579,7 @@ def local_copy(path: Any, filesystem: Any = None) -> Iterator[Path]:
         for name in names:
             if "/" not in name and not name.startswith("."):
                 Path(folder, name).write_bytes((source / name).read_bytes())
-        try:
-            yield Path(folder)
-        except Exception as error:
-            error.add_note(f"{folder} was a copy of {source}.")
-            raise
+        yield Path(folder)
 
 
 # ---- verified folders and checkpoints ------------------------------------------------------------
@@ -755,9 +745,9 @@ def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[
             raise ImportError("progress=True needs tqdm: pip install tqdm") from error
         yield lambda rows: None
         return
-    lock = threading.Lock()
     disable = None if progress is None else not progress  # None: unless there is a terminal
     with tqdm(total=rows, desc=label, unit=" rows", unit_scale=True, disable=disable) as bar:
+        lock = threading.Lock()
 
         def done(rows: int) -> None:
             with lock:

@@ -520,8 +520,8 @@ class ParquetSource:
             keys = self._keys[file].items()
             known = [pc.field(k) == v if v.is_valid else pc.field(k).is_null() for k, v in keys]
             known_keys = functools.reduce(operator.and_, known, pc.scalar(True))
-            options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-            parquet = ds.ParquetFileFormat(default_fragment_scan_options=options)
+            verified = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+            parquet = ds.ParquetFileFormat(default_fragment_scan_options=verified)
             place = stored.file.inner, stored.file.filesystem
             whole = parquet.make_fragment(*place, partition_expression=known_keys)
             possible = ds.FileSystemDataset([whole], schema, parquet, place[1])
@@ -532,7 +532,8 @@ class ParquetSource:
                 with stored.errors_at(index, condition.names):
                     for part in whole.split_by_row_group(condition.expression, schema):
                         index = part.row_groups[0].id
-                        rows = part.count_rows(condition.expression, schema=schema)
+                        options = {"filter": condition.expression, "use_threads": False}
+                        rows = part.scanner(schema=schema, **options).count_rows()
                         # Where keys decide, Arrow counts the rows of the whole file.
                         counts[index] = min(rows, stored.row_counts[index])
                 return counts

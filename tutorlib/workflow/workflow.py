@@ -334,11 +334,9 @@ class Workflow:
 
         The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`), `_workflow/`
         (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
-        appears when it is whole; until then all files are in `{folder}.partial`. After a kill or an
-        error, such as a full disk, the same call resumes if data, workflow and settings are the
-        same, and otherwise restarts. It always restarts for rows in memory, and for code of yours:
-        an op that is not of this library, the function of a LambdaOp. The files are the same to the
-        byte, also after a resume, for any number of threads or workers.
+        appears when it is whole; until then all files are in `{folder}.partial`, which the next
+        call clears if this one was killed. The files are the same to the byte for any number of
+        threads or workers.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that
@@ -346,8 +344,8 @@ class Workflow:
                 "valid": ParquetSource(paths, filters=[("day", ">=", 6)])}`, by order or at random
                 with `split_rows(source, {"train": 0.9, "valid": 0.1})`; fit on the training rows.
             folder: the folder to write. Of a URL such as `s3://bucket/train`, all files are written
-                to TMPDIR, where a later call resumes, and copied when they are finished; readers
-                refuse the folder until it is whole.
+                to TMPDIR and copied when they are finished; readers refuse the folder until it is
+                whole.
             rows_per_file: rows of each part file, rounded down to whole row groups, at least
                 `row_group_rows`. None for 1,048,576, or `row_group_rows` if that is more.
             row_group_rows: rows per row group, the unit that a loader reads, at least 1. None for
