@@ -40,6 +40,7 @@ SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
 Transform = Callable[[Chunk], Chunk]
+Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
 
 
 @dataclasses.dataclass
@@ -93,7 +94,7 @@ class ChunkReader:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
         self.num_values, self.stopwatch, self._transform = num_values, stopwatch, transform
         self.held_bytes = held_bytes
-        self._decoded: dict[ChunkPlan, int] = {}  # bytes of rows that wait to be gathered, by chunk
+        self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
         self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
         names = [field.columns for field in layout.fields]
         self._fields = [[column.name for column in columns] for columns in names]
@@ -127,8 +128,10 @@ class ChunkReader:
         rows = sum(source.row_groups[group].num_rows for group in groups)
         return rows * source.row_bytes(groups[0], self.columns) > SMALL_BYTES * len(groups)
 
-    def decoded(self, chunk: ChunkPlan, row_range: RowRange, names: Sequence[str]) -> Chunk:
+    def decoded(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Chunk:
         """Return columns of a row range as they are stored, or what the transform makes of them.
+
+        They count as held until the owner's are released.
 
         Raises:
             ParquetError: if the rows cannot be read, or do not fit the budget.
@@ -136,7 +139,7 @@ class ChunkReader:
             Exception: what `transform` raised, with a note that says where.
         """
         started = time.perf_counter()
-        stream = self._streams.get((chunk.rank, row_range.row_group))
+        stream = self._streams.get((owner[0].rank, row_range.row_group))
         if stream is not None:
             read = stream.read(row_range)
         else:
@@ -144,7 +147,7 @@ class ChunkReader:
             read = self.source.read(*place)
         self.stopwatch.add(read=time.perf_counter() - started)
         if self.held_bytes is not None:
-            self._check_held(chunk, row_range, sum(column.nbytes for column in read.values()))
+            self._check_held(owner, row_range, sum(column.nbytes for column in read.values()))
         if self._transform is None:
             return read
         started = time.perf_counter()
@@ -153,9 +156,9 @@ class ChunkReader:
         self.stopwatch.add(transform=time.perf_counter() - started)
         return made
 
-    def _check_held(self, chunk: ChunkPlan, row_range: RowRange, nbytes: int) -> None:
+    def _check_held(self, owner: Owner, row_range: RowRange, nbytes: int) -> None:
         """Refuse lists or strings that are far longer than their row group's mean."""
-        self._decoded[chunk] = self._decoded.get(chunk, 0) + nbytes
+        self._decoded[owner] = self._decoded.get(owner, 0) + nbytes
         held = sum(list(self._decoded.values())) + self.pool.used_bytes
         if self.held_bytes is not None and held > self.held_bytes:
             raise ParquetError(
@@ -179,9 +182,9 @@ class ChunkReader:
         unfinished = sum(list(self._decoded.values()))
         return self.pool.used_bytes + unfinished + 2 * nbytes <= budget
 
-    def release(self, chunk: ChunkPlan) -> None:
-        """Note that the decoded rows of a chunk are dropped."""
-        self._decoded.pop(chunk, None)
+    def release(self, owner: Owner) -> None:
+        """Note that decoded rows are dropped."""
+        self._decoded.pop(owner, None)
 
     def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
         try:
@@ -377,7 +380,7 @@ class ChunkWork:
     def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
         for number, row_range in ranges:
             names = self._reader.columns
-            self._pieces[number] = self._reader.decoded(self.chunk, row_range, names)
+            self._pieces[number] = self._reader.decoded((self.chunk, ""), row_range, names)
 
     def _gather(self, group: Sequence[Any], by_column: bool) -> None:
         """Make the arrays of some fields, or of a column of lists, in all parts."""
@@ -387,7 +390,7 @@ class ChunkWork:
         names = [column.name for field in fields for column in field.columns]
         names += [column.name for column in lists]
         if by_column:
-            chunks = [reader.decoded(self.chunk, row_range, names) for row_range in ranges]
+            chunks = [reader.decoded((self.chunk, names[0]), part, names) for part in ranges]
         else:
             chunks = [self._pieces[number] for number in range(len(ranges))]
         started, picks = time.perf_counter(), self._order()
@@ -401,13 +404,15 @@ class ChunkWork:
             import cupy
 
             cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
+        if by_column:
+            reader.release((self.chunk, names[0]))
         reader.stopwatch.add(gather=time.perf_counter() - started)
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
         self._pieces.clear()
         self.__dict__.pop("_picks", None)
-        self._reader.release(self.chunk)
+        self._reader.release((self.chunk, ""))
 
 
 class _Stream:
