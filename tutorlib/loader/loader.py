@@ -444,10 +444,14 @@ class KerasSequenceLoader(LoaderAdapter):
     def __iter__(self) -> Batches:
         return self._new_pass()
 
+    def preview(self) -> Batches:
+        """Return the batches of the current epoch; the next `iter()` begins with them again."""
+        return self._new_pass(moves=False)
+
     def peek(self) -> Any:
         """Return the first batch of the current epoch; the next `iter()` begins with it again."""
         self._check_batches()
-        batches = self._new_pass(moves=False)
+        batches = self.preview()
         try:
             return next(batches)
         finally:
