@@ -26,7 +26,9 @@ from tutorlib.columns import (
     Ragged,
     array_namespace,
     concat_columns,
+    flat_values,
     gather_rows,
+    is_array,
     to_host,
 )
 from tutorlib.loader.layout import Field, Layout
@@ -77,6 +79,7 @@ class ChunkReader:
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         held_bytes: bytes that decoded rows and batches may take together; None for any number.
+        fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
     """
 
     def __init__(
@@ -89,10 +92,14 @@ class ChunkReader:
         stopwatch: Stopwatch,
         transform: Transform | None,
         held_bytes: int | None = None,
+        *,
+        fills_missing: bool = False,
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
         self.num_values, self.stopwatch, self._transform = num_values, stopwatch, transform
-        self.held_bytes = held_bytes
+        self.held_bytes, self._fills_missing = held_bytes, fills_missing
+        kinds = [source.column_types[name] for name in columns]
+        self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
         self._decoded: dict[ChunkPlan, int] = {}  # bytes of rows that wait to be gathered, by chunk
         self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
         names = [field.columns for field in layout.fields]
@@ -157,7 +164,8 @@ class ChunkReader:
         """Refuse lists or strings that are far longer than their row group's mean."""
         self._decoded[chunk] = self._decoded.get(chunk, 0) + nbytes
         held = sum(list(self._decoded.values())) + self.pool.used_bytes
-        if self.held_bytes is not None and held > self.held_bytes:
+        # Rows of numbers are as wide as planned: what is held beside them is the consumer's.
+        if self._rows_differ and self.held_bytes is not None and held > self.held_bytes:
             raise ParquetError(
                 f"rows [{row_range.start}, {row_range.stop}) of "
                 f"{self.source.location(row_range.row_group)}: they decode to {nbytes:,} bytes, "
@@ -201,6 +209,8 @@ class ChunkReader:
             )
         for name in names:
             _check_lengths(name, result[name])
+            if not self._fills_missing:
+                _check_missing(name, chunk, result[name])
         return result
 
     @contextlib.contextmanager
@@ -488,6 +498,20 @@ def _interleave(columns: Sequence[Any], matrix: Any) -> None:
         width = column.shape[1] if column.ndim == 2 else 1
         matrix[:, first : first + width] = column.reshape(len(matrix), width)
         first += width
+
+
+def _check_missing(name: str, chunk: Chunk, column: Any) -> None:
+    """Raise ValueError if NaN, of which a comparison makes False, has become an integer."""
+    before, made = flat_values(chunk[name]) if name in chunk else None, flat_values(column)
+    if not (is_array(before) and is_array(made) and before.dtype.kind == "f" != made.dtype.kind):
+        return
+    missing = array_namespace(before).isnan(before)
+    if missing.any():
+        raise ValueError(
+            f"map(): column {name!r}: the function made {made.dtype} of {int(missing.sum())} "
+            "missing values, which came as NaN. Give floats in which NaN stays NaN, or a number "
+            "that you choose for it (numpy.nan_to_num)"
+        )
 
 
 def _check_lengths(name: str, column: Any) -> None:

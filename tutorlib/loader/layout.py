@@ -87,6 +87,7 @@ class Layout:
             replaces them in these features. They are always refused in labels and weights.
         multi_hot: form of lists, and the longest that is accepted.
         min_int_dtype: "int32" or "int64": integers have at least this width.
+        max_int_dtype: "int32" or "int64": wider integers are refused unless their values fit.
 
     Attributes:
         dtypes: {name: dtype in a batch}.
@@ -107,11 +108,13 @@ class Layout:
         nulls: str | Mapping[str, float] = "error",
         multi_hot: MultiHot | None = None,
         min_int_dtype: str = "int32",
+        max_int_dtype: str = "int64",
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
         self.stacked = stacked
         self.multi_hot = multi_hot or MultiHot()
-        self.dtypes = {c.name: _widened(batch_dtype(c), min_int_dtype) for c in columns}
+        widths = np.dtype(min_int_dtype), np.dtype(max_int_dtype)
+        self.dtypes = {c.name: _of_width(batch_dtype(c), *widths) for c in columns}
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
         _check_columns(columns, stacked, self.multi_hot.parts)
@@ -176,8 +179,9 @@ class Layout:
                 _refuse_infinity(column, values, first_row, offsets)
         if column.cardinality is not None and len(values):
             _check_ids(column.name, column.cardinality, values, first_row, offsets)
-        elif dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
-            _check_fits(column, values, dtype)
+        if dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
+            if column.cardinality is None or column.cardinality > np.iinfo(dtype).max + 1:
+                _check_fits(column, values, dtype)
         if dtype.kind == values.dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
             return _narrowed(column, values, dtype, first_row, offsets)
         return values.astype(dtype, copy=False)
@@ -289,8 +293,8 @@ def _fills(
     return dict(nulls)
 
 
-def _widened(dtype: np.dtype, min_int_dtype: str) -> np.dtype:
-    return max(dtype, np.dtype(min_int_dtype)) if dtype.kind == "i" else dtype
+def _of_width(dtype: np.dtype, narrowest: np.dtype, widest: np.dtype) -> np.dtype:
+    return min(max(dtype, narrowest), widest) if dtype.kind == "i" else dtype
 
 
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:
@@ -358,9 +362,13 @@ def _check_fits(column: Column, values: Any, dtype: np.dtype) -> None:
     limits = np.iinfo(dtype)
     least, most = int(values.min()), int(values.max())
     if least < limits.min or most > limits.max:
+        wider = " (JAX keeps no wider integers unless jax_enable_x64 is set)"
+        remedy = "make a label smaller in the data"
+        if column.role != "label":
+            remedy = "turn it into small ids in a Workflow (Categorify, HashBucket)"
         raise ValueError(
-            f"column {column.name!r}: values from {least} to {most} do not fit {dtype}. Give its "
-            "cardinality, or hash it in a Workflow."
+            f"column {column.name!r}: values from {least} to {most} do not fit {dtype}"
+            f"{wider if dtype == np.int32 else ''}; {remedy}"
         )
 
 
