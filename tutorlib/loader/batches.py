@@ -34,14 +34,17 @@ from tutorlib.columns import (
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
+from tutorlib.loader.sizing import PAGE_BYTES
 from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 
 TASK_COLUMNS = 8  # that one task decodes and gathers; with a memory budget, one
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
 Transform = Callable[[Chunk], Chunk]
+Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
 
 
 @dataclasses.dataclass
@@ -100,7 +103,7 @@ class ChunkReader:
         self.held_bytes, self._fills_missing = held_bytes, fills_missing
         kinds = [source.column_types[name] for name in columns]
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
-        self._decoded: dict[ChunkPlan, int] = {}  # bytes of rows that wait to be gathered, by chunk
+        self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
         self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
         names = [field.columns for field in layout.fields]
         self._fields = [[column.name for column in columns] for columns in names]
@@ -134,8 +137,10 @@ class ChunkReader:
         rows = sum(source.row_groups[group].num_rows for group in groups)
         return rows * source.row_bytes(groups[0], self.columns) > SMALL_BYTES * len(groups)
 
-    def decoded(self, chunk: ChunkPlan, row_range: RowRange, names: Sequence[str]) -> Chunk:
+    def decoded(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Chunk:
         """Return columns of a row range as they are stored, or what the transform makes of them.
+
+        They count as held until the owner's are released.
 
         Raises:
             ParquetError: if the rows cannot be read, or do not fit the budget.
@@ -143,7 +148,7 @@ class ChunkReader:
             Exception: what `transform` raised, with a note that says where.
         """
         started = time.perf_counter()
-        stream = self._streams.get((chunk.rank, row_range.row_group))
+        stream = self._streams.get((owner[0].rank, row_range.row_group))
         if stream is not None:
             read = stream.read(row_range)
         else:
@@ -151,7 +156,7 @@ class ChunkReader:
             read = self.source.read(*place)
         self.stopwatch.add(read=time.perf_counter() - started)
         if self.held_bytes is not None:
-            self._check_held(chunk, row_range, sum(column.nbytes for column in read.values()))
+            self._check_held(owner, row_range, sum(column.nbytes for column in read.values()))
         if self._transform is None:
             return read
         started = time.perf_counter()
@@ -160,9 +165,9 @@ class ChunkReader:
         self.stopwatch.add(transform=time.perf_counter() - started)
         return made
 
-    def _check_held(self, chunk: ChunkPlan, row_range: RowRange, nbytes: int) -> None:
+    def _check_held(self, owner: Owner, row_range: RowRange, nbytes: int) -> None:
         """Refuse lists or strings that are far longer than their row group's mean."""
-        self._decoded[chunk] = self._decoded.get(chunk, 0) + nbytes
+        self._decoded[owner] = self._decoded.get(owner, 0) + nbytes
         held = sum(list(self._decoded.values())) + self.pool.used_bytes
         # Rows of numbers are as wide as planned: what is held beside them is the consumer's.
         if self._rows_differ and self.held_bytes is not None and held > self.held_bytes:
@@ -187,9 +192,19 @@ class ChunkReader:
         unfinished = sum(list(self._decoded.values()))
         return self.pool.used_bytes + unfinished + 2 * nbytes <= budget
 
-    def release(self, chunk: ChunkPlan) -> None:
-        """Note that the decoded rows of a chunk are dropped."""
-        self._decoded.pop(chunk, None)
+    def step_rows(self, row_range: RowRange) -> int:
+        """Return how many rows of a row group are decoded at a time, to be given in slices."""
+        if self.held_bytes is None:
+            return row_range.num_rows
+        group = row_range.row_group
+        rows = self.source.row_groups[group].num_rows
+        if rows * self.source.row_bytes(group, self.columns) <= len(self.columns) * PAGE_BYTES:
+            return rows  # takes no more memory than a file that stays open
+        return min(row_range.num_rows, STREAM_ROWS)
+
+    def release(self, owner: Owner) -> None:
+        """Note that decoded rows are dropped."""
+        self._decoded.pop(owner, None)
 
     def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
         try:
@@ -387,7 +402,7 @@ class ChunkWork:
     def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
         for number, row_range in ranges:
             names = self._reader.columns
-            self._pieces[number] = self._reader.decoded(self.chunk, row_range, names)
+            self._pieces[number] = self._reader.decoded((self.chunk, ""), row_range, names)
 
     def _gather(self, group: Sequence[Any], by_column: bool) -> None:
         """Make the arrays of some fields, or of a column of lists, in all parts."""
@@ -397,7 +412,7 @@ class ChunkWork:
         names = [column.name for field in fields for column in field.columns]
         names += [column.name for column in lists]
         if by_column:
-            chunks = [reader.decoded(self.chunk, row_range, names) for row_range in ranges]
+            chunks = [reader.decoded((self.chunk, names[0]), part, names) for part in ranges]
         else:
             chunks = [self._pieces[number] for number in range(len(ranges))]
         started, picks = time.perf_counter(), self._order()
@@ -411,13 +426,15 @@ class ChunkWork:
             import cupy
 
             cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
+        if by_column:
+            reader.release((self.chunk, names[0]))
         reader.stopwatch.add(gather=time.perf_counter() - started)
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
         self._pieces.clear()
         self.__dict__.pop("_picks", None)
-        self._reader.release(self.chunk)
+        self._reader.release((self.chunk, ""))
 
 
 class _Stream:
@@ -440,7 +457,8 @@ class _Stream:
                 self._rows = rows
                 self._left = Chunk({})
                 stop = reader.source.row_groups[row_range.row_group].num_rows
-                place = row_range.row_group, reader.columns, rows, row_range.start, stop
+                step = reader.step_rows(row_range)
+                place = row_range.row_group, reader.columns, step, row_range.start, stop
                 self._steps = reader.source.steps(*place)
             try:
                 pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
