@@ -26,17 +26,21 @@ from tutorlib.columns import (
     Ragged,
     array_namespace,
     concat_columns,
+    flat_values,
     gather_rows,
+    is_array,
     to_host,
 )
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
+from tutorlib.loader.sizing import PAGE_BYTES
 from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 
 TASK_COLUMNS = 8  # that one task decodes and gathers; with a memory budget, one
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
 Transform = Callable[[Chunk], Chunk]
@@ -78,6 +82,7 @@ class ChunkReader:
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         held_bytes: bytes that decoded rows and batches may take together; None for any number.
+        fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
     """
 
     def __init__(
@@ -90,10 +95,14 @@ class ChunkReader:
         stopwatch: Stopwatch,
         transform: Transform | None,
         held_bytes: int | None = None,
+        *,
+        fills_missing: bool = False,
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
         self.num_values, self.stopwatch, self._transform = num_values, stopwatch, transform
-        self.held_bytes = held_bytes
+        self.held_bytes, self._fills_missing = held_bytes, fills_missing
+        kinds = [source.column_types[name] for name in columns]
+        self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
         self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
         self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
         names = [field.columns for field in layout.fields]
@@ -160,7 +169,8 @@ class ChunkReader:
         """Refuse lists or strings that are far longer than their row group's mean."""
         self._decoded[owner] = self._decoded.get(owner, 0) + nbytes
         held = sum(list(self._decoded.values())) + self.pool.used_bytes
-        if self.held_bytes is not None and held > self.held_bytes:
+        # Rows of numbers are as wide as planned: what is held beside them is the consumer's.
+        if self._rows_differ and self.held_bytes is not None and held > self.held_bytes:
             raise ParquetError(
                 f"rows [{row_range.start}, {row_range.stop}) of "
                 f"{self.source.location(row_range.row_group)}: they decode to {nbytes:,} bytes, "
@@ -181,6 +191,16 @@ class ChunkReader:
             return True
         unfinished = sum(list(self._decoded.values()))
         return self.pool.used_bytes + unfinished + 2 * nbytes <= budget
+
+    def step_rows(self, row_range: RowRange) -> int:
+        """Return how many rows of a row group are decoded at a time, to be given in slices."""
+        if self.held_bytes is None:
+            return row_range.num_rows
+        group = row_range.row_group
+        rows = self.source.row_groups[group].num_rows
+        if rows * self.source.row_bytes(group, self.columns) <= len(self.columns) * PAGE_BYTES:
+            return rows  # takes no more memory than a file that stays open
+        return min(row_range.num_rows, STREAM_ROWS)
 
     def release(self, owner: Owner) -> None:
         """Note that decoded rows are dropped."""
@@ -204,6 +224,8 @@ class ChunkReader:
             )
         for name in names:
             _check_lengths(name, result[name])
+            if not self._fills_missing:
+                _check_missing(name, chunk, result[name])
         return result
 
     @contextlib.contextmanager
@@ -435,7 +457,8 @@ class _Stream:
                 self._rows = rows
                 self._left = Chunk({})
                 stop = reader.source.row_groups[row_range.row_group].num_rows
-                place = row_range.row_group, reader.columns, rows, row_range.start, stop
+                step = reader.step_rows(row_range)
+                place = row_range.row_group, reader.columns, step, row_range.start, stop
                 self._steps = reader.source.steps(*place)
             try:
                 pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
@@ -493,6 +516,20 @@ def _interleave(columns: Sequence[Any], matrix: Any) -> None:
         width = column.shape[1] if column.ndim == 2 else 1
         matrix[:, first : first + width] = column.reshape(len(matrix), width)
         first += width
+
+
+def _check_missing(name: str, chunk: Chunk, column: Any) -> None:
+    """Raise ValueError if NaN, of which a comparison makes False, has become an integer."""
+    before, made = flat_values(chunk[name]) if name in chunk else None, flat_values(column)
+    if not (is_array(before) and is_array(made) and before.dtype.kind == "f" != made.dtype.kind):
+        return
+    missing = array_namespace(before).isnan(before)
+    if missing.any():
+        raise ValueError(
+            f"map(): column {name!r}: the function made {made.dtype} of {int(missing.sum())} "
+            "missing values, which came as NaN. Give floats in which NaN stays NaN, or a number "
+            "that you choose for it (numpy.nan_to_num)"
+        )
 
 
 def _check_lengths(name: str, column: Any) -> None:

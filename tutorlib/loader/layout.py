@@ -24,7 +24,7 @@ from tutorlib.columns import (
 from tutorlib.loader.lists import MultiHot
 from tutorlib.schema import ROLES, Column, Schema, is_number, remedy_for
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_MAX = np.float64(np.finfo(np.float32).max)  # with float16, a Python float is infinite
 STACKED_ROLES = ("categorical", "continuous")
 
 
@@ -86,6 +86,7 @@ class Layout:
             replaces them in these features. They are always refused in labels and weights.
         multi_hot: form of lists, and the longest that is accepted.
         min_int_dtype: "int32" or "int64": integers have at least this width.
+        max_int_dtype: "int32" or "int64": wider integers are refused unless their values fit.
 
     Attributes:
         dtypes: {name: dtype in a batch}.
@@ -106,11 +107,13 @@ class Layout:
         nulls: str | Mapping[str, float] = "error",
         multi_hot: MultiHot | None = None,
         min_int_dtype: str = "int32",
+        max_int_dtype: str = "int64",
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
         self.stacked = stacked
         self.multi_hot = multi_hot or MultiHot()
-        self.dtypes = {c.name: _widened(batch_dtype(c), min_int_dtype) for c in columns}
+        widths = np.dtype(min_int_dtype), np.dtype(max_int_dtype)
+        self.dtypes = {c.name: _of_width(batch_dtype(c), *widths) for c in columns}
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
         _check_columns(columns, stacked, self.multi_hot.parts)
@@ -184,7 +187,7 @@ class Layout:
         """Return the smallest and the largest value of a column that a batch takes."""
         target = self.dtypes[column.name]
         if column.cardinality is not None:
-            return 0, column.cardinality - 1
+            return 0, min(column.cardinality - 1, np.iinfo(target).max)
         if target.kind == "f":
             return -FLOAT32_MAX, FLOAT32_MAX
         return np.iinfo(target).min, np.iinfo(target).max
@@ -296,8 +299,8 @@ def _fills(
     return dict(nulls)
 
 
-def _widened(dtype: np.dtype, min_int_dtype: str) -> np.dtype:
-    return max(dtype, np.dtype(min_int_dtype)) if dtype.kind == "i" else dtype
+def _of_width(dtype: np.dtype, narrowest: np.dtype, widest: np.dtype) -> np.dtype:
+    return min(max(dtype, narrowest), widest) if dtype.kind == "i" else dtype
 
 
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:
@@ -327,13 +330,17 @@ def _row(index: Any, offsets: Any) -> int:
 def _refusal(column: Column, dtype: np.dtype, value: Any, row: int) -> str:
     """Return what is wrong with a value outside the bounds of its column, and what to do."""
     place = f"column {column.name!r}: {value} at row {row}"
-    if column.cardinality is not None:
+    if column.cardinality is not None and not 0 <= value < column.cardinality:
         return (
             f"column {column.name!r}: id {value} is outside [0, {column.cardinality}) at row "
             f"{row}. Refit the Workflow, or give the right cardinality."
         )
     if dtype.kind == "i":
-        return f"{place} does not fit {dtype}. Give its cardinality, or hash it in a Workflow."
+        why = " (JAX keeps no wider integers without jax_enable_x64)" if dtype == np.int32 else ""
+        remedy = "use smaller values"
+        if column.role == "categorical":
+            remedy = "turn it into small ids in a Workflow (Categorify, HashBucket)"
+        return f"{place} does not fit {dtype}{why}; {remedy}"
     if np.isfinite(value):
         advice = "scale the column in a Workflow (LogOp, Normalize) or clip it"
         return f"{place} is too large for {dtype}; {advice}"

@@ -31,8 +31,8 @@ CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as man
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
 OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
-PAGE_BYTES = 1_310_720  # that an open row group holds for each column: a page, and what is read
-DECODE_COPIES = 3  # of a column that a thread decodes: from Arrow, in a batch's type, joined
+PAGE_BYTES = 2**21  # that an open row group holds for each column: pages, and what is read
+DECODE_COPIES = 2  # of a column that a thread decodes: from Arrow, and joined in a batch's type
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
 ORDER_BYTES = 24  # of a row: its place in the order, twice while it is drawn
 OFFSET_BYTES = 8  # of a list
@@ -184,12 +184,12 @@ def row_bytes(
         # The lists of all row groups are joined, then positions of values are gathered.
         gathering = max(gathering, values * (value_bytes + POSITION_BYTES) + 2 * OFFSET_BYTES)
         ahead += (width or values) * value_bytes + 2 * OFFSET_BYTES
-    widest = max(stored.values(), default=0.0)
+    widest = sorted(stored.values())[-PLANNED_THREADS:]  # a thread decodes a column at a time
     if whole:
         decoded = sum(stored.values()) * (TRANSFORM_COPIES if settings.memory_budget else 1)
         decoded += PLANNED_THREADS * (8 if layout_bytes else 0)
     else:
-        decoded = PLANNED_THREADS * DECODE_COPIES * widest
+        decoded = DECODE_COPIES * sum(widest)
     if settings.stacked:
         decoded += (
             2 * layout_bytes
