@@ -478,8 +478,8 @@ class KerasSequenceLoader(LoaderAdapter):
             self._pool.limit_bytes = self._size.peak_bytes * settings.ranks_held
         if isinstance(budget, int):  # what is kept for later must leave room for decoding
             largest = max((chunk.num_rows for chunk in plan.chunks), default=0)
-            held = 2 * largest * self._row_bytes(whole=False).batch
-            self._pool.limit_bytes = int(held * settings.ranks_held)
+            two_chunks = 2 * largest * self._row_bytes(whole=False).batch
+            self._pool.limit_bytes = int(two_chunks * settings.ranks_held)
         means = values_per_row(source) if settings.multi_hot.bucketed else {}
         reader = ChunkReader(
             source,
