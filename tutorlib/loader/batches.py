@@ -310,6 +310,7 @@ class ChunkReader:
         picks: Any,
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch."""
+        # The checked values of all row ranges, one after the other.
         total = sum(row_range.num_rows for row_range, _ in pieces)
         matrix: Any = None
         row = 0
@@ -323,6 +324,7 @@ class ChunkReader:
                 matrix = self.empty((total, field.width), field.dtype)
             _interleave(cells, matrix[row : row + row_range.num_rows])
             row += row_range.num_rows
+        # Their rows in the chunk's order: whole batches side by side, pieces on their own.
         xp = array_namespace(matrix)
         for part in parts:
             segment, rows = part.segment, part.rows
