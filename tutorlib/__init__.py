@@ -47,7 +47,6 @@ _ROOMS = {  # room: its names, one a line
         "Bucketize",
         "Categorify",
         "Clip",
-        "DateParts",
         "FillMedian",
         "FillMissing",
         "HashBucket",
