@@ -16,7 +16,7 @@ their place, by the functions of this file, which are the protocol of columns:
 * `flat_values`, `with_flat_values`: the values of all lists or vectors, and others in their lists;
 * `parts_of`, `with_nulls`, `missing_in`: values and which of them are valid;
 * `take`, `slice_rows`, `concat_columns`: rows;
-* `copied`, `to_namespace`: the same column in other memory.
+* `to_namespace`: the same column in other memory.
 """
 
 from __future__ import annotations
@@ -561,11 +561,6 @@ def map_arrays(function: Callable[[Array], Array], column: Any) -> Any:
     return type(column)(
         **{n: None if part is None else map_arrays(function, part) for n, part in parts.items()}
     )
-
-
-def copied(column: Any) -> Any:
-    """Return a copy of a column of any kind that shares no memory with it."""
-    return map_arrays(lambda array: array.copy(), column)
 
 
 def to_namespace(column: Any, xp: Any) -> Any:
