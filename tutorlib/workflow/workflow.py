@@ -428,11 +428,12 @@ class Workflow:
 
         `Categorify(joint=True)` may make a label: its ids are those of a feature to predict.
         """
+        wanted = set(names)
         for group in self.groups:
             makers = [op for op in group.ops if not isinstance(op, ops.Rename | ops.Select)]
             last = makers[-1] if makers else None
             of_features = isinstance(last, ops.Categorify | ops.HashBucket)
-            labels = set(names) & set(group.output_names)
+            labels = wanted & set(group.output_names)
             if of_features and labels and not getattr(last, "joint", False):
                 raise ValueError(
                     f"label {min(labels)!r}: {type(last).__name__} makes ids for features, not "
