@@ -74,9 +74,7 @@ def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
     kinds = [kind.__module__ for kind in type(filesystem).__mro__]
     if "fsspec.spec" not in kinds:
         got = f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
-        raise TypeError(
-            f"filesystem must be one of pyarrow.fs or an fsspec filesystem, got a {got}"
-        )
+        raise TypeError(f"filesystem must be of pyarrow.fs or an fsspec filesystem, got a {got}")
     is_local = "fsspec.implementations.local" in kinds
     return fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
 

@@ -2,11 +2,7 @@
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +11,7 @@ import pytest
 from pyarrow import fs
 
 from tests.support.documents import code_below
-from tests.support.object_store import TREE, object_store
+from tests.support.object_store import object_store
 from tutorlib.ops import Categorify, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource, find_files
 from tutorlib.storage import MARK, UNFINISHED_FILE
