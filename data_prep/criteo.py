@@ -11,26 +11,20 @@ import binascii
 import contextlib
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from data_prep.csv_files import BadLines, CsvOptions, Rule, read_blocks, typed_table
-from data_prep.output import (
-    DataPrepError,
-    fingerprint,
-    finished_metadata,
-    new_output,
-    new_parts,
-)
+from data_prep.output import DataPrepError, fingerprint, make_once
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.checks import check_choice
 from tutorlib.memory import map_on_threads, thread_count
+from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.storage import remove
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
@@ -145,15 +139,11 @@ def raw_to_parquet(
     """
     check_choice("on_bad_lines", on_bad_lines, ("error", "skip"))
     files = find_day_files(source)
-    settings = {"command": "criteo raw_to_parquet", "version": 1, "on_bad_lines": on_bad_lines,
-                "files": fingerprint(list(files.values()))}  # fmt: skip
-    finished = finished_metadata(output, settings, overwrite=overwrite)
-    if finished is not None:
-        return finished
-    metadata: dict[str, Any] = {"rows": {}, "bad_lines": {}}
-    convert = functools.partial(_convert_day, skip=on_bad_lines == "skip")
-    with new_output(output, settings, inputs=[Path(source)]) as staging:
-        days = [(path, staging.path / f"{stem}.parquet") for stem, path in files.items()]
+
+    def write(folder: Path) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"rows": {}, "bad_lines": {}}
+        convert = functools.partial(_convert_day, skip=on_bad_lines == "skip")
+        days = [(path, folder / f"{stem}.parquet") for stem, path in files.items()]
         if client is None:
             converted = list(map_on_threads(convert, days, thread_count(workers)))
         else:
@@ -161,28 +151,30 @@ def raw_to_parquet(
         for stem, (rows, bad) in zip(files, converted, strict=True):
             metadata["rows"][stem] = rows
             if bad.total:
-                metadata["bad_lines"][stem] = {"total": bad.total, "first": bad.first}
+                metadata["bad_lines"][stem] = bad.report()
                 print(f"skipped: {bad}", flush=True)
-        staging.metadata.update(metadata)
-    print(f"{output}: {sum(metadata['rows'].values()):,} rows in {len(files)} files", flush=True)
-    return metadata
+        total = sum(metadata["rows"].values())
+        print(f"{output}: {total:,} rows in {len(files)} files", flush=True)
+        return metadata
+
+    settings = {"command": "criteo raw_to_parquet", "version": 1, "on_bad_lines": on_bad_lines,
+                "files": fingerprint(list(files.values()))}  # fmt: skip
+    return make_once(output, settings, write, inputs=[Path(source)], overwrite=overwrite)
 
 
 def _convert_day(day: tuple[Path, Path], skip: bool) -> tuple[int, BadLines]:
     """Write a day file as Parquet; return its rows and its malformed lines."""
     path, target = day
-    rows, bad = 0, BadLines(path.name)
-    with pq.ParquetWriter(
-        target, RAW_SCHEMA, compression="zstd", write_page_checksum=True
-    ) as writer:
-        for table in _row_groups(read_day(path, bad)):
-            writer.write_table(table, row_group_size=RAW_ROW_GROUP_ROWS)
-            rows += table.num_rows
-    if not rows and not bad.total:
+    bad = BadLines(path.name)
+    form = {"row_group_rows": RAW_ROW_GROUP_ROWS, "encoding": "default", "schema": RAW_SCHEMA}
+    with ParquetSink(target, **form) as sink:
+        for table in read_day(path, bad):
+            sink.write(table)
+    if not sink.num_rows and not bad.total:
         raise DataPrepError(f"{path} is empty. Remove it, or fetch it again.")
     if not skip:
         bad.refuse()
-    return rows, bad
+    return sink.num_rows, bad
 
 
 def read_day(path: Path, bad: BadLines) -> Iterator[pa.Table]:
@@ -191,22 +183,8 @@ def read_day(path: Path, bad: BadLines) -> Iterator[pa.Table]:
     Raises:
         DataPrepError: if a gzip file is truncated or damaged.
     """
-    for block in read_blocks(path, LINES, COLUMN_NAMES, bad):
+    for block in read_blocks(path, LINES, bad):
         yield typed_table(block, _RULES)
-
-
-def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the rows in tables of whole row groups; the last one has the rest."""
-    held = [RAW_SCHEMA.empty_table()]
-    for table in tables:
-        held.append(table)
-        rows = sum(part.num_rows for part in held)
-        if full := rows - rows % RAW_ROW_GROUP_ROWS:
-            whole = pa.concat_tables(held)
-            yield whole.slice(0, full)
-            held = [whole.slice(full)]
-    if any(part.num_rows for part in held):
-        yield pa.concat_tables(held)
 
 
 def make_workflow(freq_threshold: int = 15) -> Any:
@@ -230,7 +208,6 @@ def split_by_time(days: list[Path], valid_days: int, valid_share: float) -> dict
     Raises:
         DataPrepError: if there are too few days or rows for both parts.
     """
-    from tutorlib.parquet import ParquetSource
     from tutorlib.workflow import split_rows
 
     if len(days) == 1:
@@ -295,14 +272,8 @@ def prepare(
         how = {"overwrite": overwrite, "workers": workers, "client": client}
         read = raw_to_parquet(Path(source).absolute(), parquet, on_bad_lines=on_bad_lines, **how)
         days = [parquet / f"{stem}.parquet" for stem in read["rows"]]
-        settings = {"command": "criteo etl", "version": 2, "valid_days": valid_days,
-                    "valid_share": valid_share, "freq_threshold": freq_threshold,
-                    "files": fingerprint(days)}  # fmt: skip
-        finished = finished_metadata(output, settings, overwrite=overwrite)
-        if finished is not None:
-            return finished
-        parts = {"train": "train", "valid": "valid", "workflow": "_workflow"}
-        with new_parts(output, [*parts], settings, inputs=[parquet]) as staging:
+
+        def write(folder: Path) -> dict[str, Any]:
             sources = split_by_time(days, valid_days, valid_share)
             workflow = make_workflow(freq_threshold).fit(sources["train"], client, threads=workers)
             tables = workflow.transform_to_parquet(
@@ -315,17 +286,23 @@ def prepare(
                 overwrite=True,
             )
             for name, made in parts.items():
-                (Path(tables) / made).rename(staging.path / name)
+                (Path(tables) / made).rename(folder / name)
             remove(tables)
             rows = {f"{side}_rows": source.num_rows for side, source in sources.items()}
+            print(
+                f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/",
+                flush=True,
+            )
             sizes = workflow.embedding_sizes()
-            cardinalities = {name: int(size) for name, (size, _) in sizes.items()}
-            staging.metadata.update(rows, cardinalities=cardinalities)
-    print(
-        f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/",
-        flush=True,
-    )
-    return staging.metadata
+            return {**rows, "cardinalities": {name: int(size) for name, (size, _) in sizes.items()}}
+
+        parts = {"train": "train", "valid": "valid", "workflow": "_workflow"}
+        settings = {"command": "criteo etl", "version": 2, "valid_days": valid_days,
+                    "valid_share": valid_share, "freq_threshold": freq_threshold,
+                    "files": fingerprint(days)}  # fmt: skip
+        return make_once(
+            output, settings, write, parts=[*parts], inputs=[parquet], overwrite=overwrite
+        )
 
 
 @contextlib.contextmanager

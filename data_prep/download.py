@@ -10,13 +10,14 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import requests
 from tqdm import tqdm
 
-from data_prep.output import DataPrepError, check_space
+from data_prep.output import DataPrepError, check_space, fingerprint, make_once
 
 BLOCK_BYTES = 1 << 16  # the most that is lost when a connection breaks
 ATTEMPTS = 4  # in a row without progress
@@ -121,22 +122,64 @@ def _fetch_rest(url: str, part: Path) -> None:
                 bar.update(len(block))
 
 
-def unpack(archive: Path, folder: Path, names: Sequence[str]) -> None:
-    """Write files of a zip archive, wherever they are in it, into a folder, which exists.
+def fetch(
+    output: str | Path,
+    source: str | Path | None,
+    urls: Mapping[str, str],
+    names: Sequence[str],
+    *,
+    copy: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Return the folder `output/raw` with the files of a data set, or that of `source`.
+
+    Args:
+        output: folder for downloads (`output/downloads`) and the files (`output/raw`).
+        source: local folder, or zip archive that is unpacked; None downloads.
+        urls: {address: SHA-256} of the files, or of an archive of them.
+        names: of the files, two or more.
+        copy: whether the files of a local folder are copied to `output/raw`.
+        overwrite: replace an `output/raw` made from other files.
 
     Raises:
-        DataPrepError: if one is missing or there twice, is larger than the room on the disk, or the
-            archive is damaged.
+        DataPrepError: if the download fails, a checksum is wrong, or files are missing or damaged.
     """
+    raw, downloads = Path(output) / "raw", Path(output) / "downloads"
+    given = [] if source is None else [Path(source)]
+    if source is not None and Path(source).is_dir():
+        given = [Path(source) / name for name in names]
+    if missing := [path.name for path in given if not path.is_file()]:
+        raise DataPrepError(f"--from {source}: no {' and no '.join(missing)} there")
+    if len(given) > 1 and not (copy and (not raw.is_dir() or not raw.samefile(given[0].parent))):
+        return given[0].parent
+
+    def write(folder: Path) -> dict[str, Any]:
+        files = given or [
+            download(url, downloads / url.rpartition("/")[2], digest)
+            for url, digest in urls.items()
+        ]
+        for path in files:
+            if len(files) == 1:
+                _unpack(path, folder, names)
+            else:
+                shutil.copy(path, folder)
+        return {}
+
+    settings = {"command": "fetch", "archive": fingerprint(given) or sorted(urls.values())}
+    make_once(raw, settings, write, inputs=given, overwrite=overwrite)
+    return raw
+
+
+def _unpack(archive: Path, folder: Path, names: Sequence[str]) -> None:
+    """Write files of a zip archive, wherever they are in it, into a folder, which exists."""
     try:
         with zipfile.ZipFile(archive) as file:
             for name in names:
                 inside = [each for each in file.infolist() if Path(each.filename).name == name]
                 if len(inside) != 1:
                     raise DataPrepError(f"{archive}: {len(inside)} files named {name}, expected 1")
-                check_space(
-                    folder, inside[0].file_size, f"{archive}: {name}"
-                )  # no more than this is read
+                size = inside[0].file_size  # no more than this is read
+                check_space(folder, size, f"{archive}: {name}")
                 with file.open(inside[0]) as packed, open(folder / name, "wb") as target:
                     shutil.copyfileobj(packed, target)
     except _DAMAGE as error:
