@@ -12,6 +12,7 @@ import errno
 import inspect
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -114,8 +115,9 @@ def _add_options(
             continue
         default = (output or parameter.empty) if name == "output" else parameter.default
         options: dict[str, Any] = {"help": " ".join(texts[name].split()).replace("%", "%%")}
-        kind = parameter.annotation  # of `str | Path | None`, the first
-        kind = next(iter(typing.get_args(kind)), kind) if "|" in str(kind) else kind
+        kind = parameter.annotation
+        if isinstance(kind, types.UnionType):  # of `str | Path | None`, the first
+            kind = typing.get_args(kind)[0]
         origin = typing.get_origin(kind)
         if kind is bool:
             options["action"] = "store_true"

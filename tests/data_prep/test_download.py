@@ -147,7 +147,7 @@ def test_archives_and_files_are_downloaded_checked_and_unpacked_once(server, tmp
     monkeypatch.setitem(movielens.SHA256, "ml-latest-small", digests["/ml-latest-small.zip"])
     monkeypatch.setattr(adult, "SHA256", {name: digests[f"/{name}"] for name in adult.SHA256})
     for _ in range(2):
-        raw = movielens.fetch(tmp_path / "ml")
+        raw = download.fetch(tmp_path / 'ml', None, urls, movielens.FILES)
         assert (raw / "ratings.csv").read_text() == "ratings.csv\n"
         folder = adult.fetch(tmp_path / "adult", None)
         assert [(folder / name).read_text() for name in adult.SHA256] == list(adult.SHA256)
