@@ -40,31 +40,18 @@ COMMANDS: dict[str, tuple[Callable[..., Any], str | None]] = {  # {name: (functi
     "csv": (csv_files.csv_to_parquet, None),
 }
 FLAGS = {"output": ("--output", "--to"), "source": ("--from",)}  # others are --name-of-argument
-_HARPER = (
-    "Cite:     F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and "
-    "Context. ACM Transactions on Interactive Intelligent Systems 5, 4: 19:1-19:19. "
-    "https://doi.org/10.1145/2827872"
-)
-# The conditions of MovieLens are in README.txt of each archive; the two archives differ in whether
-# the data may be redistributed. The licence of Criteo is on the page of the data set.
-TERMS = {  # of a command or variant
+# Of MovieLens: README.txt of each archive; of Criteo: the page of the data set.
+TERMS = {
     "synthetic": """Data:     synthetic (Criteo, MovieLens, Adult or n-hot shape), drawn from a seed
 Terms:    none: no row describes a real person or company""",
-    "ml-latest-small": f"""Data:     MovieLens ml-latest-small (GroupLens, University of Minnesota)
-Source:   https://grouplens.org/datasets/movielens/latest/
-Terms:    research use; commercial use only with permission; no endorsement implied; may be
-          redistributed under the same conditions. It changes over time: report no results on it
-{_HARPER}""",
-    "ml-25m": f"""Data:     MovieLens ml-25m (GroupLens, University of Minnesota)
-Source:   https://grouplens.org/datasets/movielens/25m/
-Terms:    research use; commercial use only with permission; no endorsement implied; not to be
-          redistributed without permission
-{_HARPER}""",
-    "movielens": f"""Data:     MovieLens, or data in its schema, as given by --from
+    "movielens": """Data:     MovieLens (GroupLens, University of Minnesota), or data in its schema
 Source:   https://grouplens.org/datasets/movielens/
-Terms:    MovieLens: research use; commercial use only with permission; README.txt of the
-          archive says whether it may be redistributed. Synthetic data: none
-{_HARPER}""",
+Terms:    MovieLens: research use; commercial use only with permission; no endorsement implied.
+          ml-latest-small may be redistributed under the same conditions; it changes over time:
+          report no results on it. ml-25m: not to be redistributed without permission
+Cite:     F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and
+          Context. ACM Transactions on Interactive Intelligent Systems 5, 4: 19:1-19:19.
+          https://doi.org/10.1145/2827872""",
     "criteo": """Data:     Criteo 1TB Click Logs, or data in its format, as given by --from
 Source:   https://huggingface.co/datasets/criteo/CriteoClickLogs
 Terms:    Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike)
@@ -149,10 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(parser().parse_args(argv))
     command, run = options.pop("command"), options.pop("run")
     options.pop("kind", None)
-    by_download = command == "movielens" and not options["source"]
-    terms = options["variant"] if by_download else command
-    if terms in TERMS:
-        print(TERMS[terms], flush=True)
+    if command in TERMS:
+        print(TERMS[command], flush=True)
     if options.get("types"):
         options["types"] = dict(options["types"])
     status = 1

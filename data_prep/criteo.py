@@ -7,7 +7,6 @@ not grow with the files.
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 import functools
 import re
@@ -15,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -46,22 +44,12 @@ def _label(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return _number(column, "^[01]$", pa.int32())
 
 
-def _hex(column: pa.ChunkedArray) -> pa.Array:
-    """Return the numbers that 8 hex digits encode, all at a time: int64."""
-    texts = pa.concat_arrays([*column.drop_null().chunks, pa.array([], pa.string())])
-    lengths = pc.min_max(pc.binary_length(texts)).as_py()
-    if len(texts) and lengths != {"min": 8, "max": 8}:
+def _hex(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the numbers that 8 hex digits encode: int64."""
+    lengths = pc.min_max(pc.binary_length(column)).as_py().values()
+    if {*lengths} - {8, None}:
         raise pa.ArrowInvalid("must have 8 digits")
-    valid = column.is_valid().to_numpy()
-    numbers = np.zeros(len(column), np.int64)
-    if len(texts):
-        first = int(np.frombuffer(texts.buffers()[1], np.int32)[texts.offset])
-        digits = memoryview(texts.buffers()[2])[first : first + 8 * len(texts)]
-        try:
-            numbers[valid] = np.frombuffer(binascii.unhexlify(digits), ">u4")
-        except binascii.Error as error:
-            raise pa.ArrowInvalid(str(error)) from error
-    return pa.array(numbers, mask=~valid)
+    return pc.binary_join_element_wise("0x", column, "").cast(pa.uint32()).cast(pa.int64())
 
 
 _COUNT = functools.partial(_number, pattern="^-?[0-9]{1,18}$", kind=pa.int64())
@@ -87,19 +75,19 @@ def find_day_files(folder: str | Path) -> dict[str, Path]:
             f"--from {folder}: no such folder. Pass the folder with the day files, or create one "
             "with `python -m data_prep synthetic criteo`."
         )
-    found: dict[tuple[int, str], Path] = {}
-    for path in sorted(folder.iterdir()):
-        match = _DAY_FILE.fullmatch(path.name)
-        if match and path.is_file():
-            key = int(match["day"]), match["stem"]
-            if key in found:
-                raise DataPrepError(f"{found[key]} and {path} are the same day. Remove one.")
-            found[key] = path
+    found: dict[str, Path] = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        if match := _DAY_FILE.fullmatch(path.name):
+            if match["stem"] in found:
+                raise DataPrepError(
+                    f"{found[match['stem']]} and {path} are the same day. Remove one."
+                )
+            found[match["stem"]] = path
     if not found:
         raise DataPrepError(
             f"--from {folder}: no day files in this folder (day_0.tsv, day_0.gz, day_0, ...)"
         )
-    return {stem: found[day, stem] for day, stem in sorted(found)}
+    return dict(sorted(found.items(), key=lambda day: int(_DAY_FILE.fullmatch(day[0])["day"])))
 
 
 def raw_to_parquet(
@@ -114,8 +102,8 @@ def raw_to_parquet(
     """Write each raw day file as `output/day_*.parquet`: the same values, typed and checked.
 
     A line is malformed if it does not have 40 fields, its label is not 0 or 1, a count is not an
-    integer of at most 18 digits, a categorical value is not 8 hex digits, or the line is longer
-    than 8 MB. An empty field is a missing value, except for the label. Blank lines are no rows.
+    integer of at most 18 digits, or a categorical value is not 8 hex digits. An empty field is a
+    missing value, except for the label. Blank lines are no rows.
 
     Memory: about 300 MB per file that is being read (some blocks of 8 MB of text and a row group of
     131,072 rows), whatever the size of the files.
@@ -289,10 +277,10 @@ def prepare(
                 (Path(tables) / made).rename(folder / name)
             remove(tables)
             rows = {f"{side}_rows": source.num_rows for side, source in sources.items()}
-            print(
-                f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/",
-                flush=True,
+            counts = ", ".join(
+                f"{source.num_rows:,} in {side}/" for side, source in sources.items()
             )
+            print(f"{output}: rows: {counts}", flush=True)
             sizes = workflow.embedding_sizes()
             return {**rows, "cardinalities": {name: int(size) for name, (size, _) in sizes.items()}}
 

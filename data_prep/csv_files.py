@@ -37,9 +37,9 @@ from tutorlib.parquet import ParquetSink
 from tutorlib.storage import remove
 
 REJECTED_FILE = "_rejected.csv"  # readers of data folders skip names that start with "_"
-BLOCK_CHARACTERS = 1 << 23  # also the longest line and record
-TOO_LONG = "\ud800"  # marks a longer line; no text that was decoded has it
+BLOCK_CHARACTERS = 1 << 23  # more than the longest line and record
 TEXT = pa.string()
+_NOT_DECODED = re.compile("[\udc80-\udcff]")  # what escaped bytes become
 _NO_TEXT = pa.scalar(None, TEXT)
 
 
@@ -159,7 +159,7 @@ def _open(path: Path, options: CsvOptions) -> Iterator[tuple[Any, io.TextIOWrapp
                 errors="surrogateescape",
             )
             for _ in range(options.skip_lines):
-                _line(text)
+                text.readline(BLOCK_CHARACTERS)
             yield raw, text
     except UnicodeError as error:  # utf-16 and the like have no bytes to escape
         raise DataPrepError(f"{path}: {_not_encoded(options)} ({error})") from error
@@ -173,23 +173,6 @@ def _not_encoded(options: CsvOptions) -> str:
     return f"not encoded in {options.encoding}. Pass its --encoding, such as latin-1"
 
 
-def _line(text: io.TextIOWrapper) -> str:
-    """Return the next line, or "" at the end; of one that is too long the beginning, marked."""
-    line = text.readline(BLOCK_CHARACTERS)
-    if len(line) == BLOCK_CHARACTERS and not line.endswith("\n"):
-        while (rest := text.readline(BLOCK_CHARACTERS)) and not rest.endswith("\n"):
-            pass
-        line = f"{line[:200]}{TOO_LONG}\n"
-    return line
-
-
-def _unreadable(text: str, options: CsvOptions) -> str:
-    """Return what is wrong with the characters of a text, "" if nothing is."""
-    if TOO_LONG in text:
-        return f"longer than {BLOCK_CHARACTERS:,} characters"
-    return _not_encoded(options) if re.search("[\udc80-\udcff]", text) else ""
-
-
 def _read_head(
     path: Path, text: io.TextIOWrapper, options: CsvOptions
 ) -> tuple[CsvOptions, list[str]]:
@@ -201,7 +184,7 @@ def _read_head(
     read: list[str] = []
 
     def lines() -> Iterator[str]:
-        while line := _line(text):
+        while line := text.readline(BLOCK_CHARACTERS):
             read.append(line)
             yield line
 
@@ -213,7 +196,9 @@ def _read_head(
         return options, read
     try:
         fields: list[str] = next(options.reader(itertools.chain([first], lines())), [])
-        reason = _unreadable("".join(fields), options) if fields else "it is empty. Leave it out."
+        reason = "" if fields else "it is empty. Leave it out."
+        if _NOT_DECODED.search(first):
+            reason = _not_encoded(options)
     except csv.Error as error:
         reason = f"its first record is malformed ({error})"
     if reason:
@@ -240,22 +225,28 @@ class Block:
     Args:
         table: the fields as strings; an empty field without quotes is null.
         bad: the malformed lines of the file.
-        find_records: returns `records`.
+        text, number: the rows, a line each, and the number of the first line.
+        records: (line number, text) of each row, if known.
     """
 
     table: pa.Table
     bad: BadLines
-    find_records: Callable[[], list[tuple[int, str]]]
+    text: str
+    number: int
+    records: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
-    @functools.cached_property
-    def records(self) -> list[tuple[int, str]]:
-        """(line number, text) of each row of the table."""
-        return self.find_records()
+    def record(self, row: int) -> tuple[int, str]:
+        """Return the line number and the text of a row."""
+        if not self.records:
+            lines = enumerate(io.StringIO(self.text), self.number)
+            self.records = [(number, line) for number, line in lines if line != "\n"]
+        return self.records[row]
 
     def reject(self, reasons: Mapping[int, str]) -> None:
         """Remove rows, {row: reason}, because they are malformed."""
         for row, reason in sorted(reasons.items()):
-            self.bad.add(self.records[row][0], reason, self.records[row][1])
+            number, text = self.record(row)
+            self.bad.add(number, reason, text)
         keep = [row not in reasons for row in range(self.table.num_rows)]
         self.records = list(itertools.compress(self.records, keep))
         self.table = self.table.filter(pa.array(keep, pa.bool_()))
@@ -264,11 +255,12 @@ class Block:
 def read_blocks(path: Path, options: CsvOptions, bad: BadLines) -> Iterator[Block]:
     """Yield the rows of a CSV file, plain or gzip; records that are malformed are added to `bad`.
 
-    A record is malformed if it has another number of fields, is not of the encoding, has a line
-    longer than 8 MB, opens a quote that does not end, or has text after a quote that ends.
+    A record is malformed if it has another number of fields, is not of the encoding, opens a quote
+    that does not end, or has text after a quote that ends.
 
     Raises:
-        DataPrepError: if a gzip file is damaged, or the file has another encoding.
+        DataPrepError: if a gzip file is damaged, the file has another encoding, or a line is longer
+            than 8 MB.
     """
     bar = tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=path.name, disable=None)
     with bar, _open(path, options) as (raw, text):
@@ -277,22 +269,20 @@ def read_blocks(path: Path, options: CsvOptions, bad: BadLines) -> Iterator[Bloc
         number += len(head) * has_header
         block, at_end = "" if has_header else "".join(head), False
         while not at_end:
-            part = text.read(BLOCK_CHARACTERS)
-            at_end = not part
-            block += part if part.endswith("\n") or at_end else part + _line(text)
-            count, rest = block.count("\n"), ""
-            find = functools.partial(_records, block, number, options, bad, at_end=True)
+            part, end = text.read(BLOCK_CHARACTERS), text.readline(BLOCK_CHARACTERS)
+            block, at_end = block + part + end, not part
+            if len(end) == BLOCK_CHARACTERS and not end.endswith("\n"):
+                line = number + block.count("\n")
+                raise DataPrepError(f"{path}:{line}: a line longer than {len(end):,} characters")
             # Without quotes, PyArrow reads most blocks as they are: every line has all fields.
-            table = None
+            rest, records, table = "", [], None
             if not (options.quote and options.quote in block):
                 table = _parsed(block, options)
             if table is None:
                 records, rest = _records(block, number, options, bad, at_end)
                 table = _parsed("".join(record for _, record in records), options)
-                yield Block(table, bad, functools.partial(list, records))
-            else:
-                yield Block(table, bad, lambda find=find: find()[0])
-            number += count - rest.count("\n")
+            yield Block(table, bad, block, number, records)
+            number += block.count("\n") - rest.count("\n")
             block = rest
             bar.update(raw.tell() - bar.n)
 
@@ -326,7 +316,8 @@ def _records(
         record = "".join(lines[start:stop])
         if fields != expected:
             reason = f"{fields} fields instead of {expected}"
-        reason = _unreadable(record, options) or reason
+        if _NOT_DECODED.search(record):
+            reason = _not_encoded(options)
         if reason and fields:
             bad.add(number + start, reason, record)
         elif fields:
@@ -615,7 +606,7 @@ def _infer(
                     row, meaning = note
                     notes.append(
                         f"{name} is text because of {column[row].as_py()[:40]!r} at "
-                        f"{path}:{block.records[row][0]}. {meaning}. To refuse such lines, pass "
+                        f"{path}:{block.record(row)[0]}. {meaning}. To refuse such lines, pass "
                         "--types."
                     )
         if options.on_bad_lines == "error":

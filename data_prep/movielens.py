@@ -180,17 +180,16 @@ def raw_folder(output: str | Path) -> Path:
     Raises:
         DataPrepError: if there is no output of `etl`, or its raw files are gone or have changed.
     """
-    folders = [Path(source_of(output)["folder"]), Path(output) / "raw"]
+    folders = (Path(source_of(output)["folder"]), Path(output) / "raw")
     read = (read_settings(output) or {})["settings"]["files"]  # {name: [bytes, time]}
     for folder in folders:
         files = [folder / name for name in FILES]
         if all(path.is_file() and path.stat().st_size == read[path.name][0] for path in files):
             return folder
     raise DataPrepError(
-        f"{output} was made from {' and '.join(FILES)}, which are gone from "
-        f"{' or '.join(map(str, dict.fromkeys(folders)))} or have changed. Put them back, or "
-        "prepare the data again: "
-        f"python -m data_prep movielens --from ZIP_OR_FOLDER --output {output} --overwrite"
+        f"{output} was made from files in {folders[0]}, which are gone or have changed. Put them "
+        f"back, or run: python -m data_prep movielens --from ZIP_OR_FOLDER --output {output} "
+        "--overwrite"
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,13 +129,3 @@ def _write_settings(folder: Path, settings: Mapping[str, Any], metadata: Mapping
 def fingerprint(paths: Sequence[Path]) -> dict[str, list[int]]:
     """Return {file name: [bytes, modification time in ns]} of input files."""
     return {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
-
-
-def check_space(folder: Path, needed: int, name: str) -> None:
-    """Raise DataPrepError unless the disk of a folder has so many bytes free for a file."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise DataPrepError(
-            f"{name}: {needed:,} bytes are needed, but {folder} has {free:,} bytes free. Free some "
-            "space or choose another --output."
-        )

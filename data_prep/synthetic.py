@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import DTypeLike
 from tqdm import tqdm
 
@@ -69,6 +70,31 @@ class LabelStatistics:
             "bayes_log_loss": round(float(self._loss / rows), 5),
             "bayes_auc": round(float((positive * below).sum() / pairs), 5) if pairs else 0.5,
         }
+
+
+class Drawn(NamedTuple):
+    """Consecutive rows.
+
+    Args:
+        table: the rows, as in the files.
+        label: int8 [rows].
+        probability: float64 [rows], the true probability of label 1.
+    """
+
+    table: pa.Table
+    label: np.ndarray
+    probability: np.ndarray
+
+
+def drawn_tables(
+    draw: Callable[[int], Drawn], rows: int, statistics: LabelStatistics, bar: tqdm
+) -> Iterator[pa.Table]:
+    """Yield `rows` rows of the blocks that `draw` returns by number; count their labels."""
+    for number, start in enumerate(range(0, rows, BLOCK_ROWS)):
+        block, few = draw(number), min(BLOCK_ROWS, rows - start)
+        yield block.table.slice(0, few)
+        statistics.add(block.label[:few], block.probability[:few])
+        bar.update(few)
 
 
 def write_once(
