@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import errno
 import inspect
+import pkgutil
 import re
 import sys
 import types
@@ -17,27 +18,17 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from data_prep import (
-    adult,
-    criteo,
-    csv_files,
-    movielens,
-    synthetic_adult,
-    synthetic_criteo,
-    synthetic_movielens,
-    synthetic_nhot,
-)
 from data_prep.output import DataPrepError
 
-COMMANDS: dict[str, tuple[Callable[..., Any], str | None]] = {  # {name: (function, its --output)}
-    "synthetic criteo": (synthetic_criteo.write_criteo, "data/criteo/raw"),
-    "synthetic movielens": (synthetic_movielens.write_movielens, "data/movielens/raw"),
-    "synthetic nhot": (synthetic_nhot.write_nhot, "data/nhot"),
-    "synthetic adult": (synthetic_adult.write_adult, "data/adult/raw"),
-    "movielens": (movielens.prepare, "data/movielens"),
-    "criteo": (criteo.prepare, "data/criteo"),
-    "adult": (adult.prepare, "data/adult"),
-    "csv": (csv_files.csv_to_parquet, None),
+COMMANDS = {  # {name: (module:function, its --output)}
+    "synthetic criteo": ("synthetic_criteo:write_criteo", "data/criteo/raw"),
+    "synthetic movielens": ("synthetic_movielens:write_movielens", "data/movielens/raw"),
+    "synthetic nhot": ("synthetic_nhot:write_nhot", "data/nhot"),
+    "synthetic adult": ("synthetic_adult:write_adult", "data/adult/raw"),
+    "movielens": ("movielens:prepare", "data/movielens"),
+    "criteo": ("criteo:prepare", "data/criteo"),
+    "adult": ("adult:prepare", "data/adult"),
+    "csv": ("csv_files:csv_to_parquet", None),
 }
 FLAGS = {"output": ("--output", "--to"), "source": ("--from",)}  # others are --name-of-argument
 # Of MovieLens: README.txt of each archive; of Criteo: the page of the data set.
@@ -76,7 +67,8 @@ def parser() -> argparse.ArgumentParser:
     synthetic = commands.add_parser(
         "synthetic", help="Draw data from a seed; needs no network and no licence"
     ).add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, (function, output) in COMMANDS.items():
+    for name, (place, output) in COMMANDS.items():
+        function = pkgutil.resolve_name(f"data_prep.{place}")
         text = inspect.getdoc(function).partition("\n\nArgs:\n")[0].replace("%", "%%")
         command = (synthetic if " " in name else commands).add_parser(
             name.split()[-1],
@@ -86,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
         )
         command.set_defaults(run=function)
         _add_options(command, function, output)
-        if function is csv_files.csv_to_parquet:
-            _add_options(command, csv_files.CsvOptions, None)
+        if name == "csv":
+            _add_options(command, pkgutil.resolve_name("data_prep.csv_files:CsvOptions"), None)
     return top
 
 
@@ -144,7 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         made = run(**options)
         if command == "csv":
-            print(csv_files.summary(options["output"], made), flush=True)
+            summary = pkgutil.resolve_name("data_prep.csv_files:summary")
+            print(summary(options["output"], made), flush=True)
         return 0
     except (DataPrepError, ValueError) as error:
         message = str(error)

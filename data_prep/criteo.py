@@ -32,16 +32,10 @@ LINES = CsvOptions(names=COLUMN_NAMES, delimiter="\t", quote="")
 _DAY_FILE = re.compile(r"(?P<stem>day_(?P<day>\d+)[^.]*)(\.tsv|\.txt)?(\.gz)?$")
 
 
-def _number(column: pa.ChunkedArray, pattern: str, kind: pa.DataType) -> pa.ChunkedArray:
+def _number(column: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
     if not pc.all(pc.match_substring_regex(column, pattern), min_count=0).as_py():
         raise pa.ArrowInvalid(f"must match {pattern}")
-    return column.cast(kind)
-
-
-def _label(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if column.null_count:
-        raise pa.ArrowInvalid("a label is missing")
-    return _number(column, "^[01]$", pa.int32())
+    return column.cast(pa.int64())
 
 
 def _hex(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -52,10 +46,12 @@ def _hex(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.binary_join_element_wise("0x", column, "").cast(pa.uint32()).cast(pa.int64())
 
 
-_COUNT = functools.partial(_number, pattern="^-?[0-9]{1,18}$", kind=pa.int64())
 _RULES = {
-    "label": Rule(_label, "0 or 1"),
-    **dict.fromkeys(INTEGER_NAMES, Rule(_COUNT, "an integer of at most 18 digits")),
+    "label": Rule(lambda column: _number(column.fill_null(""), "^[01]$"), "0 or 1"),
+    **dict.fromkeys(
+        INTEGER_NAMES,
+        Rule(lambda column: _number(column, "^-?[0-9]{1,18}$"), "an integer of at most 18 digits"),
+    ),
     **dict.fromkeys(CATEGORICAL_NAMES, Rule(_hex, "8 hex digits")),
 }
 

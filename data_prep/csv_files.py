@@ -538,7 +538,7 @@ def csv_to_parquet(
         if not path.is_file():
             remedy = f"a folder. Pass its files: {path}/*.csv" if path.is_dir() else "no such file"
             raise DataPrepError(f"{path}: {remedy}")
-    given = {column: type_named(name) for column, name in (chosen.types or {}).items()}
+    kinds = {column: type_named(name) for column, name in (chosen.types or {}).items()}
     names = column_names(paths[0], chosen)
     for path in paths[1:]:
         if {*names} != {*(own := column_names(path, chosen))}:
@@ -546,26 +546,20 @@ def csv_to_parquet(
                 f"{path} has the columns {own}, but {paths[0]} has {names}. Convert files with "
                 "other columns into another folder, or pass --names if they have no header."
             )
-    if unknown := sorted(given.keys() - {*names}):
+    if unknown := sorted(kinds.keys() - {*names}):
         raise ValueError(f"types names the columns {unknown}; there are {names}")
 
     def write(folder: Path) -> dict[str, Any]:
-        kinds, notes = _infer(paths, chosen, names, given)
+        notes = _infer(paths, chosen, names, kinds)
         rules, bad_lines, rows = _rules(kinds), {}, 0
         nulls = dict.fromkeys(names, 0)
         with ParquetSink(folder / "rows") as sink:
-            for path in paths:
-                bad = BadLines(str(path), folder / REJECTED_FILE)
-                for block in read_blocks(path, chosen, bad):
-                    table = typed_table(block, rules)
-                    sink.write(table)
-                    rows += table.num_rows
-                    for name in names:
-                        nulls[name] += table[name].null_count
-                if chosen.on_bad_lines == "error":
-                    bad.refuse()
-                if bad.total:
-                    bad_lines[str(path)] = bad.report()
+            for block in _all_blocks(paths, chosen, bad_lines, folder / REJECTED_FILE):
+                table = typed_table(block, rules)
+                sink.write(table)
+                rows += table.num_rows
+                for name in names:
+                    nulls[name] += table[name].null_count
             if not rows:
                 raise DataPrepError(f"{paths[0]}: no rows to convert in this file, nor in others.")
         for part in (folder / "rows").glob("*.parquet"):
@@ -586,33 +580,43 @@ def _rules(kinds: Mapping[str, pa.DataType]) -> dict[str, Rule]:
     }
 
 
-def _infer(
-    paths: Sequence[Path],
-    options: CsvOptions,
-    names: Sequence[str],
-    given: Mapping[str, pa.DataType],
-) -> tuple[dict[str, pa.DataType], list[str]]:
-    """Return the types of all columns, and notes about those that became text."""
-    kinds = {name: list(KINDS) for name in names if name not in given}
-    rules, notes = _rules(given), []
-    for path in paths if kinds else ():
-        bad = BadLines(str(path))
-        for block in read_blocks(path, options, bad):
-            typed_table(block, rules)  # rows that do not fit decide about no other column
-            for name, before in kinds.items():
-                column = block.table[name]
-                kinds[name] = fitting(before, column)
-                if before and not kinds[name] and (note := _note(before, column)):
-                    row, meaning = note
-                    notes.append(
-                        f"{name} is text because of {column[row].as_py()[:40]!r} at "
-                        f"{path}:{block.record(row)[0]}. {meaning}. To refuse such lines, pass "
-                        "--types."
-                    )
+def _all_blocks(
+    paths: Sequence[Path], options: CsvOptions, bad_lines: dict[str, Any], kept: Path | None = None
+) -> Iterator[Block]:
+    """Yield the blocks of all files; `bad_lines` gets those of each file, if they are skipped.
+
+    Raises:
+        DataPrepError: at the end of a file with malformed lines, unless they are skipped.
+    """
+    for path in paths:
+        bad = BadLines(str(path), kept)
+        yield from read_blocks(path, options, bad)
         if options.on_bad_lines == "error":
             bad.refuse()
-    inferred = {name: left[0] if left else TEXT for name, left in kinds.items()}
-    return {**given, **inferred}, notes
+        if bad.total:
+            bad_lines[str(path)] = bad.report()
+
+
+def _infer(
+    paths: Sequence[Path], options: CsvOptions, names: Sequence[str], kinds: dict[str, pa.DataType]
+) -> list[str]:
+    """Add the types of the other columns to `kinds`; return notes about those that became text."""
+    columns = {name: list(KINDS) for name in names if name not in kinds}
+    rules, notes = _rules(kinds), []
+    for block in _all_blocks(paths, options, {}) if columns else ():
+        typed_table(block, rules)  # rows that do not fit decide about no other column
+        for name, before in columns.items():
+            column = block.table[name]
+            columns[name] = fitting(before, column)
+            if before and not columns[name] and (note := _note(before, column)):
+                row, meaning = note
+                notes.append(
+                    f"{name} is text because of {column[row].as_py()[:40]!r} at "
+                    f"{block.bad.file}:{block.record(row)[0]}. {meaning}. To refuse such lines, "
+                    "pass --types."
+                )
+    kinds.update({name: left[0] if left else TEXT for name, left in columns.items()})
+    return notes
 
 
 def _note(before: Sequence[pa.DataType], column: pa.ChunkedArray) -> tuple[int, str] | None:
@@ -633,7 +637,7 @@ def summary(output: str | Path, made: Mapping[str, Any]) -> str:
     width = max(map(len, made["types"]))
     for name, kind in made["types"].items():
         nulls = made["nulls"][name]
-        lines.append(f"  {name:{width}}  {kind}" + (f", {nulls:,} without a value" * bool(nulls)))
+        lines.append(f"  {name:{width}}  {kind}" + f", {nulls:,} without a value" * bool(nulls))
     for path, bad in made["bad_lines"].items():
         where = f"{output}/{REJECTED_FILE}"
         lines.append(f"skipped: {bad['total']:,} malformed lines in {path}; see {where}")

@@ -61,13 +61,10 @@ def download(url: str, path: Path, sha256: str) -> Path:
                     "changed: download it manually and pass --from."
                 )
     except requests.RequestException as error:
-        what = f"no connection ({type(error).__name__})"
-        if error.response is not None:
-            what = f"the server answers HTTP {error.response.status_code}"
         raise DataPrepError(
-            f"{url}: {what}. Check the network and the address and run the command again, or "
-            "download the file manually and pass --from. `python -m data_prep synthetic` works "
-            "without a network."
+            f"{url}: no download ({error}). Check the network and the address and run the command "
+            "again, or download the file manually and pass --from. `python -m data_prep synthetic` "
+            "works without a network."
         ) from error
     return path
 
