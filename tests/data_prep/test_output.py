@@ -71,14 +71,6 @@ def test_criteo_refuses_an_output_in_which_a_folder_of_the_user_has_a_name_it_ne
     assert os.listdir(mine.parent) == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("output", ["days/raw", "days/raw/parquet", "days"])
-def test_raw_files_are_never_inside_or_around_their_output(tmp_path, output):
-    write_criteo(tmp_path / "days/raw", rows=300, days=2)
-    with pytest.raises(ValueError, match="overlaps the input"):
-        criteo.raw_to_parquet(tmp_path / "days/raw", tmp_path / output, overwrite=True)
-    assert (tmp_path / "days/raw/day_1.tsv").exists()
-
-
 def test_parts_are_replaced_and_their_neighbours_stay(tmp_path):
     (tmp_path / "raw").mkdir()
     for text in ("first", "second"):

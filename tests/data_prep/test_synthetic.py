@@ -19,7 +19,7 @@ from data_prep.synthetic_criteo import (
     draw_block,
     hex_values,
 )
-from data_prep.synthetic_movielens import GENRES, NO_GENRES, write_movielens
+from data_prep.synthetic_movielens import GENRES, NO_GENRES
 from data_prep.synthetic_nhot import LIST_NAMES, ONE_HOT_NAMES, cardinalities
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
@@ -122,14 +122,6 @@ def test_blocks_can_be_drawn_in_any_order_and_no_two_ids_share_a_value():
         assert (np.diff(np.sort(hex_values(np.arange(200_000) * 40, column))) > 0).all()
 
 
-def test_first_rows_do_not_depend_on_how_many_follow(drawn, tmp_path):
-    main(["synthetic", "criteo", "--rows", "1000", "--days", "2", "--seed", "3",
-          "--output", str(tmp_path / "few")])  # fmt: skip
-    few = (tmp_path / "few/day_1.tsv").read_bytes()
-    assert few.count(b"\n") == 500
-    assert (drawn["criteo"] / "day_1.tsv").read_bytes().startswith(few)
-
-
 def test_ratings_and_films_have_the_schema_of_movielens(drawn):
     folder = drawn["movielens"]
     ratings = pd.read_csv(folder / "ratings.csv")
@@ -151,12 +143,6 @@ def test_ratings_and_films_have_the_schema_of_movielens(drawn):
     assert any(", The (" in movie["title"] for movie in movies)
     assert any('"' in movie["title"] for movie in movies)
     assert set(ratings["movieId"]) <= {int(movie["movieId"]) for movie in movies}
-
-
-@pytest.mark.parametrize("ratings", [20, 21, 100])
-def test_counts_of_ratings_add_up_at_the_limits(tmp_path, ratings):
-    write_movielens(tmp_path / "x", ratings=ratings, users=20, movies=10)
-    assert len(pd.read_csv(tmp_path / "x/ratings.csv")) == ratings
 
 
 def test_nhot_rows_hold_what_their_schema_says(drawn):
