@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     ).add_subparsers(dest="kind", required=True, metavar="KIND")
     for name, (place, output) in COMMANDS.items():
         function = pkgutil.resolve_name(f"data_prep.{place}")
-        text = inspect.getdoc(function).partition("\n\nArgs:\n")[0].replace("%", "%%")
+        text = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")[0].replace("%", "%%")
         command = (synthetic if " " in name else commands).add_parser(
             name.split()[-1],
             help=text.partition("\n")[0],
@@ -87,7 +87,9 @@ def _add_options(
     command: argparse.ArgumentParser, function: Callable[..., Any], output: str | None
 ) -> None:
     """Add the arguments of a function, with the texts of its docstring, as options."""
-    documentation = inspect.getdoc(function).partition("\n\nArgs:\n")[2].partition("\n\n")[0]
+    documentation = (
+        (inspect.getdoc(function) or "").partition("\n\nArgs:\n")[2].partition("\n\n")[0]
+    )
     texts = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", documentation, re.MULTILINE))
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:

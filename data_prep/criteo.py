@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,19 +72,16 @@ def find_day_files(folder: str | Path) -> dict[str, Path]:
             f"--from {folder}: no such folder. Pass the folder with the day files, or create one "
             "with `python -m data_prep synthetic criteo`."
         )
-    found: dict[str, Path] = {}
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        if match := _DAY_FILE.fullmatch(path.name):
-            if match["stem"] in found:
-                raise DataPrepError(
-                    f"{found[match['stem']]} and {path} are the same day. Remove one."
-                )
-            found[match["stem"]] = path
+    named = ((_DAY_FILE.fullmatch(path.name), path) for path in folder.iterdir() if path.is_file())
+    found = sorted((int(name["day"]), name["stem"], path) for name, path in named if name)
+    for (*day, path), (*next_day, other) in itertools.pairwise(found):
+        if day == next_day:
+            raise DataPrepError(f"{path} and {other} are the same day. Remove one.")
     if not found:
         raise DataPrepError(
             f"--from {folder}: no day files in this folder (day_0.tsv, day_0.gz, day_0, ...)"
         )
-    return dict(sorted(found.items(), key=lambda day: int(_DAY_FILE.fullmatch(day[0])["day"])))
+    return {stem: path for _, stem, path in found}
 
 
 def raw_to_parquet(

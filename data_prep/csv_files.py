@@ -275,7 +275,8 @@ def read_blocks(path: Path, options: CsvOptions, bad: BadLines) -> Iterator[Bloc
                 line = number + block.count("\n")
                 raise DataPrepError(f"{path}:{line}: a line longer than {len(end):,} characters")
             # Without quotes, PyArrow reads most blocks as they are: every line has all fields.
-            rest, records, table = "", [], None
+            rest, table = "", None
+            records: list[tuple[int, str]] = []
             if not (options.quote and options.quote in block):
                 table = _parsed(block, options)
             if table is None:
@@ -551,8 +552,8 @@ def csv_to_parquet(
 
     def write(folder: Path) -> dict[str, Any]:
         notes = _infer(paths, chosen, names, kinds)
-        rules, bad_lines, rows = _rules(kinds), {}, 0
-        nulls = dict.fromkeys(names, 0)
+        rules, rows, nulls = _rules(kinds), 0, dict.fromkeys(names, 0)
+        bad_lines: dict[str, Any] = {}
         with ParquetSink(folder / "rows") as sink:
             for block in _all_blocks(paths, chosen, bad_lines, folder / REJECTED_FILE):
                 table = typed_table(block, rules)

@@ -109,6 +109,10 @@ def etl(
         raise ValueError(f"valid_share must be in (0, 1), got {valid_share}")
     source = Path(source)
     files = [source / name for name in FILES]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise DataPrepError(
+            f"{source} lacks {' and '.join(missing)}. Put them there, as they were."
+        )
 
     def write(folder: Path) -> dict[str, Any]:
         ratings, movies = read_ratings(files[0]), read_movies(files[1])
@@ -169,28 +173,6 @@ def source_of(output: str | Path) -> dict[str, Any]:
     if made is None or made["settings"].get("command") != "movielens etl":
         raise DataPrepError(f"{output} holds no MovieLens data. Run: python -m data_prep movielens")
     return made["metadata"]["source"]
-
-
-def raw_folder(output: str | Path) -> Path:
-    """Return the folder with the CSV files that an output of `etl` was made from.
-
-    The folder that `etl` recorded, or `output/raw` if the data was moved or copied. A file counts
-    if it has as many bytes as the one that was read: a copy has another modification time.
-
-    Raises:
-        DataPrepError: if there is no output of `etl`, or its raw files are gone or have changed.
-    """
-    folders = (Path(source_of(output)["folder"]), Path(output) / "raw")
-    read = (read_settings(output) or {})["settings"]["files"]  # {name: [bytes, time]}
-    for folder in folders:
-        files = [folder / name for name in FILES]
-        if all(path.is_file() and path.stat().st_size == read[path.name][0] for path in files):
-            return folder
-    raise DataPrepError(
-        f"{output} was made from files in {folders[0]}, which are gone or have changed. Put them "
-        f"back, or run: python -m data_prep movielens --from ZIP_OR_FOLDER --output {output} "
-        "--overwrite"
-    )
 
 
 def _source(folder: Path) -> dict[str, Any]:

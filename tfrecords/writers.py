@@ -136,6 +136,7 @@ def write_prebatched(
     """
     check_positive(batch_size=batch_size, batches_per_file=batches_per_file)
     form = _Form(
+        "prebatched",
         lambda chunk: [encode_batch(chunk)],
         rows_per_file=batch_size * batches_per_file,
         batch_size=batch_size,
