@@ -20,7 +20,6 @@ import signal
 import sys
 import tempfile
 import traceback
-import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
@@ -195,25 +194,6 @@ def read_criteo(folder: Path) -> None:
     criteo.raw_to_parquet(folder / "raw", folder / "strict", workers=1)
 
 
-def make_movielens(folder: Path) -> None:
-    from data_prep import movielens, synthetic_movielens
-
-    with tempfile.TemporaryDirectory() as raw:
-        sizes = {"ratings": 400, "users": 20, "movies": 60}
-        synthetic_movielens.write_movielens(raw + "/raw", **sizes)
-        with zipfile.ZipFile(folder / "ml.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in movielens.FILES:
-                archive.write(f"{raw}/raw/{name}", f"ml/{name}")
-                shutil.copy(f"{raw}/raw/{name}", folder)
-
-
-def read_movielens(folder: Path) -> None:
-    from data_prep import movielens
-
-    for number, source in enumerate((folder, folder / "ml.zip")):
-        movielens.prepare(folder / f"out{number}", source=source)
-
-
 def make_csv(folder: Path) -> None:
     lines = [f'{i},{i / 7:.3f},"a ""b"", {i % 5}\n",2024-01-{i % 28 + 1:02}' for i in range(200)]
     (folder / "any.csv").write_text("id,x,text,day\n" + "\n".join(lines))
@@ -293,7 +273,7 @@ def read_checkpoint(folder: Path) -> None:
         model.train_on_batch(*next(iter(loader)))
 
 
-TARGETS = ("parquet", "workflow", "criteo", "movielens", "csv", "tfrecords", "checkpoint")
+TARGETS = ("parquet", "workflow", "criteo", "csv", "tfrecords", "checkpoint")
 
 
 # ---- cases -------------------------------------------------------------------------------------
