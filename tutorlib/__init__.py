@@ -33,11 +33,10 @@ _ROOMS = {  # room: its names, one a line
         "keras_inputs",
     ],
     "loader": [
-        "MultiHot",
         "KerasSequenceLoader",
-        "ShuffleQuality",
-        "shuffle_quality",
+        "MultiHot",
     ],
+    "shuffling": ["ShuffleQuality", "shuffle_quality"],
     "models": [
         "DLRM",
         "WideAndDeep",

@@ -26,7 +26,7 @@ import pyarrow as pa
 from tutorlib.columns import Chunk
 from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
-from tutorlib.keras_bridge.backend import min_int_dtype_on_gpu, wait_for_gpu
+from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu, wait_for_gpu
 from tutorlib.keras_bridge.processes import data_share
 from tutorlib.loader.batches import Assembler, ChunkReader, Part
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
@@ -294,6 +294,7 @@ class KerasSequenceLoader(LoaderAdapter):
             nulls=self._settings.nulls,
             multi_hot=self._settings.multi_hot,
             min_int_dtype=self._min_int_dtype,
+            max_int_dtype=max_int_dtype(),
         )
 
     @property
@@ -444,10 +445,14 @@ class KerasSequenceLoader(LoaderAdapter):
     def __iter__(self) -> Batches:
         return self._new_pass()
 
+    def preview(self) -> Batches:
+        """Return the batches of the current epoch; the next `iter()` begins with them again."""
+        return self._new_pass(moves=False)
+
     def peek(self) -> Any:
         """Return the first batch of the current epoch; the next `iter()` begins with it again."""
         self._check_batches()
-        batches = self._new_pass(moves=False)
+        batches = self.preview()
         try:
             return next(batches)
         finally:
@@ -471,6 +476,10 @@ class KerasSequenceLoader(LoaderAdapter):
         on_gpu, budget = source.device == "gpu", settings.memory_budget
         if not on_gpu:
             self._pool.limit_bytes = self._size.peak_bytes * settings.ranks_held
+        if isinstance(budget, int):  # what is kept for later must leave room for decoding
+            largest = max((chunk.num_rows for chunk in plan.chunks), default=0)
+            two_chunks = 2 * largest * self._row_bytes(whole=False).batch
+            self._pool.limit_bytes = int(two_chunks * settings.ranks_held)
         means = values_per_row(source) if settings.multi_hot.bucketed else {}
         reader = ChunkReader(
             source,
@@ -483,6 +492,7 @@ class KerasSequenceLoader(LoaderAdapter):
             self._stopwatch,
             self._transform,
             held_bytes=int(REFUSED * budget) if isinstance(budget, int) and not on_gpu else None,
+            fills_missing=self._workflow is not None,
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
@@ -915,6 +925,12 @@ class KerasSequenceLoader(LoaderAdapter):
             doubts.append(
                 f"rows are shuffled within chunks that mix {mixed:.1f} of the {count} row groups "
                 "of the files, so rows that are near each other in the files come near each other"
+            )
+        rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
+        if not automatic and rows < self.batch_size and any(rank.sliced for rank in plan.ranks):
+            doubts.append(
+                f"chunks of {rows} rows are smaller than a batch, so row groups come in the order "
+                "of the files: give a larger buffer_size"
             )
         if size > 1 and read < FEW_ROW_GROUPS:
             doubts.append(
