@@ -139,7 +139,8 @@ class ChunkReader:
         for row_range in chunk.row_ranges:
             place = chunk.rank, row_range.row_group
             if row_range.row_group in plan.sliced and place not in self._streams:
-                self._streams[place] = _Stream(self, row_range.start)
+                stop = plan.sliced[row_range.row_group]
+                self._streams[place] = _Stream(self, row_range.start, stop)
         return ChunkWork(self, plan, chunk, first_batch)
 
     def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
@@ -462,8 +463,8 @@ class ChunkWork:
 class _Stream:
     """A row group whose slices are read in order, by whatever thread comes with the next one."""
 
-    def __init__(self, reader: ChunkReader, start: int) -> None:
-        self._reader, self._position = reader, start
+    def __init__(self, reader: ChunkReader, start: int, stop: int) -> None:
+        self._reader, self._position, self._stop = reader, start, stop
         self._steps: Generator[Chunk] | None = None
         self._turn, self._closed = threading.Condition(), False
 
@@ -476,11 +477,9 @@ class _Stream:
                 raise ParquetError(f"reading row group {row_range.row_group} was stopped")
             rows = row_range.num_rows
             if self._steps is None:
-                self._rows = rows
                 self._left = Chunk({})
-                stop = reader.source.row_groups[row_range.row_group].num_rows
                 step = reader.step_rows(row_range)
-                place = row_range.row_group, reader.columns, step, row_range.start, stop
+                place = row_range.row_group, reader.columns, step, row_range.start, self._stop
                 self._steps = reader.source.steps(*place)
             try:
                 pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
@@ -488,8 +487,10 @@ class _Stream:
                     pieces.append(next(self._steps))
                     count += pieces[-1].num_rows
                 whole = Chunk.concat(pieces) if len(pieces) > 1 else pieces[0]
-                self._left = whole.slice(rows, count)
+                self._left = whole.slice(rows, count) if count > rows else Chunk({})
                 self._position = row_range.stop
+                if row_range.start + count == self._stop:  # the last row has been decoded
+                    self._steps.close()
             except BaseException:
                 self._closed = True
                 raise

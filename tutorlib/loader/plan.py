@@ -93,7 +93,7 @@ class RankPlan:
     Attributes:
         starts: int64 [batches + 1], position at which each batch begins, and the end of the last.
         chunks: `ChunkPlan` of every chunk, in order.
-        sliced: row groups of which several slices are read, in order, by successive chunks.
+        sliced: {row group of which successive chunks read slices, in order: end of the last one}.
 
     Raises:
         ValueError: if a setting is out of range, or there are fewer rows than ranks.
@@ -150,8 +150,9 @@ class RankPlan:
         run = _cut(partitions, cuts[rank], cuts[rank + 1])
         lanes = parts_per_chunk if shuffle else 1
         self.chunks = _chunks(rank, _slices(run, partition_rows, lanes), parts_per_chunk)
-        ranges = Counter(r.row_group for chunk in self.chunks for r in chunk.row_ranges)
-        self.sliced = {row_group for row_group, count in ranges.items() if count > 1}
+        ranges = [row_range for chunk in self.chunks for row_range in chunk.row_ranges]
+        slices = Counter(row_range.row_group for row_range in ranges)
+        self.sliced = {r.row_group: r.stop for r in ranges if slices[r.row_group] > 1}
 
     def __len__(self) -> int:
         return len(self.starts) - 1
