@@ -109,10 +109,9 @@ def measure_rates(
         for _ in range(1 + turns):
             rates.append({})
             for name, subject in measured.items():
-                run = _train if isinstance(subject, tuple) else _read
                 rows_and_s = np.zeros(2)
                 while not rows_and_s[0] or rows_and_s[1] < at_least_s:
-                    rows_and_s += run(subject)
+                    rows_and_s += _train(*subject) if isinstance(subject, tuple) else _read(subject)
                 rates[-1][name] = rows_and_s[0] / rows_and_s[1]
     return pd.DataFrame(rates[1:])
 
@@ -196,14 +195,13 @@ def _next_rows() -> Any:
     return tf.function(lambda iterator: tf.shape(iterator.get_next()[1])[0])
 
 
-def _train(model_and_batches: tuple[Any, Any]) -> tuple[int, float]:
+def _train(model: Any, batches: Any) -> tuple[int, float]:
     """Train one epoch; return its rows and seconds."""
     import keras
 
-    model, batches = model_and_batches
     times: list[float] = []
 
-    def tick(*_: object) -> None:
+    def tick(_: int, logs: Any) -> None:
         times.append(time.perf_counter())
 
     clock = keras.callbacks.LambdaCallback(on_epoch_begin=tick, on_train_batch_end=tick)

@@ -10,7 +10,7 @@ import sys
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat import v4
 
 PARAMETERS = "ROWS = 10  # rows\nRATE = 0.5  # learning rate\nNAME = 'a'  # a label"
 
@@ -18,15 +18,11 @@ PARAMETERS = "ROWS = 10  # rows\nRATE = 0.5  # learning rate\nNAME = 'a'  # a la
 def write_lesson(folder, name, *cells):
     """Write a notebook; a string that starts with # is a text cell, (source, tag) a tagged cell."""
     tagged = [[cell] if isinstance(cell, str) else cell for cell in cells]
-    made = [
-        new_markdown_cell(source)
-        if source[0] == "#"
-        else new_code_cell(source, metadata={"tags": tags})
-        for source, *tags in tagged
-    ]
+    made = [v4.new_code_cell(source, metadata={"tags": tags}) for source, *tags in tagged]
+    made = [v4.new_markdown_cell(c.source) if c.source[0] == "#" else c for c in made]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     path = folder / f"{name}.ipynb"
-    nbformat.write(new_notebook(cells=made, metadata={"kernelspec": kernel}), path)
+    nbformat.write(v4.new_notebook(cells=made, metadata={"kernelspec": kernel}), path)
     return path
 
 
@@ -36,11 +32,13 @@ def good(tmp_path):
     (tmp_path / "dot.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     (tmp_path / "params").mkdir()
     (tmp_path / "params" / "small.yaml").write_text("01_good: {ROWS: 3}\n")
-    speaking = "import os, time\nos.system('echo a child; echo warns >&2')\ntime.sleep(1)"
+    speaking = (
+        "import os, time\nos.system('echo child $((6*7)); echo warns $((6*7)) >&2')\ntime.sleep(1)"
+    )
     return write_lesson(
         tmp_path, "01_good",
         "# A good lesson\n\n![a dot](dot.svg), [here](dot.svg)", (PARAMETERS, "parameters"),
-        "# Count", f"{speaking}\nrows = ROWS * 2", (printing, "headline"),
+        "# Count", f"{speaking}\ntime.sleep(1)\nrows = ROWS * 2", (printing, "headline"),
     )  # fmt: skip
 
 
@@ -56,7 +54,6 @@ def test_lessons_run_in_their_folder_and_the_first_that_fails_ends_the_run(runne
     assert done.returncode == 1
     assert re.findall(r"] +\d+\.\d s  (.*)", done.stdout) == ["A good lesson", "Count", "Divides"]
     assert "02_bad, section 'Divides': cell 3, In [2]: ZeroDivisionError" in done.stdout
-    assert "first / 0" in done.stdout
     table = done.stdout[done.stdout.index("lesson   seconds") :].splitlines()
     assert table[1].endswith(f"6 rows in {folder.name}")
     assert "FAILED: cell 3" in table[2]
@@ -64,7 +61,7 @@ def test_lessons_run_in_their_folder_and_the_first_that_fails_ends_the_run(runne
     page = (folder / "out" / "01_good.html").read_text()
     assert re.findall(r'<img [^>]*src="([^",]*)', page) == ["data:image/svg+xml;base64"]
     assert "ZeroDivisionError" in (folder / "out" / "02_bad.html").read_text()
-    for said in ("a child", "warns"):  # by processes of a lesson: on its page alone
+    for said in ("child 42", "warns 42"):  # by processes of a lesson: on its page alone
         assert said in re.sub(r"<[^>]*>", "", page)
         assert said not in done.stdout + done.stderr
 
@@ -80,9 +77,8 @@ def test_a_lesson_whose_kernel_ends_early_fails_and_says_why(runner, tmp_path, s
     lesson = write_lesson(tmp_path, "01_ends", "# Ends", source, "print('rest')")
     stream = io.StringIO()
     result = runner.run_lesson(lesson, {}, tmp_path / "out", stream)
-    assert not result.passed
     assert said in stream.getvalue()
-    assert "cell" in result.outcome
+    assert result.outcome.startswith("FAILED: cell")
 
 
 @pytest.mark.parametrize(
@@ -97,11 +93,10 @@ def test_a_lesson_whose_kernel_ends_early_fails_and_says_why(runner, tmp_path, s
 )
 def test_wrong_requests_are_refused_before_anything_runs(runner, good, capsys, arguments, message):
     (good.parent / "params" / "wrong.yaml").write_text("09_none: {ROWS: 3}\n")
-    folders = ["--folder", str(good.parent), "--output", str(good.parent / "out")]
     with pytest.raises(SystemExit, match="2"):
-        runner.main([*folders, *arguments])
-    assert message in capsys.readouterr().err
-    assert not (good.parent / "out").exists()
+        runner.main(["--folder", str(good.parent), *arguments])
+    said = capsys.readouterr()
+    assert (message in said.err, said.out) == (True, "")
 
 
 def test_an_override_beats_the_profile_in_every_lesson_that_declares_it(runner, good, tmp_path):
@@ -120,22 +115,20 @@ def test_a_page_takes_the_outputs_of_its_run(pages, runner, tmp_path):
         ("N + 1", "recorded_output", "nbval-ignore-output"),
     )  # fmt: skip
     sources = [cell.source for cell in nbformat.read(path, as_version=4).cells]
-    assert runner.run_lesson(path, {"N": 2}, tmp_path / "out", io.StringIO()).passed
+    executed = tmp_path / "out" / path.name
     for _ in range(2):  # again gives the same
-        pages.renew(path, tmp_path / "out" / path.name)
-        title, machine, *code = nbformat.read(path, as_version=4).cells
+        assert runner.run_lesson(path, {"N": 2}, executed.parent, io.StringIO()).passed
+        pages.renew(path, executed)
+        title, machine, *rest = nbformat.read(path, as_version=4).cells
         assert machine.source.startswith("*Recorded on ")
-        assert [cell.source for cell in (title, *code)] == sources
-        assert [cell.execution_count for cell in code] == [1, 2, 3, 4]
-        shown = [[o.get("text") or o.data["text/plain"] for o in cell.outputs] for cell in code]
+        assert [cell.source for cell in (title, *rest)] == sources
+        assert [cell.execution_count for cell in rest] == [1, 2, 3, 4]
+        shown = [[o.get("text") or o.data["text/plain"] for o in cell.outputs] for cell in rest]
         assert shown == [[], [], ["kept\n"], ["3"]]
-    assert runner.run_lesson(path, {}, tmp_path / "again", io.StringIO()).passed
-    again = (tmp_path / "again" / path.name).read_text()
-    assert machine.id in path.read_text()
-    assert machine.id not in again  # it is of another run
+    assert machine.id not in executed.read_text()  # it is of another run
     path.write_text(path.read_text().replace("N + 1", "N + 2"))
     with pytest.raises(ValueError, match="another cell"):
-        pages.renew(path, tmp_path / "out" / path.name)
+        pages.renew(path, executed)
 
 
 def test_a_page_takes_no_outputs_of_a_run_that_did_not_bear_out_a_claim(pages, runner, tmp_path):

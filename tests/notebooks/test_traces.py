@@ -34,8 +34,9 @@ def test_intervals_behave_like_sets_of_times(one, other, start, length):
 @pytest.mark.parametrize("by_loader", [False, True])
 def test_a_device_is_idle_while_its_step_waits_for_data(tmp_path, by_loader):
     data = slow_loader(write_rows(tmp_path)) if by_loader else slow_dataset(8, 0.1)
-    profile = ProfileSteps(tmp_path / "log", 2, 8)
-    model_of().fit(data, callbacks=[profile], shuffle=by_loader, verbose=0)
+    model_of().fit(
+        data, callbacks=[ProfileSteps(tmp_path / "log", 2, 8)], shuffle=by_loader, verbose=0
+    )
     trace = read_trace(tmp_path)
     assert list(trace.steps) == list(range(2, 9))
     assert min(trace.idle_share, trace.wait_share, trace.idle_wait_share) > 0.5
@@ -45,7 +46,7 @@ def test_a_device_is_idle_while_its_step_waits_for_data(tmp_path, by_loader):
     assert trace.on_gpu == bool(tf.config.list_physical_devices("GPU")) != (trace.name == CPU)
 
 
-def write_trace(path, planes):
+def write_trace(folder, planes):
     """Write an XSpace file: {plane: {line: [(name, start ms, stop ms, {stat: value})]}}."""
     space = xplane_pb2.XSpace()
 
@@ -67,6 +68,7 @@ def write_trace(path, planes):
                         entry.ref_value = number(plane.stat_metadata, value)
                     else:
                         entry.int64_value = value
+    path = folder / "plugins" / "profile" / "1" / "a.xplane.pb"
     path.parent.mkdir(parents=True)
     path.write_bytes(space.SerializeToString())
 
@@ -81,10 +83,8 @@ def test_a_gpu_is_busy_while_kernels_or_copies_run_and_is_drawn_so(tmp_path):
     others = [("gemm", t + 30, t + 40, matmul) for t in (10, 60)]
     gpu = {"Stream #13(Compute)": kernels, "Stream #14": copies + others, "Steps": steps}
     host = {"python": steps, "tf_data_iterator_get_next/1": waits}
-    path = tmp_path / "plugins" / "profile" / "2026" / "host.xplane.pb"
-    write_trace(path, {"/host:CPU": host, "/device:GPU:0": gpu})
+    write_trace(tmp_path, {"/host:CPU": host, "/device:GPU:0": gpu})
     trace = read_trace(tmp_path)
-    assert trace.on_gpu
     assert trace.steps == {0: (10.0, 60.0), 1: (60.0, 110.0)}
     assert trace.idle_shares == pytest.approx({0: 0.6, 1: 0.6})
     assert (trace.wait_share, trace.idle_wait_share) == pytest.approx((0.4, 40 / 60))
@@ -100,7 +100,6 @@ def test_a_gpu_is_busy_while_kernels_or_copies_run_and_is_drawn_so(tmp_path):
 def test_a_folder_without_a_trace_of_a_device_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no trace"):
         read_trace(tmp_path)
-    path = tmp_path / "plugins" / "profile" / "1" / "a.xplane.pb"
-    write_trace(path, {"/host:CPU": {"python": [("f", 1, 2, {})]}})
+    write_trace(tmp_path, {"/host:CPU": {"python": [("f", 1, 2, {})]}})
     with pytest.raises(ValueError, match=r"a\.xplane\.pb shows no work of a device"):
         read_trace(tmp_path)
