@@ -504,7 +504,7 @@ class ThroughputLogger(keras.callbacks.Callback):
 
 # ---- StallReport ---------------------------------------------------------------------------------
 
-STAGES = ("read", "transform", "scatter", "convert")  # as in a loader's `stats()`
+STAGES = ("read", "transform", "gather", "convert")  # as in a loader's `stats()`
 
 
 class Stall(NamedTuple):
@@ -516,7 +516,7 @@ class Stall(NamedTuple):
         elapsed_s: seconds from the start of the epoch to the end of its last step.
         wait_s: seconds of these in which the training waited for a batch.
         first_wait_s: seconds of these in which it waited for the first batch.
-        stages: {"read" | "transform" | "scatter" | "convert": seconds of work during the epoch,
+        stages: {"read" | "transform" | "gather" | "convert": seconds of work during the epoch,
             summed over the loader's threads}; empty for a `tf.data.Dataset`.
 
     Example:
@@ -558,7 +558,7 @@ loader: read 19%, convert 6%
 class StallReport(keras.callbacks.Callback):
     """Logs `stall`, the share of the epoch spent waiting for data (0 to 1), at its end.
 
-    With a `KerasSequenceLoader` it also logs `stall_read`, `stall_transform`, `stall_scatter` and
+    With a `KerasSequenceLoader` it also logs `stall_read`, `stall_transform`, `stall_gather` and
     `stall_convert`, which add up to `stall`. Callbacks after this one in the list, such as
     TensorBoard or CSVLogger, see all of them.
 

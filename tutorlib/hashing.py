@@ -213,10 +213,9 @@ class KeyIndex:
         stored[slots] = self._words(self.keys, hashes)
         self._tables = ranks, stored, self.keys
         self._copies: dict[str, Any] = {}  # {array library of a device: tables there}
-        found = self.find(self.keys)
-        if not np.array_equal(found, np.arange(1, len(found) + 1)):
-            twice = int(np.argmax(found != np.arange(1, len(found) + 1)))
-            key = take(self.keys, np.array([twice])).tolist()[0]
+        twice = np.flatnonzero(self.find(self.keys) != np.arange(1, len(self.keys) + 1))
+        if len(twice):
+            key = take(self.keys, twice[:1]).tolist()[0]
             raise ValueError(f"keys must be unique, but {key!r} appears twice")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,7 +227,6 @@ class KeyIndex:
             return self._tables
         if xp.__name__ not in self._copies:
             copies = [to_namespace(table, xp) for table in self._tables]
-            xp.cuda.get_current_stream().synchronize()  # other threads have streams of their own
             self._copies[xp.__name__] = copies
         return self._copies[xp.__name__]
 

@@ -38,7 +38,7 @@ class TypeRow(NamedTuple):
     remedy: str | None  # what to do with a feature of this type; None if batches hold it
 
 
-_TIME = "make features of it with DateParts in a Workflow"
+_TIME = "take numbers out of it in the data, as by pyarrow.compute.year"
 _TEXT = "cast it to string in the data if it holds text"
 _PARTS = "store its parts as columns of numbers or strings"
 _ID, _NUMBER = "categorical", "continuous"

@@ -8,7 +8,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tutorlib.loader import KerasSequenceLoader, shuffle_quality
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.shuffling import shuffle_quality
 
 ROWS, BATCH = 65_536, 256
 FILES = {"row_group_rows": 512}

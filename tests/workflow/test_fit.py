@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.ops import bits
 from tutorlib.columns import Chunk
 from tutorlib.ops import LogOp, Normalize, TargetEncoding
+from tutorlib.parquet import stored
 from tutorlib.workflow import Workflow
 from tutorlib.workflow import fit as fitting
 
@@ -67,19 +68,21 @@ def test_any_number_of_threads_learns_the_same_bits(tmp_path, monkeypatch):
         assert learned == want
 
 
-def test_a_row_range_is_at_most_its_limit_and_ranges_cover_all_rows():
-    source = fitting.as_source([Chunk({"x": np.arange(n)}) for n in (300_000, 0, 5)])
-    ranges = fitting.row_ranges_in(source)
-    assert [r.num_rows for r in ranges] == [262_144, 37_856, 0, 5]
+def test_a_row_range_is_at_most_its_limit_and_ranges_cover_all_rows(tmp_path):
+    rows = pa.table({"x": np.arange(300_005)})
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=300_000)
+    ranges = fitting.row_ranges_in(fitting.as_source(tmp_path))
+    assert [r.num_rows for r in ranges] == [262_144, 37_856, 5]
     parts = fitting.split_by_rows(ranges, 100_000)
     assert [sum(r.num_rows for r in part) for part in parts] == [100_000, 100_000, 100_000, 5]
 
 
-def test_after_an_error_no_op_is_fitted_and_the_error_is_that_of_the_first_range():
+def test_after_an_error_no_op_is_fitted_and_the_error_is_that_of_the_first_range(monkeypatch):
+    monkeypatch.setattr(stored, "TABLE_ROWS", 100)
     values = [np.full(100, 1.0 if k != 3 else -5.0) for k in range(6)]
     values[5] = np.full(100, -9.0)
     workflow = Workflow(["x"] >> LogOp() >> Normalize())
-    with pytest.raises(ValueError, match=r"'x': LogOp .* got -5.0 .*chunk 3"):
+    with pytest.raises(ValueError, match=r"'x': LogOp .* got -5.0 .*row group 3 of"):
         workflow.fit([Chunk({"x": v}) for v in values], threads=2)
     with pytest.raises(ValueError, match="Call fit"):
         workflow.transform(Chunk({"x": values[0]}))

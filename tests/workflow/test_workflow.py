@@ -10,7 +10,7 @@ import pytest
 from tests.support.workflow_rows import MOVIES, OUTPUTS, rows, same, workflow, write
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import Categorify, FillMedian, HashBucket, LabelEncoder, LogOp, Normalize
-from tutorlib.parquet import ParquetSource, RowGroup
+from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
 DATA = Chunk({"x": np.arange(10.0), "n": np.arange(10), "label": np.arange(10) % 2})
@@ -33,32 +33,6 @@ def test_fit_does_not_depend_on_kind_of_source_chunking_and_order(tmp_path):
     other = workflow().fit(rows(seed=1))
     assert other.fingerprint != want.fingerprint
     assert other.fit(path).fingerprint == want.fingerprint  # nothing is left of the first fit
-
-
-class Squares:
-    """A RowSource that computes its rows: two row groups of 50."""
-
-    row_groups = [RowGroup(0, index, 50) for index in range(2)]  # noqa: RUF012
-    num_rows, files = 100, ()
-    column_types = {"x": ("int64", False)}  # noqa: RUF012
-
-    def read(self, position, columns, start, stop):
-        first = 50 * position
-        return Chunk({"x": np.arange(first + start, first + stop) ** 2}).select(columns)
-
-    def location(self, position):
-        return ""
-
-    def fingerprint(self):
-        return None
-
-
-def test_fit_and_transform_take_any_row_source(tmp_path):
-    fitted = Workflow(["x"] >> Normalize()).fit(Squares())
-    assert fitted.groups[0].ops[0].learned()["mean"] == {"x": 3283.5}
-    written = ParquetSource(fitted.transform_to_parquet(Squares(), tmp_path / "out"))
-    squares = Chunk({"x": np.arange(100) ** 2})
-    assert same(Chunk.concat(list(written.chunks())), fitted.transform(squares))
 
 
 def test_the_schema_gives_name_role_dtype_and_cardinality_of_each_output():
@@ -110,13 +84,6 @@ def test_a_failing_fit_leaves_the_workflow_unfitted():
         failing.fit([good, Chunk({"x": np.array([-2.0, 1.0]), "c": np.arange(2)})])
     with pytest.raises(ValueError, match=r"Call fit\(source\) first"):
         failing.transform(good)
-
-
-def test_values_not_fitted_on_get_the_out_of_vocabulary_id():
-    fitted = workflow().fit(rows(200))
-    out = fitted.transform(rows(5000, seed=9))
-    assert (out["userId"] == 2).any()
-    assert out["userId"].max() < fitted.embedding_sizes()["userId"][0]
 
 
 @pytest.mark.parametrize("op", [Normalize(), Categorify(), FillMedian()])

@@ -11,7 +11,6 @@ import tensorflow as tf
 from tutorlib import ops
 from tutorlib.ops import FIRST_OOV_ID, NULL_ID
 from tutorlib.ops.base import id_dtype
-from tutorlib.ops.lists_dates import SIZES
 from tutorlib.serving import tensors
 from tutorlib.serving.tensors import ServedColumn
 
@@ -81,24 +80,6 @@ class ServedListSlice(ServedOp):
         lists = sliced(column.values)
         valid = None if column.valid is None else sliced(column.valid).values
         return ServedColumn(lists.values, valid, lists.row_splits, column.dtype)
-
-
-class ServedDateParts(ServedOp):
-    """`DateParts`; the raw tensor is int64, in the unit of the column that was fitted on."""
-
-    def source(self, output: str) -> str:
-        """Return the column whose part the output is."""
-        return self.names[self.op.output_names(self.names).index(output) // len(self.op.parts)]
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return one part of the dates."""
-        source = self.source(name)
-        part = name.removeprefix(f"{source}_")
-        unit = self.op.unit_for(source, column.dtype or column.values.dtype.name)
-        made = self.op.part(part, tf.cast(column.values, tf.int64), unit)
-        if part in SIZES:
-            return column.with_values(column.without_nulls(tf.cast(made, tf.int32), NULL_ID))
-        return column.with_values(tf.cast(made, tf.float32), column.valid)
 
 
 class ServedFill(ServedOp):
@@ -174,7 +155,7 @@ class ServedBucketize(ServedOp):
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return int32 ids of the intervals."""
         values = tensors.as_float64(column)
-        ids = tf.searchsorted(self.op.edges_for(name), values, side="right") + 2
+        ids = tf.searchsorted(self.op.boundaries, values, side="right") + 2
         return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
 
 
@@ -279,7 +260,6 @@ SERVED: dict[type[ops.Op], type[ServedOp]] = {
     ops.Bucketize: ServedBucketize,
     ops.Categorify: ServedCategorify,
     ops.Clip: ServedClip,
-    ops.DateParts: ServedDateParts,
     ops.FillMedian: ServedFill,
     ops.FillMissing: ServedFill,
     ops.HashBucket: ServedHashBucket,
