@@ -207,17 +207,10 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
     else:
         TimedBatches.of_dataset(data)  # raises if it is no dataset
 
-    @contextlib.contextmanager
-    def epoch() -> Iterator[Iterator[Any]]:  # it does not move a loader
-        position = data.position if is_loader else None
-        try:
-            with contextlib.closing(iter(data) if is_loader else (b for b in data)) as batches:
-                yield batches
-        finally:
-            if is_loader:
-                data.return_to(position)
+    def begin() -> Any:  # an epoch; it does not move a loader
+        return data.preview() if is_loader else (batch for batch in data)
 
-    with epoch() as batches:
+    with contextlib.closing(begin()) as batches:
         held = list(itertools.islice(batches, HELD_BATCHES))
     if not held:
         raise ValueError("the data has no batch")
@@ -228,9 +221,9 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
         stripped = _OneNumber()
         stripped.compile("sgd", jit_compile=False)
         _run(stripped, held, math.inf)
-        with cores_awake(), epoch() as batches:
+        with cores_awake(), contextlib.closing(begin()) as batches:
             data_alone = _run(stripped, batches, max_seconds)
-        with epoch() as batches:
+        with contextlib.closing(begin()) as batches:
             training = _run(model, batches, max_seconds)
     return Diagnosis(training, data_alone, model_alone)
 
