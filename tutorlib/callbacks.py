@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 import itertools
-import json
 import math
 import os
 import resource
@@ -28,7 +26,13 @@ from tutorlib.checks import check_path, check_positive
 from tutorlib.keras_bridge.adapter import LoaderAdapter, TimedBatches
 from tutorlib.keras_bridge.processes import gathered, process_count, process_index
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
+from tutorlib.storage import (
+    MANIFEST_FILE,
+    find_checkpoints,
+    new_checkpoint,
+    read_manifest,
+    remove_old,
+)
 
 # ---- LoaderCheckpoint ----------------------------------------------------------------------------
 
@@ -130,14 +134,17 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                 f"the newest checkpoints that the processes find in {self.path} are {newest}: all "
                 "must see the same folder, so give a path on a filesystem that they share"
             )
+        # Also a newer one whose manifest was changed, which `find_checkpoints` leaves out.
+        for file in sorted(self.path.glob(f"*-epoch-*-batch-*[0-9]/{MANIFEST_FILE}")):
+            if file.parent.name >= newest[0]:
+                try:
+                    read_manifest(file.parent)
+                except ValueError as error:
+                    remedy = f"Or remove {file.parent}, to resume from the one before."
+                    raise ValueError(f"{error} {remedy}") from error
         if not found:
             return self.loader.epoch
         _, folder, state = found[-1]
-        if state.pop("sha256", None) != _sha256(folder, state):
-            raise ValueError(
-                f"{folder} was changed after it was written: its checksum differs. Remove the "
-                "folder to resume from the checkpoint before it."
-            )
         if not model.built:
             model(self.loader.peek()[0])
         if not model.optimizer.built:
@@ -204,8 +211,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             return  # JAX prefetches a batch on an accelerator; the epoch ends with the next step
         state["batch"] = self._batch
         model = self.model  # on JAX, this brings the variables up to date
-        content = {"version": 1, "model": _description(model), "loader": state}
-        content["fit_epoch"] = self._fit_epoch
+        content = {"model": _description(model), "loader": state, "fit_epoch": self._fit_epoch}
         # What no process has alone, all read together, block by block; process 0 has the rest.
         shared = itertools.chain.from_iterable(map(_blocks, filter(_is_split, _variables(model))))
         error = None
@@ -217,7 +223,6 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                             count = len(_bounds(variable)) if _is_split(variable) else 0
                             blocks = itertools.islice(shared, count) if count else _blocks(variable)
                             file.writelines(block.tobytes() for block in blocks)
-                    content["sha256"] = _sha256(folder, content)
                 remove_old(self.path, self.keep)
             except OSError as caught:
                 error = caught
@@ -231,17 +236,6 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             )
             raise OSError(*([error.errno] if error and error.errno else []), message) from error
         self._ours = True
-
-
-def _sha256(folder: Path, state: dict[str, Any]) -> str:
-    """Return the checksum of the variables and the state of a checkpoint."""
-    path = folder / VARIABLES_FILE
-    if not path.is_file():
-        return ""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    digest.update(json.dumps(state, sort_keys=True).encode())
-    return digest.hexdigest()
 
 
 def _variables(model: keras.Model) -> list[Any]:
