@@ -2,7 +2,6 @@
 
 import os
 import random
-import resource
 import signal
 import time
 import tracemalloc
@@ -29,8 +28,6 @@ from tutorlib.layers import EmbeddingTable
 from tutorlib.optimizers import RowSparseAdam
 from tutorlib.parquet import ParquetSource
 from tutorlib.storage import MANIFEST_FILE, find_checkpoints
-
-pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 @pytest.fixture(scope="module")
@@ -228,26 +225,6 @@ def test_wrong_arguments_and_other_trainings_are_refused(folder, tmp_path):
     with pytest.raises(FileExistsError, match=r"000001-epoch-0-batch-7: call restore\(model\)"):
         model.fit(loader, verbose=0, callbacks=[LoaderCheckpoint(tmp_path, loader)])
     assert names_in(tmp_path) == ["000001-epoch-0-batch-7"]
-
-
-def save_until_the_disk_is_full(folder, path):
-    loader, model = loader_of(folder), model_of(embedding_rows=100_000)
-    checkpoint = LoaderCheckpoint(path, loader, 3)
-    model.fit(loader, steps_per_epoch=3, verbose=0, callbacks=[checkpoint])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-    with pytest.raises(OSError, match=r"epoch 0, batch 3 cannot be written .*make room"):
-        model.fit(loader, verbose=0, callbacks=[checkpoint])
-    assert [found.state["loader"]["batch"] for found in find_checkpoints(path)] == [3, 3]
-
-
-def test_a_full_disk_raises_and_leaves_the_older_checkpoints(folder, tmp_path):
-    """In a process of its own, whose files cannot grow above 1 MB."""
-    process = PROCESSES.Process(target=save_until_the_disk_is_full, args=(folder, tmp_path))
-    process.start()
-    process.join(120)
-    assert process.exitcode == 0
-    assert all(found.folder.is_dir() for found in find_checkpoints(tmp_path))
-    assert not list(tmp_path.glob("*.partial"))
 
 
 # ---- kills --------------------------------------------------------------------------------------

@@ -41,17 +41,13 @@ def folder(tmp_path_factory):
 def test_throughput_is_rows_over_the_seconds_of_their_steps(validated):
     """Validation and other work at the end of an epoch do not count."""
     clock, valid = FakeClock(), data(200, seed=1)
-    logger = ThroughputLogger(every_steps=2, clock=clock)
+    logger = ThroughputLogger(clock=clock)
     slow = StepsTake(clock, validation_s=50.0 * validated, epoch_end_s=70.0 * validated)
     used = [slow, logger, *([KerasSequenceValidater(valid)] if validated else [])]
     history = fit(used)
     # First epoch without its first step: 54 rows in 4 steps of 0.5 s; then 70 rows in 5 steps.
     assert history["samples_per_s"] == pytest.approx([54 / 2, 70 / 2.5, 70 / 2.5])
     assert [epoch.rows for epoch in logger.epochs] == [54, 70, 70]
-    # Windows of two steps, 16 rows a step, 6 in an epoch's last; unfinished ones are left out.
-    rates = [window.samples_per_s for window in logger.windows]
-    assert rates == [32.0, 22.0, 32.0, 32.0, 32.0, 32.0]
-    assert [window.step for window in logger.windows] == [3, 5, 7, 9, 12, 14]
 
 
 def test_throughput_counts_rows_of_several_steps_per_execution_and_of_stopped_epochs():
@@ -81,30 +77,27 @@ def test_rows_are_counted_beyond_what_a_float32_can_count():
                 loss.count.assign(2**31)
 
     clock = FakeClock()
-    logger = ThroughputLogger(every_steps=1, clock=clock)
+    logger = ThroughputLogger(clock=clock)
     fit([AsInALongEpoch(), StepsTake(clock), logger], epochs=2, rows=80)
     assert [epoch.rows for epoch in logger.epochs] == [64, 80]
-    assert {window.rows for window in logger.windows} == {16}
 
 
-def test_tensorboard_gets_windows_and_epochs_by_step_also_over_two_fits(tmp_path):
+def test_tensorboard_gets_epochs_by_step_also_over_two_fits(tmp_path):
     clock, model = FakeClock(), compiled_model()
-    logger = ThroughputLogger(tmp_path, every_steps=2, clock=clock)
+    logger = ThroughputLogger(tmp_path, clock)
     for _ in range(2):
         fit([StepsTake(clock), logger], epochs=1, model=model)
-    found = {}
-    for path in sorted(tmp_path.iterdir()):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                figures = found.setdefault(value.tag, [])
-                figures.append((event.step, float(tf.make_ndarray(value.tensor))))
-    assert sorted(found["samples_per_s"]) == [(3, 32.0), (5, 22.0), (8, 32.0), (10, 22.0)]
-    assert sorted(found["epoch_samples_per_s"]) == [(5, 27.0), (10, 27.0)]
+    found = [
+        (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+        for path in tmp_path.iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    name = "epoch_samples_per_s"
+    assert sorted(found) == [(5, name, 27.0), (10, name, 27.0)]
 
 
 def test_throughput_refuses_what_it_cannot_measure():
-    with pytest.raises(ValueError, match="every_steps must be at least 1, got 0"):
-        ThroughputLogger(every_steps=0)
     with pytest.raises(TypeError, match=r"log_dir must be a path, got 65536\. Throughput"):
         ThroughputLogger(65536)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.support.kernel_memory import knows_gpu_kernels, moves
 from tests.support.loaders import loader_with
 from tutorlib.columns import Ragged
-from tutorlib.keras_bridge.backend import tensor_maker, unstacking_maker, wait_for_gpu
+from tutorlib.keras_bridge.backend import tensor_maker, unstacking_maker
 from tutorlib.keras_bridge.batch_types import TypedBatch, with_types
 from tutorlib.memory import aligned_empty
 from tutorlib.models import DLRM, WideAndDeep, movielens_network
@@ -43,22 +43,6 @@ def test_each_of_the_tensors_made_together_is_its_part_and_keeps_the_memory(rows
     others = [np.full(96 + 16, -1, np.float32) for _ in range(100)]  # would use freed memory
     np.testing.assert_array_equal(kept, expected[4])
     del others
-
-
-def test_the_backend_can_be_waited_for_while_a_function_is_traced():
-    """The garbage collector may bring memory back at any moment."""
-    waited = []
-
-    @tf.function
-    def doubled(x):
-        wait_for_gpu()
-        waited.append(True)
-        return 2 * x
-
-    assert int(doubled(tf.constant(3))) == 6
-    assert waited
-    operations = doubled.get_concrete_function(tf.constant(3)).graph.get_operations()
-    assert "SyncDevice" not in [op.type for op in operations]
 
 
 # ---- types --------------------------------------------------------------------------------------
@@ -223,10 +207,3 @@ def test_a_model_with_int32_inputs_would_copy_them():
     found = moves_of_a_step(MODELS["WideAndDeep"]())
     assert any(move.endswith("GPU to host") for move in found)
     assert any(move.endswith("host to GPU") for move in found)
-
-
-@needs_kernels
-def test_a_keras_embedding_takes_wide_ids_as_they_are():
-    ids = keras.Input((1,), name="id", dtype="int64")
-    hidden = keras.layers.Flatten()(keras.layers.Embedding(97, 4)(ids))
-    assert moves_of_a_step(keras.Model([ids], keras.layers.Dense(1)(hidden))) == set()

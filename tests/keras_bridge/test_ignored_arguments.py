@@ -56,7 +56,6 @@ SIZE = "batch_size=32 with a loader .*pass batch_size to KerasSequenceLoader"
         ("fit", {"batch_size": 32}, SIZE),
         ("fit", {"class_weight": {0: 2.0}}, "class_weight={0: 2.0} with .*weight_name="),
         ("fit", {"validation_split": 0.2}, "cannot become an array; .*validation_data another"),
-        ("evaluate", {"y": Y}, Y_GIVEN),
         ("evaluate", {"sample_weight": Y}, WEIGHTS),
         ("evaluate", {"batch_size": 32}, SIZE),
         ("predict", {"batch_size": 32}, SIZE),
