@@ -1,10 +1,6 @@
 """Outputs in an object store are whole or refused."""
 
 import os
-import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 
 import numpy as np
