@@ -201,7 +201,7 @@ def new_file(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
     target = local_path(target)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder. Move it away, or choose another file.")
-    with _staging(target) as folder:
+    with staging_folder(target) as folder:
         yield folder / target.name
         (folder / target.name).replace(target)
 
@@ -236,14 +236,14 @@ def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
         return
     target = local_path(target)
     _check_folder(target)
-    with _staging(target) as staging:
+    with staging_folder(target) as staging:
         _recover(target)
         yield staging
         _replace(target, staging)
 
 
 @contextlib.contextmanager
-def _staging(target: Path) -> Iterator[Path]:
+def staging_folder(target: Path) -> Iterator[Path]:
     """Give the empty folder `{target}.partial`, which is removed after the block unless renamed.
 
     A lock, which ends with the process, however it ends, keeps other processes out.

@@ -148,10 +148,11 @@ def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
     names = sorted(n for n in below if not any(p[0] in "._" for p in n.split("/")))
     if is_folder:
         by_ending = ([n for n in names if n.endswith(e)] for e in (PARQUET_ENDINGS, ARROW_ENDINGS))
-        names, keys_of = next(filter(None, by_ending), []), functools.cache(_keys)
+        names = next(filter(None, by_ending), [])
     else:
         pattern = text[len(root) :].strip("/")
-        names, keys_of = [n for n in names if _fits(n, pattern)], lambda _: {}
+        names = [n for n in names if _fits(n, pattern)]
+    keys_of = functools.cache(_keys if is_folder else lambda _: {})
     return [
         DataFile(
             prefix + i.path, where, i.path, (i.size, i.mtime_ns), keys_of(n.rpartition("/")[0])
@@ -421,7 +422,7 @@ def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[Stored
     paths = [data] if isinstance(data, str | os.PathLike) else data
     if isinstance(paths, list | tuple):
         if all(isinstance(path, str | os.PathLike) for path in paths):
-            return paths, open_files(find_files(paths, filesystem))
+            return list(paths), open_files(find_files(paths, filesystem))
     return [], [TableRows(table_of(data))]
 
 
