@@ -15,7 +15,6 @@ import functools
 import hashlib
 import itertools
 import operator
-import os
 import re
 import warnings
 from collections.abc import Generator, Iterator, Sequence
@@ -300,9 +299,10 @@ class ParquetSource:
     @property
     def _names(self) -> list[str]:
         """The paths of the files without the folders that all have in common."""
-        folders = [path.rpartition("/")[0] for path in self.files]
-        start = len(os.path.commonpath(folders)) if len(folders) > 1 else len(folders[0])
-        return [path[start:] for path in self.files]
+        folders = [path.rpartition("/")[0] + "/" for path in self.files]
+        ends = zip(min(folders), max(folders), strict=False)
+        common = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+        return [path[common.rfind("/") + 1 :] for path in self.files]
 
     # ---- reading ----
 

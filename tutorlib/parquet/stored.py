@@ -150,15 +150,13 @@ def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
         by_ending = ([n for n in names if n.endswith(e)] for e in (PARQUET_ENDINGS, ARROW_ENDINGS))
         names = next(filter(None, by_ending), [])
     else:
-        pattern = text[len(root) :].strip("/")
-        names = [n for n in names if _fits(n, pattern)]
-    keys_of = functools.cache(_keys if is_folder else lambda _: {})
-    return [
-        DataFile(
-            prefix + i.path, where, i.path, (i.size, i.mtime_ns), keys_of(n.rpartition("/")[0])
-        )
-        for n, i in ((n, below[n]) for n in names)
-    ]
+        names = [name for name in names if _fits(name, text[len(root) :].strip("/"))]
+    files = []
+    for name in names:
+        info, keys = below[name], _keys(name.rpartition("/")[0]) if is_folder else {}
+        version = info.size, info.mtime_ns
+        files.append(DataFile(prefix + info.path, where, info.path, version, keys))
+    return files
 
 
 def _fits(name: str, pattern: str) -> bool:
@@ -168,6 +166,7 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/")
 
 
+@functools.lru_cache(maxsize=1024)
 def _keys(folders: str) -> dict[str, str | None]:
     """Return the keys in names of folders, in which Hive escapes characters as in a URL."""
     pairs = [folder.partition("=") for folder in folders.split("/")]
@@ -422,7 +421,7 @@ def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[Stored
     paths = [data] if isinstance(data, str | os.PathLike) else data
     if isinstance(paths, list | tuple):
         if all(isinstance(path, str | os.PathLike) for path in paths):
-            return list(paths), open_files(find_files(paths, filesystem))
+            return [*paths], open_files(find_files(paths, filesystem))
     return [], [TableRows(table_of(data))]
 
 
