@@ -33,11 +33,10 @@ _ROOMS = {  # room: its names, one a line
         "keras_inputs",
     ],
     "loader": [
-        "MultiHot",
         "KerasSequenceLoader",
-        "ShuffleQuality",
-        "shuffle_quality",
+        "MultiHot",
     ],
+    "shuffling": ["ShuffleQuality", "shuffle_quality"],
     "models": [
         "DLRM",
         "WideAndDeep",
@@ -47,7 +46,6 @@ _ROOMS = {  # room: its names, one a line
         "Bucketize",
         "Categorify",
         "Clip",
-        "DateParts",
         "FillMedian",
         "FillMissing",
         "HashBucket",

@@ -5,10 +5,8 @@ import os
 import threading
 import time
 
-from tutorlib.loader.device_batches import DeviceGroup
-from tutorlib.loader.host_batches import HostGroup
-
-from tutorlib.loader.batches import Batches
+from tutorlib.loader.batches import ChunkWork
+from tutorlib.loader.cursor import Batches
 from tutorlib.loader.pipeline import Pipeline
 
 PROMPT_S = 30  # far less than a hang, far more than a slow machine needs
@@ -30,8 +28,8 @@ def come_to_an_end(left):
 
 
 def passes_in_memory():
-    """Passes, and groups of their batches, that something still holds."""
-    kinds = (Batches, Pipeline, HostGroup, DeviceGroup)
+    """Passes, and the chunks of their batches, that something still holds."""
+    kinds = (Batches, Pipeline, ChunkWork)
     return [held for held in gc.get_objects() if type(held) in kinds]
 
 

@@ -135,11 +135,14 @@ def _status(name):
 
 
 def _loader(path, layout, budget):
-    from tutorlib.loader import KerasSequenceLoader
+    from tutorlib.loader import KerasSequenceLoader, MultiHot
     from tutorlib.ops import HashBucket
     from tutorlib.workflow import Workflow
 
-    loader = KerasSequenceLoader(path, layout.batch_size, memory_budget=budget, **layout.options)
+    options = dict(layout.options)
+    if "multi_hot" in options:
+        options["multi_hot"] = MultiHot(**options["multi_hot"])
+    loader = KerasSequenceLoader(path, layout.batch_size, memory_budget=budget, **options)
     if not layout.hashed:
         return loader
     strings = [n for n, kind in layout.columns.items() if kind[0] == "string"]

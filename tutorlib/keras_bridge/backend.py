@@ -90,6 +90,15 @@ def min_int_dtype_on_gpu() -> str:
     return "int64" if keras.backend.backend() == "tensorflow" else "int32"
 
 
+def max_int_dtype() -> str:
+    """Return the widest dtype of integers that tensors keep: JAX cuts int64 to int32 by default."""
+    if keras.backend.backend() != "jax":
+        return "int64"
+    import jax
+
+    return str(jax.dtypes.canonicalize_dtype("int64"))
+
+
 def min_int_dtype_of_models() -> str:
     """Return the narrowest dtype of integer inputs of models on this machine: "int32" or "int64".
 

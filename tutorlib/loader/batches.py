@@ -26,20 +26,25 @@ from tutorlib.columns import (
     Ragged,
     array_namespace,
     concat_columns,
+    flat_values,
     gather_rows,
+    is_array,
     to_host,
 )
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
+from tutorlib.loader.sizing import PAGE_BYTES
 from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 
 TASK_COLUMNS = 8  # that one task decodes and gathers; with a memory budget, one
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
 Transform = Callable[[Chunk], Chunk]
+Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
 
 
 @dataclasses.dataclass
@@ -61,6 +66,26 @@ class Part:
         """Rows of each batch, or of the piece."""
         return (self.segment.stop - self.segment.start) // (self.segment.batches or 1)
 
+    def split(self, count: int) -> tuple[Part, Part]:
+        """Return the first batches, and those after them."""
+        segment, stop = self.segment, self.segment.start + count * self.rows
+        halves = (
+            (Segment(segment.batch, count, segment.start, stop), slice(count)),
+            (
+                Segment(segment.batch + count, segment.batches - count, stop, segment.stop),
+                slice(count, None),
+            ),
+        )
+        first, rest = (
+            Part(
+                part,
+                {name: array[which] for name, array in self.scalars.items()},
+                {name: lists[which] for name, lists in self.lists.items()},
+            )
+            for part, which in halves
+        )
+        return first, rest
+
 
 class ChunkReader:
     """Decodes row ranges and makes the parts of chunks, for one pass over a loader.
@@ -77,6 +102,7 @@ class ChunkReader:
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         held_bytes: bytes that decoded rows and batches may take together; None for any number.
+        fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
     """
 
     def __init__(
@@ -89,11 +115,15 @@ class ChunkReader:
         stopwatch: Stopwatch,
         transform: Transform | None,
         held_bytes: int | None = None,
+        *,
+        fills_missing: bool = False,
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
         self.num_values, self.stopwatch, self._transform = num_values, stopwatch, transform
-        self.held_bytes = held_bytes
-        self._decoded: dict[ChunkPlan, int] = {}  # bytes of rows that wait to be gathered, by chunk
+        self.held_bytes, self._fills_missing = held_bytes, fills_missing
+        kinds = [source.column_types[name] for name in columns]
+        self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
+        self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
         self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
         names = [field.columns for field in layout.fields]
         self._fields = [[column.name for column in columns] for columns in names]
@@ -109,7 +139,8 @@ class ChunkReader:
         for row_range in chunk.row_ranges:
             place = chunk.rank, row_range.row_group
             if row_range.row_group in plan.sliced and place not in self._streams:
-                self._streams[place] = _Stream(self, row_range.start)
+                stop = plan.sliced[row_range.row_group]
+                self._streams[place] = _Stream(self, row_range.start, stop)
         return ChunkWork(self, plan, chunk, first_batch)
 
     def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
@@ -127,8 +158,10 @@ class ChunkReader:
         rows = sum(source.row_groups[group].num_rows for group in groups)
         return rows * source.row_bytes(groups[0], self.columns) > SMALL_BYTES * len(groups)
 
-    def decoded(self, chunk: ChunkPlan, row_range: RowRange, names: Sequence[str]) -> Chunk:
+    def decoded(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Chunk:
         """Return columns of a row range as they are stored, or what the transform makes of them.
+
+        They count as held until the owner's are released.
 
         Raises:
             ParquetError: if the rows cannot be read, or do not fit the budget.
@@ -136,7 +169,7 @@ class ChunkReader:
             Exception: what `transform` raised, with a note that says where.
         """
         started = time.perf_counter()
-        stream = self._streams.get((chunk.rank, row_range.row_group))
+        stream = self._streams.get((owner[0].rank, row_range.row_group))
         if stream is not None:
             read = stream.read(row_range)
         else:
@@ -144,7 +177,7 @@ class ChunkReader:
             read = self.source.read(*place)
         self.stopwatch.add(read=time.perf_counter() - started)
         if self.held_bytes is not None:
-            self._check_held(chunk, row_range, sum(column.nbytes for column in read.values()))
+            self._check_held(owner, row_range, sum(column.nbytes for column in read.values()))
         if self._transform is None:
             return read
         started = time.perf_counter()
@@ -153,11 +186,12 @@ class ChunkReader:
         self.stopwatch.add(transform=time.perf_counter() - started)
         return made
 
-    def _check_held(self, chunk: ChunkPlan, row_range: RowRange, nbytes: int) -> None:
+    def _check_held(self, owner: Owner, row_range: RowRange, nbytes: int) -> None:
         """Refuse lists or strings that are far longer than their row group's mean."""
-        self._decoded[chunk] = self._decoded.get(chunk, 0) + nbytes
+        self._decoded[owner] = self._decoded.get(owner, 0) + nbytes
         held = sum(list(self._decoded.values())) + self.pool.used_bytes
-        if self.held_bytes is not None and held > self.held_bytes:
+        # Rows of numbers are as wide as planned: what is held beside them is the consumer's.
+        if self._rows_differ and self.held_bytes is not None and held > self.held_bytes:
             raise ParquetError(
                 f"rows [{row_range.start}, {row_range.stop}) of "
                 f"{self.source.location(row_range.row_group)}: they decode to {nbytes:,} bytes, "
@@ -179,9 +213,19 @@ class ChunkReader:
         unfinished = sum(list(self._decoded.values()))
         return self.pool.used_bytes + unfinished + 2 * nbytes <= budget
 
-    def release(self, chunk: ChunkPlan) -> None:
-        """Note that the decoded rows of a chunk are dropped."""
-        self._decoded.pop(chunk, None)
+    def step_rows(self, row_range: RowRange) -> int:
+        """Return how many rows of a row group are decoded at a time, to be given in slices."""
+        if self.held_bytes is None:
+            return row_range.num_rows
+        group = row_range.row_group
+        rows = self.source.row_groups[group].num_rows
+        if rows * self.source.row_bytes(group, self.columns) <= len(self.columns) * PAGE_BYTES:
+            return rows  # takes no more memory than a file that stays open
+        return min(row_range.num_rows, STREAM_ROWS)
+
+    def release(self, owner: Owner) -> None:
+        """Note that decoded rows are dropped."""
+        self._decoded.pop(owner, None)
 
     def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
         try:
@@ -201,6 +245,8 @@ class ChunkReader:
             )
         for name in names:
             _check_lengths(name, result[name])
+            if not self._fills_missing:
+                _check_missing(name, chunk, result[name])
         return result
 
     @contextlib.contextmanager
@@ -265,6 +311,7 @@ class ChunkReader:
         picks: Any,
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch."""
+        # The checked values of all row ranges, one after the other.
         total = sum(row_range.num_rows for row_range, _ in pieces)
         matrix: Any = None
         row = 0
@@ -278,6 +325,7 @@ class ChunkReader:
                 matrix = self.empty((total, field.width), field.dtype)
             _interleave(cells, matrix[row : row + row_range.num_rows])
             row += row_range.num_rows
+        # Their rows in the chunk's order: whole batches side by side, pieces on their own.
         xp = array_namespace(matrix)
         for part in parts:
             segment, rows = part.segment, part.rows
@@ -377,7 +425,7 @@ class ChunkWork:
     def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
         for number, row_range in ranges:
             names = self._reader.columns
-            self._pieces[number] = self._reader.decoded(self.chunk, row_range, names)
+            self._pieces[number] = self._reader.decoded((self.chunk, ""), row_range, names)
 
     def _gather(self, group: Sequence[Any], by_column: bool) -> None:
         """Make the arrays of some fields, or of a column of lists, in all parts."""
@@ -387,7 +435,7 @@ class ChunkWork:
         names = [column.name for field in fields for column in field.columns]
         names += [column.name for column in lists]
         if by_column:
-            chunks = [reader.decoded(self.chunk, row_range, names) for row_range in ranges]
+            chunks = [reader.decoded((self.chunk, names[0]), part, names) for part in ranges]
         else:
             chunks = [self._pieces[number] for number in range(len(ranges))]
         started, picks = time.perf_counter(), self._order()
@@ -401,20 +449,22 @@ class ChunkWork:
             import cupy
 
             cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
+        if by_column:
+            reader.release((self.chunk, names[0]))
         reader.stopwatch.add(gather=time.perf_counter() - started)
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
         self._pieces.clear()
         self.__dict__.pop("_picks", None)
-        self._reader.release(self.chunk)
+        self._reader.release((self.chunk, ""))
 
 
 class _Stream:
     """A row group whose slices are read in order, by whatever thread comes with the next one."""
 
-    def __init__(self, reader: ChunkReader, start: int) -> None:
-        self._reader, self._position = reader, start
+    def __init__(self, reader: ChunkReader, start: int, stop: int) -> None:
+        self._reader, self._position, self._stop = reader, start, stop
         self._steps: Generator[Chunk] | None = None
         self._turn, self._closed = threading.Condition(), False
 
@@ -427,10 +477,9 @@ class _Stream:
                 raise ParquetError(f"reading row group {row_range.row_group} was stopped")
             rows = row_range.num_rows
             if self._steps is None:
-                self._rows = rows
                 self._left = Chunk({})
-                stop = reader.source.row_groups[row_range.row_group].num_rows
-                place = row_range.row_group, reader.columns, rows, row_range.start, stop
+                step = reader.step_rows(row_range)
+                place = row_range.row_group, reader.columns, step, row_range.start, self._stop
                 self._steps = reader.source.steps(*place)
             try:
                 pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
@@ -438,8 +487,10 @@ class _Stream:
                     pieces.append(next(self._steps))
                     count += pieces[-1].num_rows
                 whole = Chunk.concat(pieces) if len(pieces) > 1 else pieces[0]
-                self._left = whole.slice(rows, count)
+                self._left = whole.slice(rows, count) if count > rows else Chunk({})
                 self._position = row_range.stop
+                if row_range.start + count == self._stop:  # the last row has been decoded
+                    self._steps.close()
             except BaseException:
                 self._closed = True
                 raise
@@ -488,6 +539,21 @@ def _interleave(columns: Sequence[Any], matrix: Any) -> None:
         width = column.shape[1] if column.ndim == 2 else 1
         matrix[:, first : first + width] = column.reshape(len(matrix), width)
         first += width
+
+
+def _check_missing(name: str, chunk: Chunk, column: Any) -> None:
+    """Raise ValueError if NaN, of which a comparison makes False, has become an integer."""
+    before: Any = flat_values(chunk[name]) if name in chunk else None
+    made = flat_values(column)
+    if not (is_array(before) and is_array(made) and before.dtype.kind == "f" != made.dtype.kind):
+        return
+    missing = array_namespace(before).isnan(before)
+    if missing.any():
+        raise ValueError(
+            f"map(): column {name!r}: the function made {made.dtype} of {int(missing.sum())} "
+            "missing values, which came as NaN. Give floats in which NaN stays NaN, or a number "
+            "that you choose for it (numpy.nan_to_num)"
+        )
 
 
 def _check_lengths(name: str, column: Any) -> None:
@@ -542,11 +608,13 @@ class Assembler:
                 self._waiting[work.chunk.rank] += work.parts
             runs.append(waiting[0])
         count = min(most, *(part.segment.batches for part in runs))
-        taken = [_first(part, count) for part in runs]
+        taken = []
         for waiting, part in zip(self._waiting.values(), runs, strict=True):
-            waiting[:1] = [] if part.segment.batches == count else [_rest(part, count)]
+            first, rest = part.split(count)
+            taken.append(first)
+            waiting[:1] = [rest] if rest.segment.batches else []
         self._next += count
-        return taken[0] if len(taken) == 1 else self._side_by_side(taken)
+        return taken[0] if len(taken) == 1 else self._joined(taken, count)
 
     def _complete(self, rank: int) -> bool:
         """Return whether the first part of a rank has whole batches; joins pieces of one."""
@@ -558,21 +626,23 @@ class Assembler:
         for number, part in enumerate(waiting):
             rows += part.rows
             if rows == size:
-                waiting[: number + 1] = [self._joined(waiting[: number + 1], size)]
+                waiting[: number + 1] = [self._joined(waiting[: number + 1], 1)]
                 return True
         return False
 
-    def _joined(self, pieces: Sequence[Part], rows: int) -> Part:
-        """Return the pieces of a batch as one batch."""
-        part = Part(Segment(pieces[0].segment.batch, 1, 0, rows))
-        for name, first in pieces[0].scalars.items():
-            out = self._reader.empty((1, rows, first.shape[2]), first.dtype)
-            arrays = [piece.scalars[name] for piece in pieces]
-            array_namespace(out).concatenate(arrays, axis=1, out=out)
-            part.scalars[name] = out
-        for name in pieces[0].lists:
-            part.lists[name] = [self._joined_lists(name, [p.lists[name][0] for p in pieces])]
-        return part
+    def _joined(self, parts: Sequence[Part], batches: int) -> Part:
+        """Return batches of which each has the rows of one batch, or piece, of every part."""
+        rows = sum(part.rows for part in parts)
+        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
+        stride = self._reader.stride(rows, batches)
+        for name, first in parts[0].scalars.items():
+            out = self._reader.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
+            array_namespace(out).concatenate([p.scalars[name] for p in parts], axis=1, out=out)
+            joined.scalars[name] = out
+        for name in parts[0].lists:
+            columns = zip(*(part.lists[name] for part in parts), strict=True)
+            joined.lists[name] = [self._joined_lists(name, lists) for lists in columns]
+        return joined
 
     def _joined_lists(self, name: str, lists: Sequence[Ragged]) -> Ragged:
         """Return lists one after the other, with as many values as the reader asks for."""
@@ -587,40 +657,3 @@ class Assembler:
             first += count
         values[first:] = values[first - 1 : first] if first else 0
         return Ragged(values, xp.concatenate(offsets))
-
-    def _side_by_side(self, parts: Sequence[Part]) -> Part:
-        """Return batches of which each has the rows of one batch of every part."""
-        batches = parts[0].segment.batches
-        rows = sum(part.rows for part in parts)
-        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
-        stride = self._reader.stride(rows, batches)
-        for name, first in parts[0].scalars.items():
-            out = self._reader.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
-            array_namespace(out).concatenate([p.scalars[name] for p in parts], axis=1, out=out)
-            joined.scalars[name] = out
-        for name in parts[0].lists:
-            columns = zip(*(part.lists[name] for part in parts), strict=True)
-            joined.lists[name] = [self._joined_lists(name, lists) for lists in columns]
-        return joined
-
-
-def _first(part: Part, count: int) -> Part:
-    """Return the first batches of a part."""
-    segment = dataclasses.replace(
-        part.segment, batches=count, stop=part.segment.start + count * part.rows
-    )
-    scalars = {name: array[:count] for name, array in part.scalars.items()}
-    return Part(segment, scalars, {name: lists[:count] for name, lists in part.lists.items()})
-
-
-def _rest(part: Part, count: int) -> Part:
-    """Return the batches of a part after the first ones."""
-    segment = part.segment
-    segment = Segment(
-        segment.batch + count,
-        segment.batches - count,
-        segment.start + count * part.rows,
-        segment.stop,
-    )
-    scalars = {name: array[count:] for name, array in part.scalars.items()}
-    return Part(segment, scalars, {name: lists[count:] for name, lists in part.lists.items()})

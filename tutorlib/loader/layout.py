@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from tutorlib.columns import (
 from tutorlib.loader.lists import MultiHot
 from tutorlib.schema import ROLES, Column, Schema, is_number, remedy_for
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
+FLOAT32_MAX = np.float64(np.finfo(np.float32).max)  # with float16, a Python float is infinite
 STACKED_ROLES = ("categorical", "continuous")
 
 
@@ -87,6 +86,7 @@ class Layout:
             replaces them in these features. They are always refused in labels and weights.
         multi_hot: form of lists, and the longest that is accepted.
         min_int_dtype: "int32" or "int64": integers have at least this width.
+        max_int_dtype: "int32" or "int64": wider integers are refused unless their values fit.
 
     Attributes:
         dtypes: {name: dtype in a batch}.
@@ -107,11 +107,13 @@ class Layout:
         nulls: str | Mapping[str, float] = "error",
         multi_hot: MultiHot | None = None,
         min_int_dtype: str = "int32",
+        max_int_dtype: str = "int64",
     ) -> None:
         columns = [column for role in ROLES for column in schema.with_role(role)]
         self.stacked = stacked
         self.multi_hot = multi_hot or MultiHot()
-        self.dtypes = {c.name: _widened(batch_dtype(c), min_int_dtype) for c in columns}
+        widths = np.dtype(min_int_dtype), np.dtype(max_int_dtype)
+        self.dtypes = {c.name: _of_width(batch_dtype(c), *widths) for c in columns}
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
         _check_columns(columns, stacked, self.multi_hot.parts)
@@ -168,19 +170,27 @@ class Layout:
             raise ValueError(
                 f"column {column.name!r}: holds {values.dtype}, but the schema says {column.dtype}"
             )
-        xp = array_namespace(values)
-        if values.dtype.kind == "f" and len(values):
-            if not xp.isfinite(values.min()) or not xp.isfinite(values.max()):
-                present = Masked(values, ~xp.isnan(values))
+        low, high = self._bounds(column)
+        # A NaN is within no bounds.
+        if len(values) and not (low <= values.min() and values.max() <= high):
+            if values.dtype.kind == "f":
+                present = Masked(values, ~array_namespace(values).isnan(values))
                 values = self._without_nulls(column, present, first_row, offsets)
-                _refuse_infinity(column, values, first_row, offsets)
-        if column.cardinality is not None and len(values):
-            _check_ids(column.name, column.cardinality, values, first_row, offsets)
-        elif dtype.kind == "i" and len(values) and not np.can_cast(values.dtype, dtype):
-            _check_fits(column, values, dtype)
-        if dtype.kind == values.dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
-            return _narrowed(column, values, dtype, first_row, offsets)
+            outside = ~((values >= low) & (values <= high))
+            if outside.any():
+                index = int(outside.argmax())
+                value = to_host(values[index : index + 1])[0]
+                raise ValueError(_refusal(column, dtype, value, first_row + _row(index, offsets)))
         return values.astype(dtype, copy=False)
+
+    def _bounds(self, column: Column) -> tuple[float, float]:
+        """Return the smallest and the largest value of a column that a batch takes."""
+        target = self.dtypes[column.name]
+        if column.cardinality is not None:
+            return 0, min(column.cardinality - 1, np.iinfo(target).max)
+        if target.kind == "f":
+            return -FLOAT32_MAX, FLOAT32_MAX
+        return np.iinfo(target).min, np.iinfo(target).max
 
     def _without_nulls(self, column: Column, values: Masked, first_row: int, offsets: Any) -> Any:
         if values.valid.all():
@@ -188,7 +198,7 @@ class Layout:
         fill = self._fills.get(column.name)
         if fill is not None and is_array(values.values):
             # The fill may be a number that only the batch's dtype can hold: 0.5 for integers. A
-            # wider floating-point dtype stays: `_narrowed` finds what is too large.
+            # wider floating-point dtype stays: its bounds are checked later.
             made, dtype = values.values, self.dtypes[column.name]
             if np.can_cast(made.dtype, dtype) or (dtype.kind == "f" and made.dtype.kind != "f"):
                 made = made.astype(dtype)
@@ -289,8 +299,8 @@ def _fills(
     return dict(nulls)
 
 
-def _widened(dtype: np.dtype, min_int_dtype: str) -> np.dtype:
-    return max(dtype, np.dtype(min_int_dtype)) if dtype.kind == "i" else dtype
+def _of_width(dtype: np.dtype, narrowest: np.dtype, widest: np.dtype) -> np.dtype:
+    return min(max(dtype, narrowest), widest) if dtype.kind == "i" else dtype
 
 
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:
@@ -317,66 +327,23 @@ def _row(index: Any, offsets: Any) -> int:
     return int(np.searchsorted(to_host(offsets), int(index), side="right") - 1)
 
 
-def _refuse_infinity(column: Column, values: Any, first_row: int, offsets: Any) -> None:
-    """Raise ValueError for an infinite value, of which a training only makes NaN."""
-    wrong = array_namespace(values).isinf(values)
-    if not wrong.any():
-        return
-    index = int(wrong.argmax())
-    advice = "limit it with Clip in a Workflow, or drop the row with filters="
-    if column.role in ("label", "weight"):
-        advice = f"a {column.role} must be finite: correct it, or drop the row with filters="
-    raise ValueError(
-        f"column {column.name!r}: {_at(values, index)} at row "
-        f"{first_row + _row(index, offsets)}; {advice}"
-    )
-
-
-def _narrowed(column: Column, values: Any, dtype: np.dtype, first_row: int, offsets: Any) -> Any:
-    """Return the values in a narrower floating-point dtype; raises ValueError on overflow."""
-    if isinstance(values, np.ndarray):  # a CPU reports overflow; a GPU does not
-        with contextlib.suppress(FloatingPointError), np.errstate(over="raise"):
-            return values.astype(dtype)
-    with np.errstate(over="ignore"):
-        made = values.astype(dtype)
-    xp = array_namespace(values)
-    wrong = xp.isinf(made)
-    if not wrong.any():
-        return made
-    index = int(wrong.argmax())
-    raise ValueError(
-        f"column {column.name!r}: {_at(values, index)} at row {first_row + _row(index, offsets)} "
-        f"is too large for {dtype}; scale the column in a Workflow (LogOp, Normalize) or clip it"
-    )
-
-
-def _at(values: Any, index: int) -> Any:
-    return to_host(values[index : index + 1])[0]
-
-
-def _check_fits(column: Column, values: Any, dtype: np.dtype) -> None:
-    limits = np.iinfo(dtype)
-    least, most = int(values.min()), int(values.max())
-    if least < limits.min or most > limits.max:
-        raise ValueError(
-            f"column {column.name!r}: values from {least} to {most} do not fit {dtype}. Give its "
-            "cardinality, or hash it in a Workflow."
+def _refusal(column: Column, dtype: np.dtype, value: Any, row: int) -> str:
+    """Return what is wrong with a value outside the bounds of its column, and what to do."""
+    place = f"column {column.name!r}: {value} at row {row}"
+    if column.cardinality is not None and not 0 <= value < column.cardinality:
+        return (
+            f"column {column.name!r}: id {value} is outside [0, {column.cardinality}) at row "
+            f"{row}. Refit the Workflow, or give the right cardinality."
         )
-
-
-def _check_ids(name: str, cardinality: int, values: Any, first_row: int, offsets: Any) -> None:
-    if values.dtype.kind == "i" and cardinality > np.iinfo(values.dtype).max:
-        wrong = values < 0
-        if not wrong.any():
-            return
-    else:
-        unsigned = values.view(f"u{values.dtype.itemsize}")  # a negative id becomes a huge one
-        if int(unsigned.max()) < cardinality:
-            return
-        wrong = unsigned >= cardinality
-    index = int(wrong.argmax())
-    raise ValueError(
-        f"column {name!r}: id {_at(values, index)} is outside [0, {cardinality}) at "
-        f"row {first_row + _row(index, offsets)}. Refit the Workflow, or give the right "
-        "cardinality."
-    )
+    if dtype.kind == "i":
+        why = " (JAX keeps no wider integers without jax_enable_x64)" if dtype == np.int32 else ""
+        remedy = "use smaller values"
+        if column.role == "categorical":
+            remedy = "turn it into small ids in a Workflow (Categorify, HashBucket)"
+        return f"{place} does not fit {dtype}{why}; {remedy}"
+    if np.isfinite(value):
+        advice = "scale the column in a Workflow (LogOp, Normalize) or clip it"
+        return f"{place} is too large for {dtype}; {advice}"
+    if column.role in ("label", "weight"):
+        return f"{place}; a {column.role} must be finite: correct it, or drop it with filters="
+    return f"{place}; limit it with Clip in a Workflow, or drop the row with filters="

@@ -25,13 +25,14 @@ from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
 from tutorlib.parquet import ParquetSource
 
 CHUNK_ROWS = 1_048_576  # rows of an automatic chunk: a fifth of a second of reading
+SCAN_ROWS = 131_072  # rows of a chunk that is not shuffled
 CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
-OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
-PAGE_BYTES = 1_310_720  # that an open row group holds for each column: a page, and what is read
-DECODE_COPIES = 3  # of a column that a thread decodes: from Arrow, in a batch's type, joined
+OPEN_FRACTION = 0.33  # of the budget, for row groups that are open between two slices
+PAGE_BYTES = 3 * 2**19  # that an open row group holds for each column: pages, and what is read
+DECODE_COPIES = 2  # of a column that a thread decodes: from Arrow, and joined in a batch's type
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
 ORDER_BYTES = 24  # of a row: its place in the order, twice while it is drawn
 OFFSET_BYTES = 8  # of a list
@@ -109,7 +110,8 @@ def chunk_size(
     total, largest = sum(row_counts), max(row_counts)
     if buffer_rows is None:
         most = max(1, int(CHUNK_BYTES / row_bytes.batch))
-        wanted = min(max(CHUNK_ROWS, 4 * batch_size), most)
+        rows = max(CHUNK_ROWS, 4 * batch_size)
+        wanted = min(rows if shuffle else max(SCAN_ROWS, batch_size, min(largest, rows)), most)
     else:
         wanted = buffer_rows * (parts_per_chunk or 1)
     opened_bytes, lanes = 0.0, parts_per_chunk or CHUNK_PARTS
@@ -131,13 +133,16 @@ def chunk_size(
                 max(least, int(least / (1 - OPEN_FRACTION))) + 1,
             )
         wanted = min(wanted, most)
-    if buffer_rows is not None or parts_per_chunk is not None:
+    if not shuffle and buffer_rows is None:
+        rows, parts = wanted, 1
+    elif buffer_rows is not None or parts_per_chunk is not None:
         parts = min(parts_per_chunk or 1, wanted)
         rows = wanted // parts
         if buffer_rows is None:
             rows = max(1, min(rows, max(largest, PART_ROWS), wanted // CHUNK_PARTS))
     elif WHOLE_PARTS * largest <= wanted or largest == 1:
         rows = min(max(largest, PART_ROWS), max(largest, wanted // CHUNK_PARTS))
+        rows -= rows % largest  # a partition has whole row groups
         parts = max(1, wanted // rows)
     else:
         parts = min(lanes, wanted)
@@ -180,12 +185,12 @@ def row_bytes(
         # The lists of all row groups are joined, then positions of values are gathered.
         gathering = max(gathering, values * (value_bytes + POSITION_BYTES) + 2 * OFFSET_BYTES)
         ahead += (width or values) * value_bytes + 2 * OFFSET_BYTES
-    widest = max(stored.values(), default=0.0)
+    widest = sorted(stored.values())[-PLANNED_THREADS:]  # a thread decodes a column at a time
     if whole:
         decoded = sum(stored.values()) * (TRANSFORM_COPIES if settings.memory_budget else 1)
         decoded += PLANNED_THREADS * (8 if layout_bytes else 0)
     else:
-        decoded = PLANNED_THREADS * DECODE_COPIES * widest
+        decoded = DECODE_COPIES * sum(widest)
     if settings.stacked:
         decoded += (
             2 * layout_bytes
@@ -196,5 +201,7 @@ def row_bytes(
         batch=batch,
         decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
         opened=min(pages, whole_bytes),
-        fixed=settings.batch_size * (3 * batch + (AHEAD_BATCHES if lists else 0) * ahead),
+        fixed=settings.batch_size
+        // settings.ranks_held
+        * (3 * batch + (AHEAD_BATCHES if lists else 0) * ahead),
     )
