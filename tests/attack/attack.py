@@ -122,7 +122,8 @@ def damage(folder: Path, rng: Random) -> str:
     path = rng.choice(sorted(files))
     data, separators = path.read_bytes(), {".tsv": b"\t", ".csv": b","}
     if path.suffix == ".json" and rng.random() < 0.8:
-        data = edit_json(data.decode(), rng).encode("utf-8", "surrogatepass")
+        head, brace, rest = data.partition(b"{")  # a hash may come first
+        data = head + edit_json((brace + rest).decode(), rng).encode("utf-8", "surrogatepass")
     elif path.suffix in separators and rng.random() < 0.8:
         data = edit_lines(data, separators[path.suffix], rng)
     else:
@@ -162,7 +163,6 @@ def read_parquet(folder: Path) -> None:
     source = ParquetSource(folder)
     for chunk in source.chunks(rows=70):
         chunk.to_arrow()
-    source.close()
 
 
 def make_workflow(folder: Path) -> None:
