@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
-from tutorlib.loader.folder_schema import folder_schema
 
 from tests.support.loaders import loader_with
 from tests.support.object_store import object_store
+from tutorlib.loader.roles import folder_schema
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
 from tutorlib.storage import new_file, output_path, refuse_overlap
