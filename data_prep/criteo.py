@@ -22,9 +22,10 @@ from data_prep.csv_files import BadLines, CsvOptions, Rule, read_blocks, typed_t
 from data_prep.output import DataPrepError, fingerprint, make_once
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.checks import check_choice
-from tutorlib.memory import map_on_threads, thread_count
+from tutorlib.memory import thread_count
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.storage import remove
+from tutorlib.threads import map_on_threads
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072
