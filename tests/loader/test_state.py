@@ -1,4 +1,4 @@
-"""State, ranks and copies: a loader goes on with the rest in `fit`, on other ranks and processes."""
+"""State, ranks and copies: a loader goes on with the rest in `fit`, on other ranks, elsewhere."""
 
 import copy
 import itertools
