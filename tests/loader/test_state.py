@@ -1,4 +1,4 @@
-"""State, ranks and copies: a loader goes on with the rest in `fit`, on other ranks, elsewhere."""
+"""State, ranks, copies: a loader goes on with the rest in `fit`, on other ranks and processes."""
 
 import copy
 import itertools

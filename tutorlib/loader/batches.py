@@ -66,6 +66,26 @@ class Part:
         """Rows of each batch, or of the piece."""
         return (self.segment.stop - self.segment.start) // (self.segment.batches or 1)
 
+    def split(self, count: int) -> tuple[Part, Part]:
+        """Return the first batches, and those after them."""
+        segment, stop = self.segment, self.segment.start + count * self.rows
+        halves = (
+            (Segment(segment.batch, count, segment.start, stop), slice(count)),
+            (
+                Segment(segment.batch + count, segment.batches - count, stop, segment.stop),
+                slice(count, None),
+            ),
+        )
+        first, rest = (
+            Part(
+                part,
+                {name: array[which] for name, array in self.scalars.items()},
+                {name: lists[which] for name, lists in self.lists.items()},
+            )
+            for part, which in halves
+        )
+        return first, rest
+
 
 class ChunkReader:
     """Decodes row ranges and makes the parts of chunks, for one pass over a loader.
@@ -291,6 +311,7 @@ class ChunkReader:
         picks: Any,
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch."""
+        # The checked values of all row ranges, one after the other.
         total = sum(row_range.num_rows for row_range, _ in pieces)
         matrix: Any = None
         row = 0
@@ -304,6 +325,7 @@ class ChunkReader:
                 matrix = self.empty((total, field.width), field.dtype)
             _interleave(cells, matrix[row : row + row_range.num_rows])
             row += row_range.num_rows
+        # Their rows in the chunk's order: whole batches side by side, pieces on their own.
         xp = array_namespace(matrix)
         for part in parts:
             segment, rows = part.segment, part.rows
@@ -521,7 +543,8 @@ def _interleave(columns: Sequence[Any], matrix: Any) -> None:
 
 def _check_missing(name: str, chunk: Chunk, column: Any) -> None:
     """Raise ValueError if NaN, of which a comparison makes False, has become an integer."""
-    before, made = flat_values(chunk[name]) if name in chunk else None, flat_values(column)
+    before: Any = flat_values(chunk[name]) if name in chunk else None
+    made = flat_values(column)
     if not (is_array(before) and is_array(made) and before.dtype.kind == "f" != made.dtype.kind):
         return
     missing = array_namespace(before).isnan(before)
@@ -585,11 +608,13 @@ class Assembler:
                 self._waiting[work.chunk.rank] += work.parts
             runs.append(waiting[0])
         count = min(most, *(part.segment.batches for part in runs))
-        taken = [_first(part, count) for part in runs]
+        taken = []
         for waiting, part in zip(self._waiting.values(), runs, strict=True):
-            waiting[:1] = [] if part.segment.batches == count else [_rest(part, count)]
+            first, rest = part.split(count)
+            taken.append(first)
+            waiting[:1] = [rest] if rest.segment.batches else []
         self._next += count
-        return taken[0] if len(taken) == 1 else self._side_by_side(taken)
+        return taken[0] if len(taken) == 1 else self._joined(taken, count)
 
     def _complete(self, rank: int) -> bool:
         """Return whether the first part of a rank has whole batches; joins pieces of one."""
@@ -601,21 +626,23 @@ class Assembler:
         for number, part in enumerate(waiting):
             rows += part.rows
             if rows == size:
-                waiting[: number + 1] = [self._joined(waiting[: number + 1], size)]
+                waiting[: number + 1] = [self._joined(waiting[: number + 1], 1)]
                 return True
         return False
 
-    def _joined(self, pieces: Sequence[Part], rows: int) -> Part:
-        """Return the pieces of a batch as one batch."""
-        part = Part(Segment(pieces[0].segment.batch, 1, 0, rows))
-        for name, first in pieces[0].scalars.items():
-            out = self._reader.empty((1, rows, first.shape[2]), first.dtype)
-            arrays = [piece.scalars[name] for piece in pieces]
-            array_namespace(out).concatenate(arrays, axis=1, out=out)
-            part.scalars[name] = out
-        for name in pieces[0].lists:
-            part.lists[name] = [self._joined_lists(name, [p.lists[name][0] for p in pieces])]
-        return part
+    def _joined(self, parts: Sequence[Part], batches: int) -> Part:
+        """Return batches of which each has the rows of one batch, or piece, of every part."""
+        rows = sum(part.rows for part in parts)
+        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
+        stride = self._reader.stride(rows, batches)
+        for name, first in parts[0].scalars.items():
+            out = self._reader.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
+            array_namespace(out).concatenate([p.scalars[name] for p in parts], axis=1, out=out)
+            joined.scalars[name] = out
+        for name in parts[0].lists:
+            columns = zip(*(part.lists[name] for part in parts), strict=True)
+            joined.lists[name] = [self._joined_lists(name, lists) for lists in columns]
+        return joined
 
     def _joined_lists(self, name: str, lists: Sequence[Ragged]) -> Ragged:
         """Return lists one after the other, with as many values as the reader asks for."""
@@ -630,40 +657,3 @@ class Assembler:
             first += count
         values[first:] = values[first - 1 : first] if first else 0
         return Ragged(values, xp.concatenate(offsets))
-
-    def _side_by_side(self, parts: Sequence[Part]) -> Part:
-        """Return batches of which each has the rows of one batch of every part."""
-        batches = parts[0].segment.batches
-        rows = sum(part.rows for part in parts)
-        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
-        stride = self._reader.stride(rows, batches)
-        for name, first in parts[0].scalars.items():
-            out = self._reader.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
-            array_namespace(out).concatenate([p.scalars[name] for p in parts], axis=1, out=out)
-            joined.scalars[name] = out
-        for name in parts[0].lists:
-            columns = zip(*(part.lists[name] for part in parts), strict=True)
-            joined.lists[name] = [self._joined_lists(name, lists) for lists in columns]
-        return joined
-
-
-def _first(part: Part, count: int) -> Part:
-    """Return the first batches of a part."""
-    segment = dataclasses.replace(
-        part.segment, batches=count, stop=part.segment.start + count * part.rows
-    )
-    scalars = {name: array[:count] for name, array in part.scalars.items()}
-    return Part(segment, scalars, {name: lists[:count] for name, lists in part.lists.items()})
-
-
-def _rest(part: Part, count: int) -> Part:
-    """Return the batches of a part after the first ones."""
-    segment = part.segment
-    segment = Segment(
-        segment.batch + count,
-        segment.batches - count,
-        segment.start + count * part.rows,
-        segment.stop,
-    )
-    scalars = {name: array[count:] for name, array in part.scalars.items()}
-    return Part(segment, scalars, {name: lists[count:] for name, lists in part.lists.items()})
