@@ -332,11 +332,9 @@ class Workflow:
 
         The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`), `_workflow/`
         (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
-        appears when it is whole; until then all files are in `{folder}.partial`. After a kill or an
-        error, such as a full disk, the same call resumes if data, workflow and settings are the
-        same, and otherwise restarts. It always restarts for code of yours: an op that is not of
-        this library, the function of a LambdaOp. The files are the same to the byte, also after a
-        resume, for any number of threads or workers.
+        appears when it is whole; until then all files are in `{folder}.partial`, which the next
+        call clears if this one was killed. The files are the same to the byte for any number of
+        threads or workers.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that
@@ -344,8 +342,8 @@ class Workflow:
                 "valid": ParquetSource(paths, filters=[("day", ">=", 6)])}`, by order or at random
                 with `split_rows(source, {"train": 0.9, "valid": 0.1})`; fit on the training rows.
             folder: the folder to write. Of a URL such as `s3://bucket/train`, all files are written
-                to TMPDIR, where a later call resumes, and copied when they are finished; readers
-                refuse the folder until it is whole.
+                to TMPDIR and copied when they are finished; readers refuse the folder until it is
+                whole.
             rows_per_file: rows of each part file, rounded down to whole row groups, at least
                 `row_group_rows`. None for 1,048,576, or `row_group_rows` if that is more.
             row_group_rows: rows per row group, the unit that a loader reads, at least 1. None for
@@ -445,8 +443,7 @@ class Workflow:
     @property
     def classes(self) -> dict[str, list[Any]]:
         """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
-        encoders = self._encoders(ops.LabelEncoder)
-        return {name: encoder.classes_of(name) for name, encoder in encoders.items()}
+        return {n: op.classes_of(n) for n, op in self._encoders(ops.LabelEncoder).items()}
 
     def decode(self, name: str, predictions: Any) -> Any:
         """Return the classes, or values, that a model predicts: see `decode` of the op.
@@ -471,8 +468,8 @@ class Workflow:
 
     def _encoders(self, kinds: Any) -> dict[str, Any]:
         """Return {column: its op of these kinds}, the column as the op sees it."""
-        made = [step for group in self.groups for step in group.steps()]
-        return {name: op for op, names in made if isinstance(op, kinds) for name in names}
+        steps = (step for group in self.groups for step in group.steps())
+        return {name: op for op, names in steps if isinstance(op, kinds) for name in names}
 
     # ---- serving and saving ----------------------------------------------------------------------
 
@@ -530,7 +527,6 @@ class Workflow:
             ValueError: before `fit`, or if the function of an op has no name.
         """
         self.check_fitted()
-        saved.functions_of(self)  # raises
         target = storage.output_path(folder, filesystem)
         storage.refuse_existing(target, overwrite)
         with storage.new_folder(target) as building:

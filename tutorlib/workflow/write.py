@@ -102,21 +102,13 @@ class WriteJob:
         return parts
 
     def metadata(self) -> dict[str, Any] | None:
-        """Return what decides what the files hold; None if code of the user does."""
-        kinds = {type(self.workflow), *(type(op) for g in self.workflow.groups for op in g.ops)}
-        ours = all(kind.__module__.startswith("tutorlib.") for kind in kinds)
-        if self.functions or not ours:
+        """Return what decides what the files hold; None for code of the user."""
+        if self.functions:
             return None
         settings = ("rows_per_file", "row_group_rows", "shuffle_seed")
-        # A file that was written again may hold other rows under an equal footer.
-        sources = {
-            name: {**source.fingerprint(), "times": source.versions}
-            for name, source in self.sources.items()
-        }
         return {
             "workflow": self.workflow.fingerprint,
-            "inputs": self.workflow.input_names,  # for training, the columns of folds too
-            "sources": sources,
+            "sources": {name: source.fingerprint() for name, source in self.sources.items()},
             "pyarrow": pa.__version__,
             **{name: getattr(self, name) for name in settings},
         }
@@ -138,10 +130,13 @@ class WriteJob:
             order = np.random.default_rng([self.shuffle_seed, 1, part.number])
             chunks = [whole.take(order.permutation(whole.num_rows))]
             del whole
-        with (
-            storage.new_file_in(folder, part.path) as path,
-            ParquetSink(path, rows_per_file=2**62, row_group_rows=self.row_group_rows) as sink,
-        ):
+        # Overwrites what a worker of a cluster left that died, or was thought to be dead.
+        with ParquetSink(
+            folder / part.path,
+            rows_per_file=2**62,
+            row_group_rows=self.row_group_rows,
+            overwrite=True,
+        ) as sink:
             for chunk in chunks:
                 sink.write(chunk)
 
@@ -169,7 +164,7 @@ def write_data_set(
     threads: int | None,
     progress: bool | None,
 ) -> None:
-    """Write all part files into a folder that appears whole, or resume what a killed run left."""
+    """Write all part files into a folder that appears whole."""
     is_remote = isinstance(folder, storage.RemotePath)
     threads = threads_without(client, threads)
     if client is not None and is_remote:
@@ -177,19 +172,17 @@ def write_data_set(
             f"with client=, workers write to a folder that all of them see, not to {folder}. "
             "Write to a shared folder and copy that, or write without client=."
         )
-    parts, metadata = job.part_files(), job.metadata()
+    parts = job.part_files()
     rows = sum(source.num_rows for source in job.sources.values())
     with (
         storage.row_bar("transform", rows, progress) as done,
-        storage.resumable_folder(folder, metadata) as building,
+        storage.new_folder(folder) as building,
     ):
-        missing = [part for part in parts if not (building / part.path).exists()]
-        done(rows - sum(part.num_rows for part in missing))
         if client is not None:
             write = functools.partial(job.write, building.absolute())  # workers may be elsewhere
-            write_on_cluster(client, write, missing, [part.num_rows for part in missing], done)
-        elif missing:
-            _write_on_threads(job, building, missing, threads, done)
+            write_on_cluster(client, write, parts, [part.num_rows for part in parts], done)
+        else:
+            _write_on_threads(job, building, parts, threads, done)
         for split, schema in job.schemas.items():
             (building / split / "_schema.json").write_text(schema, encoding="utf-8")
         saved.write_files(job.workflow, building / saved.SUBFOLDER)
@@ -197,9 +190,8 @@ def write_data_set(
             {"name": p.path, "rows": p.num_rows, "bytes": (building / p.path).stat().st_size}
             for p in parts
         ]
-        with storage.new_file_in(building, MANIFEST) as path:
-            manifest = {"metadata": metadata, "files": files}
-            path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        manifest = {"metadata": job.metadata(), "files": files}
+        (building / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def _write_on_threads(
