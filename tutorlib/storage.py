@@ -90,7 +90,7 @@ def new_file(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
     target = local_path(target)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder. Move it away, or choose another file.")
-    with staging_folder(target) as folder:
+    with _staging(target) as folder:
         yield folder / target.name
         (folder / target.name).replace(target)
 
@@ -125,14 +125,14 @@ def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
         return
     target = local_path(target)
     _check_folder(target)
-    with staging_folder(target) as staging:
+    with _staging(target) as staging:
         _recover(target)
         yield staging
         _replace(target, staging)
 
 
 @contextlib.contextmanager
-def staging_folder(target: Path) -> Iterator[Path]:
+def _staging(target: Path) -> Iterator[Path]:
     """Give the empty folder `{target}.partial`, which is removed after the block unless renamed.
 
     A lock, which ends with the process, however it ends, keeps other processes out.
