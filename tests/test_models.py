@@ -97,7 +97,8 @@ def trained():
     """{name: (model, batch, losses of its epochs, loss of knowing the base rate only)}."""
     found = {}
     for name, (model, batch, labels) in models().items():
-        model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy")
+        jit = name != "dlrm"  # the others are compiled by XLA
+        model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", jit_compile=jit)
         if len(labels) == ROWS:
             fit = model.fit(batch, labels, batch_size=128, epochs=8, shuffle=False, verbose=0)
         else:  # lists cannot be cut by row
@@ -182,14 +183,6 @@ def test_a_model_survives_a_keras_file_and_an_export(trained, name, tmp_path):
     served = tf.saved_model.load(str(tmp_path / "export"))
     tensors = {key: tf.constant(x) for key, x in batch.items()}
     np.testing.assert_allclose(served.serve(tensors), out, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["dlrm_stacked", "wide_and_deep_lists", "movielens"])
-def test_a_model_trains_under_xla(name):
-    model, batch, labels = models()[name]
-    model.compile("adam", "binary_crossentropy", jit_compile=True)
-    losses = [model.train_on_batch(batch, labels) for _ in range(3)]
-    assert losses[2] < losses[0]
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 import itertools
-import json
 import math
 import os
 import resource
@@ -28,7 +26,13 @@ from tutorlib.checks import check_path, check_positive
 from tutorlib.keras_bridge.adapter import LoaderAdapter, TimedBatches
 from tutorlib.keras_bridge.processes import gathered, process_count, process_index
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
+from tutorlib.storage import (
+    MANIFEST_FILE,
+    find_checkpoints,
+    new_checkpoint,
+    read_manifest,
+    remove_old,
+)
 
 # ---- LoaderCheckpoint ----------------------------------------------------------------------------
 
@@ -130,14 +134,17 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                 f"the newest checkpoints that the processes find in {self.path} are {newest}: all "
                 "must see the same folder, so give a path on a filesystem that they share"
             )
+        # Also a newer one whose manifest was changed, which `find_checkpoints` leaves out.
+        for file in sorted(self.path.glob(f"*-epoch-*-batch-*[0-9]/{MANIFEST_FILE}")):
+            if file.parent.name >= newest[0]:
+                try:
+                    read_manifest(file.parent)
+                except ValueError as error:
+                    remedy = f"Or remove {file.parent}, to resume from the one before."
+                    raise ValueError(f"{error} {remedy}") from error
         if not found:
             return self.loader.epoch
         _, folder, state = found[-1]
-        if state.pop("sha256", None) != _sha256(folder, state):
-            raise ValueError(
-                f"{folder} was changed after it was written: its checksum differs. Remove the "
-                "folder to resume from the checkpoint before it."
-            )
         if not model.built:
             model(self.loader.peek()[0])
         if not model.optimizer.built:
@@ -204,8 +211,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             return  # JAX prefetches a batch on an accelerator; the epoch ends with the next step
         state["batch"] = self._batch
         model = self.model  # on JAX, this brings the variables up to date
-        content = {"version": 1, "model": _description(model), "loader": state}
-        content["fit_epoch"] = self._fit_epoch
+        content = {"model": _description(model), "loader": state, "fit_epoch": self._fit_epoch}
         # What no process has alone, all read together, block by block; process 0 has the rest.
         shared = itertools.chain.from_iterable(map(_blocks, filter(_is_split, _variables(model))))
         error = None
@@ -217,7 +223,6 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                             count = len(_bounds(variable)) if _is_split(variable) else 0
                             blocks = itertools.islice(shared, count) if count else _blocks(variable)
                             file.writelines(block.tobytes() for block in blocks)
-                    content["sha256"] = _sha256(folder, content)
                 remove_old(self.path, self.keep)
             except OSError as caught:
                 error = caught
@@ -231,17 +236,6 @@ class LoaderCheckpoint(keras.callbacks.Callback):
             )
             raise OSError(*([error.errno] if error and error.errno else []), message) from error
         self._ours = True
-
-
-def _sha256(folder: Path, state: dict[str, Any]) -> str:
-    """Return the checksum of the variables and the state of a checkpoint."""
-    path = folder / VARIABLES_FILE
-    if not path.is_file():
-        return ""
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    digest.update(json.dumps(state, sort_keys=True).encode())
-    return digest.hexdigest()
 
 
 def _variables(model: keras.Model) -> list[Any]:
@@ -393,19 +387,17 @@ class ThroughputLogger(keras.callbacks.Callback):
     include the first step of a `fit`, which compiles, nor validation.
 
     Args:
-        log_dir: a path, the folder for the TensorBoard scalars `samples_per_s` (one per window) and
-            `epoch_samples_per_s`, by the optimizer's step; None writes none.
-        every_steps: steps per window, at least 1.
+        log_dir: a path, the folder for the TensorBoard scalar `epoch_samples_per_s`, by the
+            optimizer's step; None writes none.
         clock: function that returns seconds and never goes back.
 
     Attributes:
-        windows: list of `Throughput`, one per full window.
         epochs: list of `Throughput`, one per epoch. The first epoch of a `fit` lacks its first
             step; if that is its only step, `samples_per_s` is NaN.
 
     Raises:
         TypeError: if `log_dir` is no path, such as the batch size.
-        ValueError: if `every_steps` is below 1; from `fit`, if the model has no loss metric.
+        ValueError: from `fit`, if the model has no loss metric.
         RuntimeError: from `fit`, if the model's `train_step` does not count rows, or something
             resets the metrics within an epoch.
 
@@ -420,16 +412,12 @@ class ThroughputLogger(keras.callbacks.Callback):
         ([38, 70], 2)
     """
 
-    def __init__(
-        self, log_dir: Any = None, every_steps: int = 10, clock: Any = time.perf_counter
-    ) -> None:
+    def __init__(self, log_dir: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
         if log_dir is not None:
             advice = "ThroughputLogger() needs no batch size: it counts the rows itself."
             check_path("log_dir", log_dir, advice)
-        check_positive(every_steps=every_steps)
-        self.log_dir, self.every_steps, self.clock = log_dir, every_steps, clock
-        self.windows: list[Throughput] = []
+        self.log_dir, self.clock = log_dir, clock
         self.epochs: list[Throughput] = []
         self._writer: Any = None
 
@@ -450,28 +438,37 @@ class ThroughputLogger(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the clock, except before the step that compiles."""
         self._count = self._rows = self._step_rows = 0
-        self._begin = self._window = 0, self.clock()  # (rows of the epoch so far, seconds)
-        self._last, self._window_batch = self._begin, -1
+        self._begin = self._last = 0, self.clock()  # (rows of the epoch so far, seconds)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read rows and clock, and end the window if it is full."""
+        """Read rows and clock."""
         before, self._count = self._count, int(keras.ops.convert_to_numpy(self._loss().count))
         if self._count < COUNTS_TO or not self._step_rows:
             self._step_rows = self._count - before
         self._rows += self._step_rows
         self._last = self._rows, self.clock()
+        if self._step_rows <= 0:
+            raise RuntimeError(
+                f"the model's loss metric went from {before} to {self._count} rows within an "
+                "epoch. A train_step of your own must update it with the rows as sample_weight, "
+                "and a callback must evaluate only at the end of an epoch."
+            )
         if not self._compiled:
-            self._compiled = True
-            self._begin, self._window, self._window_batch = self._last, self._last, batch
-        elif batch - self._window_batch >= self.every_steps:
-            self.windows.append(self._throughput("samples_per_s", self._window))
-            self._window, self._window_batch = self._last, batch
+            self._compiled, self._begin = True, self._last
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add `samples_per_s`, up to the end of the last step, to the logs."""
-        self.epochs.append(self._throughput("epoch_samples_per_s", self._begin))
+        """Add `samples_per_s`, up to the end of the last step, to the logs and to TensorBoard."""
+        rows, elapsed_s = self._last[0] - self._begin[0], self._last[1] - self._begin[1]
+        found = Throughput(int(self.model.optimizer.iterations), rows, elapsed_s)
+        self.epochs.append(found)
         if logs is not None:
-            logs["samples_per_s"] = self.epochs[-1].samples_per_s
+            logs["samples_per_s"] = found.samples_per_s
+        if self._writer is not None:
+            import tensorflow as tf
+
+            # Keras's TensorBoard callback switches recording off for all, between its own steps.
+            with self._writer.as_default(), tf.summary.record_if(True):
+                tf.summary.scalar("epoch_samples_per_s", found.samples_per_s, step=found.step)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Close the TensorBoard file."""
@@ -482,24 +479,6 @@ class ThroughputLogger(keras.callbacks.Callback):
     def _loss(self) -> Any:
         """Return the loss metric; on JAX, `self.model` brings its count up to date."""
         return next((metric for metric in self.model.metrics if metric.name == "loss"), None)
-
-    def _throughput(self, name: str, begin: tuple[int, float]) -> Throughput:
-        """Return the throughput since a step, and write it to TensorBoard."""
-        rows, elapsed_s = self._last[0] - begin[0], self._last[1] - begin[1]
-        if rows < 0 or self._last[0] <= 0:
-            raise RuntimeError(
-                f"the model's loss metric went from {begin[0]} to {self._last[0]} rows within an "
-                "epoch. A train_step of your own must update it with the rows as sample_weight, "
-                "and a callback must evaluate only at the end of an epoch."
-            )
-        found = Throughput(int(self.model.optimizer.iterations), rows, elapsed_s)
-        if self._writer is not None:
-            import tensorflow as tf
-
-            # Keras's TensorBoard callback switches recording off for all, between its own steps.
-            with self._writer.as_default(), tf.summary.record_if(True):
-                tf.summary.scalar(name, found.samples_per_s, step=found.step)
-        return found
 
 
 # ---- StallReport ---------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.schema import remedy_for, type_row, vector_type
+from tutorlib.schema import is_number, remedy_for, type_row, vector_type
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -667,9 +667,7 @@ def vector_length(arrow_type: Any) -> int | None:
         arrow_type = arrow_type.storage_type
     if not pa.types.is_fixed_size_list(arrow_type):
         return None
-    kind, types = arrow_type.value_type, pa.types
-    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    return arrow_type.list_size or None if numbers else None
+    return arrow_type.list_size or None if is_number(str(arrow_type.value_type)) else None
 
 
 def _vectors_from_arrow(array: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import os
 import random
-import resource
 import signal
 import time
 import tracemalloc
@@ -24,13 +23,11 @@ from tests.support.resumable import (
     names_in,
     values_of,
 )
-from tutorlib import callbacks
 from tutorlib.callbacks import VARIABLES_FILE, LoaderCheckpoint
 from tutorlib.layers import EmbeddingTable
 from tutorlib.optimizers import RowSparseAdam
-from tutorlib.storage import find_checkpoints
-
-pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+from tutorlib.parquet import ParquetSource
+from tutorlib.storage import MANIFEST_FILE, find_checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -41,45 +38,35 @@ def columns():
 # ---- what is restored ---------------------------------------------------------------------------
 
 
-def resumed(folder, path, seed=1, **model_options):
-    """Return the place of the newest checkpoint, and a model trained from there to the end."""
-    loader, model = loader_of(folder), model_of(seed=seed, **model_options)
-    checkpoint = LoaderCheckpoint(path, loader)
-    epoch = checkpoint.restore(model)
-    place = epoch, loader.epoch, loader.first_batch
-    model.fit(loader, initial_epoch=epoch, epochs=EPOCHS, verbose=0, callbacks=[checkpoint])
-    return place, model
-
-
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "per_execution", "place"),
     [
-        lambda: None,  # Adam with a schedule
-        lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.9),
-        lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3),
-        lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.RMSprop(0.01, centered=True), initial_scale=4.0, dynamic_growth_steps=9
+        (lambda: None, 3, (0, 0, 12)),  # Adam with a schedule
+        (lambda: None, 16, (1, 1, 32)),
+        (lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_momentum=0.9), 1, (1, 1, 7)),
+        (lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=3), 1, (1, 1, 7)),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.RMSprop(0.01, centered=True), 4.0, dynamic_growth_steps=9
+            ),
+            1,
+            (1, 1, 7),
         ),
     ],
 )
-def test_training_resumes_bit_for_bit_with_every_optimizer(folder, tmp_path, optimizer):
+def test_training_resumes_bit_for_bit_with_every_optimizer(
+    folder, tmp_path, optimizer, per_execution, place
+):
     """The model has Dropout, whose random state Keras's own weight files leave out."""
-    want = model_of(optimizer())
+    want, steps = model_of(optimizer()), {"steps_per_execution": per_execution}
     want.fit(loader_of(folder), epochs=EPOCHS, verbose=0)
-    interrupted(folder, tmp_path, 50, optimizer=optimizer())
-    place, model = resumed(folder, tmp_path, seed=99, optimizer=optimizer())
-    assert place == (1, 1, 7)
-    assert_equal_bits(values_of(model), values_of(want))
-
-
-@pytest.mark.parametrize(("per_execution", "place"), [(3, (0, 0, 12)), (16, (1, 1, 32))])
-def test_training_resumes_with_several_steps_per_execution(folder, tmp_path, per_execution, place):
-    want = model_of()
-    want.fit(loader_of(folder), epochs=EPOCHS, verbose=0)
-    steps = {"steps_per_execution": per_execution}
-    interrupted(folder, tmp_path, 5, every_n_batches=2 * per_execution, **steps)
-    found, model = resumed(folder, tmp_path, **steps)
-    assert found == place
+    executions, every = (50, 7) if per_execution == 1 else (5, 2 * per_execution)
+    interrupted(folder, tmp_path, executions, every_n_batches=every, optimizer=optimizer(), **steps)
+    loader, model = loader_of(folder), model_of(optimizer(), seed=99, **steps)
+    checkpoint = LoaderCheckpoint(tmp_path, loader)
+    epoch = checkpoint.restore(model)
+    assert (epoch, loader.epoch, loader.first_batch) == place
+    model.fit(loader, initial_epoch=epoch, epochs=EPOCHS, verbose=0, callbacks=[checkpoint])
     assert_equal_bits(values_of(model), values_of(want))
 
 
@@ -95,28 +82,20 @@ def test_with_steps_per_epoch_the_position_in_the_loader_is_saved(folder, tmp_pa
 
 
 def test_a_model_that_is_not_built_is_built_for_restoring(folder, tmp_path):
-    class Late(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.hidden, self.last = keras.layers.Dense(4), keras.layers.Dense(1)
-
+    class Number(keras.layers.Layer):
         def call(self, inputs):
-            return self.last(self.hidden(inputs["x"]))
+            return inputs["x"]
 
-    def trained(epochs):
-        keras.utils.set_random_seed(3)
-        loader, model = loader_of(folder), Late()
-        model.compile("adam", "mse")
-        checkpoint = LoaderCheckpoint(tmp_path / str(epochs), loader)
-        for last in epochs:
-            epoch = checkpoint.restore(model)
-            model.fit(loader, initial_epoch=epoch, epochs=last, verbose=0, callbacks=[checkpoint])
-            again, model, loader = model, Late(), loader_of(folder)
-            model.compile("adam", "mse")
-            checkpoint = LoaderCheckpoint(tmp_path / str(epochs), loader)
-        return values_of(again)
-
-    assert_equal_bits(trained([1, 2]), trained([2]))
+    models = []
+    for epochs in (1, 2):
+        models.append(keras.Sequential([Number(), keras.layers.Dense(1)]))
+        models[-1].compile("adam", "mse")
+        loader = loader_of(folder)
+        checkpoint = LoaderCheckpoint(tmp_path, loader)
+        assert checkpoint.restore(models[-1]) == epochs - 1
+        if epochs == 1:
+            models[0].fit(loader, verbose=0, callbacks=[checkpoint])
+    assert_equal_bits(*map(values_of, models))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -153,7 +132,7 @@ def test_checkpoints_are_written_after_batches_and_after_the_validation_of_epoch
     watch.on_test_begin = lambda logs=None: seen.append(len(names_in(every)))
     loader = loader_of(folder)
     both = [LoaderCheckpoint(every, loader, 15, keep=5), LoaderCheckpoint(last, loader)]
-    valid = loader_of(folder, limit_rows=100)
+    valid = loader_of(ParquetSource(folder).head(100))
     fit = {"epochs": 2, "verbose": 0, "validation_data": valid}
     model_of().fit(loader, callbacks=[watch, *both], **fit)
     assert names_in(every) == [  # of six
@@ -165,15 +144,6 @@ def test_checkpoints_are_written_after_batches_and_after_the_validation_of_epoch
     ]
     assert names_in(last) == ["000001-epoch-1-batch-0", "000002-epoch-2-batch-0"]
     assert seen == [2, 5]
-
-
-def test_without_a_checkpoint_nothing_changes(folder, tmp_path):
-    loader, model = loader_of(folder), model_of()
-    before = [v.numpy() for v in model.variables]
-    assert LoaderCheckpoint(tmp_path / "none", loader).restore(model) == 0
-    assert_equal_bits([v.numpy() for v in model.variables], before)
-    assert (loader.epoch, loader.first_batch) == (0, 0)
-    assert not (tmp_path / "none").exists()
 
 
 def test_incomplete_and_foreign_folders_are_ignored_and_kept(folder, tmp_path):
@@ -195,10 +165,10 @@ def test_incomplete_and_foreign_folders_are_ignored_and_kept(folder, tmp_path):
 # ---- what is refused ----------------------------------------------------------------------------
 
 
-def flipped(folder, name):
-    content = bytearray((folder / name).read_bytes())
+def flipped(file):
+    content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    (folder / name).write_bytes(content)
+    file.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -207,19 +177,18 @@ def flipped(folder, name):
         ({"units": 9}, 50, None, r"another model: .*dense.*/kernel was float32 \[5, 8\], is .*9\]"),
         ({"optimizer": "sgd"}, 50, None, "another model: the optimizer was Adam, is SGD"),
         ({}, 20, None, r"settings\.batch_size was 50, is 20"),
-        ({}, 50, lambda at: flipped(at, VARIABLES_FILE), "batch-7 was changed .*checksum differs"),
-        ({}, 50, lambda at: os.truncate(at / VARIABLES_FILE, 1000), "checksum differs. Remove the"),
-        ({}, 50, lambda at: os.remove(at / VARIABLES_FILE), "checksum differs"),
         (
-            {}, 50,
-            lambda at: (at / "state.json").write_text(
-                (at / "state.json").read_text().replace('"fit_epoch": 0', '"fit_epoch": 1')
-            ),
-            "checksum differs",
+            {},
+            50,
+            lambda at: flipped(at / VARIABLES_FILE),
+            "bin was changed .*checksum .*the one be",
         ),
-        ({}, 50, lambda at: (at / "state.json").write_text('{"version": 1}'), "checksum differs"),
+        ({}, 50, lambda at: os.truncate(at / VARIABLES_FILE, 1000), "bin was changed after"),
+        ({}, 50, lambda at: os.remove(at / VARIABLES_FILE), "variables.bin is missing"),
+        ({}, 50, lambda at: flipped(at / MANIFEST_FILE), "manifest.json was changed after"),
+        ({}, 50, lambda at: os.truncate(at / MANIFEST_FILE, 0), "manifest.json was changed after"),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_that_does_not_match_is_refused_and_nothing_changes(
     folder, tmp_path, model, batch_size, change, message
 ):
@@ -234,106 +203,28 @@ def test_a_checkpoint_that_does_not_match_is_refused_and_nothing_changes(
     assert (loader.epoch, loader.first_batch) == (0, 0)
 
 
-def test_a_folder_with_the_checkpoints_of_another_training_is_refused(folder, tmp_path):
-    interrupted(folder, tmp_path, 8)
-    loader = loader_of(folder)
-    with pytest.raises(FileExistsError, match=r"000001-epoch-0-batch-7: call restore\(model\)"):
-        model_of().fit(loader, verbose=0, callbacks=[LoaderCheckpoint(tmp_path, loader)])
-    assert names_in(tmp_path) == ["000001-epoch-0-batch-7"]
-
-
-def test_wrong_arguments_are_refused(folder, tmp_path):
-    loader = loader_of(folder)
-    with pytest.raises(ValueError, match="every_n_batches must be at least 1, got 0"):
-        LoaderCheckpoint(tmp_path, loader, 0)
-    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
-        LoaderCheckpoint(tmp_path, loader, keep=0)
-    with pytest.raises(TypeError, match=r"path must be a path, got 65536\. .*\(folder, loader\)"):
-        LoaderCheckpoint(65536, loader)
+def test_wrong_arguments_and_other_trainings_are_refused(folder, tmp_path):
+    loader, model = loader_of(folder), model_of()
+    for error, arguments, message in [
+        (ValueError, (tmp_path, loader, 0), "every_n_batches must be at least 1, got 0"),
+        (ValueError, (tmp_path, loader, None, 0), "keep must be at least 1, got 0"),
+        (TypeError, (65536, loader), r"path must be a path, got 65536\. .*\(folder, loader\)"),
+    ]:
+        with pytest.raises(error, match=message):
+            LoaderCheckpoint(*arguments)
+    checkpoint = LoaderCheckpoint(tmp_path / "none", loader)
     with pytest.raises(ValueError, match="compile it before restore"):
-        LoaderCheckpoint(tmp_path, loader).restore(keras.Sequential())
+        checkpoint.restore(keras.Sequential())
+    before = values_of(model)
+    assert checkpoint.restore(model) == loader.epoch == loader.first_batch == 0
+    assert_equal_bits(values_of(model), before)
+    assert not (tmp_path / "none").exists()
     with pytest.raises(RuntimeError, match="give fit and LoaderCheckpoint the same loader"):
-        model_of().fit(loader, callbacks=[LoaderCheckpoint(tmp_path, loader_of(folder), 3)])
-
-
-def save_until_the_disk_is_full(folder, path):
-    loader, model = loader_of(folder), model_of(embedding_rows=100_000)
-    checkpoint = LoaderCheckpoint(path, loader, 3)
-    model.fit(loader, steps_per_epoch=3, verbose=0, callbacks=[checkpoint])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-    with pytest.raises(OSError, match=r"epoch 0, batch 3 cannot be written .*make room"):
-        model.fit(loader, verbose=0, callbacks=[checkpoint])
-    assert [found.state["loader"]["batch"] for found in find_checkpoints(path)] == [3, 3]
-
-
-def test_a_full_disk_raises_and_leaves_the_older_checkpoints(folder, tmp_path):
-    """In a process of its own, whose files cannot grow above 1 MB."""
-    process = PROCESSES.Process(target=save_until_the_disk_is_full, args=(folder, tmp_path))
-    process.start()
-    process.join(120)
-    assert process.exitcode == 0
-    assert all(found.folder.is_dir() for found in find_checkpoints(tmp_path))
-    assert not list(tmp_path.glob("*.partial"))
-
-
-# ---- several processes --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def joined(monkeypatch):
-    """Make this process number k of two, as far as LoaderCheckpoint and the ranks see."""
-
-    def join(index, other=lambda own: own):
-        replaced = {
-            "process_count": lambda: 2,
-            "process_index": lambda: index,
-            "_is_split": lambda variable: len(variable.shape) > 0,
-            "_local": lambda variable: variable,
-            "gathered": lambda text: [text, other(text)][:: -1 if index else 1],
-        }
-        for name, value in replaced.items():
-            monkeypatch.setattr(callbacks, name, value)
-
-    return join
-
-
-def test_each_process_restores_what_the_first_saved_without_canonical_ranks(
-    folder, tmp_path, joined
-):
-    first, second = (loader_of(folder, global_size=2, global_rank=rank) for rank in range(2))
-    joined(0)
-    model, restored = model_of(), model_of()
-    model.fit(first, epochs=1, verbose=0, callbacks=[LoaderCheckpoint(tmp_path, first)])
-    joined(1)
-    assert LoaderCheckpoint(tmp_path, second).restore(restored) == 1
-    assert_equal_bits(values_of(restored), values_of(model))
-    assert second.epoch == 1
-    joined(1, lambda own: "")
-    with pytest.raises(ValueError, match=r"find in .* are \['', '.*batch-0'\]: all must see the"):
-        LoaderCheckpoint(tmp_path, second).restore(restored)
-
-
-def test_all_processes_fail_if_the_first_cannot_save_and_none_waits(
-    folder, tmp_path, joined, monkeypatch
-):
-    """The first reads the shared rows to the end, as the others do, and says why it failed."""
-    taken, blocks_of = {0: 0, 1: 0}, callbacks._blocks
-    (tmp_path / "file").write_text("in the way")
-    for index in range(2):
-        joined(index, lambda own: "[Errno 20] Not a directory" if own == "" else "")
-
-        def counted(variable, index=index):
-            for block in blocks_of(variable):
-                taken[index] += 1
-                yield block
-
-        monkeypatch.setattr(callbacks, "_blocks", counted)
-        loader = loader_of(folder)
-        checkpoint = LoaderCheckpoint(tmp_path / "file" / "saved", loader, 3)
-        monkeypatch.setattr(callbacks, "find_checkpoints", lambda path: [])
-        with pytest.raises(OSError, match=r"epoch 0, batch 3 cannot be .*Not a directory.* make"):
-            model_of().fit(loader, verbose=0, callbacks=[checkpoint])
-    assert taken[0] == taken[1] > 3
+        model.fit(loader, callbacks=[LoaderCheckpoint(tmp_path / "x", loader_of(folder), 3)])
+    interrupted(folder, tmp_path, 8)
+    with pytest.raises(FileExistsError, match=r"000001-epoch-0-batch-7: call restore\(model\)"):
+        model.fit(loader, verbose=0, callbacks=[LoaderCheckpoint(tmp_path, loader)])
+    assert names_in(tmp_path) == ["000001-epoch-0-batch-7"]
 
 
 # ---- kills --------------------------------------------------------------------------------------
@@ -348,7 +239,7 @@ def train(folder, result, path=None, progress=os.devnull, every_n_batches=5, emb
     if path is not None:
         used.append(LoaderCheckpoint(path, loader, every_n_batches))
         epoch = used[-1].restore(model)
-    valid = loader_of(folder, shuffle=False, limit_rows=500)
+    valid = loader_of(ParquetSource(folder).head(500), shuffle=False)
     fit = {"initial_epoch": epoch, "epochs": EPOCHS, "verbose": 0, "validation_data": valid}
     model.fit(loader, callbacks=used, **fit)
     np.savez(result, *values_of(model))
@@ -387,37 +278,20 @@ def never_killed(folder, tmp_path_factory):
     return finish(folder, tmp_path_factory.mktemp("reference") / "values.npz")
 
 
-EVERY = [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 13))]
+TWICE = [pytest.param(n, [50, 25], marks=pytest.mark.slow) for n in (1, 5, 13)]
 
 
-@pytest.mark.parametrize("every_n_batches", EVERY)
-def test_a_training_killed_twice_at_random_moments_ends_with_the_same_bits(
-    folder, never_killed, tmp_path, every_n_batches
+@pytest.mark.parametrize(("every_n_batches", "kills"), [(5, [50]), *TWICE])
+def test_a_training_killed_at_random_moments_ends_with_the_same_bits(
+    folder, never_killed, tmp_path, every_n_batches, kills
 ):
     path, result, progress = tmp_path / "saved", tmp_path / "values.npz", tmp_path / "progress"
     arguments = (folder, result, path, progress, every_n_batches)
-    for most in (50, 25):
+    for most in kills:
         steps = size_of(progress) + random.randint(1, most)
         kill_when(lambda steps=steps: size_of(progress) >= steps, start(*arguments))
         print(f"killed after {size_of(progress)} steps, with {list(path.glob('*'))}")
     assert_equal_bits(finish(*arguments), never_killed)
-    assert size_of(progress) < BATCHES * EPOCHS + 2 * every_n_batches + 5  # few steps are repeated
+    repeated = len(kills) * (every_n_batches + 3)  # steps, at most
+    assert size_of(progress) < BATCHES * EPOCHS + repeated
     assert len(names_in(path)) == 2
-
-
-@pytest.mark.slow
-def test_a_training_killed_while_saving_resumes_from_the_checkpoint_before(folder, tmp_path):
-    """A large table makes saving slow, so the kill leaves a folder that is half written."""
-    rows, path = 500_000, tmp_path / "saved"
-    want = finish(folder, tmp_path / "reference.npz", None, os.devnull, None, rows)
-    arguments = (folder, tmp_path / "values.npz", path, tmp_path / "progress", 15, rows)
-
-    def writing():
-        halves = list(path.glob(f"*.partial/{VARIABLES_FILE}"))
-        return len(find_checkpoints(path)) == 2 and halves and size_of(halves[0])
-
-    kill_when(writing, start(*arguments))
-    (half,) = path.glob("*.partial")
-    assert not (half / "state.json").exists()
-    assert_equal_bits(finish(*arguments), want)
-    assert not list(path.glob("*.partial"))

@@ -1,6 +1,6 @@
-"""Training in several real processes: the program of docs/scale_out.md, as Slurm starts it.
+"""Training in several real processes: the programs of docs/scale_out.md.
 
-The processes find each other on this machine by the variables that Slurm sets.
+Those on JAX find each other on this machine by the variables that Slurm sets.
 """
 
 import contextlib
@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 
 from tests.support.documents import code_below
-from tests.support.processes import run_together, started
+from tests.support.processes import free_ports, run_together, started
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
 
-pytest.importorskip("jax", reason="jax is not installed: pip install jax")
-
 ROWS, STEPS = 3400, 53
-PROGRAM = code_below("docs/scale_out.md", "Training in several processes")
+PAGE = "docs/scale_out.md"
+PROGRAM = code_below(PAGE, "Training in several processes")
 HEARTBEAT_S = 8
 
 WITHOUT_TENSORFLOW = """import sys
@@ -102,23 +101,30 @@ def slurm(world_size, **of_one):
     return [{**common, **rank} for rank in ranks]
 
 
-def write(folder, rows=ROWS, seed=0):
+LABEL = Column("label", "label")
+
+
+def write_columns(folder, columns, schema, row_group_rows=100):
     """Write rows with a schema, as `Workflow.transform_to_parquet` does."""
+    with ParquetSink(folder, row_group_rows=row_group_rows) as sink:
+        sink.write(Chunk(columns))
+    (folder / "_schema.json").write_text(Schema(schema).to_json(), encoding="utf-8")
+
+
+def write(folder, rows=ROWS, seed=0):
     rng = np.random.default_rng(seed)
     columns = {"c": rng.integers(0, 50, rows), "d": rng.integers(0, 9, rows)}
     columns |= {name: rng.standard_normal(rows).astype("float32") for name in ("x", "z")}
-    columns |= {"y": (columns["x"] > 0).astype("float32"), "row": np.arange(rows)}
-    with ParquetSink(folder, row_group_rows=100) as sink:
-        sink.write(Chunk(columns))
+    columns |= {"label": (columns["x"] > 0).astype("float32"), "row": np.arange(rows)}
     ids = [Column("c", "categorical", cardinality=50), Column("d", "categorical", cardinality=9)]
-    rest = [Column(name, "continuous", "float32") for name in ("x", "z")]
-    schema = Schema([*ids, *rest, Column("y", "label", "float32"), Column("row", "id")])
-    (folder / "_schema.json").write_text(schema.to_json(), encoding="utf-8")
+    numbers = [Column(name, "continuous", "float32") for name in ("x", "z")]
+    write_columns(folder, columns, [*ids, *numbers, LABEL, Column("row", "id")])
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with the data, for trainings in copies of it."""
+    pytest.importorskip("jax", reason="jax is not installed: pip install jax")
     folder = tmp_path_factory.mktemp("processes")
     write(folder / "train")
     write(folder / "valid", 300, seed=1)
@@ -189,6 +195,7 @@ def test_a_killed_process_ends_the_others_and_any_number_resumes(undisturbed, pl
 
 REFUSALS = """
 import json
+from tutorlib.parquet import ParquetSource
 said = {}
 
 def refused(name, method="fit", folder="train", epoch=0, distribution=None, **changes):
@@ -212,10 +219,22 @@ refused("files", "evaluate", folder=f"train{rank or ''}")
 refused("ranks", global_size=2, global_rank=0)
 refused("early", distribution=one_replica)
 refused("position", epoch=rank)
-refused("last batch", drop_last=False, limit_rows=3399)
+refused("last batch", folder=ParquetSource("train").head(3399), drop_last=False)
 refused("predict", "predict", shuffle=False)
 refused("lists", folder="lists")
-refused("right", drop_last=False, limit_rows=128)
+loader, again = (KerasSequenceLoader("train", batch_size, drop_last=True) for _ in "12")
+try:
+    model.fit(loader, verbose=0, callbacks=[LoaderCheckpoint("train/_schema.json/x", loader, 3)])
+except OSError as error:
+    said["save"] = str(error).partition("a checkpoint of ")[2]
+loader.set_epoch(0)
+model.fit(loader, verbose=0, callbacks=[LoaderCheckpoint("saved0", loader)])
+said["restored"] = LoaderCheckpoint("saved0", again).restore(model), again.epoch
+try:
+    LoaderCheckpoint(f"saved{rank}", again).restore(model)
+except ValueError as error:
+    said["differ"] = str(error).partition(" are ")[2]
+refused("right", folder=ParquetSource("train").head(128), drop_last=False)
 print(json.dumps(said))
 """
 
@@ -223,11 +242,9 @@ print(json.dumps(said))
 def test_processes_that_do_not_belong_together_are_refused_on_all_of_them(place, tmp_path):
     folder = shutil.copytree(place, tmp_path / "here")
     write(folder / "train1", seed=7)
-    lists = {"g": Ragged(np.arange(128) % 5, np.arange(0, 129, 2)), "y": np.ones(64, "float32")}
-    with ParquetSink(folder / "lists") as sink:
-        sink.write(Chunk(lists))
-    columns = [Column("g", "categorical", cardinality=5, multi_hot=True), Column("y", "label")]
-    (folder / "lists" / "_schema.json").write_text(Schema(columns).to_json(), encoding="utf-8")
+    lists = {"g": Ragged(np.arange(128) % 5, np.arange(0, 129, 2)), "label": np.ones(64, "f4")}
+    ids = Column("g", "categorical", cardinality=5, multi_hot=True)
+    write_columns(folder / "lists", lists, [ids, LABEL])
     program = PROGRAM.partition("checkpoint = ")[0] + REFUSALS
     first, second = run_together([program] * 2, slurm(2), cwd=folder)
     assert first == second
@@ -237,7 +254,73 @@ def test_processes_that_do_not_belong_together_are_refused_on_all_of_them(place,
     assert "are [[2, 0], [2, 0]]: each rank from 0 to" in first["ranks"]
     assert "ranks [0, 1] were made before keras.distribution" in first["early"]
     assert "position.epoch is 1 on rank 1, but 0 on rank 0" in first["position"]
-    assert "drop_last=True, or limit_rows=3396, which leaves out 3" in first["last batch"]
+    assert (
+        "drop_last=True, or ParquetSource(...).head(3396), which leaves out 3"
+        in first["last batch"]
+    )
     assert "loader.predict(model)" in first["predict"]
-    assert "multi_hot='padded' with max_list_length" in first["lists"]
+    assert "multi_hot=MultiHot('padded', max_length=...)" in first["lists"]
     assert "right" not in first
+    assert first["save"].startswith("epoch 0, batch 3 cannot be written to train/")
+    assert first["restored"] == [1, 1]  # each as the rank that it is
+    assert first["differ"].startswith("['000001-epoch-1-batch-0', '']: all must see the same")
+
+
+# ---- loops of one's own -------------------------------------------------------------------------
+
+
+LOOP_ROWS = 21_111  # 21 batches for each of two ranks, the last one of 75 or 76 rows
+
+# What the programs of the page take for the loader: one that notes the rows that it gives.
+NOTED = """
+import json, os, sys
+import keras
+import numpy as np
+import tutorlib
+
+noted = []
+
+class Noted(tutorlib.KerasSequenceLoader):
+    def __iter__(self):
+        for inputs, labels in super().__iter__():
+            noted.append(inputs["x"].numpy()[:, 0].tolist())
+            yield inputs, labels
+
+tutorlib.KerasSequenceLoader = Noted
+"""
+RESULT = """
+with strategy.scope():
+    model.compile("sgd", "binary_crossentropy")
+try:
+    model.fit(loader, verbose=0)
+except AttributeError as error:
+    refused = str(error)
+weights = [float(keras.ops.sum(w)) for w in model.trainable_variables]
+print(json.dumps({"losses": losses, "rows": noted, "weights": weights, "refused": refused}))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_in_a_loop_of_your_own_train_on_each_row_once(tmp_path):
+    """Equal steps, losses and weights; `fit` under MultiWorkerMirroredStrategy names the page."""
+    rng = np.random.default_rng(0)
+    c1, x = rng.integers(0, 500, LOOP_ROWS), rng.permutation(LOOP_ROWS) / LOOP_ROWS
+    label = rng.random(LOOP_ROWS) < 0.2 + 0.6 * x * (c1 % 2)
+    columns = {"C1": c1, "C2": c1 % 9, "x": x.astype("float32"), "label": label.astype("float32")}
+    ids = [Column("C1", "categorical", cardinality=500), Column("C2", "categorical", cardinality=9)]
+    write_columns(tmp_path / "train", columns, [*ids, Column("x", "continuous"), LABEL], 3000)
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    configs = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        for index in range(2)
+    ]
+    environments = [{"KERAS_BACKEND": "tensorflow", "TF_CONFIG": json.dumps(c)} for c in configs]
+    program = NOTED + code_below(PAGE, "TensorFlow: a loop of your own") + RESULT
+    first, second = run_together([program] * 2, environments, cwd=tmp_path)
+    assert PAGE in first["refused"]
+    assert len(first["rows"]) == len(second["rows"]) == len(first["losses"]) == 21
+    rows = [x for rank in (first, second) for batch in rank["rows"] for x in batch]
+    assert len(rows) == len(set(rows)) == LOOP_ROWS
+    assert first["losses"] == second["losses"]
+    assert first["weights"] == second["weights"]
+    assert first["losses"][-1] < first["losses"][0]

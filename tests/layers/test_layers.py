@@ -13,7 +13,6 @@ from tests.support.layer_cases import (
     LISTS,
     POLICIES,
     SCHEMA,
-    combine,
     features_oracle,
     layers,
     randomised,
@@ -108,6 +107,7 @@ def test_a_functional_model_over_columns_survives_a_keras_file(form, policy, tmp
 def test_the_layers_give_the_same_on_other_backends(backend, tmp_path):
     code = """
 from tests.support.layer_cases import *
+from tutorlib.optimizers import RowSparseAdam
 found = {}
 for name, case in layers().items():
     for layout, inputs in case.inputs.items():
@@ -120,7 +120,6 @@ try:
     found["neighbours"] = float(not np.isnan([beyond[0, 0], beyond[1, 1]]).all())
 except IndexError:  # PyTorch refuses them
     found["neighbours"] = 0
-from tutorlib.optimizers import RowSparseAdam
 try:
     RowSparseAdam()
 except RuntimeError as error:
@@ -268,39 +267,6 @@ def test_inputs_have_the_dtype_that_holds_the_ids():
     assert (inputs["small"].dtype, inputs["large"].dtype) == ("int32", "int64")
     assert stacked["categorical"].dtype == "int64"
     assert stacked["continuous"].shape == inputs["v"].shape == (None, 2)
-
-
-# ---- the same layers of keras-rs and TensorFlow -------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def keras_rs():
-    return pytest.importorskip("keras_rs", reason="compares with keras-rs: pip install keras-rs")
-
-
-@pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
-def test_a_bag_equals_that_of_keras_rs_and_tensorflow(keras_rs, combiner):
-    ids = np.random.default_rng(9).integers(0, 9, (6, 4))
-    theirs = keras_rs.layers.EmbedReduce(9, 3, combiner=combiner)
-    expected = theirs(ids)
-    ours = EmbeddingBag(9, 3, combiner=combiner)
-    ours.build()
-    ours.set_weights(theirs.get_weights())
-    np.testing.assert_allclose(ours(ids), expected, rtol=1e-5, atol=1e-6)
-    table = np.asarray(ours.embedding_weights)
-    sparse = tf.nn.embedding_lookup_sparse(table, RAGGED.to_sparse(), None, combiner=combiner)
-    np.testing.assert_allclose(sparse, combine(table, LISTS, combiner), rtol=1e-5, atol=1e-6)
-
-
-def test_the_interaction_equals_that_of_keras_rs(keras_rs):
-    x = np.random.default_rng(7).normal(size=(6, 5, 3)).astype(np.float32)
-    theirs = keras_rs.layers.DotInteraction()([x[:, i] for i in range(5)])
-    # They give the lower triangle row by row, we the upper one.
-    pairs = list(zip(*np.triu_indices(5, 1), strict=True))
-    lower = sorted(pairs, key=lambda pair: (pair[1], pair[0]))
-    order = [lower.index(pair) for pair in pairs]
-    ours = DotProductInteraction()(x)
-    np.testing.assert_allclose(ours, np.asarray(theirs)[:, order], rtol=1e-5, atol=1e-6)
 
 
 # ---- what is refused ----------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def page():
         "Lists of numbers that all have one length k (fixed-size lists, tensors, lists of floats)",
         "are vectors: features and labels of shape [batch, k]. Fixed-size lists of integers are",
         "ids unless `cont_names` or `label_names` names them. Lists of floats of several lengths",
-        "come as lists of ids do: see [its tests](../tests/loader/test_vectors.py).",
+        "come as lists of ids do: see [its tests](../tests/loader/test_against_reference.py).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Plans and sizes by drawn layouts: each row once, equal steps, slices in order, within a budget."""
+"""Plans and sizes by drawn layouts: each row once, equal steps, slices in order, in a budget."""
 
 import itertools
 import re
@@ -196,8 +196,9 @@ def test_the_plan_stays_within_the_budget_or_is_refused_with_one_that_is_enough(
     try:
         size = chunk_size(counts, row, budget_bytes=budget, **layout)
     except ValueError as error:
-        assert f"memory_budget={budget:,} bytes cannot hold two batches of" in str(error)
-        advised = int(re.search(r"at least ([\d,]+) bytes", str(error))[1].replace(",", ""))
+        message = str(error)
+        assert f"memory_budget={budget:,} bytes cannot hold two batches of" in message
+        advised = int(re.search(r"at least ([\d,]+) bytes", message)[1].replace(",", ""))
         assert advised > budget
         budget = advised
         size = chunk_size(counts, row, budget_bytes=budget, **layout)

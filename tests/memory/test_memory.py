@@ -26,11 +26,11 @@ from tutorlib.memory import (
     aligned_empty,
     host_memory_bytes,
     limit_tensorflow_memory,
-    map_on_threads,
     missing_for_gpu,
     parse_allocation,
     resolve_device,
 )
+from tutorlib.threads import map_on_threads
 
 MIB, GIB = 2**20, 2**30
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
@@ -279,12 +279,12 @@ def values_in(path, budget):
 
 def test_lists_far_longer_than_the_mean_of_their_row_group_are_refused_with_what_would_do(tmp_path):
     path, small = tmp_path / "x.parquet", tmp_path / "small.parquet"
-    count, budget = late_lists(path, 20_000), 30 * MB
+    count = late_lists(path, 20_000)
     with pytest.raises(ValueError, match=r"rows \[.*row group 0 of .*x\.parquet") as refused:
-        values_in(path, budget)
-    advice = re.search(r"smaller row groups .* of at least ([\d,]+) bytes", str(refused.value))
-    assert values_in(path, 4 * int(advice[1].replace(",", ""))) == count
-    assert late_lists(small, 1000) == values_in(small, 2 * budget)
+        values_in(path, 8 * MB)
+    assert re.search(r"smaller row groups .* memory_budget of at least [\d,]+", str(refused.value))
+    assert values_in(path, 100 * MB) == count
+    assert late_lists(small, 1000) == values_in(small, 21 * MB) == count
 
 
 @pytest.fixture

@@ -263,7 +263,7 @@ class TimedBatches(TensorAdapter):
 REMEDIES = {
     "y": "batches hold their labels: KerasSequenceLoader(label_names=[...])",
     "sample_weight": "batches hold their weights: KerasSequenceLoader(weight_name=...)",
-    "class_weight": "pass class_weight to KerasSequenceLoader",
+    "class_weight": "name a column of weights: KerasSequenceLoader(weight_name=...)",
     "batch_size": "pass batch_size to KerasSequenceLoader",
     "shuffle": "pass shuffle to KerasSequenceLoader",
 }

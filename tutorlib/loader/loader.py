@@ -27,7 +27,7 @@ from tutorlib.columns import Chunk
 from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu, wait_for_gpu
-from tutorlib.keras_bridge.processes import data_share
+from tutorlib.keras_bridge.processes import data_share, process_count
 from tutorlib.loader.batches import Assembler, ChunkReader, Part
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import STACKED_ROLES, Layout
@@ -761,7 +761,8 @@ class KerasSequenceLoader(LoaderAdapter):
         Of several processes that are joined, all must call it.
         """
         settings = self._settings
-        self._cursor.draw_seed()
+        if process_count() > 1:  # Keras also asks after it took batches to build a model
+            self._cursor.draw_seed()
         refuse_other_ranks(
             {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
             (settings.global_size or 1, settings.global_rank or 0),

@@ -21,11 +21,13 @@ import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
 from tutorlib.columns import Chunk, Masked, flat_values
-from tutorlib.memory import map_on_threads, thread_count
-from tutorlib.ops import ColumnGroup, LearningOp
+from tutorlib.filesystems import as_arrow_filesystem
+from tutorlib.memory import thread_count
+from tutorlib.ops import ColumnGroup
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import element_type
-from tutorlib.storage import as_arrow_filesystem, row_bar
+from tutorlib.storage import row_bar
+from tutorlib.threads import map_on_threads
 
 RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row
 FAN_IN = 8  # states merged at a time
@@ -68,9 +70,8 @@ def row_ranges_in(source: ParquetSource, order: Iterable[int] | None = None) -> 
 
     Example:
         >>> import numpy as np
-        >>> source = as_source(Chunk({"x": np.arange(300_000)}))
-        >>> [(row_range.start, row_range.stop) for row_range in row_ranges_in(source)]
-        [(0, 262144), (262144, 300000)]
+        >>> row_ranges_in(as_source(Chunk({"x": np.arange(9)})))
+        [RowRange(row_group=0, start=0, stop=9)]
     """
     groups = source.row_groups
     return [
@@ -213,24 +214,29 @@ class FitPass:
 
     def __post_init__(self) -> None:
         self.source = self.source.with_encoded_strings()
-        self.ops: list[LearningOp] = []
-        for group, index in self.unfitted:
-            op = group.ops[index]
-            if not isinstance(op, LearningOp):
-                raise TypeError(f"{op!r} has to be fitted, but is not a LearningOp")
-            self.ops.append(op)
+        self.ops: list[Any] = [group.ops[index] for group, index in self.unfitted]
 
     @property
     def columns(self) -> list[str]:
         """Columns of the data that the pass reads."""
         return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.fit_names))
 
-    def learn_from(self, row_range: RowRange) -> States:
-        """Return the states of the rows in a row range."""
-        chunk = read_range(self.source, row_range, self.columns)
-        with locate_errors(self.source, row_range):
-            states = [group.partial(chunk, index) for group, index in self.unfitted]
-        return [with_nulls_in(chunk), *states]
+    def learn_from(
+        self, row_ranges: list[RowRange], threads: int, done: Callable[[int], None]
+    ) -> States:
+        """Return the states of the rows in row ranges; `done` gets the rows of each range."""
+        merger = OrderedMerge(self.merge, len(row_ranges))
+
+        def learn(place: int) -> None:
+            row_range = row_ranges[place]
+            chunk = read_range(self.source, row_range, self.columns)
+            with locate_errors(self.source, row_range):
+                states = [group.partial(chunk, index) for group, index in self.unfitted]
+            merger.add(place, [with_nulls_in(chunk), *states])
+            done(row_range.num_rows)
+
+        map_on_threads(learn, range(len(row_ranges)), threads)
+        return merger.result
 
     def merge(self, several: Sequence[States]) -> States:
         """Return the states of the rows of all, which are in the order of their rows."""
@@ -286,15 +292,7 @@ class OrderedMerge:
 
 def _fit_on_threads(work: FitPass, threads: int, done: Callable[[int], None]) -> set[str]:
     """Fit the ops of a pass, and return the columns that hold nulls."""
-    row_ranges = row_ranges_in(work.source)
-    merger = OrderedMerge(work.merge, len(row_ranges))
-
-    def learn(place: int) -> None:
-        merger.add(place, work.learn_from(row_ranges[place]))
-        done(row_ranges[place].num_rows)
-
-    map_on_threads(learn, range(len(row_ranges)), threads)
-    nulls, *states = merger.result
+    nulls, *states = work.learn_from(row_ranges_in(work.source), threads, done)
     for op, state in zip(work.ops, states, strict=True):
         op.finalize(state)
     return nulls
@@ -443,10 +441,7 @@ def _memory_kept() -> Iterator[None]:
 
 @_memory_kept()
 def _learn(work: FitPass, row_ranges: list[RowRange]) -> States:
-    merger = OrderedMerge(work.merge, len(row_ranges))
-    for place, row_range in enumerate(row_ranges):
-        merger.add(place, work.learn_from(row_range))
-    return merger.result
+    return work.learn_from(row_ranges, threads=1, done=lambda rows: None)
 
 
 @_memory_kept()

@@ -443,8 +443,7 @@ class Workflow:
     @property
     def classes(self) -> dict[str, list[Any]]:
         """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
-        encoders = self._encoders(ops.LabelEncoder)
-        return {name: encoder.classes_of(name) for name, encoder in encoders.items()}
+        return {n: op.classes_of(n) for n, op in self._encoders(ops.LabelEncoder).items()}
 
     def decode(self, name: str, predictions: Any) -> Any:
         """Return the classes, or values, that a model predicts: see `decode` of the op.
@@ -469,8 +468,8 @@ class Workflow:
 
     def _encoders(self, kinds: Any) -> dict[str, Any]:
         """Return {column: its op of these kinds}, the column as the op sees it."""
-        made = [step for group in self.groups for step in group.steps()]
-        return {name: op for op, names in made if isinstance(op, kinds) for name in names}
+        steps = (step for group in self.groups for step in group.steps())
+        return {name: op for op, names in steps if isinstance(op, kinds) for name in names}
 
     # ---- serving and saving ----------------------------------------------------------------------
 
@@ -528,7 +527,6 @@ class Workflow:
             ValueError: before `fit`, or if the function of an op has no name.
         """
         self.check_fitted()
-        saved.functions_of(self)  # raises
         target = storage.output_path(folder, filesystem)
         storage.refuse_existing(target, overwrite)
         with storage.new_folder(target) as building:
