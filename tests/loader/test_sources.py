@@ -138,7 +138,7 @@ def test_folders_with_one_schema_are_read_together_and_a_damaged_schema_is_refus
     assert both.schema["name"].cardinality == 10
     file = prepared / "valid" / "_schema.json"
     file.write_text("{}")
-    with pytest.raises(ValueError, match=r"valid/_schema\.json: a schema is a JSON list"):
+    with pytest.raises(ValueError, match=r"valid/_schema\.json: not a JSON list"):
         KerasSequenceLoader(prepared / "valid", 100)
 
 
