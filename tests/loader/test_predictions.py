@@ -201,14 +201,12 @@ def outputs_of(kind):
     return outputs
 
 
-def test_an_output_of_several_values_is_a_column_of_lists_or_one_for_each_class(files):
+def test_an_output_of_several_values_is_a_column_of_lists(files):
     loader, numbers = loader_of(files, id_names=[]), list(range(ROWS))
     many = model_of(outputs_of("three"))
     lists = loader.predict(many, verbose=0)["prediction"]
     assert lists.type == pa.list_(pa.float32(), 3)
     assert lists.to_pylist() == [[n] * 3 for n in numbers]
-    by_class = loader.predict(many, class_names=["a", "b", "c"], name="p", verbose=0)
-    assert by_class.to_pydict() == {f"p_{name}": numbers for name in "abc"}
     grid = loader.predict(model_of(outputs_of("grid")), verbose=0)["prediction"]
     assert grid.to_pylist() == [[[n]] * 3 for n in numbers]
 
@@ -231,8 +229,6 @@ def test_what_does_not_make_a_table_is_refused(files, model):
     loader = loader_of(files, id_names=["text"])
     with pytest.raises(ValueError, match=r"'prediction' has the shape \(\) for a batch of 32 rows"):
         loader.predict(Sum(), verbose=0)
-    with pytest.raises(ValueError, match=r"class_names has 2 names, but .* the shape \(32, 1\)"):
-        loader.predict(model, class_names=["no", "yes"], verbose=0)
     with pytest.raises(ValueError, match=r"columns \['text'\] would be in the table twice"):
         loader.predict(model, name="text", verbose=0)
     with pytest.raises(ValueError, match="labels=True needs a loader with label_names"):
@@ -247,8 +243,8 @@ def test_predictions_are_written_whole_or_not_at_all(files, model, tmp_path):
     with pytest.raises(FileExistsError):
         loader.predict(model, to=path, verbose=0)
     path.unlink()
-    with pytest.raises(ValueError, match="class_names"):
-        loader.predict(model, to=path, class_names=[], verbose=0)
+    with pytest.raises(ValueError, match="in the table twice"):
+        loader.predict(model, to=path, name="text", verbose=0)
     assert list(tmp_path.iterdir()) == []
 
 

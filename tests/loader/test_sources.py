@@ -44,7 +44,7 @@ def test_an_epoch_over_a_table_contains_each_row_once_and_resumes():
     state = loader.state_dict()
     batches.close()
     changed = TABLE.set_column(0, "id", pa.array(np.roll(np.arange(ROWS, dtype="int32"), 1)))
-    with pytest.raises(ValueError, match=r"data\.content was"):
+    with pytest.raises(ValueError, match=r"data\.footers was"):
         loader_of(changed, memory_budget=64 << 20).load_state_dict(state)
     again = loader_of(
         pa.Table.from_batches(TABLE.to_batches(max_chunksize=77)), memory_budget=64 << 20
@@ -137,8 +137,13 @@ def test_folders_with_one_schema_are_read_together_and_a_damaged_schema_is_refus
     assert both.num_rows == ROWS
     assert both.schema["name"].cardinality == 10
     file = prepared / "valid" / "_schema.json"
+<<<<<<< HEAD
     file.write_text("{}")
     with pytest.raises(ValueError, match=r"valid/_schema\.json: not a JSON list"):
+=======
+    file.write_text("{")
+    with pytest.raises(ValueError, match=r"valid/_schema\.json: "):
+>>>>>>> loader-tests
         KerasSequenceLoader(prepared / "valid", 100)
 
 
