@@ -252,7 +252,7 @@ def nhot_shape(folder: Path, rows: int) -> Dataset:
     def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
         seed = int(rng.integers(2**62))
         blocks = [
-            synthetic_nhot.block_to_arrow(synthetic_nhot.draw_block(seed, 0, number, sizes))
+            synthetic_nhot.draw_block(seed, 0, number, sizes).table
             for number in range(-(-count // synthetic_nhot.BLOCK_ROWS))
         ]
         rows = pa.concat_tables(blocks).slice(0, count).combine_chunks()

@@ -59,19 +59,19 @@ def raw_rows(folder: Path, rows: int, scale: float) -> list[str]:
 
     Rows are those of `data_prep synthetic criteo`, with the strings of the raw files.
     """
-    from data_prep.synthetic_criteo import block_to_arrow, column_sizes, draw_block
+    from data_prep.synthetic_criteo import column_sizes, draw_block
 
     path, sizes = folder / f"clicks-{rows}-rows-scale-{scale:g}", column_sizes(scale)
 
     def blocks() -> Iterator[pa.RecordBatch]:
         left, number = rows, 0
         while left > 0:
-            block = block_to_arrow(draw_block(0, 0, number, sizes)).slice(0, left)
+            block = draw_block(0, 0, number, sizes).table.slice(0, left)
             left, number = left - len(block), number + 1
             yield from block.to_batches()
 
     def write(partial: Path) -> None:
-        schema = block_to_arrow(draw_block(0, 0, 0, sizes)).schema
+        schema = draw_block(0, 0, 0, sizes).table.schema
         ds.write_dataset(
             blocks(), partial, schema=schema, format="parquet", max_rows_per_file=ROWS_PER_FILE,
             max_rows_per_group=ROW_GROUP_ROWS, min_rows_per_group=ROW_GROUP_ROWS,

@@ -8,91 +8,50 @@ on stderr and exit code 1.
 from __future__ import annotations
 
 import argparse
-import collections.abc
 import errno
 import inspect
+import pkgutil
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from data_prep import (
-    adult,
-    criteo,
-    csv_files,
-    movielens,
-    synthetic_adult,
-    synthetic_criteo,
-    synthetic_movielens,
-    synthetic_nhot,
-)
 from data_prep.output import DataPrepError
 
-COMMANDS: dict[str, tuple[Callable[..., Any], str | None]] = {  # {name: (function, its --output)}
-    "synthetic criteo": (synthetic_criteo.write_criteo, "data/criteo/raw"),
-    "synthetic movielens": (synthetic_movielens.write_movielens, "data/movielens/raw"),
-    "synthetic nhot": (synthetic_nhot.write_nhot, "data/nhot"),
-    "synthetic adult": (synthetic_adult.write_adult, "data/adult/raw"),
-    "movielens": (movielens.prepare, "data/movielens"),
-    "criteo": (criteo.prepare, "data/criteo"),
-    "adult": (adult.prepare, "data/adult"),
-    "csv": (csv_files.csv_to_parquet, None),
+COMMANDS = {  # {name: (module:function, its --output)}
+    "synthetic criteo": ("synthetic_criteo:write_criteo", "data/criteo/raw"),
+    "synthetic movielens": ("synthetic_movielens:write_movielens", "data/movielens/raw"),
+    "synthetic nhot": ("synthetic_nhot:write_nhot", "data/nhot"),
+    "synthetic adult": ("synthetic_adult:write_adult", "data/adult/raw"),
+    "movielens": ("movielens:prepare", "data/movielens"),
+    "criteo": ("criteo:prepare", "data/criteo"),
+    "adult": ("adult:prepare", "data/adult"),
+    "csv": ("csv_files:csv_to_parquet", None),
 }
 FLAGS = {"output": ("--output", "--to"), "source": ("--from",)}  # others are --name-of-argument
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-_HARPER = (
-    "F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context. "
-    "ACM Transactions on Interactive Intelligent Systems 5, 4: 19:1-19:19. "
-    "https://doi.org/10.1145/2827872"
-)
-# {command or variant: (data, source, terms, what publications must cite)}. The conditions of
-# MovieLens are in README.txt of each archive; the two archives differ in whether the data may be
-# redistributed. The licence of Criteo is on the page of the data set.
+# Of MovieLens: README.txt of each archive; of Criteo: the page of the data set.
 TERMS = {
-    "synthetic": (
-        "synthetic (Criteo, MovieLens, Adult or n-hot shape)",
-        "drawn by this command from a seed",
-        "none: no row describes a real person or company",
-        "-",
-    ),
-    "ml-latest-small": (
-        "MovieLens ml-latest-small (GroupLens, University of Minnesota)",
-        "https://grouplens.org/datasets/movielens/latest/",
-        "research use; commercial use only with permission; no endorsement implied; may be "
-        "redistributed under the same conditions. It changes over time: report no results on it",
-        _HARPER,
-    ),
-    "ml-25m": (
-        "MovieLens ml-25m (GroupLens, University of Minnesota)",
-        "https://grouplens.org/datasets/movielens/25m/",
-        "research use; commercial use only with permission; no endorsement implied; not to be "
-        "redistributed without permission",
-        _HARPER,
-    ),
-    "movielens": (
-        "MovieLens, or data in its schema, as given by --from",
-        "https://grouplens.org/datasets/movielens/",
-        "MovieLens: research use; commercial use only with permission; README.txt of the "
-        "archive says whether it may be redistributed. Synthetic data: none",
-        _HARPER,
-    ),
-    "criteo": (
-        "Criteo 1TB Click Logs, or data in its format, as given by --from",
-        "https://huggingface.co/datasets/criteo/CriteoClickLogs",
-        "Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike). "
-        "Synthetic data: none",
-        "Criteo AI Lab. Criteo 1TB Click Logs dataset.",
-    ),
-    "adult": (
-        "UCI Adult, or data in its format, as given by --from",
-        "https://archive.ics.uci.edu/dataset/2/adult",
-        "Adult: CC BY 4.0 (name the source, say what was changed). Synthetic data: none",
-        "Barry Becker and Ronny Kohavi. 1996. Adult. UCI Machine Learning Repository. "
-        "https://doi.org/10.24432/C5XW20",
-    ),
+    "synthetic": """Data:     synthetic (Criteo, MovieLens, Adult or n-hot shape), drawn from a seed
+Terms:    none: no row describes a real person or company""",
+    "movielens": """Data:     MovieLens (GroupLens, University of Minnesota), or data in its schema
+Source:   https://grouplens.org/datasets/movielens/
+Terms:    MovieLens: research use; commercial use only with permission; no endorsement implied.
+          ml-latest-small may be redistributed under the same conditions; it changes over time:
+          report no results on it. ml-25m: not to be redistributed without permission
+Cite:     F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and
+          Context. ACM Transactions on Interactive Intelligent Systems 5, 4: 19:1-19:19.
+          https://doi.org/10.1145/2827872""",
+    "criteo": """Data:     Criteo 1TB Click Logs, or data in its format, as given by --from
+Source:   https://huggingface.co/datasets/criteo/CriteoClickLogs
+Terms:    Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike)
+Cite:     Criteo AI Lab. Criteo 1TB Click Logs dataset.""",
+    "adult": """Data:     UCI Adult, or data in its format, as given by --from
+Source:   https://archive.ics.uci.edu/dataset/2/adult
+Terms:    Adult: CC BY 4.0 (name the source, say what was changed)
+Cite:     Barry Becker and Ronny Kohavi. 1996. Adult. UCI Machine Learning Repository.
+          https://doi.org/10.24432/C5XW20""",
 }
 
 
@@ -108,18 +67,19 @@ def parser() -> argparse.ArgumentParser:
     synthetic = commands.add_parser(
         "synthetic", help="Draw data from a seed; needs no network and no licence"
     ).add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, (function, output) in COMMANDS.items():
-        text = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")[0]
+    for name, (place, output) in COMMANDS.items():
+        function = pkgutil.resolve_name(f"data_prep.{place}")
+        text = (inspect.getdoc(function) or "").partition("\n\nArgs:\n")[0].replace("%", "%%")
         command = (synthetic if " " in name else commands).add_parser(
             name.split()[-1],
-            help=text.partition("\n")[0].replace("%", "%%"),
-            description=text.replace("%", "%%"),
+            help=text.partition("\n")[0],
+            description=text,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         command.set_defaults(run=function)
         _add_options(command, function, output)
-        if function is csv_files.csv_to_parquet:
-            _add_options(command, csv_files.CsvOptions, None)
+        if name == "csv":
+            _add_options(command, pkgutil.resolve_name("data_prep.csv_files:CsvOptions"), None)
     return top
 
 
@@ -127,31 +87,33 @@ def _add_options(
     command: argparse.ArgumentParser, function: Callable[..., Any], output: str | None
 ) -> None:
     """Add the arguments of a function, with the texts of its docstring, as options."""
-    documentation = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")[2]
-    documentation = documentation.partition("\n\n")[0]
+    documentation = (
+        (inspect.getdoc(function) or "").partition("\n\nArgs:\n")[2].partition("\n\n")[0]
+    )
     texts = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", documentation, re.MULTILINE))
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
         default = (output or parameter.empty) if name == "output" else parameter.default
         options: dict[str, Any] = {"help": " ".join(texts[name].split()).replace("%", "%%")}
-        options |= {"required": True} if default is parameter.empty else {"default": default}
         kind = parameter.annotation
         if isinstance(kind, types.UnionType):  # of `str | Path | None`, the first
             kind = typing.get_args(kind)[0]
+        origin = typing.get_origin(kind)
         if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction if default else "store_true"
-        elif typing.get_origin(kind) is typing.Literal:
+            options["action"] = "store_true"
+        elif origin is typing.Literal:
             options["choices"] = typing.get_args(kind)
-        elif typing.get_origin(kind) is collections.abc.Sequence:
+        elif origin is Sequence:
             options["nargs"] = "+"
-        elif typing.get_origin(kind) is collections.abc.Mapping:
+        elif origin is Mapping:
             options |= {"nargs": "+", "type": _pair, "metavar": "NAME=VALUE"}
         else:
             options["type"] = kind
-        if name == "files":  # an argument without a flag
-            command.add_argument(name, nargs="+", help=options["help"])
+        if name == "files":
+            command.add_argument(name, **options)
         else:
+            options |= {"required": True} if default is parameter.empty else {"default": default}
             flags = FLAGS.get(name, (f"--{name.replace('_', '-')}",))
             command.add_argument(*flags, dest=name, **options)
 
@@ -168,37 +130,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(parser().parse_args(argv))
     command, run = options.pop("command"), options.pop("run")
     options.pop("kind", None)
-    terms = command
-    if command == "movielens" and not options["source"]:
-        terms = options["variant"]
-    if terms in TERMS:
-        titles = ("Data:", "Source:", "Terms:", "Cite:")
-        lines = zip(titles, TERMS[terms], strict=True)
-        print(*(f"{title:<9} {text}" for title, text in lines), sep="\n", flush=True)
+    if command in TERMS:
+        print(TERMS[command], flush=True)
     if options.get("types"):
         options["types"] = dict(options["types"])
+    status = 1
     try:
         made = run(**options)
         if command == "csv":
-            print(csv_files.summary(options["output"], made), flush=True)
+            summary = pkgutil.resolve_name("data_prep.csv_files:summary")
+            print(summary(options["output"], made), flush=True)
+        return 0
     except (DataPrepError, ValueError) as error:
-        return _fail(str(error))
+        message = str(error)
     except OSError as error:
-        if error.errno in _NO_ROOM:
-            return _fail(
+        message = str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            message = (
                 f"no space left while writing to {options['output']} ({error.strerror}); no "
                 "incomplete output was left. Free some space or choose another --output."
             )
-        return _fail(str(error))
     except KeyboardInterrupt:
-        _fail("interrupted; no incomplete output was left. Run the same command again.")
-        return 130
-    return 0
-
-
-def _fail(message: str) -> int:
+        message, status = "interrupted; no incomplete output was left. Run the command again.", 130
     print("data_prep: " + " ".join(message.split()), file=sys.stderr)
-    return 1
+    return status
 
 
 if __name__ == "__main__":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from data_prep.csv_files import csv_to_parquet
-from data_prep.download import download, unpack
-from data_prep.output import DataPrepError, fingerprint, finished_metadata, new_output, new_parts
+from data_prep.download import fetch
+from data_prep.output import fingerprint, make_once
 from data_prep.synthetic_adult import COLUMNS, FILES
 
 BASE_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult"
@@ -16,7 +15,6 @@ SHA256 = {
     "adult.data": "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
     "adult.test": "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
 }
-COMMENT = b"|"  # adult.test begins with a line "|1x3 Cross validator"
 
 
 def prepare(
@@ -41,47 +39,24 @@ def prepare(
         DataPrepError: if the download fails, a checksum is wrong, files are missing or damaged, a
             line is malformed, or the output exists with other settings.
     """
-    raw = fetch(output, source, overwrite)
+    if source is not None and Path(source).name in SHA256:
+        source = Path(source).parent
+    urls = {f"{BASE_URL}/{name}": digest for name, digest in SHA256.items()}
+    raw = fetch(output, source, urls, tuple(SHA256), copy=True, overwrite=overwrite)
     files = {part: raw / name for part, name in FILES.items()}
-    settings = {"command": "adult etl", "version": 1, "files": fingerprint(list(files.values()))}
-    finished = finished_metadata(output, settings, overwrite=overwrite)
-    if finished is not None:
-        return finished
-    with new_parts(output, tuple(files), settings, inputs=[raw]) as staging:
+
+    def write(folder: Path) -> dict[str, Any]:
+        rows = {}
         for part, path in files.items():
-            with open(path, "rb") as file:
-                comment = file.read(1) == COMMENT
+            with open(path, "rb") as file:  # adult.test begins with a comment
+                comment = file.read(1) == b"|"
             made = csv_to_parquet(
-                [path], staging.path / part, names=COLUMNS, delimiter=",", null_values=["?"],
+                [path], folder / part, names=COLUMNS, delimiter=",", null_values=["?"],
                 strip=" .", skip_lines=int(comment),
             )  # fmt: skip
-            staging.metadata[f"{part}_rows"] = made["rows"]
-    rows = staging.metadata
-    print(f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/")
-    return rows
+            rows[f"{part}_rows"] = made["rows"]
+        print(f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/")
+        return rows
 
-
-def fetch(output: str | Path, source: str | Path | None, overwrite: bool = False) -> Path:
-    """Return `output/raw`, a folder with adult.data and adult.test; arguments as for `prepare`."""
-    raw, names = Path(output) / "raw", tuple(FILES.values())
-    if source is None:
-        source = Path(output) / "downloads"
-        for name in names:
-            download(f"{BASE_URL}/{name}", source / name, SHA256[name])
-    source = Path(source)
-    if source.name in names and source.is_file():
-        source = source.parent
-    given = [source] if source.is_file() else [source / name for name in names]
-    if missing := [path.name for path in given if not path.is_file()]:
-        raise DataPrepError(f"--from {source}: no {' and no '.join(missing)} there")
-    if raw.is_dir() and source.samefile(raw):
-        return raw
-    settings = {"command": "adult fetch", "files": fingerprint(given)}
-    if finished_metadata(raw, settings, overwrite=overwrite) is None:
-        with new_output(raw, settings, inputs=given) as staging:
-            if source.is_file():
-                unpack(source, staging.path, names)
-            else:
-                for path in given:
-                    shutil.copyfile(path, staging.path / path.name)
-    return raw
+    settings = {"command": "adult etl", "version": 1, "files": fingerprint(list(files.values()))}
+    return make_once(output, settings, write, parts=tuple(files), inputs=[raw], overwrite=overwrite)

@@ -10,28 +10,24 @@ from __future__ import annotations
 import binascii
 import contextlib
 import functools
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from data_prep.csv_files import BadLines, CsvOptions, Rule, read_blocks, typed_table
-from data_prep.output import (
-    DataPrepError,
-    fingerprint,
-    finished_metadata,
-    new_output,
-    new_parts,
-)
+from data_prep.output import DataPrepError, fingerprint, make_once
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.checks import check_choice
-from tutorlib.memory import map_on_threads, thread_count
+from tutorlib.memory import thread_count
+from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.storage import remove
+from tutorlib.threads import map_on_threads
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072
@@ -40,26 +36,19 @@ LINES = CsvOptions(names=COLUMN_NAMES, delimiter="\t", quote="")
 _DAY_FILE = re.compile(r"(?P<stem>day_(?P<day>\d+)[^.]*)(\.tsv|\.txt)?(\.gz)?$")
 
 
-def _number(column: pa.ChunkedArray, pattern: str, kind: pa.DataType) -> pa.ChunkedArray:
+def _number(column: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
     if not pc.all(pc.match_substring_regex(column, pattern), min_count=0).as_py():
         raise pa.ArrowInvalid(f"must match {pattern}")
-    return column.cast(kind)
-
-
-def _label(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if column.null_count:
-        raise pa.ArrowInvalid("a label is missing")
-    return _number(column, "^[01]$", pa.int32())
+    return column.cast(pa.int64())
 
 
 def _hex(column: pa.ChunkedArray) -> pa.Array:
     """Return the numbers that 8 hex digits encode, all at a time: int64."""
     texts = pa.concat_arrays([*column.drop_null().chunks, pa.array([], pa.string())])
-    lengths = pc.min_max(pc.binary_length(texts)).as_py()
-    if len(texts) and lengths != {"min": 8, "max": 8}:
+    lengths = pc.min_max(pc.binary_length(texts)).as_py().values()
+    if {*lengths} - {8, None}:
         raise pa.ArrowInvalid("must have 8 digits")
-    valid = column.is_valid().to_numpy()
-    numbers = np.zeros(len(column), np.int64)
+    numbers, valid = np.zeros(len(column), np.int64), column.is_valid().to_numpy()
     if len(texts):
         first = int(np.frombuffer(texts.buffers()[1], np.int32)[texts.offset])
         digits = memoryview(texts.buffers()[2])[first : first + 8 * len(texts)]
@@ -70,10 +59,12 @@ def _hex(column: pa.ChunkedArray) -> pa.Array:
     return pa.array(numbers, mask=~valid)
 
 
-_COUNT = functools.partial(_number, pattern="^-?[0-9]{1,18}$", kind=pa.int64())
 _RULES = {
-    "label": Rule(_label, "0 or 1"),
-    **dict.fromkeys(INTEGER_NAMES, Rule(_COUNT, "an integer of at most 18 digits")),
+    "label": Rule(lambda column: _number(column.fill_null(""), "^[01]$"), "0 or 1"),
+    **dict.fromkeys(
+        INTEGER_NAMES,
+        Rule(lambda column: _number(column, "^-?[0-9]{1,18}$"), "an integer of at most 18 digits"),
+    ),
     **dict.fromkeys(CATEGORICAL_NAMES, Rule(_hex, "8 hex digits")),
 }
 
@@ -93,19 +84,16 @@ def find_day_files(folder: str | Path) -> dict[str, Path]:
             f"--from {folder}: no such folder. Pass the folder with the day files, or create one "
             "with `python -m data_prep synthetic criteo`."
         )
-    found: dict[tuple[int, str], Path] = {}
-    for path in sorted(folder.iterdir()):
-        match = _DAY_FILE.fullmatch(path.name)
-        if match and path.is_file():
-            key = int(match["day"]), match["stem"]
-            if key in found:
-                raise DataPrepError(f"{found[key]} and {path} are the same day. Remove one.")
-            found[key] = path
+    named = ((_DAY_FILE.fullmatch(path.name), path) for path in folder.iterdir() if path.is_file())
+    found = sorted((int(name["day"]), name["stem"], path) for name, path in named if name)
+    for (*day, path), (*next_day, other) in itertools.pairwise(found):
+        if day == next_day:
+            raise DataPrepError(f"{path} and {other} are the same day. Remove one.")
     if not found:
         raise DataPrepError(
             f"--from {folder}: no day files in this folder (day_0.tsv, day_0.gz, day_0, ...)"
         )
-    return {stem: found[day, stem] for day, stem in sorted(found)}
+    return {stem: path for _, stem, path in found}
 
 
 def raw_to_parquet(
@@ -120,8 +108,8 @@ def raw_to_parquet(
     """Write each raw day file as `output/day_*.parquet`: the same values, typed and checked.
 
     A line is malformed if it does not have 40 fields, its label is not 0 or 1, a count is not an
-    integer of at most 18 digits, a categorical value is not 8 hex digits, or the line is longer
-    than 8 MB. An empty field is a missing value, except for the label. Blank lines are no rows.
+    integer of at most 18 digits, or a categorical value is not 8 hex digits. An empty field is a
+    missing value, except for the label. Blank lines are no rows.
 
     Memory: about 300 MB per file that is being read (some blocks of 8 MB of text and a row group of
     131,072 rows), whatever the size of the files.
@@ -145,15 +133,11 @@ def raw_to_parquet(
     """
     check_choice("on_bad_lines", on_bad_lines, ("error", "skip"))
     files = find_day_files(source)
-    settings = {"command": "criteo raw_to_parquet", "version": 1, "on_bad_lines": on_bad_lines,
-                "files": fingerprint(list(files.values()))}  # fmt: skip
-    finished = finished_metadata(output, settings, overwrite=overwrite)
-    if finished is not None:
-        return finished
-    metadata: dict[str, Any] = {"rows": {}, "bad_lines": {}}
-    convert = functools.partial(_convert_day, skip=on_bad_lines == "skip")
-    with new_output(output, settings, inputs=[Path(source)]) as staging:
-        days = [(path, staging.path / f"{stem}.parquet") for stem, path in files.items()]
+
+    def write(folder: Path) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"rows": {}, "bad_lines": {}}
+        convert = functools.partial(_convert_day, skip=on_bad_lines == "skip")
+        days = [(path, folder / f"{stem}.parquet") for stem, path in files.items()]
         if client is None:
             converted = list(map_on_threads(convert, days, thread_count(workers)))
         else:
@@ -161,28 +145,30 @@ def raw_to_parquet(
         for stem, (rows, bad) in zip(files, converted, strict=True):
             metadata["rows"][stem] = rows
             if bad.total:
-                metadata["bad_lines"][stem] = {"total": bad.total, "first": bad.first}
+                metadata["bad_lines"][stem] = bad.report()
                 print(f"skipped: {bad}", flush=True)
-        staging.metadata.update(metadata)
-    print(f"{output}: {sum(metadata['rows'].values()):,} rows in {len(files)} files", flush=True)
-    return metadata
+        total = sum(metadata["rows"].values())
+        print(f"{output}: {total:,} rows in {len(files)} files", flush=True)
+        return metadata
+
+    settings = {"command": "criteo raw_to_parquet", "version": 1, "on_bad_lines": on_bad_lines,
+                "files": fingerprint(list(files.values()))}  # fmt: skip
+    return make_once(output, settings, write, inputs=[Path(source)], overwrite=overwrite)
 
 
 def _convert_day(day: tuple[Path, Path], skip: bool) -> tuple[int, BadLines]:
     """Write a day file as Parquet; return its rows and its malformed lines."""
     path, target = day
-    rows, bad = 0, BadLines(path.name)
-    with pq.ParquetWriter(
-        target, RAW_SCHEMA, compression="zstd", write_page_checksum=True
-    ) as writer:
-        for table in _row_groups(read_day(path, bad)):
-            writer.write_table(table, row_group_size=RAW_ROW_GROUP_ROWS)
-            rows += table.num_rows
-    if not rows and not bad.total:
+    bad = BadLines(path.name)
+    form = {"row_group_rows": RAW_ROW_GROUP_ROWS, "encoding": "default", "schema": RAW_SCHEMA}
+    with ParquetSink(target, **form) as sink:
+        for table in read_day(path, bad):
+            sink.write(table)
+    if not sink.num_rows and not bad.total:
         raise DataPrepError(f"{path} is empty. Remove it, or fetch it again.")
     if not skip:
         bad.refuse()
-    return rows, bad
+    return sink.num_rows, bad
 
 
 def read_day(path: Path, bad: BadLines) -> Iterator[pa.Table]:
@@ -191,22 +177,8 @@ def read_day(path: Path, bad: BadLines) -> Iterator[pa.Table]:
     Raises:
         DataPrepError: if a gzip file is truncated or damaged.
     """
-    for block in read_blocks(path, LINES, COLUMN_NAMES, bad):
+    for block in read_blocks(path, LINES, bad):
         yield typed_table(block, _RULES)
-
-
-def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the rows in tables of whole row groups; the last one has the rest."""
-    held = [RAW_SCHEMA.empty_table()]
-    for table in tables:
-        held.append(table)
-        rows = sum(part.num_rows for part in held)
-        if full := rows - rows % RAW_ROW_GROUP_ROWS:
-            whole = pa.concat_tables(held)
-            yield whole.slice(0, full)
-            held = [whole.slice(full)]
-    if any(part.num_rows for part in held):
-        yield pa.concat_tables(held)
 
 
 def make_workflow(freq_threshold: int = 15) -> Any:
@@ -230,7 +202,6 @@ def split_by_time(days: list[Path], valid_days: int, valid_share: float) -> dict
     Raises:
         DataPrepError: if there are too few days or rows for both parts.
     """
-    from tutorlib.parquet import ParquetSource
     from tutorlib.workflow import split_rows
 
     if len(days) == 1:
@@ -295,14 +266,8 @@ def prepare(
         how = {"overwrite": overwrite, "workers": workers, "client": client}
         read = raw_to_parquet(Path(source).absolute(), parquet, on_bad_lines=on_bad_lines, **how)
         days = [parquet / f"{stem}.parquet" for stem in read["rows"]]
-        settings = {"command": "criteo etl", "version": 2, "valid_days": valid_days,
-                    "valid_share": valid_share, "freq_threshold": freq_threshold,
-                    "files": fingerprint(days)}  # fmt: skip
-        finished = finished_metadata(output, settings, overwrite=overwrite)
-        if finished is not None:
-            return finished
-        parts = {"train": "train", "valid": "valid", "workflow": "_workflow"}
-        with new_parts(output, [*parts], settings, inputs=[parquet]) as staging:
+
+        def write(folder: Path) -> dict[str, Any]:
             sources = split_by_time(days, valid_days, valid_share)
             workflow = make_workflow(freq_threshold).fit(sources["train"], client, threads=workers)
             tables = workflow.transform_to_parquet(
@@ -315,17 +280,23 @@ def prepare(
                 overwrite=True,
             )
             for name, made in parts.items():
-                (Path(tables) / made).rename(staging.path / name)
+                (Path(tables) / made).rename(folder / name)
             remove(tables)
             rows = {f"{side}_rows": source.num_rows for side, source in sources.items()}
+            counts = ", ".join(
+                f"{source.num_rows:,} in {side}/" for side, source in sources.items()
+            )
+            print(f"{output}: rows: {counts}", flush=True)
             sizes = workflow.embedding_sizes()
-            cardinalities = {name: int(size) for name, (size, _) in sizes.items()}
-            staging.metadata.update(rows, cardinalities=cardinalities)
-    print(
-        f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/",
-        flush=True,
-    )
-    return staging.metadata
+            return {**rows, "cardinalities": {name: int(size) for name, (size, _) in sizes.items()}}
+
+        parts = {"train": "train", "valid": "valid", "workflow": "_workflow"}
+        settings = {"command": "criteo etl", "version": 2, "valid_days": valid_days,
+                    "valid_share": valid_share, "freq_threshold": freq_threshold,
+                    "files": fingerprint(days)}  # fmt: skip
+        return make_once(
+            output, settings, write, parts=[*parts], inputs=[parquet], overwrite=overwrite
+        )
 
 
 @contextlib.contextmanager

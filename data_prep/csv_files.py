@@ -19,33 +19,28 @@ import dataclasses
 import functools
 import gzip
 import io
+import itertools
 import re
-import shutil
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from data_prep.output import DataPrepError, fingerprint, finished_metadata, move_entries, new_output
+from data_prep.output import DataPrepError, fingerprint, make_once
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.parquet import ParquetSink
+from tutorlib.storage import remove
 
 REJECTED_FILE = "_rejected.csv"  # readers of data folders skip names that start with "_"
-BLOCK_CHARACTERS = 1 << 23  # also the longest line and field
-TOO_LONG = "\ud800"  # marks a longer line; no text that was decoded has it
-ROWS_PER_FILE = 4_194_304
-DELIMITERS = ",\t;|"
+BLOCK_CHARACTERS = 1 << 23  # more than the longest line and record
 TEXT = pa.string()
+_NOT_DECODED = re.compile("[\udc80-\udcff]")  # what escaped bytes become
 _NO_TEXT = pa.scalar(None, TEXT)
-_Heads = dict[Path, tuple["CsvOptions", list[str]]]  # what `read_head` returns of each file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +51,6 @@ class CsvOptions:
         names: names of the columns, for files that have no header.
         types: types of columns, such as int64, float, string, bool or timestamp[us]. Those of other
             columns are inferred from all values.
-        like: folder of an earlier conversion, whose types these files get: a column of words stays
-            text, even if all words of another day are numbers.
         null_values: texts that mean a missing value in every column, besides the empty field. In
             columns that are not text, NA, NaN, null, NULL and the like are missing values too.
         strip: characters that are removed from both ends of every value, such as " ".
@@ -75,7 +68,6 @@ class CsvOptions:
 
     names: Sequence[str] | None = None
     types: Mapping[str, str] | None = None
-    like: str | None = None
     null_values: Sequence[str] = ()
     strip: str = ""
     delimiter: str | None = None
@@ -108,13 +100,13 @@ class BadLines:
 
     Args:
         file: name of the file.
-        keep: called with (file, number of the line, reason, text) of each, if given.
+        kept: CSV file to which each is appended (file, line, reason, text), if given.
         total: number of malformed lines.
         lines: (number, from 1; reason) of the first ten.
     """
 
     file: str
-    keep: Callable[[str, int, str, str], Any] | None = None
+    kept: Path | None = None
     total: int = 0
     lines: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
@@ -123,18 +115,21 @@ class BadLines:
         self.total += 1
         bisect.insort(self.lines, (number, reason))
         del self.lines[10:]
-        if self.keep is not None:
+        if self.kept is not None:
+            header = [] if self.kept.exists() else [("file", "line", "reason", "text")]
             readable = text.encode("utf-8", "replace").decode().rstrip("\n")
-            self.keep(self.file, number, reason, readable)
+            with open(self.kept, "a", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([*header, (self.file, number, reason, readable)])
 
-    @property
-    def first(self) -> list[str]:
-        """The first ten, each as "day_0.tsv:17: 39 fields instead of 40"."""
-        return [f"{self.file}:{number}: {reason}" for number, reason in self.lines]
+    def report(self) -> dict[str, Any]:
+        """Return {"total": n, "first": ["day_0.tsv:17: 39 fields instead of 40", ...]}."""
+        first = [f"{self.file}:{number}: {reason}" for number, reason in self.lines]
+        return {"total": self.total, "first": first}
 
     def __str__(self) -> str:
         more = f"; and {self.total - 10:,} more" if self.total > 10 else ""
-        return f"{self.total:,} malformed lines in {self.file}: {'; '.join(self.first)}{more}"
+        first = "; ".join(self.report()["first"])
+        return f"{self.total:,} malformed lines in {self.file}: {first}{more}"
 
     def refuse(self) -> None:
         """Raise DataPrepError if there are any."""
@@ -148,11 +143,12 @@ class BadLines:
 
 
 @contextlib.contextmanager
-def _open(path: Path, options: CsvOptions) -> Iterator[tuple[BinaryIO, TextIO]]:
+def _open(path: Path, options: CsvOptions) -> Iterator[tuple[Any, io.TextIOWrapper]]:
     """Yield (raw file, whose position is the progress; its text after `skip_lines`).
 
     Line ends of every kind are read as LF. Bytes that the encoding does not have are escaped.
     """
+    csv.field_size_limit(BLOCK_CHARACTERS)
     utf8 = codecs.lookup(options.encoding).name == "utf-8"
     try:
         with open(path, "rb") as raw:
@@ -163,7 +159,7 @@ def _open(path: Path, options: CsvOptions) -> Iterator[tuple[BinaryIO, TextIO]]:
                 errors="surrogateescape",
             )
             for _ in range(options.skip_lines):
-                _line(text)
+                text.readline(BLOCK_CHARACTERS)
             yield raw, text
     except UnicodeError as error:  # utf-16 and the like have no bytes to escape
         raise DataPrepError(f"{path}: {_not_encoded(options)} ({error})") from error
@@ -177,200 +173,178 @@ def _not_encoded(options: CsvOptions) -> str:
     return f"not encoded in {options.encoding}. Pass its --encoding, such as latin-1"
 
 
-def _line(text: TextIO) -> str:
-    """Return the next line, or "" at the end; of one that is too long the beginning, marked."""
-    line = text.readline(BLOCK_CHARACTERS)
-    if len(line) == BLOCK_CHARACTERS and not line.endswith("\n"):
-        while (rest := text.readline(BLOCK_CHARACTERS)) and not rest.endswith("\n"):
-            pass
-        line = f"{line[:200]}{TOO_LONG}\n"
-    return line
-
-
-def _lines(text: TextIO) -> Iterator[str]:
-    return iter(functools.partial(_line, text), "")
-
-
-def _unreadable(text: str, options: CsvOptions) -> str:
-    """Return what is wrong with the characters of a text, "" if nothing is."""
-    if TOO_LONG in text:
-        return f"longer than {BLOCK_CHARACTERS:,} characters"
-    return _not_encoded(options) if re.search("[\udc80-\udcff]", text) else ""
-
-
-def read_head(path: Path, options: CsvOptions) -> tuple[CsvOptions, list[str]]:
-    """Return the options with the delimiter of a file, and the names of its columns.
+def _read_head(
+    path: Path, text: io.TextIOWrapper, options: CsvOptions
+) -> tuple[CsvOptions, list[str]]:
+    """Return the options with a delimiter and names of columns, and the lines that were read.
 
     Raises:
-        DataPrepError: if the file is empty, its first record is malformed, or two columns have the
-            same name.
+        DataPrepError: if the header is missing or malformed, or has a name twice.
     """
+    read: list[str] = []
+
+    def lines() -> Iterator[str]:
+        while line := text.readline(BLOCK_CHARACTERS):
+            read.append(line)
+            yield line
+
+    first = next((line for line in lines() if line != "\n"), "")
+    unquoted = re.sub(r'"[^"]*"', "", first)
     delimiter = "\t" if options.delimiter == r"\t" else options.delimiter
-    if delimiter is None:
-        with _open(path, options) as (_, text):
-            line = next((line for line in _lines(text) if line.strip("\n")), "")
-        delimiter = max(DELIMITERS, key=re.sub(r'"[^"]*"', "", line).count)
-    options = dataclasses.replace(options, delimiter=delimiter)
-    with _open(path, options) as (_, text):
-        fields, _ = _first_record(path, text, options)
+    options = dataclasses.replace(options, delimiter=delimiter or max(",\t;|", key=unquoted.count))
     if options.names is not None:
-        return options, list(options.names)
+        return options, read
+    try:
+        fields: list[str] = next(options.reader(itertools.chain([first], lines())), [])
+        reason = "" if fields else "it is empty. Leave it out."
+        if _NOT_DECODED.search(first):
+            reason = _not_encoded(options)
+    except csv.Error as error:
+        reason = f"its first record is malformed ({error})"
+    if reason:
+        raise DataPrepError(f"{path}: {reason}")
     names = [field.strip() or f"f{place}" for place, field in enumerate(fields)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataPrepError(
             f"{path}: several columns are called {twice}. Rename them, or skip the header "
             "(--skip-lines 1) and pass --names."
         )
-    return options, names
+    return dataclasses.replace(options, names=names), read
 
 
-def _first_record(path: Path, text: TextIO, options: CsvOptions) -> tuple[list[str], int]:
-    """Return the fields of the first record, and the number of lines up to its end."""
-    reader = options.reader(_lines(text))
-    fields: list[str]
-    try:
-        fields = next((record for record in reader if record), [])
-        reason = _unreadable("".join(fields), options) if fields else "it is empty. Leave it out."
-    except csv.Error as error:
-        reason = f"its first record is malformed ({error})"
-    if reason:
-        raise DataPrepError(f"{path}: {reason}")
-    return fields, reader.line_num
+def column_names(path: Path, options: CsvOptions) -> list[str]:
+    """Return the names of the columns of a file."""
+    with _open(path, options) as (_, text):
+        return list(_read_head(path, text, options)[0].names or ())
 
 
-class _Lines:
-    """The lines of a block and, for a record that ends behind it, those that follow.
-
-    Attributes:
-        left: lines of the block that were not taken.
-        taken: lines that were taken since this was last cleared.
-    """
-
-    def __init__(self, block: str, text: TextIO) -> None:
-        self.left, self._text = deque(io.StringIO(block)), text
-        self.taken: list[str] = []
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = self.left.popleft() if self.left else _line(self._text)
-        if not line:
-            raise StopIteration
-        self.taken.append(line)
-        return line
-
-
-def _records(
-    lines: _Lines, number: int, options: CsvOptions, expected: int, bad: BadLines
-) -> tuple[list[tuple[int, str]], int]:
-    """Return (line number, text) of records of `expected` fields, and the next line's number."""
-    good: list[tuple[int, str]] = []
-    reader = options.reader(lines)
-    while lines.left:
-        lines.taken.clear()
-        try:
-            fields, reason = len(next(reader)), ""
-        except csv.Error as error:
-            fields, reason = expected, f"malformed quotes ({error})"
-            lines.left.extendleft(reversed(lines.taken[1:]))  # only the first line is to blame
-            del lines.taken[1:]
-        record = "".join(lines.taken)
-        if fields != expected:
-            reason = f"{fields} fields instead of {expected}"
-        reason = _unreadable(record, options) or reason
-        if reason and fields:
-            bad.add(number, reason, record)
-        elif fields:
-            good.append((number, record))
-        number += len(lines.taken)
-    return good, number
-
-
+@dataclasses.dataclass
 class Block:
     """Some rows of a file.
 
     Args:
         table: the fields as strings; an empty field without quotes is null.
         bad: the malformed lines of the file.
-        records: returns [(number of the line, text) of each row], and what follows.
+        text, number, options: where the rows are from; `number` is that of the first line.
+        records: (line number, text) of each row, if known.
     """
 
-    def __init__(self, table: pa.Table, bad: BadLines, records: Callable[[], Any]) -> None:
-        self.table, self._bad, self._records = table, bad, records
+    table: pa.Table
+    bad: BadLines
+    text: str
+    number: int
+    options: CsvOptions
+    records: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
-    @functools.cached_property
-    def records(self) -> list[tuple[int, str]]:
-        """(line number, text) of each row of the table."""
-        return self._records()[0]
+    def record(self, row: int) -> tuple[int, str]:
+        """Return the line number and the text of a row."""
+        if not self.records:
+            good = _records(self.text, self.number, self.options, BadLines(""), at_end=True)
+            self.records = good[0]
+        return self.records[row]
 
     def reject(self, reasons: Mapping[int, str]) -> None:
         """Remove rows, {row: reason}, because they are malformed."""
         for row, reason in sorted(reasons.items()):
-            self._bad.add(self.records[row][0], reason, self.records[row][1])
-        self.records = [each for row, each in enumerate(self.records) if row not in reasons]
-        keep = ~np.isin(np.arange(self.table.num_rows), list(reasons))
-        self.table = self.table.filter(pa.array(keep))
+            number, text = self.record(row)
+            self.bad.add(number, reason, text)
+        keep = [row not in reasons for row in range(self.table.num_rows)]
+        self.records = list(itertools.compress(self.records, keep))
+        self.table = self.table.filter(pa.array(keep, pa.bool_()))
 
 
-def read_blocks(
-    path: Path, options: CsvOptions, names: Sequence[str], bad: BadLines
-) -> Iterator[Block]:
-    """Yield the rows of a file; records that are malformed are added to `bad`.
+def read_blocks(path: Path, options: CsvOptions, bad: BadLines) -> Iterator[Block]:
+    """Yield the rows of a CSV file, plain or gzip; records that are malformed are added to `bad`.
 
-    A record is malformed if it has another number of fields, is not of the encoding, has a line
-    longer than 8 MB, opens a quote that does not end, or has text after a quote that ends.
-
-    Args:
-        path: a CSV file, plain or gzip.
-        options: with the delimiter.
-        names: names of the columns.
-        bad: the malformed lines of the file.
+    A record is malformed if it has another number of fields, is not of the encoding, opens a quote
+    that does not end, or has text after a quote that ends.
 
     Raises:
-        DataPrepError: if a gzip file is damaged, or the file has another encoding.
+        DataPrepError: if a gzip file is damaged, the file has another encoding, or a line is longer
+            than 8 MB.
     """
-    csv.field_size_limit(BLOCK_CHARACTERS)
     bar = tqdm(total=path.stat().st_size, unit="B", unit_scale=True, desc=path.name, disable=None)
     with bar, _open(path, options) as (raw, text):
-        number = 1 + options.skip_lines
-        if options.names is None:
-            number += _first_record(path, text, options)[1]
-        while block := text.read(BLOCK_CHARACTERS):
-            block += "" if block.endswith("\n") else _line(text)
+        number, has_header = 1 + options.skip_lines, options.names is None
+        options, head = _read_head(path, text, options)
+        number += len(head) * has_header
+        block, at_end = "" if has_header else "".join(head), False
+        while not at_end:
+            part, end = text.read(BLOCK_CHARACTERS), text.readline(BLOCK_CHARACTERS)
+            block, at_end = block + part + end, not part
+            if len(end) == BLOCK_CHARACTERS and not end.endswith("\n"):
+                line = number + block.count("\n")
+                raise DataPrepError(f"{path}:{line}: a line longer than {len(end):,} characters")
             # Most blocks hold whole records of the right length: PyArrow reads them as they are.
-            whole = _has_whole_records(block, options, len(names))
-            table = _parsed(block, options, names) if whole else None
-            if table is not None:
-                lines, unread = _Lines(block, io.StringIO()), BadLines("")
-                of_rows = functools.partial(_records, lines, number, options, len(names), unread)
-                yield Block(table, bad, of_rows)
-                number += block.count("\n")
-            else:
-                lines = _Lines(block, text)
-                records, number = _records(lines, number, options, len(names), bad)
-                table = _parsed("".join(record for _, record in records), options, names)
-                yield Block(table, bad, functools.partial(tuple, (records, number)))
+            rest = ""
+            records: list[tuple[int, str]] = []
+            table = _parsed(block, options) if _has_whole_records(block, options) else None
+            if table is None:
+                records, rest = _records(block, number, options, bad, at_end)
+                table = _parsed("".join(record for _, record in records), options)
+            yield Block(table, bad, block, number, options, records)
+            number += block.count("\n") - rest.count("\n")
+            block = rest
             bar.update(raw.tell() - bar.n)
 
 
-def _has_whole_records(block: str, options: CsvOptions, fields: int) -> bool:
-    """Return whether quotes are in order, and records with quotes have so many fields."""
+def _has_whole_records(block: str, options: CsvOptions) -> bool:
+    """Return whether quotes are in order, and records of a block with quotes have all fields."""
     if not options.quote or options.quote not in block:
         return True
     try:
-        return set(map(len, options.reader(io.StringIO(block)))) <= {0, fields}
+        lengths = set(map(len, options.reader(io.StringIO(block))))
     except csv.Error:
         return False
+    return lengths <= {0, len(options.names or ())}
 
 
-def _parsed(block: str, options: CsvOptions, names: Sequence[str]) -> pa.Table | None:
+def _records(
+    block: str, number: int, options: CsvOptions, bad: BadLines, at_end: bool
+) -> tuple[list[tuple[int, str]], str]:
+    """Return [(line number, text)] of the well-formed records of a block, and the text left over.
+
+    That is the last record, if it may go on in the next block.
+    """
+    good: list[tuple[int, str]] = []
+    lines, start, stop, expected = list(io.StringIO(block)), 0, 0, len(options.names or ())
+
+    def following() -> Iterator[str]:
+        nonlocal stop
+        while stop < len(lines):
+            stop += 1
+            yield lines[stop - 1]
+
+    reader = options.reader(following())
+    while start < len(lines):
+        try:
+            fields, reason = len(next(reader)), ""
+        except csv.Error as error:
+            rest = "".join(lines[start:stop])
+            if stop == len(lines) and not at_end and len(rest) < BLOCK_CHARACTERS:
+                return good, rest
+            fields, reason, stop = expected, f"malformed quotes ({error})", start + 1
+            reader = options.reader(following())  # only the first line is to blame
+        record = "".join(lines[start:stop])
+        if fields != expected:
+            reason = f"{fields} fields instead of {expected}"
+        if _NOT_DECODED.search(record):
+            reason = _not_encoded(options)
+        if reason and fields:
+            bad.add(number + start, reason, record)
+        elif fields:
+            good.append((number + start, record))
+        start = stop
+    return good, ""
+
+
+def _parsed(block: str, options: CsvOptions) -> pa.Table | None:
     """Return the fields of records as strings, or None if one is malformed."""
-    invalid = 0
+    names, invalid = list(options.names or ()), False
 
     def note(row: pa_csv.InvalidRow) -> str:
         nonlocal invalid
-        invalid += 1
+        invalid = True
         return "skip"
 
     try:
@@ -444,15 +418,16 @@ def _misfits(column: pa.ChunkedArray, rule: Rule, first: int) -> list[int]:
 
 # ---- types: the narrowest that takes every value, whatever block it is in -----------------------
 
-_WIDER = (
-    (pa.bool_(),),
-    (pa.int64(), pa.float64()),
-    (pa.date32(), pa.timestamp("us")),
-    (pa.timestamp("us", "UTC"),),
-)  # the narrowest first
+KINDS = {  # {type, the narrowest first: what no value may match, so that all keep their digits}
+    pa.null(): "^",
+    pa.bool_(): "[01]",  # which are numbers
+    pa.int64(): r"^(-0|0[0-9xX])",
+    pa.float64(): r"^[+-]?(0[0-9]|[0-9]{16,}$)",
+    pa.date32(): "",
+    pa.timestamp("us"): "",
+    pa.timestamp("us", "UTC"): "",
+}
 _NO_NUMBER = pa.array(pa_csv.ConvertOptions().null_values)  # "NA", "NaN", "null", ...
-_FEW = 64  # values that are tried first
-_EXACT = 2**53  # float64 holds all integers up to this
 _ALIASES = {"float": "float64", "date": "date32", "timestamp": "timestamp[us]"}
 _ELSEWHERE = {  # {pattern of values that are text here: what they look like, and what to write}
     r"[+-]?[0-9]{1,3}(\.?[0-9]{3})*,[0-9]+$": "a number with a decimal comma; write 1.5 for 1,5",
@@ -481,102 +456,58 @@ def type_named(name: str) -> pa.DataType:
     return kind
 
 
-def _plain(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return text without spaces around; NA, NaN, null, ... are null; for integers, 11.0 is 11."""
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return text without spaces around; NA, NaN, null, ... are null."""
     values = pc.utf8_trim_whitespace(column)
-    values = pc.if_else(pc.is_in(values, _NO_NUMBER), _NO_TEXT, values)
-    if pa.types.is_integer(kind) and pc.any(pc.match_substring(values, ".")).as_py():
-        values = pc.replace_substring_regex(values, r"^(-?[0-9]+)\.0+$", r"\1")
-    return values
+    return pc.if_else(pc.is_in(values, _NO_NUMBER), _NO_TEXT, values)
 
 
 def converted(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return text as another type.
+    """Return text as another type; for integers, 11.0 is 11.
 
     Raises:
         pa.ArrowInvalid: if a value does not fit.
     """
-    if kind == TEXT:
-        return column
+    return column if kind == TEXT else _cast(_plain(column), kind)
+
+
+def _cast(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if kind == pa.null():
-        return pa.chunked_array([pa.nulls(len(column))])
-    return _plain(column, kind).cast(kind)
+        return pa.chunked_array([pa.nulls(len(values))])
+    if pa.types.is_integer(kind) and pc.any(pc.match_substring(values, ".")).as_py():
+        values = pc.replace_substring_regex(values, r"^(-?[0-9]+)\.0+$", r"\1")
+    return values.cast(kind)
 
 
-class ColumnType:
-    """The narrowest type of a column, learned block by block.
+def fitting(kinds: Sequence[pa.DataType], column: pa.ChunkedArray) -> list[pa.DataType]:
+    """Return those of some types that take every value of a column of text.
 
-    true and false are bool. Whole numbers are int64, also with zeros after the point; with other
-    decimals among them, float64. ISO 8601 dates are date32; with times, timestamp[us]. Anything
-    else is text, also numbers that would not keep their digits: 007, 0x1F, or identifiers beyond 64
-    bits. A column without any value has the type null.
+    true and false are bool. Whole numbers are int64, also with zeros after the point; all numbers
+    are float64. ISO 8601 dates are date32; with times, timestamp[us]. No type takes numbers that
+    would not keep their digits: 007, 0x1F, or identifiers beyond 64 bits. Such columns are text.
 
     Example:
-        >>> column = ColumnType()
-        >>> column.add(pa.chunked_array([["1", "2.0", None]]))
-        >>> column.kind
-        DataType(int64)
-        >>> column.add(pa.chunked_array([["2.5", "NA"]]))
-        >>> column.kind
-        DataType(double)
+        >>> kinds = fitting(list(KINDS), pa.chunked_array([["1", "2.0", None]]))
+        >>> kinds
+        [DataType(int64), DataType(double)]
+        >>> fitting(kinds, pa.chunked_array([["2.5", "NA"]]))
+        [DataType(double)]
     """
+    values = _plain(column) if kinds else column
+    return [kind for kind in kinds if _fits(values, kind)]
 
-    def __init__(self) -> None:
-        self.kind = pa.null()
-        self._beyond_float = False
 
-    def add(self, column: pa.ChunkedArray) -> tuple[int, str] | None:
-        """Widen the type to that of more values.
-
-        Returns:
-            (row, reason) of a value that made the column text, though all values before had a
-            narrower type, or it looks like a number or date; otherwise None.
-        """
-        before = self.kind
-        if before == TEXT:
-            return None
-        self.kind = self._widened(before, column)
-        if self.kind != TEXT:
-            return None
-        row = bisect.bisect_left(
-            range(1, len(column)), True, key=lambda n: self._widened(before, column[:n]) == TEXT
-        )
-        for pattern, meaning in _ELSEWHERE.items():
-            if re.match(pattern, column[row].as_py().strip()):
-                return row, f"It looks like {meaning}"
-        if self._widened(before, column[:row]) == pa.null():
-            return None
-        return row, "If this is a missing value, pass it in --null-values"
-
-    def _widened(self, kind: pa.DataType, column: pa.ChunkedArray) -> pa.DataType:
-        if _plain(column, TEXT).null_count == len(column):
-            return kind
-        for types in _WIDER:
-            if kind == pa.null() or kind in types:
-                for wider in types[types.index(kind) if kind in types else 0 :]:
-                    if self._fits(column, wider):
-                        return wider
-        return TEXT
-
-    def _fits(self, column: pa.ChunkedArray, kind: pa.DataType) -> bool:
-        # Arrow words an error for every value: a cast that fails takes a hundred times as long.
-        if len(column) > _FEW and not self._fits(column[:_FEW], kind):
+def _fits(values: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    # Arrow words an error for every value: of those that fail, most do so in the first few.
+    for part in (values[:64], values):
+        wrong = KINDS[kind] and pc.match_substring_regex(part, KINDS[kind])
+        if wrong and pc.any(wrong, min_count=0).as_py():
             return False
         try:
-            values = converted(column, kind)
+            _cast(part, kind)
         except pa.ArrowInvalid:
             return False
-        if pa.types.is_integer(kind):  # 007 and 0x1F are not written as integers are
-            spelled = pc.equal(values.cast(TEXT), _plain(column, kind))
-            ends = pc.min_max(values).as_py().values()
-            self._beyond_float |= any(end is not None and abs(end) > _EXACT for end in ends)
-            return pc.all(spelled, min_count=0).as_py()
-        if pa.types.is_floating(kind):
-            inexact = pc.match_substring_regex(column, r"^\s*[+-]?(0[0-9]|[0-9]{16,}\s*$)")
-            return not self._beyond_float and not pc.any(inexact, min_count=0).as_py()
-        if pa.types.is_boolean(kind):  # 0 and 1 are numbers
-            return not pc.any(pc.match_substring_regex(column, "[01]"), min_count=0).as_py()
-        return True
+    return True
 
 
 # ---- the conversion ----------------------------------------------------------------------------
@@ -623,31 +554,22 @@ def csv_to_parquet(
             remedy = f"a folder. Pass its files: {path}/*.csv" if path.is_dir() else "no such file"
             raise DataPrepError(f"{path}: {remedy}")
     kinds = {column: type_named(name) for column, name in (chosen.types or {}).items()}
-    settings = {"command": "csv", "version": 2, **dataclasses.asdict(chosen),
-                "files": [fingerprint([path]) for path in paths]}  # fmt: skip
-    finished = finished_metadata(output, settings, overwrite=overwrite)
-    if finished is not None:
-        return finished
-    heads = {path: read_head(path, chosen) for path in paths}
-    _, names = heads[paths[0]]
-    for path, (_, own) in heads.items():
-        if {*own} != {*names}:
+    names = column_names(paths[0], chosen)
+    for path in paths[1:]:
+        if {*names} != {*(own := column_names(path, chosen))}:
             raise DataPrepError(
                 f"{path} has the columns {own}, but {paths[0]} has {names}. Convert files with "
                 "other columns into another folder, or pass --names if they have no header."
             )
     if unknown := sorted(kinds.keys() - {*names}):
         raise ValueError(f"types names the columns {unknown}; there are {names}")
-    if chosen.like is not None:
-        kinds = _types_of(chosen.like, names) | kinds
-    with new_output(output, settings, inputs=paths) as staging:
+
+    def write(folder: Path) -> dict[str, Any]:
+        notes = _infer(paths, chosen, names, kinds)
+        rules, rows, nulls = _rules(kinds), 0, dict.fromkeys(names, 0)
         bad_lines: dict[str, Any] = {}
-        notes = _infer(heads, kinds, bad_lines) if len(kinds) < len(names) else []
-        rules = _rules({name: kinds[name] for name in names})
-        keep = _keeper(staging.path / REJECTED_FILE)
-        rows, nulls = 0, dict.fromkeys(names, 0)
-        with ParquetSink(staging.path / "rows", rows_per_file=ROWS_PER_FILE) as sink:
-            for _, block in _blocks(heads, bad_lines, keep):
+        with ParquetSink(folder / "rows") as sink:
+            for block in _all_blocks(paths, chosen, bad_lines, folder / REJECTED_FILE):
                 table = typed_table(block, rules)
                 sink.write(table)
                 rows += table.num_rows
@@ -655,22 +577,16 @@ def csv_to_parquet(
                     nulls[name] += table[name].null_count
             if not rows:
                 raise DataPrepError(f"{paths[0]}: no rows to convert in this file, nor in others.")
-        move_entries(staging.path / "rows", staging.path)
-        shutil.rmtree(staging.path / "rows")
-        staging.metadata.update(
-            {"rows": rows, "types": {name: str(kinds[name]) for name in names},
-             "nulls": nulls, "bad_lines": bad_lines, "notes": notes}
-        )  # fmt: skip
-    return staging.metadata
+        for part in (folder / "rows").glob("*.parquet"):
+            part.rename(folder / part.name)
+        remove(folder / "rows")
+        types = {name: str(kinds[name]) for name in names}
+        return {"rows": rows, "types": types, "nulls": nulls, "bad_lines": bad_lines,
+                "notes": notes}  # fmt: skip
 
-
-def _types_of(folder: str | Path, names: Sequence[str]) -> dict[str, pa.DataType]:
-    """Return the types that an earlier conversion gave to columns of these names."""
-    parts = sorted(Path(folder).glob("part_*.parquet"))
-    if not parts:
-        raise DataPrepError(f"--like {folder}: no part_*.parquet there, as this command writes")
-    fields = [field for field in pq.read_schema(parts[0]) if field.name in names]
-    return {field.name: field.type for field in fields if field.type != pa.null()}
+    settings = {"command": "csv", "version": 3, **dataclasses.asdict(chosen),
+                "files": [fingerprint([path]) for path in paths]}  # fmt: skip
+    return make_once(output, settings, write, inputs=paths, overwrite=overwrite)
 
 
 def _rules(kinds: Mapping[str, pa.DataType]) -> dict[str, Rule]:
@@ -679,52 +595,55 @@ def _rules(kinds: Mapping[str, pa.DataType]) -> dict[str, Rule]:
     }
 
 
-def _blocks(
-    heads: _Heads, bad_lines: dict[str, Any], keep: Any = None
-) -> Iterator[tuple[Path, Block]]:
+def _all_blocks(
+    paths: Sequence[Path], options: CsvOptions, bad_lines: dict[str, Any], kept: Path | None = None
+) -> Iterator[Block]:
     """Yield the blocks of all files; `bad_lines` gets those of each file, if they are skipped.
 
     Raises:
         DataPrepError: at the end of a file with malformed lines, unless they are skipped.
     """
-    for path, (options, names) in heads.items():
-        bad = BadLines(str(path), keep)
-        for block in read_blocks(path, options, names, bad):
-            yield path, block
+    for path in paths:
+        bad = BadLines(str(path), kept)
+        yield from read_blocks(path, options, bad)
         if options.on_bad_lines == "error":
             bad.refuse()
         if bad.total:
-            bad_lines[str(path)] = {"total": bad.total, "first": bad.first}
+            bad_lines[str(path)] = bad.report()
 
 
-def _infer(heads: _Heads, kinds: dict[str, pa.DataType], bad_lines: dict[str, Any]) -> list[str]:
+def _infer(
+    paths: Sequence[Path], options: CsvOptions, names: Sequence[str], kinds: dict[str, pa.DataType]
+) -> list[str]:
     """Add the types of the other columns to `kinds`; return notes about those that became text."""
-    notes, given = [], _rules(kinds)
-    _, names = next(iter(heads.values()))
-    columns = {name: ColumnType() for name in names if name not in kinds}
-    for path, block in _blocks(heads, bad_lines):
-        typed_table(block, given)  # rows that do not fit decide about no other column
-        for name, column in columns.items():
-            if reason := column.add(block.table[name]):
-                row, meaning = reason
+    columns = {name: list(KINDS) for name in names if name not in kinds}
+    rules, notes = _rules(kinds), []
+    for block in _all_blocks(paths, options, {}) if columns else ():
+        typed_table(block, rules)  # rows that do not fit decide about no other column
+        for name, before in columns.items():
+            column = block.table[name]
+            columns[name] = fitting(before, column)
+            if before and not columns[name] and (note := _note(before, column)):
+                row, meaning = note
                 notes.append(
-                    f"{name} is text because of {block.table[name][row].as_py()[:40]!r} at "
-                    f"{path}:{block.records[row][0]}. {meaning}. To refuse such lines, pass "
-                    "--types."
+                    f"{name} is text because of {column[row].as_py()[:40]!r} at "
+                    f"{block.bad.file}:{block.record(row)[0]}. {meaning}. To refuse such lines, "
+                    "pass --types."
                 )
-    kinds.update({name: column.kind for name, column in columns.items()})
+    kinds.update({name: left[0] if left else TEXT for name, left in columns.items()})
     return notes
 
 
-def _keeper(path: Path) -> Callable[..., None]:
-    """Return a function that appends a malformed line to a CSV file."""
-
-    def keep(*line: Any) -> None:
-        header = [] if path.exists() else [("file", "line", "reason", "text")]
-        with open(path, "a", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([*header, line])
-
-    return keep
+def _note(before: Sequence[pa.DataType], column: pa.ChunkedArray) -> tuple[int, str] | None:
+    """Return (row, meaning) of the value that made a column text; None for a column of words."""
+    ends = range(1, len(column))
+    row = bisect.bisect_left(ends, True, key=lambda end: not fitting(before, column[:end]))
+    for pattern, meaning in _ELSEWHERE.items():
+        if re.match(pattern, column[row].as_py().strip()):
+            return row, f"It looks like {meaning}"
+    if pa.null() in fitting(before, column[:row]):
+        return None
+    return row, "If this is a missing value, pass it in --null-values"
 
 
 def summary(output: str | Path, made: Mapping[str, Any]) -> str:
@@ -733,7 +652,7 @@ def summary(output: str | Path, made: Mapping[str, Any]) -> str:
     width = max(map(len, made["types"]))
     for name, kind in made["types"].items():
         nulls = made["nulls"][name]
-        lines.append(f"  {name:{width}}  {kind}" + (f", {nulls:,} without a value" * bool(nulls)))
+        lines.append(f"  {name:{width}}  {kind}" + f", {nulls:,} without a value" * bool(nulls))
     for path, bad in made["bad_lines"].items():
         where = f"{output}/{REJECTED_FILE}"
         lines.append(f"skipped: {bad['total']:,} malformed lines in {path}; see {where}")

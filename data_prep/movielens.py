@@ -1,15 +1,13 @@
 """MovieLens: an archive or folder of ratings and films to training-ready Parquet and its Workflow.
 
-`fetch` downloads the archive and unpacks the two files that are needed; `etl` does the rest, and
-`prepare` both. Ratings are streamed; the films (tens of thousands) and one flag per rating are held
-in memory.
+`prepare` fetches the two files, `etl` does the rest. Ratings and films are held in memory (ml-25m:
+1 GB); their join is streamed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from data_prep.download import download, unpack
-from data_prep.output import (
-    DataPrepError,
-    fingerprint,
-    finished_metadata,
-    new_output,
-    new_parts,
-    read_settings,
-)
+from data_prep.download import fetch
+from data_prep.output import DataPrepError, fingerprint, make_once, read_settings
 from tutorlib.checks import check_choice
 
 BASE_URL = "https://files.grouplens.org/datasets/movielens"
@@ -44,7 +35,7 @@ RATING_TYPES = {
 MOVIE_TYPES = {"movieId": pa.int64(), "title": pa.string(), "genres": pa.string()}
 STARS = (0.5, 5.0)  # least and most of a rating
 LIKED_ABOVE = 3.0  # stars; a higher rating has label 1
-READ_BLOCK_BYTES = 1 << 22
+BLOCK_ROWS = 262_144  # that are joined at a time
 ROW_GROUP_ROWS = 65_536  # of train/ and valid/
 SEED = 42  # of the random split and of the order of the training rows
 
@@ -74,46 +65,9 @@ def prepare(
     Returns:
         As `etl`.
     """
-    raw = fetch(output, variant=variant, source=source, overwrite=overwrite)
+    urls = {f"{BASE_URL}/{variant}.zip": SHA256[variant]}
+    raw = fetch(output, source, urls, FILES, overwrite=overwrite)
     return etl(raw, output, split=split, valid_share=valid_share, overwrite=overwrite)
-
-
-def fetch(
-    output: str | Path,
-    *,
-    variant: str = "ml-latest-small",
-    source: str | Path | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Return a folder with ratings.csv and movies.csv.
-
-    Args:
-        output: folder for the archive (`output/downloads`) and its two files (`output/raw`).
-        variant: archive to download if `source` is None.
-        source: local zip archive, or folder with the two files, which is returned unchanged.
-        overwrite: replace an `output/raw` made from another archive.
-
-    Raises:
-        DataPrepError: if the download fails, a checksum is wrong, or files are missing or damaged.
-    """
-    if source is not None and Path(source).is_dir():
-        missing = [name for name in FILES if not (Path(source) / name).is_file()]
-        if missing:
-            raise DataPrepError(f"--from {source}: no {' and no '.join(missing)} in this folder")
-        return Path(source)
-    if source is not None and not Path(source).is_file():
-        raise DataPrepError(f"--from {source}: no such zip archive or folder")
-    raw = Path(output) / "raw"
-    archive = SHA256[variant] if source is None else fingerprint([Path(source)])
-    settings = {"command": "movielens fetch", "archive": archive}
-    if finished_metadata(raw, settings, overwrite=overwrite) is not None:
-        return raw
-    if source is None:
-        source = Path(output) / "downloads" / f"{variant}.zip"
-        download(f"{BASE_URL}/{variant}.zip", source, SHA256[variant])
-    with new_output(raw, settings, inputs=[Path(source)]) as staging:
-        unpack(Path(source), staging.path, FILES)
-    return raw
 
 
 def etl(
@@ -135,7 +89,8 @@ def etl(
     Args:
         source: folder with ratings.csv and movies.csv.
         output: output folder.
-        split: "random" draws the validation rows, "time" uses the latest ratings.
+        split: "random" draws the validation rows, "time" uses the latest ratings, and among equal
+            timestamps the last in the file.
         valid_share: share of the ratings for validation, in (0, 1).
         overwrite: replace an output made with other settings.
 
@@ -152,29 +107,55 @@ def etl(
     check_choice("split", split, ("random", "time"))
     if not 0 < valid_share < 1:
         raise ValueError(f"valid_share must be in (0, 1), got {valid_share}")
-    source, output = Path(source), Path(output)
-    ratings, films = (source / name for name in FILES)
+    source = Path(source)
+    files = [source / name for name in FILES]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise DataPrepError(
+            f"{source} lacks {' and '.join(missing)}. Put them there, as they were."
+        )
+
+    def write(folder: Path) -> dict[str, Any]:
+        ratings, movies = read_ratings(files[0]), read_movies(files[1])
+        rows = ratings.num_rows
+        valid_rows = max(1, round(rows * valid_share))
+        if valid_rows >= rows:
+            raise DataPrepError(
+                f"{files[0]} has {rows} ratings, too few to split. Provide more ratings."
+            )
+        if split == "time":
+            order = np.argsort(ratings["timestamp"].to_numpy(), kind="stable")[-valid_rows:]
+        else:
+            order = np.random.default_rng(SEED).permutation(rows)[:valid_rows]
+        is_valid = np.zeros(rows, bool)
+        is_valid[order] = True
+        (folder / "movies").mkdir()
+        pq.write_table(movies, folder / "movies/movies.parquet", write_page_checksum=True)
+        sides = {"train": np.flatnonzero(~is_valid), "valid": np.flatnonzero(is_valid)}
+        _join(ratings, movies, sides, folder / "joined")
+        sizes = _fit_and_write(folder)
+        liked = ratings["rating"].to_numpy() > LIKED_ABOVE
+        of_train, of_valid = (float(liked[chosen].mean()) for chosen in sides.values())
+        guess = min(max(of_train, 1e-7), 1 - 1e-7)
+        loss = -of_valid * math.log(guess) - (1 - of_valid) * math.log(1 - guess)
+        print(
+            f"{output}: {rows - valid_rows:,} ratings in train/, {valid_rows:,} in valid/, "
+            f"{movies.num_rows:,} films",
+            flush=True,
+        )
+        return {
+            "train_rows": rows - valid_rows,
+            "valid_rows": valid_rows,
+            "train_positive_share": round(of_train, 5),
+            "valid_positive_share": round(of_valid, 5),
+            "valid_base_log_loss": round(loss, 5),
+            "cardinalities": sizes,
+            "source": _source(source),
+        }
+
     settings = {"command": "movielens etl", "version": 2, "split": split,
-                "valid_share": valid_share, "files": fingerprint([ratings, films])}  # fmt: skip
-    finished = finished_metadata(output, settings, overwrite=overwrite)
-    if finished is not None:
-        return finished
+                "valid_share": valid_share, "files": fingerprint(files)}  # fmt: skip
     parts = ("train", "valid", "movies", "workflow")
-    with new_parts(output, parts, settings, inputs=[source]) as staging:
-        movies = read_movies(films)
-        (staging.path / "movies").mkdir()
-        pq.write_table(movies, staging.path / "movies/movies.parquet", write_page_checksum=True)
-        is_valid = split_rows(ratings, split, valid_share)
-        shares = join_and_split(ratings, movies, is_valid, staging.path / "joined")
-        sizes = _fit_and_write(staging.path)
-        rows = {"train_rows": int((~is_valid).sum()), "valid_rows": int(is_valid.sum())}
-        staging.metadata.update(rows, **shares, cardinalities=sizes, source=_source(source))
-    print(
-        f"{output}: {rows['train_rows']:,} ratings in train/, {rows['valid_rows']:,} in valid/, "
-        f"{movies.num_rows:,} films",
-        flush=True,
-    )
-    return staging.metadata
+    return make_once(output, settings, write, parts=parts, inputs=[source], overwrite=overwrite)
 
 
 def source_of(output: str | Path) -> dict[str, Any]:
@@ -194,36 +175,12 @@ def source_of(output: str | Path) -> dict[str, Any]:
     return made["metadata"]["source"]
 
 
-def raw_folder(output: str | Path) -> Path:
-    """Return the folder with the CSV files that an output of `etl` was made from.
-
-    The folder that `etl` recorded, or `output/raw` if the data was moved or copied. A file counts
-    if it has as many bytes as the one that was read: a copy has another modification time.
-
-    Raises:
-        DataPrepError: if there is no output of `etl`, or its raw files are gone or have changed.
-    """
-    folders = [Path(source_of(output)["folder"]), Path(output) / "raw"]
-    read = (read_settings(output) or {})["settings"]["files"]  # {name: [bytes, time]}
-    for folder in folders:
-        files = [folder / name for name in FILES]
-        if all(path.is_file() and path.stat().st_size == read[path.name][0] for path in files):
-            return folder
-    raise DataPrepError(
-        f"{output} was made from {' and '.join(FILES)}, which are gone from "
-        f"{' or '.join(map(str, dict.fromkeys(folders)))} or have changed. Put them back, or "
-        "prepare the data again: "
-        f"python -m data_prep movielens --from ZIP_OR_FOLDER --output {output} --overwrite"
-    )
-
-
 def _source(folder: Path) -> dict[str, Any]:
     made: dict[str, Any] = {"settings": {}, "metadata": {}}
     with contextlib.suppress(DataPrepError):  # a `_settings.json` of the user's own
         made = read_settings(folder) or made
-    command, archive = (made["settings"].get(name) for name in ("command", "archive"))
-    downloaded = command == "movielens fetch" and archive in SHA256.values()
-    kind = "synthetic" if command == "synthetic movielens" else "local"
+    downloaded = any(made["settings"].get("archive") == [digest] for digest in SHA256.values())
+    kind = "synthetic" if made["settings"].get("command") == "synthetic movielens" else "local"
     return {**made, "kind": "downloaded" if downloaded else kind, "folder": str(folder.resolve())}
 
 
@@ -233,113 +190,71 @@ def read_movies(path: Path) -> pa.Table:
     Raises:
         DataPrepError: if a column is missing, a value is malformed, or a movieId occurs twice.
     """
-    # In one block: Arrow loses line breaks within titles at the border of two.
-    movies = pa.concat_tables(_read_csv(path, MOVIE_TYPES, path.stat().st_size + 1))
+    movies = _read_csv(path, MOVIE_TYPES)
     if len(pc.unique(movies["movieId"])) < movies.num_rows:
         raise DataPrepError(f"{path}: a movieId occurs twice. Remove one of its lines.")
     return movies.set_column(2, "genres", pc.split_pattern(movies["genres"], "|"))
 
 
-def _read_csv(path: Path, types: dict[str, pa.DataType], block_bytes: int) -> Iterator[pa.Table]:
-    """Yield blocks of the named columns of a CSV file with a header."""
+def read_ratings(path: Path) -> pa.Table:
+    """Return the ratings: userId, movieId (int64), rating (float32, stars), timestamp (int64).
+
+    Raises:
+        DataPrepError: if a column is missing, or a value is malformed or not in 0.5 to 5 stars.
+    """
+    ratings = _read_csv(path, RATING_TYPES)
+    stars = ratings["rating"].to_numpy()
+    wrong = np.flatnonzero(~((stars >= STARS[0]) & (stars <= STARS[1])))
+    if len(wrong):
+        raise DataPrepError(
+            f"{path}:{wrong[0] + 2}: rating is {stars[wrong[0]]}, must be in [{STARS[0]}, "
+            f"{STARS[1]}]. Correct the file or fetch it again."
+        )
+    return ratings
+
+
+def _read_csv(path: Path, types: dict[str, pa.DataType]) -> pa.Table:
+    """Return the named columns of a CSV file with a header."""
+    with_text = pa.string() in types.values()
+    # Arrow loses line breaks within titles at the border of two blocks: films are one block.
+    block_bytes = path.stat().st_size + 1 if with_text else 1 << 22
     try:
-        reader = pa_csv.open_csv(
+        table = pa_csv.read_csv(
             path,
-            read_options=pa_csv.ReadOptions(block_size=block_bytes, use_threads=False),
-            parse_options=pa_csv.ParseOptions(newlines_in_values="title" in types),
+            read_options=pa_csv.ReadOptions(block_size=block_bytes),
+            parse_options=pa_csv.ParseOptions(newlines_in_values=with_text),
             convert_options=pa_csv.ConvertOptions(column_types=types, include_columns=list(types)),
         )
-        for batch in reader:
-            table = pa.Table.from_batches([batch])
-            if nulls := [name for name in types if table[name].null_count]:
-                raise DataPrepError(f"{path}: empty values in {nulls}. Correct or fetch the file.")
-            yield table
     except (pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise DataPrepError(
             f"{path} is malformed: {error}. Correct it or fetch it again."
         ) from error
+    if nulls := [name for name in types if table[name].null_count]:
+        raise DataPrepError(f"{path}: empty values in {nulls}. Correct or fetch the file.")
+    return table
 
 
-def _read_ratings(path: Path) -> Iterator[pa.Table]:
-    """Yield blocks of ratings.csv; DataPrepError for a rating outside 0.5 to 5 stars."""
-    line = 2  # after the header
-    for table in _read_csv(path, RATING_TYPES, READ_BLOCK_BYTES):
-        stars = table["rating"].to_numpy()
-        wrong = np.flatnonzero(~((stars >= STARS[0]) & (stars <= STARS[1])))
-        if len(wrong):
-            raise DataPrepError(
-                f"{path}:{line + wrong[0]}: rating is {stars[wrong[0]]}, must be in "
-                f"[{STARS[0]}, {STARS[1]}]. Correct the file or fetch it again."
-            )
-        line += table.num_rows
-        yield table
-
-
-def split_rows(ratings: Path, split: str, valid_share: float) -> np.ndarray:
-    """Return which ratings validate: bool [ratings], with `valid_share` of them True.
-
-    "time" selects the latest ratings, and among equal timestamps the last in the file.
-
-    Raises:
-        DataPrepError: if there are too few ratings for both parts.
-    """
-    blocks = [table["timestamp"].to_numpy() for table in _read_ratings(ratings)]
-    times = np.concatenate(blocks or [np.empty(0)])
-    rows = len(times)
-    valid_rows = max(1, round(rows * valid_share))
-    if valid_rows >= rows:
-        raise DataPrepError(
-            f"{ratings} has {rows} ratings, too few to split. Provide more ratings."
-        )
-    if split == "time":
-        chosen = np.argsort(times, kind="stable")[-valid_rows:]
-    else:
-        chosen = np.random.default_rng(SEED).permutation(rows)[:valid_rows]
-    is_valid = np.zeros(rows, bool)
-    is_valid[chosen] = True
-    return is_valid
-
-
-def join_and_split(
-    ratings: Path, movies: pa.Table, is_valid: np.ndarray, folder: Path
-) -> dict[str, Any]:
+def _join(ratings: pa.Table, movies: pa.Table, sides: dict[str, np.ndarray], folder: Path) -> None:
     """Write `folder/train.parquet` and `valid.parquet`: userId, movieId, genres, rating (0 or 1).
 
     A film that is not in `movies` gets an empty list of genres.
-
-    Returns:
-        Statistics of the labels, as described in `etl`.
     """
     folder.mkdir()
     no_genres = pa.array([[]], movies["genres"].type)
     genres = pa.concat_arrays([*movies["genres"].chunks, no_genres])
     schema = pa.schema([("userId", pa.int64()), ("movieId", pa.int64()),
                         ("genres", genres.type), ("rating", pa.float32())])  # fmt: skip
-    positive, count, start = np.zeros(2), np.zeros(2), 0
-    with (
-        pq.ParquetWriter(folder / "train.parquet", schema, write_page_checksum=True) as train,
-        pq.ParquetWriter(folder / "valid.parquet", schema, write_page_checksum=True) as valid,
-    ):
-        for table in _read_ratings(ratings):
-            film = pc.fill_null(pc.index_in(table["movieId"], movies["movieId"]), movies.num_rows)
-            liked = table["rating"].to_numpy() > LIKED_ABOVE
-            joined = pa.table([table["userId"], table["movieId"], genres.take(film),
-                               pa.array(liked.astype(np.float32))], schema=schema)  # fmt: skip
-            validates = is_valid[start : start + table.num_rows]
-            for side, (writer, rows) in enumerate(((train, ~validates), (valid, validates))):
-                if rows.any():
-                    writer.write_table(joined.filter(pa.array(rows)))
-                positive[side] += liked[rows].sum()
-                count[side] += rows.sum()
-            start += table.num_rows
-    of_train, of_valid = (positive / count).tolist()
-    guess = min(max(of_train, 1e-7), 1 - 1e-7)
-    loss = -of_valid * math.log(guess) - (1 - of_valid) * math.log(1 - guess)
-    return {
-        "train_positive_share": round(of_train, 5),
-        "valid_positive_share": round(of_valid, 5),
-        "valid_base_log_loss": round(loss, 5),
-    }
+    for side, rows in sides.items():
+        with pq.ParquetWriter(
+            folder / f"{side}.parquet", schema, write_page_checksum=True
+        ) as writer:
+            for start in range(0, len(rows), BLOCK_ROWS):
+                part = ratings.take(pa.array(rows[start : start + BLOCK_ROWS]))
+                film = pc.index_in(part["movieId"], movies["movieId"])
+                liked = pc.greater(part["rating"], LIKED_ABOVE).cast(pa.float32())
+                columns = [part["userId"], part["movieId"],
+                           genres.take(pc.fill_null(film, movies.num_rows)), liked]  # fmt: skip
+                writer.write_table(pa.table(columns, schema=schema))
 
 
 def _fit_and_write(folder: Path) -> dict[str, int]:

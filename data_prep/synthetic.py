@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import DTypeLike
 from tqdm import tqdm
 
-from data_prep.output import finished_metadata, new_output
+from data_prep.output import make_once
 from tutorlib.checks import check_integer
 
 BLOCK_ROWS = 32_768
@@ -71,6 +72,31 @@ class LabelStatistics:
         }
 
 
+class Drawn(NamedTuple):
+    """Consecutive rows.
+
+    Args:
+        table: the rows, as in the files.
+        label: int8 [rows].
+        probability: float64 [rows], the true probability of label 1.
+    """
+
+    table: pa.Table
+    label: np.ndarray
+    probability: np.ndarray
+
+
+def drawn_tables(
+    draw: Callable[[int], Drawn], rows: int, statistics: LabelStatistics, bar: tqdm
+) -> Iterator[pa.Table]:
+    """Yield `rows` rows of the blocks that `draw` returns by number; count their labels."""
+    for number, start in enumerate(range(0, rows, BLOCK_ROWS)):
+        block, few = draw(number), min(BLOCK_ROWS, rows - start)
+        yield block.table.slice(0, few)
+        statistics.add(block.label[:few], block.probability[:few])
+        bar.update(few)
+
+
 def write_once(
     folder: str | Path,
     settings: dict[str, Any],
@@ -97,20 +123,21 @@ def write_once(
         DataPrepError: if `folder` exists with other settings or other content.
     """
     check_integer("seed", settings["seed"], at_least=0, bits=63)
-    metadata = finished_metadata(folder, settings, overwrite=overwrite)
-    if metadata is not None:
-        return metadata
-    rows, command = settings[unit], settings["command"]
-    bar = tqdm(total=rows, unit=f" {unit}", unit_scale=True, desc=command, disable=None)
-    with new_output(folder, settings) as staging, bar:
-        staging.metadata.update(write(staging.path, bar).result())
-    print(
-        f"{folder}: {rows:,} {unit}; label 1 in {staging.metadata['positive_share']:.1%}; log loss "
-        f"{staging.metadata['base_log_loss']:.3f} for predicting this share, at best "
-        f"{staging.metadata['bayes_log_loss']:.3f} (AUC {staging.metadata['bayes_auc']:.3f})",
-        flush=True,
-    )
-    return staging.metadata
+
+    def draw(path: Path) -> dict[str, float]:
+        rows, command = settings[unit], settings["command"]
+        scale = {"unit": f" {unit}", "unit_scale": True}
+        with tqdm(total=rows, desc=command, disable=None, **scale) as bar:
+            found = write(path, bar).result()
+        print(
+            f"{folder}: {rows:,} {unit}; label 1 in {found['positive_share']:.1%}; log loss "
+            f"{found['base_log_loss']:.3f} for predicting this share, at best "
+            f"{found['bayes_log_loss']:.3f} (AUC {found['bayes_auc']:.3f})",
+            flush=True,
+        )
+        return found
+
+    return make_once(folder, settings, draw, overwrite=overwrite)
 
 
 def random_stream(seed: int, part: int, block: int = 0) -> np.random.Generator:

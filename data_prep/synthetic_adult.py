@@ -53,7 +53,6 @@ def write_adult(
     output: str | Path,
     *,
     rows: int = 48_842,
-    valid_share: float = 1 / 3,
     seed: int = 0,
     overwrite: bool = False,
 ) -> dict[str, float]:
@@ -61,8 +60,7 @@ def write_adult(
 
     Args:
         output: output folder.
-        rows: rows of both files together.
-        valid_share: share of the rows in `adult.test`, in (0, 1).
+        rows: rows of both files together, a third of them in `adult.test`.
         seed: 0 to 2**63 - 1.
         overwrite: replace an output made with other settings.
 
@@ -74,16 +72,13 @@ def write_adult(
         DataPrepError: if `output` exists with other settings or other content.
     """
     check_integer("rows", rows, at_least=2)
-    if not 0 < valid_share < 1:
-        raise ValueError(f"valid_share must be in (0, 1), got {valid_share}")
-    settings = {"command": "synthetic adult", "version": 1, "rows": rows,
-                "valid_share": valid_share, "seed": seed}  # fmt: skip
-    of_test = min(max(1, round(rows * valid_share)), rows - 1)
+    settings = {"command": "synthetic adult", "version": 1, "rows": rows, "seed": seed}
+    of_test = max(1, round(rows / 3))
+
+    counts = (rows - of_test, of_test)
 
     def write(path: Path, bar: tqdm) -> LabelStatistics:
-        for part, (name, count) in enumerate(
-            zip(FILES.values(), (rows - of_test, of_test), strict=True)
-        ):
+        for part, (name, count) in enumerate(zip(FILES.values(), counts, strict=True)):
             statistics = LabelStatistics()
             columns = _draw(random_stream(seed, part), count, statistics)
             dot = "." * part

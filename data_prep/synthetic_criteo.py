@@ -20,7 +20,7 @@ Source of the cardinalities: the 24 days of click logs, values that occur at lea
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from pathlib import Path
 
@@ -29,17 +29,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from tqdm import tqdm
 
-from data_prep.synthetic import (
-    BLOCK_ROWS,
-    SMALL_COLUMN,
-    LabelStatistics,
-    draw_labels,
-    id_effect,
-    power_law_ids,
-    random_stream,
-    scaled,
-    write_once,
-)
+from data_prep import synthetic
+from data_prep.synthetic import BLOCK_ROWS, Drawn, LabelStatistics
 
 CARDINALITIES = (
     7599500, 33521, 17022, 7339, 20046, 3, 7068, 1377, 63, 5345303, 561810, 242827, 11,
@@ -76,25 +67,6 @@ _HEAD = 200  # ids below this rank occur on every day; the others change from da
 _DAILY_SHIFT = 0.02  # share of the other ids by which they shift per day
 
 
-@dataclasses.dataclass
-class Block:
-    """Consecutive rows of one day.
-
-    Args:
-        counts: int32 [13, rows].
-        ids: int64 [26, rows]; id 0 is the most frequent on day 0.
-        missing: bool [39, rows]; the counts come first.
-        label: int8 [rows].
-        probability: float64 [rows], the true probability of label 1.
-    """
-
-    counts: np.ndarray
-    ids: np.ndarray
-    missing: np.ndarray
-    label: np.ndarray
-    probability: np.ndarray
-
-
 def column_sizes(scale: float) -> list[int]:
     """Return the number of ids of each of C1..C26 at `scale`, as `synthetic.scaled` defines it.
 
@@ -102,7 +74,7 @@ def column_sizes(scale: float) -> list[int]:
         >>> column_sizes(0.01)[:4], column_sizes(1.0)[:4]
         ([75995, 1000, 1000, 1000], [7599500, 33521, 17022, 7339])
     """
-    return [scaled(cardinality, scale) for cardinality in CARDINALITIES]
+    return [synthetic.scaled(cardinality, scale) for cardinality in CARDINALITIES]
 
 
 def rows_per_day(rows: int, days: int) -> list[int]:
@@ -119,8 +91,10 @@ def rows_per_day(rows: int, days: int) -> list[int]:
     return [rows // days + (day < rows % days) for day in range(days)]
 
 
-def draw_block(seed: int, day: int, block: int, sizes: list[int]) -> Block:
+def draw_block(seed: int, day: int, block: int, sizes: list[int]) -> Drawn:
     """Return `BLOCK_ROWS` rows that depend only on the arguments. Takes about 0.1 s and 30 MB.
+
+    The columns are those of the raw file: label, I1..I13 int32, C1..C26 hex strings.
 
     Args:
         seed: 0 to 2**63 - 1.
@@ -128,15 +102,18 @@ def draw_block(seed: int, day: int, block: int, sizes: list[int]) -> Block:
         block: number of the block within the day.
         sizes: number of ids of each categorical column, from `column_sizes`.
     """
-    rng = random_stream(seed, day, block)
+    rng = synthetic.random_stream(seed, day, block)
     n = BLOCK_ROWS
     missing = np.zeros((39, n), bool)
     for share, names in _MISSING:
         missing[[COLUMN_NAMES.index(name) - 1 for name in names]] = rng.random(n) < share
     counts = _draw_counts(rng, n)
     ids = np.stack([_draw_ids(rng, n, size, day) for size in sizes])
-    label, probability = draw_labels(rng, _logit(counts, ids, missing, day))
-    return Block(counts, ids, missing, label, probability)
+    label, probability = synthetic.draw_labels(rng, _logit(counts, ids, missing, day))
+    columns = [pa.array(label)]
+    columns += [pa.array(counts[i], mask=missing[i]) for i in range(13)]
+    columns += [_hex_column(hex_values(ids[i], i), missing[13 + i]) for i in range(26)]
+    return Drawn(pa.table(columns, names=list(COLUMN_NAMES)), label, probability)
 
 
 def _draw_counts(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -151,8 +128,8 @@ def _draw_counts(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _draw_ids(rng: np.random.Generator, n: int, size: int, day: int) -> np.ndarray:
-    rank = power_law_ids(rng, n, size, np.int64)
-    if size <= SMALL_COLUMN:
+    rank = synthetic.power_law_ids(rng, n, size, np.int64)
+    if size <= synthetic.SMALL_COLUMN:
         return rank
     tail = size - _HEAD
     shift = int(day * _DAILY_SHIFT * tail)
@@ -169,11 +146,11 @@ def _logit(counts: np.ndarray, ids: np.ndarray, missing: np.ndarray, day: int) -
         logit += weight * (np.log1p(filled) - mean) / deviation
     for name, weight in _ID_EFFECTS.items():
         column = CATEGORICAL_NAMES.index(name)
-        effect = weight * id_effect(ids[column], column)
+        effect = weight * synthetic.id_effect(ids[column], column)
         logit += np.where(missing[13 + column], 0.0, effect)
     first, second, weight = _PAIR
     pair = ids[CATEGORICAL_NAMES.index(first)] * 1_000 + ids[CATEGORICAL_NAMES.index(second)]
-    return logit + weight * id_effect(pair, 99)
+    return logit + weight * synthetic.id_effect(pair, 99)
 
 
 def hex_values(ids: np.ndarray, column: int) -> np.ndarray:
@@ -200,14 +177,6 @@ def _hex_column(values: np.ndarray, missing: np.ndarray) -> pa.Array:
     offsets = np.arange(0, 8 * n + 1, 8, dtype=np.int32)
     valid = pa.py_buffer(np.packbits(~missing, bitorder="little"))
     return pa.StringArray.from_buffers(n, pa.py_buffer(offsets), pa.py_buffer(digits), valid)
-
-
-def block_to_arrow(block: Block) -> pa.Table:
-    """Return the rows as in the raw file: label, I1..I13 int32, C1..C26 hex strings."""
-    columns = [pa.array(block.label)]
-    columns += [pa.array(block.counts[i], mask=block.missing[i]) for i in range(13)]
-    columns += [_hex_column(hex_values(block.ids[i], i), block.missing[13 + i]) for i in range(26)]
-    return pa.table(columns, names=list(COLUMN_NAMES))
 
 
 def write_criteo(
@@ -251,12 +220,9 @@ def write_criteo(
         statistics = LabelStatistics()
         for day, count in enumerate(per_day):
             with open(path / f"day_{day}.tsv", "wb") as file:
-                for number, start in enumerate(range(0, count, BLOCK_ROWS)):
-                    few = min(BLOCK_ROWS, count - start)
-                    block = draw_block(seed, day, number, sizes)
-                    pa_csv.write_csv(block_to_arrow(block).slice(0, few), file, text)
-                    statistics.add(block.label[:few], block.probability[:few])
-                    bar.update(few)
+                draw = functools.partial(draw_block, seed, day, sizes=sizes)
+                for table in synthetic.drawn_tables(draw, count, statistics, bar):
+                    pa_csv.write_csv(table, file, text)
         return statistics
 
-    return write_once(output, settings, write, overwrite=overwrite)
+    return synthetic.write_once(output, settings, write, overwrite=overwrite)

@@ -78,7 +78,12 @@ def write_movielens(
         ValueError: if a setting is out of range.
         DataPrepError: if `output` exists with other settings or other content.
     """
-    check_sizes(ratings, users, movies)
+    most = users * (movies // 2)
+    if users < 1 or movies < 2 or not users <= ratings <= most:
+        raise ValueError(
+            f"{ratings} ratings need users <= ratings <= users * (movies // 2) = {most}; "
+            "pass other numbers of ratings, users or films"
+        )
     settings = {"command": "synthetic movielens", "version": 1, "ratings": ratings,
                 "users": users, "movies": movies, "seed": seed}  # fmt: skip
 
@@ -88,25 +93,6 @@ def write_movielens(
         return _write_ratings(path / "ratings.csv", films, ratings, users, seed, bar)
 
     return write_once(output, settings, write, unit="ratings", overwrite=overwrite)
-
-
-def check_sizes(ratings: int, users: int, movies: int) -> None:
-    """Raise ValueError unless every user can have a rating, and none more than half of the films.
-
-    Example:
-        >>> check_sizes(1000, 10, 50)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        ValueError: 1000 ratings need users <= ratings <= users * (movies // 2) = 250; pass ...
-    """
-    if users < 1 or movies < 2:
-        raise ValueError(f"need at least 1 user and 2 films, got {users} and {movies}")
-    most = users * (movies // 2)
-    if not users <= ratings <= most:
-        raise ValueError(
-            f"{ratings} ratings need users <= ratings <= users * (movies // 2) = {most}; "
-            "pass other numbers of ratings, users or films"
-        )
 
 
 class Films:

@@ -21,23 +21,15 @@ TensorFlow blog, January 2022. The cardinalities are ours.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from data_prep.synthetic import (
-    BLOCK_ROWS,
-    LabelStatistics,
-    draw_labels,
-    id_effect,
-    power_law_ids,
-    random_stream,
-    scaled,
-    write_once,
-)
+from data_prep import synthetic
+from data_prep.synthetic import BLOCK_ROWS, Drawn, LabelStatistics
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
 
@@ -49,7 +41,7 @@ MOST_IDS = 10  # in a list
 CARDINALITIES = dict(zip(ONE_HOT_NAMES, (round(3 * 1.5**k) for k in range(37)), strict=True))
 CARDINALITIES |= dict(zip(LIST_NAMES, (2_000_000, 100_000, 5_000), strict=True))
 ROW_GROUP_ROWS = 65_536
-PARTS = ("train", "valid")
+VALID_SHARE = 0.2
 
 # The logistic model: standard deviation of a column's contribution to the log-odds; for lists, that
 # of a list with one id (the mean over more ids varies less).
@@ -64,27 +56,6 @@ _LIST_EFFECTS = {"H1": 0.7, "H2": 0.7, "H3": 0.7}
 _BIAS = -1.3
 
 
-@dataclasses.dataclass
-class Block:
-    """Consecutive rows of one part.
-
-    Args:
-        numbers: float32 [10, rows].
-        ids: int32 [37, rows].
-        lists: int32 [3, rows, 10].
-        listed: bool [3, rows, 10], which entries of `lists` belong to the row.
-        label: int8 [rows].
-        probability: float64 [rows], the true probability of label 1.
-    """
-
-    numbers: np.ndarray
-    ids: np.ndarray
-    lists: np.ndarray
-    listed: np.ndarray
-    label: np.ndarray
-    probability: np.ndarray
-
-
 def cardinalities(scale: float) -> dict[str, int]:
     """Return {column: number of ids} at `scale`, as `synthetic.scaled` defines it.
 
@@ -93,7 +64,7 @@ def cardinalities(scale: float) -> dict[str, int]:
         >>> sizes["C1"], sizes["C37"], sizes["H1"], cardinalities(1.0)["C37"]
         (3, 65525, 20000, 6552493)
     """
-    return {name: scaled(size, scale) for name, size in CARDINALITIES.items()}
+    return {name: synthetic.scaled(size, scale) for name, size in CARDINALITIES.items()}
 
 
 def schema_of(scale: float) -> Schema:
@@ -116,47 +87,35 @@ def schema_of(scale: float) -> Schema:
     )
 
 
-def rows_per_part(rows: int, valid_share: float) -> dict[str, int]:
-    """Return {"train": rows, "valid": rows}.
-
-    Raises:
-        ValueError: if `valid_share` is not in (0, 1), or one of the two parts would be empty.
-
-    Example:
-        >>> rows_per_part(10, 0.2)
-        {'train': 8, 'valid': 2}
-    """
-    if not 0 < valid_share < 1:
-        raise ValueError(f"valid_share must be above 0 and below 1, got {valid_share}")
-    valid = round(rows * valid_share)
-    if not 0 < valid < rows:
-        raise ValueError(
-            f"{rows} rows with valid_share {valid_share} leave no row for training or for "
-            "validation; pass more rows"
-        )
-    return {"train": rows - valid, "valid": valid}
-
-
-def draw_block(seed: int, part: int, block: int, sizes: dict[str, int]) -> Block:
+def draw_block(seed: int, part: int, block: int, sizes: dict[str, int]) -> Drawn:
     """Return `BLOCK_ROWS` rows that depend only on the arguments. Takes about 0.1 s and 30 MB.
+
+    The columns are those of the files: N float32, C int32, H lists of int32, label int8.
 
     Args:
         seed: 0 to 2**63 - 1.
-        part: index into `PARTS`.
+        part: 0 for training, 1 for validation.
         block: number of the block within the part.
         sizes: number of ids of each categorical column, from `cardinalities`.
     """
-    rng = random_stream(seed, part, block)
+    rng = synthetic.random_stream(seed, part, block)
     n = BLOCK_ROWS
     numbers = _draw_numbers(rng, n)
-    ids = np.stack([power_law_ids(rng, n, sizes[name], np.int32) for name in ONE_HOT_NAMES])
+    ids = np.stack(
+        [synthetic.power_law_ids(rng, n, sizes[name], np.int32) for name in ONE_HOT_NAMES]
+    )
     lists = np.stack(
-        [power_law_ids(rng, (n, MOST_IDS), sizes[name], np.int32) for name in LIST_NAMES]
+        [synthetic.power_law_ids(rng, (n, MOST_IDS), sizes[name], np.int32) for name in LIST_NAMES]
     )
     lengths = rng.integers(0, MOST_IDS + 1, (len(LIST_NAMES), n, 1))
     listed = (np.arange(MOST_IDS) < lengths) & ~_repeated(lists)
-    label, probability = draw_labels(rng, _logit(numbers, ids, lists, listed))
-    return Block(numbers, ids, lists, listed, label, probability)
+    label, probability = synthetic.draw_labels(rng, _logit(numbers, ids, lists, listed))
+    columns = [pa.array(values) for values in (*numbers, *ids)]
+    for values, of_row in zip(lists, listed, strict=True):
+        offsets = np.concatenate([[0], np.cumsum(of_row.sum(axis=1))]).astype(np.int32)
+        columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[of_row])))
+    names = [*NUMBER_NAMES, *ONE_HOT_NAMES, *LIST_NAMES, "label"]
+    return Drawn(pa.table([*columns, pa.array(label)], names=names), label, probability)
 
 
 def _draw_numbers(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -184,31 +143,20 @@ def _logit(
     logit += weight * numbers[NUMBER_NAMES.index(first)] * numbers[NUMBER_NAMES.index(second)]
     for name, weight in _ID_EFFECTS.items():
         column = ONE_HOT_NAMES.index(name)
-        logit += weight * id_effect(ids[column], column)
+        logit += weight * synthetic.id_effect(ids[column], column)
     first, second, weight = _PAIR
     pair = ids[ONE_HOT_NAMES.index(first)] * 1_000 + ids[ONE_HOT_NAMES.index(second)]
-    logit += weight * id_effect(pair, 99)
+    logit += weight * synthetic.id_effect(pair, 99)
     for i, weight in enumerate(_LIST_EFFECTS.values()):
-        effects = np.where(listed[i], id_effect(lists[i], 50 + i), 0)
+        effects = np.where(listed[i], synthetic.id_effect(lists[i], 50 + i), 0)
         logit += weight * effects.sum(axis=1) / np.maximum(listed[i].sum(axis=1), 1)
     return logit
-
-
-def block_to_arrow(block: Block) -> pa.Table:
-    """Return the rows as in the files: N float32, C int32, H lists of int32, label int8."""
-    columns = [pa.array(values) for values in (*block.numbers, *block.ids)]
-    for ids, listed in zip(block.lists, block.listed, strict=True):
-        offsets = np.concatenate([[0], np.cumsum(listed.sum(axis=1))]).astype(np.int32)
-        columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids[listed])))
-    names = [*NUMBER_NAMES, *ONE_HOT_NAMES, *LIST_NAMES, "label"]
-    return pa.table([*columns, pa.array(block.label)], names=names)
 
 
 def write_nhot(
     output: str | Path,
     *,
     rows: int = 400_000,
-    valid_share: float = 0.2,
     seed: int = 0,
     scale: float = 0.01,
     overwrite: bool = False,
@@ -220,8 +168,7 @@ def write_nhot(
 
     Args:
         output: output folder.
-        rows: rows of both parts together.
-        valid_share: share of the rows that go to `valid/`, in (0, 1).
+        rows: rows of both parts together; a fifth is for validation.
         seed: 0 to 2**63 - 1.
         scale: factor on the cardinalities, in (0, 100].
         overwrite: replace an output made with other settings.
@@ -233,22 +180,22 @@ def write_nhot(
         ValueError: if a setting is out of range.
         DataPrepError: if `output` exists with other settings or other content.
     """
-    sizes, per_part = cardinalities(scale), rows_per_part(rows, valid_share)
+    sizes, valid_rows = cardinalities(scale), round(rows * VALID_SHARE)
+    if not 0 < valid_rows < rows:
+        raise ValueError(f"{rows} rows leave no row for training or for validation; pass more")
     settings = {"command": "synthetic nhot", "version": 1, "rows": rows,
-                "valid_share": valid_share, "seed": seed, "scale": scale}  # fmt: skip
+                "seed": seed, "scale": scale}  # fmt: skip
 
     def write(path: Path, bar: tqdm) -> LabelStatistics:
-        for part, name in enumerate(PARTS):
+        per_part = {"train": rows - valid_rows, "valid": valid_rows}
+        for part, (name, count) in enumerate(per_part.items()):
             statistics = LabelStatistics()  # those of the validation rows are returned
+            draw = functools.partial(draw_block, seed, part, sizes=sizes)
             with ParquetSink(path / name, row_group_rows=ROW_GROUP_ROWS) as sink:
-                for number, start in enumerate(range(0, per_part[name], BLOCK_ROWS)):
-                    few = min(BLOCK_ROWS, per_part[name] - start)
-                    block = draw_block(seed, part, number, sizes)
-                    sink.write(block_to_arrow(block).slice(0, few))
-                    statistics.add(block.label[:few], block.probability[:few])
-                    bar.update(few)
+                for table in synthetic.drawn_tables(draw, count, statistics, bar):
+                    sink.write(table)
             schema = schema_of(scale).to_json()
             (path / name / "_schema.json").write_text(schema, encoding="utf-8")
         return statistics
 
-    return write_once(output, settings, write, overwrite=overwrite)
+    return synthetic.write_once(output, settings, write, overwrite=overwrite)

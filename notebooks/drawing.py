@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pandas as pd
 
 from traces import LOADER, NATIVE, TEXT, WAITING, draw_timeline
@@ -17,17 +18,13 @@ __all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces", "i
 
 
 def in_digits(value: float) -> str:
-    """Return a number with three significant digits, in full.
+    """Return a number with at most three significant digits, in full.
 
     Example:
-        >>> [in_digits(value) for value in (1234567, 54.32, 0.01234, 0)]
-        ['1,230,000', '54.3', '0.0123', '0']
+        >>> [in_digits(value) for value in (1234567, 54.32, 0.01234, 50, 0)]
+        ['1,230,000', '54.3', '0.0123', '50', '0']
     """
-    if not value:
-        return "0"
-    rounded = float(f"{value:.3g}")
-    digits = max(0, 2 - int(f"{rounded:e}".partition("e")[2]))
-    return f"{rounded:,.{digits}f}"
+    return f"{float(f'{value:.3g}'):,.15g}"
 
 
 def draw_bars(
@@ -50,9 +47,16 @@ def draw_bars(
         axes: matplotlib axes to draw into, one for each column; by default, a new figure, 8 inches
             wide.
         slowest: the slowest turn, shaped as `values`; a line in a bar goes from it to the end.
-    """
-    import matplotlib.pyplot as plt
 
+    Example:
+        >>> table = pd.DataFrame({"reading": [50.0, 7500.0], "training": [49.5, None]}, ["tf", "x"])
+        >>> figure = draw_bars(table, "rows/s", {"x": LOADER}, slowest=table / 2)
+        >>> [[text.get_text() for text in panel.texts] for panel in figure.axes]  # from below
+        [['7,500', '50'], ['', '49.5']]
+        >>> from matplotlib.colors import to_hex
+        >>> [to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches] == [LOADER, NATIVE]
+        True
+    """
     table = values if isinstance(values, pd.DataFrame) else pd.Series(values).to_frame("")
     table = table.iloc[::-1]  # barh draws from the bottom up
     if axes is None:
@@ -84,8 +88,6 @@ def draw_traces(traces: Mapping[str, Any], steps: int = 4) -> Any:
         traces: {title: trace}, from `read_trace`.
         steps: number of steps to draw of each trace, at least 1.
     """
-    import matplotlib.pyplot as plt
-
     shown = [list(trace.steps.values())[-steps:] for trace in traces.values()]
     span_ms = max(spans[-1][1] - spans[0][0] for spans in shown)
     rows = [sum(bool(list(lane)) for lane in trace.lanes.values()) for trace in traces.values()]

@@ -11,10 +11,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pandas as pd
+import numpy as np
+import pandas as pd
 
 NOT_BORNE_OUT = "not borne out by this run:"  # run.py looks for lines that begin so
 
@@ -102,8 +102,6 @@ def measure_rates(
         >>> measure_rates({"reading": rows}, turns=2, at_least_s=0).shape
         (2, 1)
     """
-    import pandas as pd
-
     from tutorlib.diagnose import cores_awake  # lesson 12 imports a copy of tutorlib later
 
     rates: list[dict[str, float]] = []
@@ -111,12 +109,10 @@ def measure_rates(
         for _ in range(1 + turns):
             rates.append({})
             for name, subject in measured.items():
-                run = _train if isinstance(subject, tuple) else _read
-                rows, elapsed_s = 0, 0.0
-                while not rows or elapsed_s < at_least_s:
-                    epoch_rows, epoch_s = run(subject)
-                    rows, elapsed_s = rows + epoch_rows, elapsed_s + epoch_s
-                rates[-1][name] = rows / elapsed_s
+                rows_and_s = np.zeros(2)
+                while not rows_and_s[0] or rows_and_s[1] < at_least_s:
+                    rows_and_s += _train(*subject) if isinstance(subject, tuple) else _read(subject)
+                rates[-1][name] = rows_and_s[0] / rows_and_s[1]
     return pd.DataFrame(rates[1:])
 
 
@@ -143,7 +139,6 @@ def measure_ms(
         >>> measure_ms({"nothing": lambda: None}, turns=2).shape
         (2, 1)
     """
-    import pandas as pd
     import tensorflow as tf
 
     times: dict[Any, list[float]] = {name: [] for name in functions}
@@ -200,19 +195,19 @@ def _next_rows() -> Any:
     return tf.function(lambda iterator: tf.shape(iterator.get_next()[1])[0])
 
 
-def _train(model_and_batches: tuple[Any, Any]) -> tuple[int, float]:
+def _train(model: Any, batches: Any) -> tuple[int, float]:
     """Train one epoch; return its rows and seconds."""
     import keras
 
-    model, batches = model_and_batches
     times: list[float] = []
-    clock = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: times.append(time.perf_counter()),
-        on_train_batch_end=lambda batch, logs: times.append(time.perf_counter()),
-    )
+
+    def tick(_: int, logs: Any) -> None:
+        times.append(time.perf_counter())
+
+    clock = keras.callbacks.LambdaCallback(on_epoch_begin=tick, on_train_batch_end=tick)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`shuffle=True` was passed")  # a dataset shuffles itself
-        warnings.filterwarnings("ignore", "Your input ran out of data")  # of a length not known
+        # A dataset shuffles itself, and its length may not be known.
+        warnings.filterwarnings("ignore", "`shuffle=True` was passed|Your input ran out of data")
         model.fit(batches, callbacks=[clock], verbose=0)
     [loss] = [metric for metric in model.metrics if metric.name == "loss"]
     rows = int(loss.count)  # a float32, exact to 2**24
@@ -230,7 +225,6 @@ def kernel_counts(operations: Sequence[str]) -> pd.DataFrame:
     Args:
         operations: names of TensorFlow's operations, such as "Unique".
     """
-    import pandas as pd
     from tensorflow.python.framework import kernels  # TensorFlow has no public way to list them
 
     found = {

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import run
 from nbformat.v4 import new_markdown_cell
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 KEPT = ("keep_output", "recorded_output", "headline")
-RECORDED = "recorded-on"  # id of the cell that names machine and date; run.py leaves it out
 
 
 def has_tag(cell: Any, *tags: str) -> bool:
@@ -69,16 +69,16 @@ def take_outputs(page: Any, executed: Any, recorded_on: str) -> None:
     Raises:
         ValueError: if the copy was made of another version of the page.
     """
-    run = {cell.id: cell for cell in executed.cells if not has_tag(cell, "injected-parameters")}
-    page.cells = [cell for cell in page.cells if cell.id != RECORDED]
+    ran = {cell.id: cell for cell in executed.cells if not has_tag(cell, "injected-parameters")}
+    page.cells = [cell for cell in page.cells if cell.id != run.RECORDED]
     for cell in page.cells:
         if cell.cell_type == "code":
-            if cell.id not in run or run[cell.id].source != cell.source:
+            if cell.id not in ran or ran[cell.id].source != cell.source:
                 raise ValueError(f"the run is not one of this page: another cell {cell.id}")
-            cell.outputs = run[cell.id].outputs
+            cell.outputs = ran[cell.id].outputs
     if any(is_recorded(cell) for cell in page.cells):
         line = f"*Recorded on {recorded_on}: what this page shows until you run it.*"
-        page.cells.insert(1, new_markdown_cell(line, id=RECORDED))
+        page.cells.insert(1, new_markdown_cell(line, id=run.RECORDED))
 
 
 def machine_and_date(executed: Path) -> str:
@@ -98,9 +98,7 @@ def renew(path: Path, executed: Path) -> None:
         ValueError: if the copy was made of another version of the page, or did not bear out a claim
             about time.
     """
-    from run import find_not_borne_out  # papermill takes a second
-
-    if claims := find_not_borne_out(executed):
+    if claims := run.find_not_borne_out(executed):
         raise ValueError(f"run it again, this run did not bear out: {'; '.join(claims)}")
     page = nbformat.read(path, as_version=4)
     take_outputs(page, nbformat.read(executed, as_version=4), machine_and_date(executed))
@@ -127,8 +125,6 @@ def with_headlines(table: str, headlines: Mapping[str, str]) -> str:
 
 def write_headlines() -> None:
     """Write the headlines of the pages into the tables of the READMEs."""
-    import run
-
     lines = {path.stem: run.find_headline(path) for path in run.find_lessons(HERE)}
     headlines = {name: line.replace("|", "/") for name, line in lines.items() if line}
     for path in (ROOT / "README.md", HERE / "README.md"):
@@ -151,8 +147,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             strip_page(page)
             nbformat.write(page, path)
         return 0
-
-    import run
 
     output = ROOT / "build" / "notebooks"
     if not options.executed and run.main(["--output", str(output), *options.lessons]):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +35,6 @@ from papermill.exceptions import PapermillExecutionError, strip_color
 from lesson import NOT_BORNE_OUT
 
 HERE = Path(__file__).resolve().parent
-KERNEL = "python3"  # the kernel that ipykernel installs for the running Python
 RECORDED = "recorded-on"  # id of the cell in which pages.py names the machine of a page's outputs
 TRACEBACK_LINES = 12  # lines of a traceback, or of a dead kernel's log, that are printed
 
@@ -101,15 +101,12 @@ def load_profile(path: Path) -> dict[str, dict[str, Any]]:
     """Return a profile, {lesson: {NAME: value}}, from its YAML file.
 
     Raises:
-        UsageError: if the file is missing or holds something else.
+        UsageError: if the file is missing.
     """
     if not path.is_file():
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml"))) or "none"
         raise UsageError(f"no profile {path.stem!r} in {path.parent}; there are: {known}.")
-    profile = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    if not isinstance(profile, dict) or not all(isinstance(v, dict) for v in profile.values()):
-        raise UsageError(f"{path}: must map lessons to NAME: value pairs, got {profile!r}.")
-    return {str(lesson): values for lesson, values in profile.items()}
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -147,22 +144,20 @@ def plan_parameters(
         UsageError: if a name is not declared by a lesson. The message lists all such names.
     """
     declared = {path.stem: papermill.inspect_notebook(path) for path in known_lessons}
-    given = {lesson: dict(values) for lesson, values in profile.items()}
-    taken: set[str] = set()
-    for path in lessons:
-        mine = {name: value for name, value in overrides.items() if name in declared[path.stem]}
-        given[path.stem] = given.get(path.stem, {}) | mine
-        taken |= set(mine)
     names = sorted({name for path in lessons for name in declared[path.stem]})
     known = f"there are: {', '.join(names)}"
-    problems = [f"-p {name}: no such parameter; {known}" for name in set(overrides) - taken]
-    for lesson, values in given.items():
+    problems = [f"-p {name}: no such parameter; {known}" for name in set(overrides) - set(names)]
+    for lesson, values in profile.items():
         for name in set(values) - set(declared.get(lesson, {})):
             names = sorted(declared.get(lesson, ())) or ["no such lesson"]
             problems.append(f"{lesson}: no parameter {name!r}; there are: {', '.join(names)}")
     if problems:
         raise UsageError("no lesson was run:\n  " + "\n  ".join(sorted(problems)))
-    return {path: given[path.stem] for path in lessons}
+    return {
+        path: {**profile.get(path.stem, {})}
+        | {name: value for name, value in overrides.items() if name in declared[path.stem]}
+        for path in lessons
+    }
 
 
 # ---- one lesson ---------------------------------------------------------------------------------
@@ -202,19 +197,18 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: 
     def show_section(cell: Any, cell_index: int) -> None:
         nonlocal index, section
         index = cell_index
-        if (heading := _heading(cell)) and heading != section:
-            section = heading
-            elapsed_s, number = time.monotonic() - started, f"{index + 1:>{len(str(cells))}}"
-            print(
-                f"  [cell {number}/{cells}] {elapsed_s:6.1f} s  {section}", file=stream, flush=True
-            )
+        headings = re.findall(r"(?m)^#+ (.+)$", cell.source) if cell.cell_type == "markdown" else []
+        if headings and headings[-1] != section:
+            section, place = headings[-1], f"cell {index + 1:2}/{cells}"
+            elapsed_s = time.monotonic() - started
+            print(f"  [{place}] {elapsed_s:6.1f} s  {section}", file=stream, flush=True)
 
     try:
         papermill.execute_notebook(
             path.resolve(),
             executed,
             parameters=dict(parameters),
-            kernel_name=KERNEL,
+            kernel_name="python3",  # which ipykernel installs for the running Python
             cwd=path.resolve().parent,
             progress_bar=False,
             extra_arguments=["--IPKernelApp.log_level=ERROR"],  # hides a warning about local TCP
@@ -240,8 +234,8 @@ def run_lesson(path: Path, parameters: Mapping[str, Any], output: Path, stream: 
     if failure is None:
         headline = find_headline(executed) or "-"
         return Result(path.stem, True, seconds, headline, tuple(find_not_borne_out(executed)))
-    print(f"{path.stem}, section {section!r}: {failure}", file=stream)
-    print(f"Executed notebook: {executed}", file=stream, flush=True)
+    place = f"{path.stem}, section {section!r}"
+    print(f"{place}: {failure}\nExecuted notebook: {executed}", file=stream, flush=True)
     return Result(path.stem, False, seconds, f"FAILED: {failure.splitlines()[0]}")
 
 
@@ -260,11 +254,9 @@ def _write_html(executed: Path, folder: Path) -> None:
 
 def find_headline(executed: Path) -> str | None:
     """Return the last line that the cell tagged `headline` printed; None if there is none."""
-    for cell in nbformat.read(executed, as_version=4).cells:
-        if "headline" in cell.metadata.get("tags", []):
-            lines = [line.strip() for line in _printed(cell) if line.strip()]
-            return lines[-1] if lines else None
-    return None
+    cells = nbformat.read(executed, as_version=4).cells
+    tagged = [cell for cell in cells if "headline" in cell.metadata.get("tags", [])]
+    return next((line for cell in tagged for line in reversed(_printed(cell))), None)
 
 
 def find_not_borne_out(executed: Path) -> list[str]:
@@ -275,23 +267,12 @@ def find_not_borne_out(executed: Path) -> list[str]:
 
 
 def _printed(cell: Any) -> list[str]:
-    """Return the lines that a cell printed or returned, without stderr."""
+    """Return the lines that a cell printed or returned, without stderr and empty ones."""
     lines: list[str] = []
     for output in cell.get("outputs", []):
         stdout = output.get("text", "") if output.get("name") == "stdout" else ""
         lines += (stdout + output.get("data", {}).get("text/plain", "")).splitlines()
-    return lines
-
-
-def _heading(cell: Any) -> str:
-    """Return the last heading of a text cell without its hashes; empty if there is none."""
-    lines = cell.source.splitlines() if cell.cell_type == "markdown" else []
-    headings = [
-        line.strip("# ")
-        for line in lines
-        if line.lstrip("#").startswith(" ") and line.startswith("#")
-    ]
-    return headings[-1] if headings else ""
+    return [line.strip() for line in lines if line.strip()]
 
 
 # ---- all lessons --------------------------------------------------------------------------------
@@ -312,8 +293,7 @@ def format_table(results: Sequence[Result]) -> str:
         lines.append(f"{result.lesson:{width}}  {seconds:>7}  {result.outcome}")
     claims = [f"  {each.lesson}: {claim}" for each in results for claim in each.not_borne_out]
     if claims:
-        reason = "(another busy process may be the reason)"
-        lines += ["", f"Not borne out by this run {reason}:", *claims]
+        lines += ["", "Not borne out by this run (a busy machine may be the reason):", *claims]
     return "\n".join(lines)
 
 
@@ -363,17 +343,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    if not results:
-        parser.error(f"no lessons (NN_name.ipynb) in {options.folder}")
     print(f"\nExecuted notebooks and HTML: {options.output}")
     return 0 if all(result.passed for result in results) else 1
 
 
 def prepare_environment() -> None:
     """Let kernels find programs such as tensorboard; TensorFlow logs only what ends it."""
-    programs = str(Path(sys.executable).parent)
-    if programs not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = programs + os.pathsep + os.environ.get("PATH", "")
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # less: that there is no GPU, that oneDNN is on
 
 

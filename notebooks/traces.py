@@ -10,10 +10,9 @@ Source: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/pr
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,14 +21,14 @@ TEXT = "#757f89"  # mid-tones: readable on white and on black
 LOADER, NATIVE, WAITING, COPIES = "#2f9e75", "#7a8fa6", "#d0605e", "#b08d57"
 WAIT, READ = "waiting for data", "tf.data's threads"
 COLOURS = {"ops": LOADER, "kernels": LOADER, "copies": COPIES, WAIT: WAITING, READ: NATIVE}
-FINEST = 2000  # gaps shorter than the picture's width divided by this are not drawn
 GPU, CPU = "/device:GPU:", "CPU (TensorFlow's executor threads)"
 EXECUTOR = "ExecutorState::Process"  # a thread runs ops, one after the other
 # A step waits for tf.data, or for a loader (an event that `keras_bridge` records).
-WAITS = re.compile(r"IteratorGetNext\w*::DoCompute|KerasSequenceLoader::next")
-READS = re.compile(r"(?!Prefetch)\w+Produce")  # a thread of tf.data makes an element
-COPY = re.compile("memcpy|memset", re.IGNORECASE)
-OP = re.compile(r"(?:StatefulPartitionedCall/)?([^:]+:[A-Za-z_]\w*)")  # "dense/MatMul:MatMul"
+WAITS = r"IteratorGetNext\w*::DoCompute|KerasSequenceLoader::next"
+READS = r"(?!Prefetch)\w+Produce"  # a thread of tf.data makes an element
+COPY = "(?i)memcpy|memset"
+OP = r"^(?:StatefulPartitionedCall/)?([^:]+:[A-Za-z_]\w*)$"  # "dense/MatMul:MatMul"
+SPAN, STATS = ["start", "stop"], ["step_num", "tf_op"]
 
 
 class Intervals:
@@ -138,56 +137,53 @@ def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
     if not files:
         raise ValueError(f"no trace (plugins/profile/*/*.xplane.pb) in {log_dir}: take one first")
     planes = {p.name: p for p in xplane_pb2.XSpace.FromString(files[-1].read_bytes()).planes}
-    host = list(_events(planes["/host:CPU"])) if "/host:CPU" in planes else []
-    lanes = {
-        kind: Intervals(e.span for e in host if pattern.fullmatch(e.name))
-        for kind, pattern in ((WAIT, WAITS), (READ, READS))
-    }
+    host = _events(planes.get("/host:CPU", xplane_pb2.XPlane()))
     gpu = next((name for name in sorted(planes) if name.startswith(GPU)), None)
+    work = _events(planes[gpu]) if gpu else host[:0]
     # The lines of a GPU other than its streams repeat what ran there by op.
-    work = [e for e in _events(planes[gpu]) if e.line.startswith("Stream")] if gpu else []
-    if work:
-        lanes["kernels"] = Intervals(e.span for e in work if not COPY.search(e.name))
-        lanes["copies"] = Intervals(e.span for e in work if COPY.search(e.name))
-        ops = [(e.stats.get("tf_op") or e.name, *e.span) for e in work]
+    work = work[work["line"].str.startswith("Stream")]
+    if on_gpu := len(work) > 0:
+        copies = work["name"].str.contains(COPY)
+        found = {"kernels": work[~copies], "copies": work[copies]}
+        work = work.assign(op=work["tf_op"].fillna(work["name"]))
     else:
-        work = [e for e in host if not e.line.startswith("tf_data_")]
-        lanes["ops"] = Intervals(e.span for e in work if e.name == EXECUTOR)
-        ops = [(match[1], *e.span) for e in work if (match := OP.fullmatch(e.name))]
-    if not ops:
+        work = host[~host["line"].str.startswith("tf_data_")]
+        found = {"ops": work[work["name"] == EXECUTOR]}
+        work = work.assign(op=work["name"].str.extract(OP)).dropna(subset="op")
+    if not len(work):
         raise ValueError(f"{files[-1]} shows no work of a device: profile steps of a tf.function")
-    table = pd.DataFrame(ops, columns=["name", "start", "stop"])
-    steps = {e.stats["step_num"] or 0: e.span for e in host if "step_num" in e.stats}
-    steps = dict(sorted(steps.items())) or {0: (table["start"].min(), table["stop"].max())}
-    by_name = (table["stop"] - table["start"]).groupby(table["name"])
-    sums = by_name.agg(total_ms="sum", runs="count").sort_values("total_ms", ascending=False)
+    found |= {k: host[host["name"].str.fullmatch(p)] for k, p in ((WAIT, WAITS), (READ, READS))}
+    lanes = {kind: Intervals(events[SPAN].to_numpy()) for kind, events in found.items()}
+    marked = host.dropna(subset="step_num").sort_values("step_num")
+    steps = {int(e.step_num): (e.start, e.stop) for e in marked.itertuples()}
+    steps = steps or {0: (work["start"].min(), work["stop"].max())}
+    by_op = (work["stop"] - work["start"]).groupby(work["op"].rename("name"))
+    sums = by_op.agg(total_ms="sum", runs="count").sort_values("total_ms", ascending=False)
     sums.insert(1, "share", sums["total_ms"] / sums["total_ms"].sum())
     traced = list(sums.reset_index().itertuples(index=False, name="TracedOp"))
-    return Trace(gpu if "kernels" in lanes else CPU, steps, lanes, traced)
+    return Trace(gpu if on_gpu else CPU, steps, lanes, traced)
 
 
-class _Event(NamedTuple):
-    line: str  # a thread or a GPU stream
-    name: str
-    span: tuple[float, float]  # ms from the start of the profiler
-    stats: dict[str, Any]
+def _events(plane: Any) -> pd.DataFrame:
+    """Return all events of a device or the host, with the stats that are read here.
 
-
-def _events(plane: Any) -> Iterator[_Event]:
-    """Yield all events of a device or the host, with the stats that are read here."""
+    A line is a thread or a GPU stream; times are in ms from the start of the profiler.
+    """
     names = {key: entry.name for key, entry in plane.event_metadata.items()}
     stat_names = {key: entry.name for key, entry in plane.stat_metadata.items()}
-    wanted = {key: name for key, name in stat_names.items() if name in ("step_num", "tf_op")}
+    wanted = {key: name for key, name in stat_names.items() if name in STATS}
+    rows = []
     for line in plane.lines:
         for event in line.events:
             stats = {
-                wanted[s.metadata_id]: s.int64_value or s.str_value or stat_names.get(s.ref_value)
+                wanted[s.metadata_id]: s.str_value or stat_names.get(s.ref_value) or s.int64_value
                 for s in event.stats
                 if s.metadata_id in wanted
             }
             start = line.timestamp_ns / 1e6 + event.offset_ps / 1e9
-            span = start, start + event.duration_ps / 1e9
-            yield _Event(line.name, names[event.metadata_id], span, stats)
+            times = {"start": start, "stop": start + event.duration_ps / 1e9}
+            rows.append({"line": line.name, "name": names[event.metadata_id], **times, **stats})
+    return pd.DataFrame(rows, columns=["line", "name", *SPAN, *STATS])
 
 
 def draw_timeline(trace: Trace, steps: int, axes: Any, span_ms: float | None = None) -> None:
@@ -209,7 +205,7 @@ def draw_timeline(trace: Trace, steps: int, axes: Any, span_ms: float | None = N
     span = span_ms or stop - start
     lanes = {kind: trace.lanes[kind] for kind in COLOURS if list(trace.lanes.get(kind, ()))}
     for row, (kind, lane) in enumerate(lanes.items()):
-        bars = Intervals((begin, end + span / FINEST) for begin, end in lane.within(start, stop))
+        bars = Intervals((begin, end + span / 2000) for begin, end in lane.within(start, stop))
         lengths = [(begin - start, end - begin) for begin, end in bars]
         axes.broken_barh(lengths, (row - 0.35, 0.7), color=COLOURS[kind], linewidth=0)
     for number, (begin, end) in shown:

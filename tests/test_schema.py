@@ -1,12 +1,23 @@
-"""Schema: roles, embedding sizes and the ways to come by one."""
+"""Schema: roles, embedding sizes, ways to come by one; how it is shown; checks of arguments."""
 
+import decimal
+import re
+import warnings
+from html.parser import HTMLParser
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from tutorlib.parquet import ParquetSource
+from tutorlib.checks import check_bytes, check_integer
+from tutorlib.display import html_table, shortened
+from tutorlib.loader import KerasSequenceLoader, MultiHot
+from tutorlib.ops import Categorify, Clip, FillMissing, Normalize
+from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema, as_schema, embedding_dim_for
+from tutorlib.workflow import Workflow
 
 
 @pytest.mark.parametrize(
@@ -44,13 +55,13 @@ def test_json_brings_back_the_same_schema(tmp_path):
     ("text", "words"),
     [
         ("{", "Expecting property name"),
-        ("3", "a schema is a JSON list of columns, got 3"),
-        ('{"name": "a", "role": "label"}', "a schema is a JSON list"),
-        ('[{"name": "a"}]', "a column is a JSON object with name and role"),
-        ('[{"name": "a", "role": "label", "path": "/etc"}]', "a column is a JSON object"),
+        ("3", "not a JSON list of columns"),
+        ('{"name": "a", "role": "label"}', "not a JSON list of columns"),
+        ('[{"name": "a"}]', "not a JSON list of columns"),
+        ('[{"name": "a", "role": "label", "path": "/etc"}]', "not a JSON list of columns"),
         ('[{"name": "a", "role": "label", "dtype": null}]', "dtype must be a string"),
         ('[{"name": "a", "role": "categorical", "cardinality": 1e400}]', "must be an integer"),
-        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("[" * 100_000 + "]" * 100_000, "not a JSON list of columns"),
         ("\udcff", "codec can't decode"),
     ],
 )
@@ -175,3 +186,227 @@ def test_as_schema_takes_columns_and_schemas():
     columns = list(schema_of())
     assert as_schema(columns) == as_schema(schema_of()) == schema_of()
     assert as_schema(columns[0]).names == ["C1"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    table = pa.table(
+        {
+            "id": [3, 4, 5],
+            "flag": [True, False, True],
+            "price": [decimal.Decimal("1.5")] * 3,
+            "flags": [[True], [], [False]],
+            "payload": [b"a", b"b", b"c"],
+            "y": [0.0, 1.0, 0.0],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    return str(tmp_path / "a.parquet")
+
+
+def loader_of(path, **changes):
+    return KerasSequenceLoader(path, 3, label_names=["y"], shuffle=False, **changes)
+
+
+def test_a_boolean_column_is_a_continuous_feature_of_0_and_1(path):
+    with pytest.warns(UserWarning, match="not among the features"):
+        inputs, _ = next(iter(loader_of(path)))
+    assert inputs["flag"].numpy().tolist() == [[1.0], [0.0], [1.0]]
+    assert inputs["flag"].dtype == "float32"
+    mapped = loader_of(path).map(Workflow(["id", "flag"]).fit(path))
+    inputs, _ = next(iter(mapped))
+    assert inputs["flag"].numpy().tolist() == [[1.0], [0.0], [1.0]]
+    assert inputs["flag"].dtype == "float32"
+
+
+def test_nulls_of_a_boolean_feature_are_refused_or_filled(tmp_path):
+    pq.write_table(pa.table({"b": [True, None], "y": [1.0, 0.0]}), tmp_path / "a.parquet")
+    loader = KerasSequenceLoader(tmp_path, 2, ["y"], shuffle=False)
+    with pytest.raises(ValueError, match="'b': null or NaN at row 1"):
+        next(iter(loader))
+    loader = KerasSequenceLoader(tmp_path, 2, ["y"], shuffle=False, nulls="fill")
+    assert next(iter(loader))[0]["b"].numpy().tolist() == [[1.0], [0.0]]
+
+
+def test_what_inference_leaves_out_is_said_once_with_type_and_remedy(path):
+    loader = loader_of(path)
+    with warnings.catch_warnings(record=True, action="always") as said:
+        list(loader)
+        list(loader)
+    (message,) = [str(one.message) for one in said if "not among the features" in str(one.message)]
+    for words in [
+        "'price' (decimal128(2, 1)): cast it to float64",
+        "'payload' (binary): cast it to string",
+        "'flags' (a list of bool): ",
+    ]:
+        assert words in message
+    with pytest.warns(UserWarning, match="'payload' .binary.: cast it to string"):
+        Schema.from_parquet(ParquetSource(path), label_names=["y"])
+
+
+def test_nothing_is_said_where_features_are_named_or_a_workflow_makes_them(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader_of(path, cont_names=["id"]))
+        list(loader_of(path).map(Workflow(["id"]).fit(path)))
+        Schema.from_parquet(ParquetSource(path), cat_names=["id"])
+        only = pa.table({"x": np.zeros(3), "n": [1, 2, 3]})
+        Workflow(["x"] >> FillMissing()).fit(only)
+
+
+def test_an_integer_of_any_type_becomes_pythons():
+    for value in (3, np.int8(3), np.uint64(3)):
+        assert type(check_integer("x", value, at_least=0)) is int
+    assert check_integer("x", 2**31 - 1, at_least=0, bits=31) == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("value", "bits", "message"),
+    [
+        (0, None, "x must be at least 1, got 0"),
+        (1.0, None, "x must be an integer, at least 1, got 1.0"),
+        ("7", 31, "x must be an integer, in [1, 2**31), got '7'"),
+        (2**31, 31, "x must be in [1, 2**31), got 2147483648"),
+        (0, 31, "x must be in [1, 2**31), got 0"),
+    ],
+)
+def test_what_is_no_integer_in_range_is_refused(value, bits, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_integer("x", value, at_least=1, bits=bits)
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [(1, 1), (np.int32(7), 7), (1e9, 10**9), ("1GB", 10**9), ("512 MiB", 2**29), (" .5 kb ", 500),
+     ("1.5gib", 3 * 2**29), ("2TB", 2 * 10**12), ("100B", 100), ("3.KiB", 3072)],
+)  # fmt: skip
+def test_bytes_are_a_number_or_text_with_a_unit(value, want):
+    assert check_bytes("budget", value) == want
+    assert type(check_bytes("budget", value)) is int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, 0.5, float("inf"), float("nan"), "", "100", "1G", "-1GB", "1e3MB", "1 000MB", "1,5GB",
+     "GB", "0B", "0.1B", "1XB", "iB", "1GB 2MB", "\u0661GB", [1]],
+)  # fmt: skip
+def test_what_is_no_number_of_bytes_is_refused_with_the_forms_that_pass(value):
+    message = f"text such as '1.5GB' or '512MiB', got {value!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_bytes("budget", value)
+
+
+CATEGORICAL = [f"C{i}" for i in range(1, 27)]
+
+
+CONTINUOUS = [f"I{i}" for i in range(1, 14)]
+
+
+class Cells(HTMLParser):
+    """Collects the text of each cell; refuses tags that are not closed in order."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.rows, self.open = [], []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+@pytest.mark.parametrize(
+    ("count", "want"), [(0, ""), (6, "0, 1, 2, 3, 4, 5"), (7, "0, 1, 2, 3, 4, 5, 6"),
+                        (1008, "0, 1, 2, 3, 4, 5, ... 1,002 more")]
+)  # fmt: skip
+def test_a_list_is_cut_only_if_that_leaves_out_more_than_one(count, want):
+    assert shortened(range(count)) == want
+
+
+def test_text_in_a_table_is_escaped_and_takes_its_colours_from_the_page():
+    html = html_table("<script>", ["a & b"], [["</td>", 1234567], [None, True]])
+    assert Cells(html).rows == [["a & b"], ["</td>", "1,234,567"], ["", "True"]]
+    assert "<script>" not in html
+    assert not re.search(r"(?<!-)color:|background", html)
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(0)
+    columns = {name: rng.integers(0, 5 * k, 400) for k, name in enumerate(CATEGORICAL, start=1)}
+    columns |= {name: rng.random(400, dtype="float32") for name in CONTINUOUS}
+    columns["genres"] = [[1, 2], [], [3], [1]] * 100
+    return pa.table({**columns, "<y>": rng.integers(0, 2, 400).astype("float32")})
+
+
+@pytest.fixture(scope="module")
+def workflow(table):
+    return Workflow(
+        CATEGORICAL >> Categorify(freq_threshold=2), ["genres"] >> Categorify(),
+        CONTINUOUS >> FillMissing() >> Clip(min_value=0) >> Normalize(), ["<y>"],
+        label_names=["<y>"],
+    ).fit(table)  # fmt: skip
+
+
+def test_a_schema_as_text_and_as_a_table():
+    schema = Schema(
+        [Column("C1", "categorical", multi_hot=True, cardinality=56586), Column("y", "label")]
+    )
+    assert repr(schema) == "Schema(1 categorical: C1; 1 label: y)"
+    head, *rows = Cells(schema._repr_html_()).rows
+    assert head[:2] == ["name", "role"]
+    genres, y = (dict(zip(head, row, strict=True)) for row in rows)
+    assert (genres["name"], genres["cardinality"], genres["multi_hot"]) == ("C1", "56,586", "True")
+    assert (y["role"], y["cardinality"], y["multi_hot"]) == ("label", "", "False")
+
+
+FORMS = {
+    "nnzs": "genres__values [values, 1]\ngenres__nnzs [batch, 1]",
+    "offsets": "genres__values [values]\ngenres__offsets [batch + 1]",
+    "padded": "genres [batch, 3]",
+}
+
+
+@pytest.mark.parametrize("multi_hot", FORMS)
+@pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
+def test_a_loader_as_a_table_shows_its_plan_and_its_tensors(
+    tmp_path, workflow, table, batch_layout, multi_hot
+):
+    with ParquetSink(tmp_path / "a.parquet", row_group_rows=100) as sink:
+        sink.write(table)
+    loader = KerasSequenceLoader(
+        tmp_path / "a.parquet", 64, label_names=["<y>"], batch_layout=batch_layout,
+        multi_hot=MultiHot("padded", max_length=3) if multi_hot == "padded" else multi_hot,
+        memory_budget="64MiB",
+    ).map(workflow)  # fmt: skip
+    rows = Cells(loader._repr_html_()).rows
+    assert ["rows", "400"] in rows
+    assert ["memory budget, MiB", "64"] in rows
+    tensors = {row[0]: row[1:] for row in rows if len(row) == 5}
+    assert tensors["genres"] == ["categorical", FORMS[multi_hot], "int32", "6"]
+    stacked = batch_layout == "stacked"
+    want = "continuous[:, 1] of [batch, 13]" if stacked else "I2 [batch, 1]"
+    assert tensors["I2"] == ["continuous", want, "float32", ""]
+    assert tensors["<y>"][1] == "<y> [batch, 1]"
+    inputs, labels = loader.peek()
+    assert inputs["continuous" if stacked else "I2"].shape == (64, 13 if stacked else 1)
+    assert labels.shape == (64, 1)
+
+
+def test_a_loader_that_has_no_batches_yet_says_why(tmp_path):
+    with ParquetSink(tmp_path / "a.parquet") as sink:
+        sink.write(pa.table({"t": ["a", "b"], "y": np.zeros(2, "float32")}))
+    html = KerasSequenceLoader(tmp_path / "a.parquet", 2, label_names=["y"])._repr_html_()
+    assert "No batches yet: column &#x27;t&#x27; holds strings" in html

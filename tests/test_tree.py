@@ -23,9 +23,9 @@ TUTORLIB = ROOT / "tutorlib"
 
 # The rooms of tutorlib, lowest first: a room imports only rooms above it in this list.
 ROOMS = [
-    "checks", "display", "schema", "chunk", "encoded_strings", "storage",
-    "keras_bridge", "memory", "hashing", "parquet", "loader", "ops", "layers", "models",
-    "optimizers", "serving", "workflow", "callbacks", "diagnose",
+    "checks", "display", "schema", "columns", "storage", "keras_bridge", "memory", "hashing",
+    "parquet", "loader", "shuffling", "ops", "layers", "models", "optimizers", "serving",
+    "workflow", "callbacks", "diagnose",
 ]  # fmt: skip
 NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
 # Imported inside the functions that need them, if at all.
@@ -42,7 +42,7 @@ OPTIONAL = {
     "tqdm",
 }
 OPTIONAL |= {"tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch"}
-WITHOUT_TENSORFLOW = ["chunk", "memory", "ops", "parquet", "schema", "storage", "workflow"]
+WITHOUT_TENSORFLOW = ["columns", "memory", "ops", "parquet", "schema", "storage", "workflow"]
 
 MODULES = sorted(TUTORLIB.rglob("*.py"))
 

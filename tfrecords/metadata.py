@@ -20,7 +20,6 @@ RECORDS_ENDING = ".tfrecord"
 CELLS_FILE = "cells.bin"
 CELL_BYTES = 4
 RECORD_EXTRA_BYTES = 16  # of a record in addition to its data: the length and two checksums
-EXAMPLES, PREBATCHED, RAW = "examples", "prebatched", "raw"
 
 Folder = str | os.PathLike[str]
 Files = Folder | Sequence[Folder]
@@ -64,12 +63,6 @@ def read_metadata(folder: Folder) -> dict[str, Any]:
     if not intact:
         raise ValueError(f"{path} was changed. Write the folder again with overwrite=True.")
     return metadata
-
-
-def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    """Write the metadata of a folder, with its hash."""
-    content = {"sha256": digest(metadata), "metadata": metadata}
-    (folder / METADATA_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def digest(metadata: Any) -> str:

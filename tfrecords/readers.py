@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfrecords.metadata import (
     CELL_BYTES,
-    EXAMPLES,
-    PREBATCHED,
-    RAW,
     Files,
     Folder,
     cell_dtype,
@@ -93,8 +91,6 @@ def native_dataset(files: Files, batch_size: int, schema: Schema, **options: Any
 
     Source: tensorflow.org/api_docs/python/tf/data/experimental/make_batched_features_dataset.
     """
-    import tensorflow as tf
-
     chosen = ReadOptions(**options)
     labels, weights = schema.labels.names, schema.with_role("weight").names
     if len(labels) != 1 or weights:
@@ -103,7 +99,7 @@ def native_dataset(files: Files, batch_size: int, schema: Schema, **options: Any
             f"{labels} and weights {weights}. Use parsed_batches."
         )
     dataset = tf.data.experimental.make_batched_features_dataset(
-        record_files(files, EXAMPLES, schema),
+        record_files(files, "examples", schema),
         batch_size,
         _parsing_features(schema),
         reader=tf.data.TFRecordDataset,
@@ -139,11 +135,9 @@ def parsed_batches(files: Files, batch_size: int, schema: Schema, **options: Any
     Raises:
         FileNotFoundError, ValueError: if there is no file, or it lacks columns of the schema.
     """
-    import tensorflow as tf
-
     chosen = ReadOptions(**options)
     features = _parsing_features(schema)
-    records = _records(record_files(files, EXAMPLES, schema), chosen)
+    records = _records(record_files(files, "examples", schema), chosen)
     batches = records.batch(batch_size, drop_remainder=chosen.drop_last).map(
         lambda rows: as_batch(tf.io.parse_example(rows, features), schema),
         num_parallel_calls=tf.data.AUTOTUNE,
@@ -167,9 +161,7 @@ def prebatched_dataset(folder: Folder, schema: Schema) -> Any:
         FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
         ValueError: if the folder has another form or lacks columns of the schema.
     """
-    import tensorflow as tf
-
-    metadata = metadata_of(folder, PREBATCHED, schema)
+    metadata = metadata_of(folder, "prebatched", schema)
     dtypes: dict[str, tf.DType] = {}
     for column in schema:
         stored = tf.as_dtype(stored_dtype(metadata["columns"][column.name][0]))
@@ -184,15 +176,13 @@ def prebatched_dataset(folder: Folder, schema: Schema) -> Any:
         flat = {key: tf.io.decode_raw(raw[key], dtype) for key, dtype in dtypes.items()}
         return as_batch({key: values[:, None] for key, values in flat.items()}, schema)
 
-    records = tf.data.TFRecordDataset(record_files(folder, PREBATCHED, schema))
+    records = tf.data.TFRecordDataset(record_files(folder, "prebatched", schema))
     batches = records.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
     return with_length(batches, metadata["rows"], metadata["batch_size"], drop_last=False)
 
 
 def _records(paths: list[str], options: ReadOptions) -> Any:
     """Return the records of all files, one by one, in the order asked for."""
-    import tensorflow as tf
-
     if not options.shuffle:
         return tf.data.TFRecordDataset(paths)
     names = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths), seed=options.seed)
@@ -224,11 +214,9 @@ def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         FileNotFoundError: if the folder does not exist or no writer of this package wrote it.
         ValueError: if the folder has another form, lacks columns of the schema, or was cut off.
     """
-    metadata = metadata_of(folder, RAW, schema)
+    metadata = metadata_of(folder, "raw", schema)
 
     def decode(cells: Any) -> Any:  # int32 [batch, columns]
-        import tensorflow as tf
-
         by_column = tf.reshape(tf.transpose(cells), [len(metadata["columns"]), -1, 1])
         return as_batch(_typed(by_column, metadata), schema)
 
@@ -270,14 +258,12 @@ def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any)
         >>> inputs["categorical"].numpy().tolist(), label.numpy().tolist()
         ([[0, 0], [1, 1]], [[1.0], [1.0]])
     """
-    metadata = metadata_of(folder, RAW, schema)
+    metadata = metadata_of(folder, "raw", schema)
     order = list(metadata["columns"])
     names = {role: schema.with_role(role).names for role in ROLE_DTYPES}
     _check_roles(metadata, names)
 
     def decode(cells: Any) -> Any:  # int32 [batch, columns]
-        import tensorflow as tf
-
         inputs = {
             role: _columns(cells, [order.index(name) for name in members])
             for role, members in names.items()
@@ -301,8 +287,6 @@ def _batches_of_rows(
     folder: Folder, metadata: Mapping[str, Any], batch_size: int, decode: Any, options: ReadOptions
 ) -> Any:
     """Return batches of cells, decoded from int32 [batch, columns]."""
-    import tensorflow as tf
-
     check_positive(batch_size=batch_size)
     path, rows, width = cells_file(folder, metadata), metadata["rows"], len(metadata["columns"])
     row_bytes = width * CELL_BYTES
@@ -326,15 +310,11 @@ def _batches_of_rows(
 
 
 def _dtype(metadata: Mapping[str, Any], name: str) -> Any:
-    import tensorflow as tf
-
     return tf.as_dtype(cell_dtype(metadata["columns"][name][0]))
 
 
 def _typed(by_column: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return int32 [columns, batch, 1] as {name: tensor of the column's dtype}."""
-    import tensorflow as tf
-
     parts = tf.unstack(by_column, num=len(metadata["columns"]))
     return {
         name: tf.bitcast(part, _dtype(metadata, name))
@@ -344,8 +324,6 @@ def _typed(by_column: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _columns(cells: Any, positions: Sequence[int]) -> Any:
     """Return some columns of int32 [batch, columns]: a slice if they are next to each other."""
-    import tensorflow as tf
-
     first, count = positions[0], len(positions)
     if list(positions) == list(range(first, first + count)):
         return cells[:, first : first + count]
@@ -368,19 +346,18 @@ def _check_roles(metadata: Mapping[str, Any], names: Mapping[str, Sequence[str]]
 
 def _parsing_features(schema: Schema) -> dict[str, Any]:
     """Return the features that `tf.io.parse_example` needs: {name: type and shape}."""
-    import tensorflow as tf
 
-    def feature(column: Column) -> Any:
-        dtype = tf.int64
+    def dtype(column: Column) -> Any:
         if column.dtype == "string":
-            dtype = tf.string
-        elif np.dtype(column.dtype).kind == "f":
-            dtype = tf.float32
-        if column.multi_hot:
-            return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int32)
-        return tf.io.FixedLenFeature([1], dtype)
+            return tf.string
+        return tf.float32 if np.dtype(column.dtype).kind == "f" else tf.int64
 
-    return {column.name: feature(column) for column in schema}
+    return {
+        column.name: tf.io.RaggedFeature(dtype(column), row_splits_dtype=tf.int32)
+        if column.multi_hot
+        else tf.io.FixedLenFeature([1], dtype(column))
+        for column in schema
+    }
 
 
 def as_batch(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
@@ -413,8 +390,6 @@ def targets_of(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
 
 def with_length(batches: Any, rows: int, batch_size: int, *, drop_last: bool) -> Any:
     """Return a dataset of batches that knows how many it gives, and prefetches."""
-    import tensorflow as tf
-
     steps = rows // batch_size if drop_last else -(-rows // batch_size)
     counted = batches.apply(tf.data.experimental.assert_cardinality(steps))
     return counted.prefetch(tf.data.AUTOTUNE)

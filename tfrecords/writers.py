@@ -8,6 +8,7 @@ the next call.
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,15 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tfrecords.encoding import encode_batch, encode_cells, encode_examples
-from tfrecords.metadata import (
-    CELLS_FILE,
-    EXAMPLES,
-    PREBATCHED,
-    RAW,
-    RECORDS_ENDING,
-    Folder,
-    write_metadata,
-)
+from tfrecords.metadata import CELLS_FILE, METADATA_FILE, RECORDS_ENDING, Folder, digest
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
 from tutorlib.parquet import ParquetSource
@@ -112,7 +105,7 @@ def write_examples(
     Source: tensorflow/core/example/{example,feature}.proto.
     """
     check_positive(rows_per_file=rows_per_file)
-    form = _Form(EXAMPLES, encode_examples, rows_per_file=rows_per_file)
+    form = _Form("examples", encode_examples, rows_per_file=rows_per_file)
     return _write(form, source, folder, WriteOptions(**options))
 
 
@@ -143,7 +136,7 @@ def write_prebatched(
     """
     check_positive(batch_size=batch_size, batches_per_file=batches_per_file)
     form = _Form(
-        PREBATCHED,
+        "prebatched",
         lambda chunk: [encode_batch(chunk)],
         rows_per_file=batch_size * batches_per_file,
         batch_size=batch_size,
@@ -171,7 +164,7 @@ def write_raw(source: Any, folder: Folder, **options: Any) -> Written:
         ValueError: if a column holds strings or lists, which have no fixed width, nulls, or an
             integer outside int32.
     """
-    form = _Form(RAW, lambda chunk: [encode_cells(chunk).T.tobytes()])
+    form = _Form("raw", lambda chunk: [encode_cells(chunk).T.tobytes()])
     return _write(form, source, folder, WriteOptions(**options))
 
 
@@ -216,7 +209,7 @@ class _Form:
                 "write_examples, or leave it out (columns=)."
             )
         if isinstance(values, Strings):
-            if self.name != EXAMPLES:
+            if self.name != "examples":
                 raise ValueError(
                     f"column {name!r}: strings have no fixed width. Turn them into ids first "
                     "(Categorify or HashBucket in a Workflow), or use write_examples."
@@ -262,7 +255,8 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
         metadata |= {"columns": types} | (
             {"batch_size": form.batch_size} if form.batch_size else {}
         )
-        write_metadata(partial, metadata)
+        content = {"sha256": digest(metadata), "metadata": metadata}
+        (partial / METADATA_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
     return Written(len(sizes), rows, sum(sizes), time.perf_counter() - started)
 
 

@@ -46,7 +46,6 @@ _ROOMS = {  # room: its names, one a line
         "Bucketize",
         "Categorify",
         "Clip",
-        "DateParts",
         "FillMedian",
         "FillMissing",
         "HashBucket",

@@ -16,7 +16,7 @@ their place, by the functions of this file, which are the protocol of columns:
 * `flat_values`, `with_flat_values`: the values of all lists or vectors, and others in their lists;
 * `parts_of`, `with_nulls`, `missing_in`: values and which of them are valid;
 * `take`, `slice_rows`, `concat_columns`: rows;
-* `copied`, `to_namespace`: the same column in other memory.
+* `to_namespace`: the same column in other memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tutorlib.schema import remedy_for, vector_type
+from tutorlib.schema import is_number, remedy_for, type_row, vector_type
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -563,11 +563,6 @@ def map_arrays(function: Callable[[Array], Array], column: Any) -> Any:
     )
 
 
-def copied(column: Any) -> Any:
-    """Return a copy of a column of any kind that shares no memory with it."""
-    return map_arrays(lambda array: array.copy(), column)
-
-
 def to_namespace(column: Any, xp: Any) -> Any:
     """Return a column of any kind in the memory of the array library `xp`, numpy or cupy."""
     return map_arrays(to_host if xp is np else xp.asarray, column)
@@ -581,18 +576,18 @@ def concat_columns(parts: Sequence[Any]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
+    xp, valid = memory_of(parts[0]), None
+    masks = [getattr(part, "valid", None) for part in parts]  # of lists and of values with nulls
+    if any(mask is not None for mask in masks):
+        sizes = [part.shape if is_array(part) else len(part) for part in parts]
+        known = zip(masks, sizes, strict=True)
+        valid = xp.concatenate([xp.ones(n, dtype=bool) if m is None else m for m, n in known])
     if any(isinstance(part, Masked) for part in parts):
-        values, valid = zip(*map(parts_of, parts), strict=True)
-        filled = [
-            memory_of(v).ones(v.shape if is_array(v) else len(v), dtype=bool) if ok is None else ok
-            for v, ok in zip(values, valid, strict=True)
-        ]
-        return Masked(concat_columns(values), concat_columns(filled))
+        return Masked(concat_columns([parts_of(part)[0] for part in parts]), valid)
     kinds = {Strings if isinstance(part, Strings) else type(part) for part in parts}
     if len(kinds) > 1:
         names = sorted(kind.__name__ for kind in kinds)
         raise TypeError(f"only columns of one kind can be concatenated, got {names}")
-    xp = memory_of(parts[0])
     if is_array(parts[0]):
         return xp.concatenate(parts)
     ends = np.cumsum([0] + [int(part.offsets[-1]) for part in parts])
@@ -600,12 +595,6 @@ def concat_columns(parts: Sequence[Any]) -> Any:
     offsets = xp.concatenate([parts[0].offsets[:1], *shifted])
     if isinstance(parts[0], Strings):
         return Strings(xp.concatenate([part.data for part in parts]), offsets)
-    valid = None
-    if any(part.valid is not None for part in parts):
-        ones = (xp.ones(len(part), dtype=bool) for part in parts)
-        valid = xp.concatenate(
-            [one if p.valid is None else p.valid for p, one in zip(parts, ones, strict=True)]
-        )
     return Ragged(concat_columns([part.values for part in parts]), offsets, valid)
 
 
@@ -646,12 +635,9 @@ def column_from_arrow(array: Any) -> Any:
         valid = valid_rows(array)
         fill = "" if text else math.nan if types.is_floating(kind) else 0
         array = pc.fill_null(array, pa.scalar(fill).cast(array.type))
-    if text:
-        values = Strings.from_arrow(array)
-    else:
-        values = array.to_numpy(zero_copy_only=False)
+    values: Any = Strings.from_arrow(array) if text else array.to_numpy(zero_copy_only=False)
     if types.is_temporal(kind):
-        values = values.view(time_dtype(kind))
+        values = values.view(type_row(str(kind)).dtype)
     return values if valid is None or types.is_floating(kind) else Masked(values, valid)
 
 
@@ -681,21 +667,7 @@ def vector_length(arrow_type: Any) -> int | None:
         arrow_type = arrow_type.storage_type
     if not pa.types.is_fixed_size_list(arrow_type):
         return None
-    kind, types = arrow_type.value_type, pa.types
-    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    return arrow_type.list_size or None if numbers else None
-
-
-def time_dtype(kind: Any) -> str:
-    """Return the NumPy name of an Arrow type of dates, times or durations, without time zone.
-
-    Example:
-        >>> time_dtype(pa.timestamp("ms", "UTC")), time_dtype(pa.time32("s"))
-        ('datetime64[ms]', 'timedelta64[s]')
-    """
-    if pa.types.is_date(kind):
-        return "datetime64[D]" if pa.types.is_date32(kind) else "datetime64[ms]"
-    return f"{'datetime' if pa.types.is_timestamp(kind) else 'timedelta'}64[{kind.unit}]"
+    return arrow_type.list_size or None if is_number(str(arrow_type.value_type)) else None
 
 
 def _vectors_from_arrow(array: Any) -> Any:

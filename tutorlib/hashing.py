@@ -14,7 +14,7 @@ import numpy as np
 
 from tutorlib.columns import Array, Strings, array_namespace, take, to_namespace
 
-_GAMMA, _FACTOR_1, _FACTOR_2 = (
+GAMMA, FACTOR_1, FACTOR_2 = (
     np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 _MASK = 2**64 - 1
@@ -32,8 +32,8 @@ def mix(h: Array) -> None:
     """Replace each uint64 of `h` by its splitmix64 output, in place."""
     xp = array_namespace(h)
     spare = xp.empty_like(h)
-    h += _GAMMA
-    for shift, factor in ((30, _FACTOR_1), (27, _FACTOR_2), (31, None)):
+    h += GAMMA
+    for shift, factor in ((30, FACTOR_1), (27, FACTOR_2), (31, None)):
         xp.right_shift(h, np.uint64(shift), out=spare)
         h ^= spare
         if factor is not None:
@@ -131,7 +131,7 @@ def hash_strings(strings: Strings) -> Array:
 
 def _hash_bytes(data: np.ndarray, h: int) -> int:
     """Return the hash of one long string whose hash so far is `h`: a word takes 1 us, not 20 us."""
-    gamma, factor_1, factor_2 = int(_GAMMA), int(_FACTOR_1), int(_FACTOR_2)
+    gamma, factor_1, factor_2 = int(GAMMA), int(FACTOR_1), int(FACTOR_2)
     for start in range(0, len(data), 8 * _BLOCK):
         block = data[start : start + 8 * _BLOCK]
         padded = np.zeros(-(-len(block) // 8) * 8, dtype=np.uint8)
@@ -213,10 +213,9 @@ class KeyIndex:
         stored[slots] = self._words(self.keys, hashes)
         self._tables = ranks, stored, self.keys
         self._copies: dict[str, Any] = {}  # {array library of a device: tables there}
-        found = self.find(self.keys)
-        if not np.array_equal(found, np.arange(1, len(found) + 1)):
-            twice = int(np.argmax(found != np.arange(1, len(found) + 1)))
-            key = take(self.keys, np.array([twice])).tolist()[0]
+        twice = np.flatnonzero(self.find(self.keys) != np.arange(1, len(self.keys) + 1))
+        if len(twice):
+            key = take(self.keys, twice[:1]).tolist()[0]
             raise ValueError(f"keys must be unique, but {key!r} appears twice")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,7 +227,6 @@ class KeyIndex:
             return self._tables
         if xp.__name__ not in self._copies:
             copies = [to_namespace(table, xp) for table in self._tables]
-            xp.cuda.get_current_stream().synchronize()  # other threads have streams of their own
             self._copies[xp.__name__] = copies
         return self._copies[xp.__name__]
 

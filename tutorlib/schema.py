@@ -38,7 +38,7 @@ class TypeRow(NamedTuple):
     remedy: str | None  # what to do with a feature of this type; None if batches hold it
 
 
-_TIME = "make features of it with DateParts in a Workflow"
+_TIME = "take numbers out of it in the data, as by pyarrow.compute.year"
 _TEXT = "cast it to string in the data if it holds text"
 _PARTS = "store its parts as columns of numbers or strings"
 _ID, _NUMBER = "categorical", "continuous"
@@ -371,12 +371,10 @@ class Schema:
 
     def embedding_sizes(self) -> dict[str, tuple[int, int]]:
         """Return {name: (cardinality, width)} of every categorical column, in order."""
-        sizes = {}
         for column in self.categorical:
             if column.cardinality is None:
                 raise ValueError(f"column {column.name!r}: its cardinality is not known")
-            sizes[column.name] = (column.cardinality, column.width)
-        return sizes
+        return {column.name: (column.cardinality or 0, column.width) for column in self.categorical}
 
     def to_json(self) -> str:
         """Return the schema as JSON text."""
@@ -386,19 +384,11 @@ class Schema:
     def from_json(cls, text: str) -> Schema:
         """Return the schema from the text of `to_json`; ValueError for any other text."""
         try:
-            columns = json.loads(text)
-        except RecursionError:
-            raise ValueError("the JSON is nested too deeply for a schema") from None
-        if not isinstance(columns, list):
-            raise ValueError(f"a schema is a JSON list of columns, got {reprlib.repr(columns)}")
-        known = [field.name for field in dataclasses.fields(Column)]
-        for fields in columns:
-            if not isinstance(fields, dict) or not {"name", "role"} <= fields.keys() <= {*known}:
-                raise ValueError(
-                    "a column is a JSON object with name and role, and at most "
-                    f"{', '.join(known[2:])}, got {reprlib.repr(fields)}"
-                )
-        return cls(Column(**fields) for fields in columns)
+            return cls(Column(**fields) for fields in json.loads(text))
+        except (TypeError, RecursionError) as error:
+            raise ValueError(
+                f"not a JSON list of columns, as to_json writes it ({error})"
+            ) from error
 
     @classmethod
     def load(cls, path: str | Path) -> Schema:
@@ -469,14 +459,12 @@ class Schema:
             if kind in ("IdentityCategoricalColumn", "HashedCategoricalColumn"):
                 size, width = int(inner.num_buckets), getattr(item, "dimension", None)
                 column = Column(inner.key, "categorical", cardinality=size, embedding_dim=width)
-            elif kind == "NumericColumn" and shape == (1,):
-                column = Column(inner.key, "continuous", "float32")
+                columns += [column, *weights]
             elif kind == "NumericColumn" and len(shape) == 1:
-                column = Column(inner.key, "continuous", "float32", length=shape[0])
+                length = shape[0] if shape[0] > 1 else None
+                columns.append(Column(inner.key, "continuous", "float32", length=length))
             else:
                 refused.append(f"{type(item).__name__}({getattr(item, 'name', item)})")
-                continue
-            columns += [column, *weights]
         if refused:
             raise ValueError(
                 f"these feature columns are not supported: {refused}. Use numeric_column of shape "
@@ -523,20 +511,19 @@ def _from_source(
 
 def _left_out(types: ColumnTypes, used: Collection[str]) -> str:
     """Return what a warning says of the columns that inference leaves out, "" if there are none."""
-    by_remedy: dict[str, list[str]] = {}
+    by_remedy: dict[str | None, list[str]] = {}
     for name, kind in types.items():
-        remedy = remedy_for(*kind)
-        if name not in used and remedy is not None:
-            by_remedy.setdefault(remedy, []).append(f"{name!r} ({type_words(kind)})")
-    if not by_remedy:
-        return ""
-    parts = []
-    for remedy, columns in by_remedy.items():
-        more = f" and {len(columns) - MOST_NAMED} more" if len(columns) > MOST_NAMED else ""
-        parts.append(f"{', '.join(columns[:MOST_NAMED])}{more}: {remedy}")
+        if name not in used:
+            by_remedy.setdefault(remedy_for(*kind), []).append(f"{name!r} ({type_words(kind)})")
+    by_remedy.pop(None, None)
+    parts = [f"{shortened(names, MOST_NAMED)}: {words}" for words, names in by_remedy.items()]
     return (
-        f"these columns are not among the features: {'; '.join(parts)}. Name the features "
-        "(cat_names, cont_names) to choose them yourself, without this warning."
+        ""
+        if not parts
+        else (
+            f"these columns are not among the features: {'; '.join(parts)}. Name the features "
+            "(cat_names, cont_names) to choose them yourself, without this warning."
+        )
     )
 
 

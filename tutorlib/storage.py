@@ -1,202 +1,48 @@
-"""Outputs that are whole or absent, filesystems of URLs, checkpoints, and progress bars.
+"""Outputs that are whole or absent, checkpoints whose hashes are verified, and progress bars.
 
 An output is written under its name with the ending `.partial` and renamed at the end: an error or a
 kill leaves the old one, or none. A folder that was made here holds a file `MARK`; no other folder
 is ever replaced or removed. What goes to an object store is made in TMPDIR and copied at the end.
-pyarrow reads `s3://`, `gs://` and `abfs://` itself, on threads that hold no interpreter lock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from pyarrow import fs
 
-if sys.platform != "win32":
-    import fcntl
-
-ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # read by pyarrow, without fsspec
-REFUSED = re.compile("ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|CREDENTIALS|HTTP status 40[013]")
-UNKNOWN = re.compile("HTTP status 404|NO_SUCH|RESOURCE_NOT_FOUND")
-URL = re.compile(r"[a-z][a-z0-9]+:/")  # `Path` leaves one of the two slashes
-SECRETS = re.compile(r"(?<=\w\w:/)(/?)[^/]*@")
-TRIES = 5  # of a request to S3
+from tutorlib.filesystems import (
+    UNFINISHED_FILE,
+    URL,
+    find_filesystem,
+    refuse_unfinished,
+    shown,
+    store_errors,
+)
 
 MARK = ".tutorlib"  # readers of data folders skip names that start with "."
 FOREIGN = (
     f"{{}} was not made by tutorlib (it has no file {MARK}), so it is neither replaced nor "
     "removed. Move it away, or choose another output."
 )
-METADATA_FILE = "_building.json"  # in a folder that is being written
 MANIFEST_FILE = "manifest.json"
-WRITING_FOLDER = "_writing"
 TEMPORARY = "tutorlib_remote_"  # how the names of temporary folders begin
 COPIES, COPY_BYTES = 8, 2**23  # at a time, each
-COPIED_BY_STORE = 5 * 2**30  # bytes at most of an object that S3 copies in one request
 CHECKPOINT = re.compile(r"(\d+)-epoch-(\d+)-batch-(\d+)")
 LEFT_OVER = re.compile(CHECKPOINT.pattern + r"\.(partial|replaced|removed)")
-
-
-# ---- filesystems ---------------------------------------------------------------------------------
-
-
-def shown(url: str) -> str:
-    """Return a URL without the secrets before its bucket or host, as messages show it.
-
-    Example:
-        >>> shown("s3://KEY:SECRET@bucket/train"), shown("s3:/KEY:SECRET@bucket")
-        ('s3://bucket/train', 's3:/bucket')
-    """
-    return SECRETS.sub(r"\1", url)
-
-
-class RetryingS3(fs.S3FileSystem):
-    """S3 with five tries of each request, with random waits of up to 1, 2, 4 and 8 seconds between.
-
-    pyarrow gives a pickled copy its default of three tries; a copy of this one has five, too.
-
-    Args:
-        settings: keyword arguments of `pyarrow.fs.S3FileSystem`.
-    """
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        retry = fs.AwsStandardS3RetryStrategy(max_attempts=TRIES)
-        super().__init__(**settings, retry_strategy=retry)
-
-    def __reduce__(self) -> Any:
-        return RetryingS3, super().__reduce__()[1]
-
-
-@functools.lru_cache(maxsize=32)
-def _s3(url: str, variables: tuple[tuple[str, str], ...]) -> fs.FileSystem:
-    """Return the filesystem of a bucket, with its open connections if it was asked for before."""
-    _, (settings,) = fs.FileSystem.from_uri(url)[0].__reduce__()
-    return RetryingS3(settings)
-
-
-def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
-    """Return a filesystem of pyarrow or fsspec as one of pyarrow.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    if isinstance(filesystem, fs.FileSystem):
-        return filesystem
-    kinds = [kind.__module__ for kind in type(filesystem).__mro__]
-    if "fsspec.spec" not in kinds:
-        raise TypeError(
-            "filesystem must be a pyarrow.fs.FileSystem or an fsspec filesystem, got a "
-            f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
-        )
-    if "fsspec.implementations.local" in kinds:
-        return fs.LocalFileSystem()
-    return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
-
-
-def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, str, str]:
-    """Return (filesystem, path within it, the URL's text before that path) of a path or URL.
-
-    Args:
-        text: path or URL; of S3, `?endpoint_override=host:port&scheme=http&region=...` may follow.
-        filesystem: `pyarrow.fs` or fsspec filesystem that holds the path; None takes it from a URL.
-
-    Raises:
-        ImportError: if a URL needs fsspec or one of its drivers that is not installed.
-        OSError: if an object store cannot be reached, or refuses the credentials.
-    """
-    scheme, mark, rest = text.partition("://")
-    known = mark and "/" not in scheme
-    if filesystem is not None:
-        where = as_arrow_filesystem(filesystem)
-        in_store = known and scheme in ARROW_SCHEMES
-        inner, prefix = (rest, f"{scheme}://") if in_store else (text, "")
-        handler = getattr(where, "handler", None)
-        if isinstance(handler, fs.FSSpecHandler):  # as it is in listings
-            inner = handler.fs._strip_protocol(inner)
-        return where, inner, prefix
-    if not known and URL.match(text) and not os.path.exists(text):
-        raise ValueError(f"{shown(text)} is a URL that lost a slash in a Path. Give it as text.")
-    if not known or scheme == "file":
-        return fs.LocalFileSystem(), unquote(rest) if known else text, ""
-    path, _, options = rest.partition("?")
-    head = before_pattern(path)
-    if scheme == "s3":
-        bucket, mark, key = path.partition("/")
-        variables = tuple((n, v) for n, v in sorted(os.environ.items()) if n.startswith("AWS_"))
-        with store_errors(shown(f"s3://{path}")):
-            s3 = _s3(f"s3://{bucket}?{options}".rstrip("?"), variables)
-        return s3, bucket.rpartition("@")[2] + mark + key, "s3://"
-    if scheme in ARROW_SCHEMES:
-        where, inner = fs.FileSystem.from_uri(f"{scheme}://{head}?{options}".rstrip("?"))
-        return where, inner + path[len(head) :], f"{scheme}://"
-    try:
-        import fsspec
-
-        found, inner = fsspec.core.url_to_fs(text)
-    except (ImportError, ValueError) as error:
-        raise ImportError(
-            f"{shown(text)}: reading {scheme}:// needs fsspec and its driver for it ({error}). "
-            "Install them, or pass filesystem="
-        ) from error
-    url = found.unstrip_protocol(inner)
-    return as_arrow_filesystem(found), inner, url[: url.rfind(inner)]
-
-
-def before_pattern(path: str) -> str:
-    """Return the folder before the first pattern in a path; the path if it has no pattern."""
-    head = re.split(r"[*?\[]", path, maxsplit=1)[0]
-    return path if head == path else head.rpartition("/")[0]
-
-
-def etag_of(opened: Any) -> bytes | None:
-    """Return the entity tag of an open `pyarrow.NativeFile`; None outside object stores."""
-    return opened.metadata().get("ETag")
-
-
-def store_failure(error: BaseException, filesystem: Any = None) -> str:
-    """Return what a request to an object store failed of, with a remedy; "" for other errors."""
-    text = str(error)
-    if "AWS Error" not in text:
-        return ""
-    if REFUSED.search(text):
-        remedy = (
-            "Check the credentials and what they may do: AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, ~/.aws, the machine's role, or "
-            "filesystem=pyarrow.fs.S3FileSystem(...)"
-        )
-        return f"the object store refuses it ({text}). {remedy}"
-    if UNKNOWN.search(text):
-        return f"there is no such bucket or object ({text}). Check its name, and make the bucket"
-    tries = f" after {TRIES} tries" if isinstance(filesystem, RetryingS3) else ""
-    return f"the object store failed{tries} ({text}). Check endpoint and network, then run it again"
-
-
-@contextlib.contextmanager
-def store_errors(what: str, filesystem: Any = None) -> Iterator[None]:
-    """Raise errors of an object store as OSError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if not (failure := store_failure(error, filesystem)):
-            raise
-        kind = PermissionError if REFUSED.search(str(error)) else OSError
-        raise kind(f"{what}: {failure}") from error
 
 
 # ---- outputs on this machine ---------------------------------------------------------------------
@@ -214,11 +60,6 @@ def local_path(target: str | os.PathLike[str]) -> Path:
             "Write it to a local folder and copy that, for example with `aws s3 cp --recursive`."
         )
     return Path(target)
-
-
-def staging_path(target: Path) -> Path:
-    """Return the name under which a target is written before it is whole."""
-    return target.with_name(target.name + ".partial")
 
 
 @contextlib.contextmanager
@@ -244,12 +85,12 @@ def new_file(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
     if isinstance(target, RemotePath):
         with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
             yield Path(folder, target.name)
-            target.replace_by_file(Path(folder, target.name))
+            target.copy_from(Path(folder, target.name))
         return
     target = local_path(target)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder. Move it away, or choose another file.")
-    with scratch_folder(staging_path(target)) as folder:
+    with _staging(target) as folder:
         yield folder / target.name
         (folder / target.name).replace(target)
 
@@ -284,182 +125,49 @@ def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
         return
     target = local_path(target)
     _check_folder(target)
-    with scratch_folder(staging_path(target)) as staging:
+    with _staging(target) as staging:
         _recover(target)
         yield staging
         _replace(target, staging)
 
 
 @contextlib.contextmanager
-def resumable_folder(
-    target: str | os.PathLike[str] | RemotePath, metadata: Mapping[str, Any] | None
-) -> Iterator[Path]:
-    """Give a folder, which becomes `target` when the block ends without an error.
+def _staging(target: Path) -> Iterator[Path]:
+    """Give the empty folder `{target}.partial`, which is removed after the block unless renamed.
 
-    If the process is killed or interrupted, or an error ends the block, the folder stays as
-    `{target}.partial` (of a URL, in TMPDIR). The next call with equal metadata gives it back with
-    the files that were finished by `new_file_in`; a call with other metadata gives an empty one.
-    After an error the folder goes if a later call could not use it: without metadata, or without a
-    finished file.
-
-    Args:
-        target: the folder, by `output_path` if it may be a URL; one that was made here is replaced.
-        metadata: everything that decides what the files hold, as JSON values; None to begin with
-            an empty folder always.
-
-    Raises:
-        FileExistsError: as `new_folder` does.
-        BlockingIOError: as `new_folder` does.
-
-    Example:
-        >>> target = Path(tempfile.mkdtemp()) / "squares"
-        >>> with resumable_folder(target, {"up to": 3}) as folder:
-        ...     with new_file_in(folder, "squares.txt") as path:
-        ...         _ = path.write_text("0 1 4")
-        >>> (target / "squares.txt").read_text()
-        '0 1 4'
+    A lock, which ends with the process, however it ends, keeps other processes out.
     """
-    if isinstance(target, RemotePath):
-        number = hashlib.sha256(target.url.encode()).hexdigest()[:16]
-        staging = Path(tempfile.gettempdir()) / f"tutorlib_for_{number}.partial"
-    else:
-        target = local_path(target)
-        _check_folder(target)
-        staging = staging_path(target)
-    with locked_folder(staging):
-        refuse_foreign(staging)
-        mark(staging)
-        _clear_unless_equal(staging, metadata)
+    folder = target.with_name(target.name + ".partial")
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file. Move it away, or choose another name.")
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        handle = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, handle)
         try:
-            try:
-                yield staging
-            finally:
-                shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
-            if isinstance(target, RemotePath):
-                target.replace_by(staging)
-        except Exception as error:
-            if metadata is None or not _finished_files(staging):
-                remove(staging)
-                raise
-            error.add_note(
-                f"The finished files are kept in {staging}. Running the same call again resumes "
-                f"with the next one and makes {target} of it; or delete the folder."
-            )
-            raise
-        if isinstance(target, RemotePath):
-            remove(staging)
-        else:
-            (staging / METADATA_FILE).unlink()
-            _recover(target)
-            _replace(target, staging)
-
-
-@contextlib.contextmanager
-def new_file_in(folder: Path, name: str) -> Iterator[Path]:
-    """Give a path to write a file to, which becomes `folder/name` when the block ends.
-
-    The file is on the disk before it is renamed. Several processes may write the same file, as the
-    workers of a cluster can; the last one wins.
-
-    Args:
-        folder: what `resumable_folder` gave.
-        name: path of the file in the folder, such as "train/part_00000.parquet".
-    """
-    path = folder / WRITING_FOLDER / f"{uuid.uuid4().hex}{Path(name).suffix}"
-    path.parent.mkdir(exist_ok=True)
-    try:
-        yield path
-        _flush(path)
-        (folder / name).parent.mkdir(exist_ok=True)
-        path.replace(folder / name)
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _finished_files(staging: Path) -> list[Path]:
-    names = MARK, METADATA_FILE
-    return [path for path in staging.rglob("*") if path.is_file() and path.name not in names]
-
-
-def _clear_unless_equal(staging: Path, metadata: Mapping[str, Any] | None) -> None:
-    """Clear the folder unless its files were written under the same metadata."""
-    known = staging / METADATA_FILE
-    wanted = None if metadata is None else json.loads(json.dumps(metadata))
-    try:
-        equal = wanted is not None and json.loads(known.read_text(encoding="utf-8")) == wanted
-    except (FileNotFoundError, ValueError):
-        equal = False
-    if not equal:
-        known.unlink(missing_ok=True)  # first, so that a kill meanwhile cannot leave a mixture
-        _clear(staging)
-        with new_file_in(staging, METADATA_FILE) as path:
-            path.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
-    shutil.rmtree(staging / WRITING_FOLDER, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def scratch_folder(folder: Path) -> Iterator[Path]:
-    """Give an empty folder for the block; it is removed afterwards, unless the block renamed it.
-
-    Raises:
-        FileExistsError: if the folder holds files and was not made here, or is a file.
-        BlockingIOError: if another process is using it.
-    """
-    with locked_folder(folder):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(handle), folder.stat()):
+                raise BlockingIOError("it was renamed by the process that had the lock")
+        except (BlockingIOError, FileNotFoundError) as error:
+            raise BlockingIOError(
+                f"another process is writing {folder}. Wait until it is done, or choose another "
+                "output."
+            ) from error
         refuse_foreign(folder)
         mark(folder)
         _clear(folder)
-        identity = folder.stat()
         try:
             yield folder
         finally:
             # Once it is renamed, another process may make a new folder of the same name.
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(folder.stat(), identity):
+                if os.path.samestat(folder.stat(), os.fstat(handle)):
                     remove(folder)
-
-
-@contextlib.contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Make a folder and keep other processes out during the block.
-
-    The lock ends with the process, however it ends. The folder may be renamed or removed in the
-    block. Windows has no such lock, so there the folder is only made.
-
-    Raises:
-        BlockingIOError: if another process, or another block of this one, holds the lock.
-    """
-    with contextlib.ExitStack() as until_unlocked:
-        while True:
-            if folder.exists() and not folder.is_dir():
-                raise FileExistsError(f"{folder} is a file. Move it away, or choose another name.")
-            folder.mkdir(parents=True, exist_ok=True)
-            if sys.platform == "win32":
-                break
-            # FileNotFoundError: who held the lock has just renamed or removed the folder.
-            with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as unless_locked:
-                handle = os.open(folder, os.O_RDONLY)
-                unless_locked.callback(os.close, handle)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise BlockingIOError(
-                        f"another process is writing {folder}. Wait until it is done, or choose "
-                        "another output."
-                    ) from error
-                if os.path.samestat(os.fstat(handle), folder.stat()):
-                    until_unlocked.push(unless_locked.pop_all())
-                    break
-        yield
-
-
-def _replaced_path(target: Path) -> Path:
-    return target.with_name(target.name + ".replaced")
 
 
 def _check_folder(target: Path) -> None:
     """Raise FileExistsError unless the folder `target` may be made or replaced."""
-    for path in (target, _replaced_path(target)):
+    for path in (target, target.with_name(target.name + ".replaced")):
         if path.exists() and not path.is_dir():
             raise FileExistsError(f"{path} is a file. Move it away, or choose another folder.")
         refuse_foreign(path)
@@ -467,7 +175,7 @@ def _check_folder(target: Path) -> None:
 
 def _recover(target: Path) -> None:
     """Clear up what a kill within `_replace` left; call it with the lock of the staging folder."""
-    old = _replaced_path(target)
+    old = target.with_name(target.name + ".replaced")
     if target.exists():
         remove(old)
     elif (old / MARK).exists():
@@ -476,7 +184,7 @@ def _recover(target: Path) -> None:
 
 def _replace(target: Path, new: Path) -> None:
     """Rename a folder to `target`; a folder there that was made here is removed."""
-    old = _replaced_path(target)
+    old = target.with_name(target.name + ".replaced")
     _check_folder(target)
     if target.is_symlink():
         target.unlink()
@@ -515,12 +223,11 @@ def refuse_existing(target: str | os.PathLike[str] | RemotePath, overwrite: bool
     """
     if isinstance(target, RemotePath):
         names = target.sizes()
-        if METADATA_FILE in names:  # of a run of the same call that was stopped
+        if UNFINISHED_FILE in names:  # of a run that was stopped
             return
         exists, foreign = bool(names) or target.is_file(), bool(names) and MARK not in names
     else:
-        path = Path(target)
-        exists, foreign = path.exists(), path.is_dir() and not is_ours(path)
+        exists, foreign = Path(target).exists(), Path(target).is_dir() and not is_ours(Path(target))
     if exists and not overwrite:
         raise FileExistsError(f"{target} exists already. Pass overwrite=True to replace it.")
     if foreign:
@@ -614,7 +321,7 @@ class RemotePath:
     """A file or folder of another filesystem.
 
     An object appears when it is complete. A folder is not one object: while it is written it holds
-    `METADATA_FILE`, for which `refuse_unfinished` refuses it, and which goes last.
+    `UNFINISHED_FILE`, for which `refuse_unfinished` refuses it, and which goes last.
 
     Args:
         filesystem: the filesystem.
@@ -644,132 +351,72 @@ class RemotePath:
 
     def is_file(self) -> bool:
         """Return whether it is one object."""
-        with store_errors(self.url, self.filesystem):
+        with store_errors(self.url):
             return self.filesystem.get_file_info(self.inner).type == fs.FileType.File
 
     def sizes(self) -> dict[str, int]:
         """Return {name within the folder: bytes} of the objects in a folder, {} without any."""
         selector = fs.FileSelector(self.inner, recursive=True, allow_not_found=True)
         infos: list[fs.FileInfo] = []
-        with store_errors(self.url, self.filesystem), contextlib.suppress(NotADirectoryError):
+        with store_errors(self.url), contextlib.suppress(NotADirectoryError):
             infos = self.filesystem.get_file_info(selector)
         files = [info for info in infos if info.type == fs.FileType.File]
         return {info.path.removeprefix(self.inner).strip("/"): info.size for info in files}
 
-    def read_text(self) -> str:
+    def read_bytes(self) -> bytes:
         """Return the content of an object."""
-        with store_errors(self.url, self.filesystem):
-            with self.filesystem.open_input_stream(self.inner) as file:
-                return file.read().decode()
-
-    def write_text(self, text: str) -> None:
-        """Write an object."""
-        with store_errors(self.url, self.filesystem):
-            with self.filesystem.open_output_stream(self.inner) as file:
-                file.write(text.encode())
+        with store_errors(self.url), self.filesystem.open_input_stream(self.inner) as file:
+            return file.read()
 
     def copy_from(self, file: Path) -> None:
-        """Copy a file of this machine here; what is stopped half way leaves a part of it.
+        """Copy a file of this machine here; a copy that was stopped half way is removed.
 
         Raises:
             OSError: if a request failed, or fewer bytes arrived.
         """
         # Not `pyarrow.fs.copy_files`, which ignores what fails when it closes the object.
-        with store_errors(self.url, self.filesystem):
-            with open(file, "rb") as source, self.filesystem.open_output_stream(self.inner) as out:
-                shutil.copyfileobj(source, out, COPY_BYTES)
-            arrived, size = self.filesystem.get_file_info(self.inner).size, file.stat().st_size
+        size, arrived = file.stat().st_size, -1
+        try:
+            with store_errors(self.url):
+                out = self.filesystem.open_output_stream(self.inner)
+                with open(file, "rb") as source, out:
+                    shutil.copyfileobj(source, out, COPY_BYTES)
+                arrived = self.filesystem.get_file_info(self.inner).size
+        finally:
+            if arrived != size:
+                with contextlib.suppress(OSError):
+                    self.remove()
         if arrived != size:
             raise OSError(f"{self}: {arrived} of {size} bytes arrived. Run the same call again.")
 
-    def copy_to(self, file: Path) -> None:
-        """Copy the object to a file of this machine."""
-        with store_errors(self.url, self.filesystem):
-            with self.filesystem.open_input_stream(self.inner) as source, open(file, "wb") as out:
-                shutil.copyfileobj(source, out, COPY_BYTES)
-
     def remove(self) -> None:
         """Remove an object."""
-        with store_errors(self.url, self.filesystem):
+        with store_errors(self.url):
             self.filesystem.delete_file(self.inner)
-
-    def replace_by_file(self, file: Path) -> None:
-        """Replace an object by a file of this machine; the old one stays until the new is whole.
-
-        More than 5 GB, or a file of HDFS, is written in place.
-
-        Raises:
-            OSError: if a request failed, or fewer bytes arrived.
-        """
-        if file.stat().st_size > COPIED_BY_STORE or self.filesystem.type_name == "hdfs":
-            self.copy_from(file)
-            return
-        # Not in place: an object of pyarrow that is closed after an error holds what was sent.
-        hidden = self.inner.removesuffix(self.name) + f".{self.name}.partial"
-        partial = dataclasses.replace(self, inner=hidden)
-        try:
-            partial.copy_from(file)
-            with store_errors(self.url, self.filesystem):
-                self.filesystem.copy_file(partial.inner, self.inner)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.remove()
 
     def replace_by(self, folder: Path) -> None:
         """Replace all that is in this folder by the files of a folder of this machine.
-
-        If several processes do this at the same time, readers refuse a mixture of their files.
 
         Raises:
             BlockingIOError: if another process wrote here at the same time.
             OSError: if a request failed, or a file did not arrive whole.
         """
         files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-        files.pop(METADATA_FILE, None)
-        run = f'"being written by run {uuid.uuid4()}, or left when that was stopped"'
-        unfinished = self / METADATA_FILE
-        unfinished.write_text(run)
-        gone = self.sizes().keys() - files.keys() - {METADATA_FILE}
-
-        try:
-            with ThreadPoolExecutor(COPIES, thread_name_prefix="tutorlib-copy") as pool:
-                list(pool.map(lambda name: (self / name).remove(), sorted(gone)))
-                list(pool.map(lambda name: (self / name).copy_from(files[name]), sorted(files)))
-        finally:
-            there = self.sizes()
-            alone = METADATA_FILE in there and unfinished.read_text() == run
-            if not alone:
-                unfinished.write_text(run)  # so that readers and the other refuse it, too
-        there.pop(METADATA_FILE, None)
-        if not alone or there != {name: path.stat().st_size for name, path in files.items()}:
+        unfinished = self / UNFINISHED_FILE
+        with store_errors(unfinished.url):
+            self.filesystem.open_output_stream(unfinished.inner).close()
+        gone = self.sizes().keys() - files.keys() - {UNFINISHED_FILE}
+        with ThreadPoolExecutor(COPIES, thread_name_prefix="tutorlib-copy") as pool:
+            list(pool.map(lambda name: (self / name).remove(), sorted(gone)))
+            list(pool.map(lambda name: (self / name).copy_from(files[name]), sorted(files)))
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        if self.sizes() != {**sizes, UNFINISHED_FILE: 0}:
+            self.filesystem.open_output_stream(unfinished.inner).close()
             raise BlockingIOError(
                 f"another process wrote to {self} at the same time, so readers refuse what is "
                 "there. Run one of the calls again, alone."
             )
         unfinished.remove()
-
-
-def refuse_unfinished(folder: str, names: Iterable[str]) -> None:
-    """Raise ValueError if the names in a folder tell that it is being written."""
-    if any(PurePosixPath(name).name == METADATA_FILE for name in names):
-        raise ValueError(
-            f"{folder} is being written, or a run that wrote it was stopped: it holds "
-            f"{METADATA_FILE}. Wait, run the call that writes it again, or delete the folder."
-        )
-
-
-def read_text(folder: Any, name: str, filesystem: Any = None) -> str | None:
-    """Return the text of a file in a folder, also of a URL; None if there is none.
-
-    A store whose objects may be read but not listed refuses names that do not exist.
-    """
-    file = output_path(folder, filesystem) / name
-    try:
-        if not file.is_file():
-            return None
-    except PermissionError:
-        return None
-    return file.read_text(encoding="utf-8") if isinstance(file, Path) else file.read_text()
 
 
 @contextlib.contextmanager
@@ -795,12 +442,8 @@ def local_copy(path: Any, filesystem: Any = None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=TEMPORARY) as folder:
         for name in names:
             if "/" not in name and not name.startswith("."):
-                (source / name).copy_to(Path(folder, name))
-        try:
-            yield Path(folder)
-        except Exception as error:
-            error.add_note(f"{folder} was a copy of {source}.")
-            raise
+                Path(folder, name).write_bytes((source / name).read_bytes())
+        yield Path(folder)
 
 
 # ---- verified folders and checkpoints ------------------------------------------------------------
@@ -966,9 +609,9 @@ def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[
             raise ImportError("progress=True needs tqdm: pip install tqdm") from error
         yield lambda rows: None
         return
-    lock = threading.Lock()
     disable = None if progress is None else not progress  # None: unless there is a terminal
     with tqdm(total=rows, desc=label, unit=" rows", unit_scale=True, disable=disable) as bar:
+        lock = threading.Lock()
 
         def done(rows: int) -> None:
             with lock:

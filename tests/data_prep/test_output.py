@@ -11,53 +11,52 @@ import pytest
 
 from data_prep import criteo
 from data_prep.__main__ import main
-from data_prep.output import DataPrepError, finished_metadata, new_output, new_parts, read_settings
+from data_prep.output import DataPrepError, make_once, read_settings
 from data_prep.synthetic_criteo import write_criteo
 
 
-def make(folder, settings, text="content"):
-    with new_output(folder, settings) as staging:
-        (staging.path / "file.txt").write_text(text)
-        staging.metadata["length"] = len(text)
+def make(folder, settings, text="content", **options):
+    def write(path):
+        (path / "file.txt").write_text(text)
+        return {"length": len(text)}
+
+    return make_once(folder, settings, write, **options)
 
 
-def test_a_finished_folder_knows_its_settings_and_metadata(tmp_path, capsys):
-    make(tmp_path / "out", {"n": 1})
-    assert finished_metadata(tmp_path / "out", {"n": 1}) == {"length": 7}
+def make_parts(folder, text, **options):
+    def write(path):
+        for name in ("train", "index"):
+            (path / name).mkdir()
+            (path / name / "a.txt").write_text(text)
+        (path / "scratch").write_text("not a part")
+        return {}
+
+    return make_once(folder, {"text": text}, write, parts=("train", "index"), **options)
+
+
+def test_an_output_is_made_once_and_other_settings_are_refused_by_name(tmp_path, capsys):
+    out = tmp_path / "out"
+    for _ in range(2):
+        assert make(out, {"n": 1, "m": 2}) == {"length": 7}
     assert "left alone" in capsys.readouterr().out
-    content = read_settings(tmp_path / "out")
-    assert content == {"settings": {"n": 1}, "metadata": {"length": 7}}
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-
-
-def test_other_settings_are_refused_and_named_unless_overwritten(tmp_path):
-    make(tmp_path / "out", {"n": 1, "m": 2})
+    assert read_settings(out) == {"settings": {"n": 1, "m": 2}, "metadata": {"length": 7}}
     with pytest.raises(DataPrepError, match=r"n was 1, is now 3.*--overwrite"):
-        finished_metadata(tmp_path / "out", {"n": 3, "m": 2})
-    assert finished_metadata(tmp_path / "out", {"n": 3, "m": 2}, overwrite=True) is None
-    make(tmp_path / "out", {"n": 3}, "new")
-    assert (tmp_path / "out/file.txt").read_text() == "new"
-
-
-def test_a_failed_run_leaves_the_old_output_and_no_staging(tmp_path):
-    make(tmp_path / "out", {"n": 1}, "old")
+        make(out, {"n": 3, "m": 2})
     with pytest.raises(TypeError):
-        make(tmp_path / "out", {"n": 2}, text=5)  # fails after the staging folder was made
-    assert (tmp_path / "out/file.txt").read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+        make(out, {"n": 3}, text=5, overwrite=True)  # fails after the staging folder was made
+    assert (out / "file.txt").read_text() == "content"
+    make(out, {"n": 3}, "new", overwrite=True)
+    assert (out / "file.txt").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_what_data_prep_did_not_make_is_never_replaced(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/thesis.txt").write_text("mine")
-    with pytest.raises(DataPrepError, match="was not made by tutorlib"):
-        make(tmp_path / "out", {"n": 1})
-    with (
-        pytest.raises(DataPrepError, match="was not made by tutorlib"),
-        new_parts(tmp_path, ("out",), {}),
-    ):
-        pass
-    assert (tmp_path / "out/thesis.txt").read_text() == "mine"
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/thesis.txt").write_text("mine")
+    for call in (lambda: make(tmp_path / "train", {}), lambda: make_parts(tmp_path, "x")):
+        with pytest.raises(DataPrepError, match="was not made by tutorlib"):
+            call()
+    assert (tmp_path / "train/thesis.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["train", "tables", "tables.partial", "_parts"])
@@ -72,30 +71,18 @@ def test_criteo_refuses_an_output_in_which_a_folder_of_the_user_has_a_name_it_ne
     assert os.listdir(mine.parent) == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("output", ["days/raw", "days/raw/parquet", "days"])
-def test_raw_files_are_never_inside_or_around_their_output(tmp_path, output):
-    write_criteo(tmp_path / "days/raw", rows=300, days=2)
-    with pytest.raises(ValueError, match="overlaps the input"):
-        criteo.raw_to_parquet(tmp_path / "days/raw", tmp_path / output, overwrite=True)
-    assert (tmp_path / "days/raw/day_1.tsv").exists()
-
-
 def test_parts_are_replaced_and_their_neighbours_stay(tmp_path):
     (tmp_path / "raw").mkdir()
     for text in ("first", "second"):
-        with new_parts(tmp_path, ("train", "index"), {"text": text}) as staging:
-            (staging.path / "train").mkdir()
-            (staging.path / "train/a.txt").write_text(text)
-            (staging.path / "index").mkdir()
-            (staging.path / "scratch").write_text("not a part")
+        make_parts(tmp_path, text, overwrite=True)
         assert (tmp_path / "train/a.txt").read_text() == text
-        names = {p.name for p in tmp_path.iterdir()}
+        names = {path.name for path in tmp_path.iterdir()}
         assert names == {"raw", "train", "index", "_settings.json"}
 
 
 PUBLISH = """
 import os, signal, sys
-from data_prep.output import new_parts
+from data_prep.output import make_once
 
 moment, count = int(sys.argv[2]), 0
 
@@ -106,19 +93,15 @@ def kill_at_moment(event, _):
         if count == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
-with new_parts(sys.argv[1], ("train", "index"), {"text": "new"}) as staging:
+def write(path):
     for name in ("train", "index"):
-        (staging.path / name).mkdir()
-        (staging.path / name / "a.txt").write_text("new")
+        (path / name).mkdir()
+        (path / name / "a.txt").write_text("new")
     sys.addaudithook(kill_at_moment)
+    return {}
+
+make_once(sys.argv[1], {"text": "new"}, write, parts=("train", "index"), overwrite=True)
 """
-
-
-def make_parts(folder, text):
-    with new_parts(folder, ("train", "index"), {"text": text}) as staging:
-        for name in ("train", "index"):
-            (staging.path / name).mkdir()
-            (staging.path / name / "a.txt").write_text(text)
 
 
 def test_a_kill_at_any_moment_of_publishing_leaves_whole_parts_and_never_mixed_ones(tmp_path):
@@ -130,11 +113,12 @@ def test_a_kill_at_any_moment_of_publishing_leaves_whole_parts_and_never_mixed_o
         (folder / "mine").touch()
         command = [sys.executable, "-c", PUBLISH, str(folder), str(moment)]
         status = subprocess.run(command).returncode
-        texts = {(folder / name / "a.txt").read_text() for name in ("train", "index")}
+        parts = [folder / name for name in ("train", "index")]
+        texts = {(part / "a.txt").read_text() if part.exists() else "" for part in parts}
         finished = read_settings(folder)
         found.append(finished["settings"]["text"] if finished else "unfinished")
         assert not finished or texts == {found[-1]}
-        make_parts(folder, "newer")
+        make_parts(folder, "newer", overwrite=True)
         assert sorted(os.listdir(folder)) == ["_settings.json", "index", "mine", "train"]
     assert status == 0
     order = ["old", "unfinished", "new"]
@@ -143,13 +127,12 @@ def test_a_kill_at_any_moment_of_publishing_leaves_whole_parts_and_never_mixed_o
 
 
 def test_two_processes_do_not_build_the_same_output(tmp_path):
-    with (
-        new_output(tmp_path / "out", {}) as staging,
-        pytest.raises(DataPrepError, match="another process"),
-        new_output(tmp_path / "out", {}),
-    ):
-        pass
-    assert staging.path.name == "out.partial"
+    def write(path):
+        with pytest.raises(DataPrepError, match="another process"):
+            make(tmp_path / "out", {})
+        return {}
+
+    make_once(tmp_path / "out", {}, write)
 
 
 def run(*arguments, **keywords):
@@ -205,21 +188,12 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(tmp_path):
 
 
 def test_every_command_shows_its_terms(tmp_path, capsys):
-    main(["synthetic", "movielens", "--ratings", "200", "--users", "5", "--movies", "90",
-          "--output", str(tmp_path / "raw")])  # fmt: skip
-    assert "Terms:    none" in capsys.readouterr().out
-    main(["criteo", "--from", str(tmp_path / "nowhere")])
-    printed = capsys.readouterr()
-    assert "CC BY-NC-SA 4.0" in printed.out
-    assert "no such folder" in printed.err
-    main(["movielens", "--from", str(tmp_path / "nowhere"), "--output", str(tmp_path)])
-    assert "Harper" in capsys.readouterr().out
-
-
-def test_bad_settings_are_one_line_on_stderr(tmp_path, capsys):
-    assert main(["synthetic", "criteo", "--rows", "3", "--output", str(tmp_path / "x")]) == 1
-    assert "at least one row per day" in capsys.readouterr().err
-    assert not os.listdir(tmp_path)
+    for command, terms in (("criteo", "CC BY-NC-SA 4.0"), ("movielens", "Harper")):
+        assert main([command, "--from", str(tmp_path / "nowhere"), "--output", str(tmp_path)]) == 1
+        printed = capsys.readouterr()
+        assert terms in printed.out
+        assert "nowhere" in printed.err
+        assert printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [[], ["synthetic"], ["synthetic", "criteo"], ["criteo"]])

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, DateParts, Normalize
+from tutorlib.ops import Categorify, Normalize
 from tutorlib.workflow import Workflow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "arrow_types.md"
@@ -27,11 +27,13 @@ IDS = ("categorical feature", "label", "Categorify")
 NUMBERS = ("continuous feature", "label", "Normalize")
 TEXT = ("in a Workflow: turn them into ids", "in a Workflow", "Categorify")
 LISTS = ("categorical feature (multi-hot)", "refused", "Categorify")
-PARTS = ("in a Workflow: make features of it with DateParts", "refused", "DateParts")
 
 
-def refused(remedy):
-    return (f"refused: {remedy}", "refused", "refused")
+def refused(remedy, op="refused"):
+    return (f"refused: {remedy}", "refused", op)
+
+
+PARTS = refused("take numbers out of it in the data, as by pyarrow.compute.year", "Categorify")
 
 
 COMPOUND = refused("store its parts as columns of numbers or strings")
@@ -84,11 +86,7 @@ TYPES = {
     "null": (pa.nulls(3), refused("all its values are null: leave it out")),
 }
 REST = pa.table({"x": [0.5, 1.5, 2.5], "y": [0.0, 1.0, 0.0]})
-OPS = {
-    "Categorify": Categorify,
-    "Normalize": Normalize,
-    "DateParts": None,
-}
+OPS = {"Categorify": Categorify, "Normalize": Normalize}
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +95,6 @@ def paths(tmp_path_factory):
     for name, (values, _) in TYPES.items():
         pq.write_table(REST.append_column("c", values), folder / f"{name}.parquet")
     return {name: str(folder / f"{name}.parquet") for name in TYPES}
-
-
-def op_for(name):
-    op = TYPES[name][1][2]
-    if op == "DateParts":
-        return DateParts(["day" if name.startswith(("date", "timestamp")) else "total_days"])
-    return OPS[op]()
 
 
 def loader_of(path, label="y", **changes):
@@ -138,11 +129,11 @@ def test_as_a_label_it_comes_in_the_batch_or_is_refused_by_name(paths, name):
 @pytest.mark.parametrize("name", TYPES)
 def test_in_a_workflow_offline_online_and_served_agree_or_it_is_refused_by_name(paths, name):
     if TYPES[name][1][2] == "refused":
-        for op in (Categorify(), Normalize(), DateParts(["day"])):
+        for op in (Categorify(), Normalize()):
             with pytest.raises((TypeError, ValueError), match="column 'c'"):
                 _ = Workflow(["c"] >> op).fit(paths[name]).output_schema
         return
-    workflow = Workflow(["c"] >> op_for(name)).fit(paths[name])
+    workflow = Workflow(["c"] >> OPS[TYPES[name][1][2]]()).fit(paths[name])
     loader = loader_of(paths[name]).map(workflow)
     online = loader.peek()[0]
     layer = workflow.to_keras()
@@ -189,7 +180,7 @@ def page():
         "Lists of numbers that all have one length k (fixed-size lists, tensors, lists of floats)",
         "are vectors: features and labels of shape [batch, k]. Fixed-size lists of integers are",
         "ids unless `cont_names` or `label_names` names them. Lists of floats of several lengths",
-        "come as lists of ids do: see [its tests](../tests/loader/test_vectors.py).",
+        "come as lists of ids do: see [its tests](../tests/loader/test_against_reference.py).",
     ]
     return "\n".join(lines) + "\n"
 

@@ -200,7 +200,8 @@ def model_of(run_eagerly=False, seen=None):
 
 def test_in_the_train_step_a_batch_is_on_the_gpu(many):
     seen = []
-    model_of(run_eagerly=True, seen=seen).fit(many_of(many, limit_rows=300_000), verbose=0)
+    some = ParquetSource(many).head(300_000)
+    model_of(run_eagerly=True, seen=seen).fit(many_of(some), verbose=0)
     assert len(seen) >= 3 * 5
     assert all(device.endswith("GPU:0") for _, device in seen), set(seen)
 

@@ -1,12 +1,16 @@
 """A loader and a Workflow take what the reader has: tables, DataFrames, Arrow files, splits."""
 
 import pickle
+import re
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
+from tests.support import backends
 from tutorlib import Categorify, KerasSequenceLoader, Normalize, Workflow
 from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetSource
@@ -136,3 +140,79 @@ def test_folders_with_one_schema_are_read_together_and_a_damaged_schema_is_refus
     file.write_text("{}")
     with pytest.raises(ValueError, match=r"valid/_schema\.json: a schema is a JSON list"):
         KerasSequenceLoader(prepared / "valid", 100)
+
+
+# ---- functions that are mapped, filters by folders, tf.data --------------------------------------
+
+
+def test_a_mapped_function_that_makes_integers_of_missing_values_is_refused():
+    """A comparison gives False for NaN: a missing rating would become class 0."""
+    rows = pa.table({"x": [0.5, None, 4.5], "rating": [4.0, 2.0, None]})
+    made = {"cont_names": ["x"], "label_names": ["rating"], "shuffle": False, "nulls": "fill"}
+
+    def classes(chunk):
+        return chunk.with_columns({"rating": chunk["rating"] > 3})
+
+    with pytest.raises(ValueError, match=r"'rating': .* bool of 1 missing values.*nan_to_num"):
+        KerasSequenceLoader(rows, 3, **made).map(classes).peek()
+    with pytest.raises(ValueError, match=r"'rating': null or NaN at row 2"):
+        KerasSequenceLoader(rows, 3, **made).map(lambda chunk: chunk).peek()
+    _, labels = KerasSequenceLoader(rows.slice(0, 2), 3, **made).map(classes).peek()
+    assert labels.numpy().tolist() == [[1.0], [0.0]]
+
+
+@pytest.mark.parametrize("budget", [None, "1MB"])
+def test_the_key_of_a_folder_is_a_feature_and_filters_rows_also_within_a_budget(tmp_path, budget):
+    for day in range(4):
+        (tmp_path / f"day={day}").mkdir()
+        pq.write_table(TABLE.slice(day * 100, 100), tmp_path / f"day={day}" / "a.parquet")
+    filters = [("day", "in", [1, 3]), ("x", ">", 0.03)]
+    made = {"cat_names": ["id", "day"], "filters": filters, "memory_budget": budget}
+    rows = [inputs for inputs, _ in loader_of(tmp_path, **made).as_numpy()]
+    ids, days = (np.concatenate([each[name][:, 0] for each in rows]) for name in ("id", "day"))
+    np.testing.assert_array_equal(days, ids // 100)
+    assert sorted(ids) == [*range(150, 200), *range(300, 400)]
+
+
+@pytest.mark.parametrize("name", ["label", "id"])
+def test_jax_refuses_what_it_would_wrap(tmp_path, name):
+    values = {"label": [1, 3_000_000_000], "id": [1, 2**31]}
+    rows = {"x": [0.5, 1.5], "label": [0, 1], "id": [1, 2], name: values[name]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    code = """
+from tutorlib.loader import KerasSequenceLoader as Loader
+try:
+    Loader(folder, 2, ["label"], cat_names=["id"], cont_names=["x"]).peek()
+    print('"wrapped"')
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+    said = backends.run("jax", str(tmp_path), code)
+    assert re.search(rf"column '{name}': {values[name][1]} at row 1 does not fit int32 .*JAX", said)
+
+
+DATASETS = [
+    {},
+    {"batch_layout": "stacked"},
+    {"multi_hot": "ragged", "cat_names": ["id", "tags"]},
+    {"multi_hot": "padded", "cat_names": ["id", "tags"], "weight_name": "w"},
+]
+
+
+@pytest.mark.parametrize("changes", DATASETS, ids=str)
+def test_every_pass_of_a_dataset_is_the_next_epoch(changes, no_thread_is_left):
+    rows = TABLE.slice(0, 900).append_column("tags", [[[k] * (k % 4) for k in range(900)]])
+    rows = rows.append_column("w", [np.arange(900) / 7])
+    loader, alone = loader_of(rows, **changes), loader_of(rows, **changes)
+    dataset = loader.to_tf_dataset()
+    assert int(dataset.cardinality()) == len(loader) == 4
+    for epoch in (1, 2):
+        for got, want in zip(dataset, alone, strict=True):
+            parts = [tf.nest.flatten(batch, expand_composites=True) for batch in (got, want)]
+            for one, other in zip(*parts, strict=True):
+                np.testing.assert_array_equal(one, other)
+        assert loader.epoch == epoch
+    for _ in dataset.take(1):
+        pass
+    with pytest.raises(ValueError, match="needs label_names"):
+        loader_of(rows, label_names=[]).to_tf_dataset()

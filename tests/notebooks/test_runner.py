@@ -1,31 +1,28 @@
-"""notebooks/run.py, on small real notebooks."""
+"""notebooks/run.py and pages.py, on small real notebooks."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat import v4
 
 PARAMETERS = "ROWS = 10  # rows\nRATE = 0.5  # learning rate\nNAME = 'a'  # a label"
 
 
 def write_lesson(folder, name, *cells):
     """Write a notebook; a string that starts with # is a text cell, (source, tag) a tagged cell."""
-    made = []
-    for cell in cells:
-        source, *tags = (cell,) if isinstance(cell, str) else cell
-        if source.startswith("# "):
-            made.append(new_markdown_cell(source))
-        else:
-            made.append(new_code_cell(source, metadata={"tags": tags}))
-    path = folder / f"{name}.ipynb"
+    tagged = [[cell] if isinstance(cell, str) else cell for cell in cells]
+    made = [v4.new_code_cell(source, metadata={"tags": tags}) for source, *tags in tagged]
+    made = [v4.new_markdown_cell(c.source) if c.source[0] == "#" else c for c in made]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(new_notebook(cells=made, metadata={"kernelspec": kernel}), path)
+    path = folder / f"{name}.ipynb"
+    nbformat.write(v4.new_notebook(cells=made, metadata={"kernelspec": kernel}), path)
     return path
 
 
@@ -35,42 +32,38 @@ def good(tmp_path):
     (tmp_path / "dot.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     (tmp_path / "params").mkdir()
     (tmp_path / "params" / "small.yaml").write_text("01_good: {ROWS: 3}\n")
+    speaking = (
+        "import os, time\nos.system('echo child $((6*7)); echo warns $((6*7)) >&2')\ntime.sleep(1)"
+    )
     return write_lesson(
         tmp_path, "01_good",
         "# A good lesson\n\n![a dot](dot.svg), [here](dot.svg)", (PARAMETERS, "parameters"),
-        "# Count", "import os\nrows = ROWS * 2", (printing, "headline"),
+        "# Count", f"{speaking}\ntime.sleep(1)\nrows = ROWS * 2", (printing, "headline"),
     )  # fmt: skip
 
 
-def test_a_lesson_runs_in_its_folder_and_saves_its_headline_and_its_page(runner, good):
-    stream = io.StringIO()
-    result = runner.run_lesson(good, {"ROWS": 21}, good.parent / "out", stream)
-    assert result.passed
-    assert result.outcome == f"42 rows in {good.parent.name}"
-    lines = stream.getvalue().splitlines()
-    assert [line.split(" s  ")[1] for line in lines] == ["A good lesson", "Count"]
-    page = (good.parent / "out" / "01_good.html").read_text()
-    assert re.findall(r'<img [^>]*src="([^",]*)', page) == ["data:image/svg+xml;base64"]
-
-
-def test_a_failing_cell_is_printed_and_stops_the_run(runner, good):
+def test_lessons_run_in_their_folder_and_the_first_that_fails_ends_the_run(runner, good):
     folder = good.parent
     write_lesson(folder, "02_bad", "# Divides", "first = 1", "first / 0", "print('never')")
     write_lesson(folder, "03_late", "# Late", "1")
     arguments = ["--folder", str(folder), "--output", str(folder / "out")]
     command = [sys.executable, runner.__file__, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    # With this variable, ipykernel leaves file descriptors alone.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 1
+    assert re.findall(r"] +\d+\.\d s  (.*)", done.stdout) == ["A good lesson", "Count", "Divides"]
     assert "02_bad, section 'Divides': cell 3, In [2]: ZeroDivisionError" in done.stdout
-    assert "first / 0" in done.stdout
     table = done.stdout[done.stdout.index("lesson   seconds") :].splitlines()
     assert table[1].endswith(f"6 rows in {folder.name}")
     assert "FAILED: cell 3" in table[2]
     assert table[3].split() == ["03_late", "-", "not", "run"]
-    saved = nbformat.read(folder / "out" / "02_bad.ipynb", as_version=4)
-    errors = [o for c in saved.cells for o in c.get("outputs", []) if o.output_type == "error"]
-    assert [error.ename for error in errors] == ["ZeroDivisionError"]
-    assert (folder / "out" / "02_bad.html").exists()
+    page = (folder / "out" / "01_good.html").read_text()
+    assert re.findall(r'<img [^>]*src="([^",]*)', page) == ["data:image/svg+xml;base64"]
+    assert "ZeroDivisionError" in (folder / "out" / "02_bad.html").read_text()
+    for said in ("child 42", "warns 42"):  # by processes of a lesson: on its page alone
+        assert said in re.sub(r"<[^>]*>", "", page)
+        assert said not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -84,23 +77,8 @@ def test_a_lesson_whose_kernel_ends_early_fails_and_says_why(runner, tmp_path, s
     lesson = write_lesson(tmp_path, "01_ends", "# Ends", source, "print('rest')")
     stream = io.StringIO()
     result = runner.run_lesson(lesson, {}, tmp_path / "out", stream)
-    assert not result.passed
     assert said in stream.getvalue()
-    assert "cell" in result.outcome
-
-
-def test_what_processes_of_a_lesson_write_is_on_its_page_and_not_in_the_terminal(
-    runner, tmp_path, monkeypatch, capfd
-):
-    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # with it, ipykernel leaves file descriptors alone
-    command = "import os, time\nos.system('echo a child process; echo its warning >&2')"
-    lesson = write_lesson(tmp_path, "01_speaks", "# Speaks", f"{command}\ntime.sleep(1)")
-    assert runner.run_lesson(lesson, {}, tmp_path / "out", io.StringIO()).passed
-    cells = nbformat.read(tmp_path / "out" / "01_speaks.ipynb", as_version=4).cells
-    seen = "".join(output.text for cell in cells for output in cell.get("outputs", []))
-    assert "a child process" in seen
-    assert "its warning" in seen
-    assert capfd.readouterr() == ("", "")
+    assert result.outcome.startswith("FAILED: cell")
 
 
 @pytest.mark.parametrize(
@@ -115,24 +93,47 @@ def test_what_processes_of_a_lesson_write_is_on_its_page_and_not_in_the_terminal
 )
 def test_wrong_requests_are_refused_before_anything_runs(runner, good, capsys, arguments, message):
     (good.parent / "params" / "wrong.yaml").write_text("09_none: {ROWS: 3}\n")
-    folders = ["--folder", str(good.parent), "--output", str(good.parent / "out")]
-    with pytest.raises(SystemExit) as left:
-        runner.main([*folders, *arguments])
-    assert left.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (good.parent / "out").exists()
+    with pytest.raises(SystemExit, match="2"):
+        runner.main(["--folder", str(good.parent), *arguments])
+    said = capsys.readouterr()
+    assert (message in said.err, said.out) == (True, "")
 
 
 def test_an_override_beats_the_profile_in_every_lesson_that_declares_it(runner, good, tmp_path):
     other = write_lesson(tmp_path, "02_other", "# Other", ("BATCH = 4  # rows", "parameters"))
-    profile = {"01_good": {"ROWS": 1, "RATE": 1}}
-    lessons = [good, other]
+    lessons, profile = [good, other], {"01_good": {"ROWS": 1, "RATE": 1}}
     plan = runner.plan_parameters(lessons, lessons, profile, {"ROWS": 2, "BATCH": 8})
     assert plan == {good: {"ROWS": 2, "RATE": 1}, other: {"BATCH": 8}}
 
 
-@pytest.mark.parametrize("name", ["4", "04", "04_gpu_accelerated", "gpu_accelerated.ipynb"])
-def test_a_lesson_is_selected_by_number_or_name(runner, tmp_path, name):
-    lessons = [tmp_path / "01_etl.ipynb", tmp_path / "04_gpu_accelerated.ipynb"]
-    assert runner.select_lessons(lessons, [name]) == lessons[1:]
-    assert runner.select_lessons(lessons, []) == lessons
+def test_a_page_takes_the_outputs_of_its_run(pages, runner, tmp_path):
+    """In place: parameters, other outputs, stderr, counts and metadata of the run stay away."""
+    path = write_lesson(
+        tmp_path, "01_page", "# Title", ("N = 1  # a number", "parameters"),
+        ("print(N)", "nbval-ignore-output"),
+        ("import sys\nprint('warned', file=sys.stderr)\nprint('kept')", "keep_output"),
+        ("N + 1", "recorded_output", "nbval-ignore-output"),
+    )  # fmt: skip
+    sources = [cell.source for cell in nbformat.read(path, as_version=4).cells]
+    executed = tmp_path / "out" / path.name
+    for _ in range(2):  # again gives the same
+        assert runner.run_lesson(path, {"N": 2}, executed.parent, io.StringIO()).passed
+        pages.renew(path, executed)
+        title, machine, *rest = nbformat.read(path, as_version=4).cells
+        assert machine.source.startswith("*Recorded on ")
+        assert [cell.source for cell in (title, *rest)] == sources
+        assert [cell.execution_count for cell in rest] == [1, 2, 3, 4]
+        shown = [[o.get("text") or o.data["text/plain"] for o in cell.outputs] for cell in rest]
+        assert shown == [[], [], ["kept\n"], ["3"]]
+    assert machine.id not in executed.read_text()  # it is of another run
+    path.write_text(path.read_text().replace("N + 1", "N + 2"))
+    with pytest.raises(ValueError, match="another cell"):
+        pages.renew(path, executed)
+
+
+def test_a_page_takes_no_outputs_of_a_run_that_did_not_bear_out_a_claim(pages, runner, tmp_path):
+    path = write_lesson(tmp_path, "01_page", f"print('{runner.NOT_BORNE_OUT} it is fast')")
+    result = runner.run_lesson(path, {}, tmp_path / "out", io.StringIO())
+    assert "01_page: it is fast" in runner.format_table([result])
+    with pytest.raises(ValueError, match="it is fast"):
+        pages.renew(path, tmp_path / "out" / path.name)

@@ -1,21 +1,20 @@
 """Each op learns and makes the same in memory, from files, on Dask, on a device, and loaded."""
 
 import sys
-import threading
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from tests.ops.cases import CASES, FUNCTIONS, chunk, table
-from tests.support.cupy_stand_in import StandIn, cupy
+from tests.support.cupy_stand_in import cupy
 from tests.support.gpu import ON_GPU
 from tests.support.ops import bits
 from tests.support.workflow_rows import same
 from tutorlib import ops
 from tutorlib.columns import Chunk, Masked, map_arrays, to_host, to_namespace
 from tutorlib.ops import LearningOp, Op
-from tutorlib.parquet import ParquetSource
+from tutorlib.parquet import ParquetSource, stored
 from tutorlib.workflow import Workflow
 
 EACH = pytest.mark.parametrize("name", CASES)
@@ -36,11 +35,10 @@ def learned(workflow):
 
 @pytest.fixture(scope="module")
 def in_memory():
-    """{case: the workflow fitted on chunks in memory, which are the row groups of the file}."""
-    rows = chunk()
-    starts = range(0, rows.num_rows, GROUP_ROWS)
-    chunks = [rows.slice(a, min(a + GROUP_ROWS, rows.num_rows)) for a in starts]
-    return {name: case.fitted(chunks, threads=1) for name, case in CASES.items()}
+    """{case: the workflow fitted on rows in memory, in row groups as those of the file}."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored, "TABLE_ROWS", GROUP_ROWS)
+        return {name: case.fitted(chunk(), threads=1) for name, case in CASES.items()}
 
 
 def test_no_op_is_forgotten():
@@ -106,30 +104,29 @@ def test_a_cluster_learns_what_threads_learn(name, in_memory, path, cluster):
 # On a device: a stand-in for CuPy that refuses what CuPy refuses; with `make gpu`, CuPy itself.
 
 
-@pytest.fixture(
-    params=["stand-in", pytest.param("gpu", marks=ON_GPU)],
-)
-def device(request, monkeypatch):
-    """Give (array library, what a source is read on)."""
+@pytest.fixture(params=["stand-in", pytest.param("gpu", marks=ON_GPU)])
+def xp(request, monkeypatch):
+    """Give the array library of a device."""
     if request.param == "gpu":
-        from tutorlib.memory import gpu_space
+        import cupy as real
 
-        space = gpu_space()
-        with space.work():
-            yield space.xp, "gpu"
-    else:
-        monkeypatch.setitem(sys.modules, "cupy", cupy)
-        yield cupy, StandIn()
+        return real
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return cupy
 
 
-def assert_same_on_device(on_device, host, xp):
-    assert on_device.names == host.names
+def on_device(rows, xp):
+    return Chunk({name: to_namespace(column, xp) for name, column in rows.items()})
+
+
+def assert_same_on_device(made, host, xp):
+    assert made.names == host.names
 
     def is_there(array):
         assert isinstance(array, xp.ndarray), f"{type(array)} is not on the device"
         return to_host(array)
 
-    for name, column in on_device.items():
+    for name, column in made.items():
         values = map_arrays(is_there, column)
         if isinstance(column, Masked):  # what stands at a null is not defined
             assert values.tolist() == host[name].tolist(), name
@@ -138,37 +135,13 @@ def assert_same_on_device(on_device, host, xp):
 
 
 @EACH
-def test_a_device_makes_what_the_cpu_makes_on_several_threads(name, in_memory, device):
-    xp, where = device
-    want = in_memory[name].transform(chunk())
-    made, wrong = [], []
-
-    def work():
-        try:
-            with where.work():
-                on_device = Chunk({n: to_namespace(c, xp) for n, c in chunk().items()})
-                made.append(in_memory[name].transform(on_device))
-                where.finish()
-        except BaseException as error:
-            wrong.append(error)
-
-    if where == "gpu":
-        on_device = Chunk({n: to_namespace(c, xp) for n, c in chunk().items()})
-        made.append(in_memory[name].transform(on_device))
-    else:
-        threads = [threading.Thread(target=work) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong, wrong
-    for done in made:
-        assert_same_on_device(done, want, xp)
+def test_a_device_makes_what_the_cpu_makes(name, in_memory, xp):
+    made = in_memory[name].transform(on_device(chunk(), xp))
+    assert_same_on_device(made, in_memory[name].transform(chunk()), xp)
 
 
 @EACH
-def test_a_device_learns_what_the_cpu_learns(name, in_memory, path, device):
-    _, where = device
-    source = ParquetSource(path, device="gpu") if where == "gpu" else ParquetSource(path).at(where)
-    fitted = CASES[name].fitted(source, threads=2)
-    assert learned(fitted) == learned(in_memory[name])
+def test_a_device_learns_what_the_cpu_learns(name, in_memory, path, xp, monkeypatch):
+    read = ParquetSource.read
+    monkeypatch.setattr(ParquetSource, "read", lambda *place: on_device(read(*place), xp))
+    assert learned(CASES[name].fitted(path, threads=2)) == learned(in_memory[name])

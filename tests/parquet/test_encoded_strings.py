@@ -14,7 +14,6 @@ from tutorlib.columns import (
     Chunk,
     EncodedStrings,
     Masked,
-    Strings,
     column_from_arrow,
     column_to_arrow,
     encoded_column,
@@ -24,9 +23,11 @@ from tutorlib.columns import (
 )
 from tutorlib.ops import Categorify, FillMissing, HashBucket
 from tutorlib.parquet import ParquetSource, with_encoded_strings
-from tutorlib.workflow import Workflow, split_rows
+from tutorlib.workflow import Workflow
 
 WORDS = ["b", "", None, "Müller", "b", "東京", None, "b", "a", ""]
+
+
 KINDS = {
     "a dictionary": ({}, pa.string()),
     "no dictionary": ({"use_dictionary": False}, pa.string()),
@@ -71,30 +72,6 @@ def test_strings_of_8_bytes_are_integers_and_back(texts, start):
         assert len(integers.unique()) == len(strings.unique())
 
 
-def test_ids_of_hex_digits_are_those_of_longer_strings():
-    rng = np.random.default_rng(0)
-    parts = [[f"{n:08x}" for n in rng.integers(0, 60, 90)] for _ in range(3)]
-    found = []
-    for ending in ("", "-"):
-        op = Categorify(freq_threshold=4)
-        chunks = [
-            Chunk({"x": encoded_column(pa.array([text + ending for text in part]))})
-            for part in parts
-        ]
-        op.finalize(op.merge(*map(op.partial, chunks[:2])))
-        ids = op.transform(chunks[2])["x"].tolist()
-        found.append(([text.removesuffix(ending) for text in op.vocabulary("x")], ids))
-    assert found[0] == found[1]
-    assert 2 in found[0][1]  # out of vocabulary
-
-
-def test_encoded_texts_joined_are_plain_ones():
-    chunks = [Chunk({"x": encoded_column(pa.array(texts))}) for texts in (["a", "b", "a"], ["c"])]
-    joined = Chunk.concat(chunks)["x"]
-    assert type(joined) is Strings
-    assert joined.tolist() == ["a", "b", "a", "c"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_source_gives_the_texts_of_the_file_in_whatever_encoding(kind, tmp_path):
     options, arrow_type = KINDS[kind]
@@ -114,16 +91,6 @@ def test_a_source_gives_the_texts_of_the_file_in_whatever_encoding(kind, tmp_pat
         assert isinstance(column, EncodedStrings)
     assert encoded.fingerprint() == plain.fingerprint()
     assert pickle.loads(pickle.dumps(encoded)).read(1)["t"].tolist() == WORDS[6:]
-
-
-def test_rows_of_a_source_are_encoded_too(tmp_path):
-    path = tmp_path / "texts.parquet"
-    pq.write_table(pa.table({"t": WORDS, "n": range(10)}), path, row_group_size=6)
-    half = split_rows(ParquetSource(path), {"a": 0.5, "b": 0.5}, seed=2)["a"]
-    column = with_encoded_strings(half).read(0, ["t"])["t"]
-    assert column.tolist() == half.read(0, ["t"])["t"].tolist()
-    some = ParquetSource(path, filters=[("n", ">", 2), ("t", "in", ["b", "a"])])
-    assert with_encoded_strings(some).read(0)["t"].tolist() == ["b"]
 
 
 @FEW

@@ -1,18 +1,19 @@
 """On a GPU: what cuDF decodes is what Arrow decodes; what it cannot is refused by name."""
 
 import datetime
-import re
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.gpu import ON_GPU, run
+from tests.support.gpu import ON_GPU
 from tutorlib.columns import to_namespace
 from tutorlib.parquet import ParquetError, ParquetSource
 
 pytestmark = ON_GPU
+
+
 ROWS = 700
 
 
@@ -66,28 +67,3 @@ def test_a_type_that_a_gpu_cannot_hold_is_refused_with_a_remedy(tmp_path, values
     pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet")
     with pytest.raises(ParquetError, match=r"column 'x': a GPU cannot decode .*device='cpu'"):
         ParquetSource(tmp_path, device="gpu").read(0)
-
-
-DAMAGED = """
-import sys
-from tutorlib.parquet import ParquetError, ParquetSource
-source = ParquetSource(sys.argv[1], device="gpu")
-try:
-    source.read(1)
-except ParquetError as error:
-    print(error)
-"""
-
-
-def test_a_column_that_cannot_be_decoded_is_named(tmp_path):
-    """In a process of its own: what damaged data may do to CUDA would stay for the next test."""
-    path = tmp_path / "a.parquet"
-    columns = table().select(["int64", "float64"])
-    pq.write_table(columns, path, row_group_size=300, compression="zstd", use_dictionary=False)
-    leaf = pq.read_metadata(path).row_group(1).column(1)
-    data = bytearray(path.read_bytes())
-    frame = data.index(b"\x28\xb5\x2f\xfd", leaf.data_page_offset)  # where Zstandard data begin
-    data[frame : frame + 40] = b"\xff" * 40
-    path.write_bytes(data)
-    said = run(DAMAGED, path)
-    assert re.search(r"row group 1 of .*a\.parquet, column 'float64': cuDF cannot read it", said)

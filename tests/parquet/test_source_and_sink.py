@@ -1,20 +1,32 @@
-"""ParquetSource and ParquetSink: the same rows out as in, whole files or none."""
+"""ParquetSource and ParquetSink: the same rows out as in, from whatever files and tables."""
 
+import datetime
 import os
+import pickle
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
-from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, fast_encoding
+from tutorlib.parquet import (
+    ParquetError,
+    ParquetSink,
+    ParquetSource,
+    with_encoded_strings,
+)
+from tutorlib.workflow import split_rows
+from tutorlib.workflow.fit import as_source
+from tutorlib.workflow.write import RowShare
 
 
 def every_kind(rows=10):
@@ -117,18 +129,6 @@ def test_a_given_schema_is_kept_as_it_is(tmp_path):
     assert pq.read_schema(tmp_path / "x.parquet").equals(pa.schema(fields))
 
 
-def test_the_fast_encoding_is_what_it_says(tmp_path):
-    with ParquetSink(tmp_path / "x.parquet") as sink:
-        sink.write(every_kind())
-    group = pq.read_metadata(tmp_path / "x.parquet").row_group(0)
-    encodings = {group.column(k).path_in_schema: group.column(k) for k in range(group.num_columns)}
-    assert "BYTE_STREAM_SPLIT" in encodings["i"].encodings
-    assert "BYTE_STREAM_SPLIT" in encodings["l.list.element"].encodings
-    assert encodings["s"].compression == "LZ4"
-    assert fast_encoding(pa.schema([("s", pa.string())]))["use_byte_stream_split"] is False
-    assert fast_encoding(pa.schema([("s", pa.string())]))["use_dictionary"] == ["s"]
-
-
 def test_an_error_while_writing_leaves_nothing(tmp_path):
     def fail(path):
         with ParquetSink(path, row_group_rows=2) as sink:
@@ -155,17 +155,6 @@ def test_a_target_is_only_replaced_when_asked(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
-def test_a_file_that_changed_after_opening_is_noticed(tmp_path):
-    path = tmp_path / "x.parquet"
-    with ParquetSink(path) as sink:
-        sink.write(Chunk({"i": np.arange(1000)}))
-    source = ParquetSource(path)
-    with ParquetSink(path, overwrite=True) as sink:
-        sink.write(Chunk({"i": np.arange(7)}))
-    with pytest.raises(ParquetError, match="row group 0 of"):
-        source.read(0)
-
-
 def test_folders_globs_and_lists_are_expanded(tmp_path):
     for name in ("b", "a"):
         with ParquetSink(tmp_path / f"{name}.parquet") as sink:
@@ -180,17 +169,6 @@ def test_folders_globs_and_lists_are_expanded(tmp_path):
     assert order([tmp_path / "b.parquet", tmp_path / "a.parquet"]) == ["b", "a"]
     with pytest.raises(FileNotFoundError, match="empty"):
         ParquetSource([])
-
-
-def test_links_to_a_file_or_to_its_folder_are_the_file_itself(tmp_path):
-    (tmp_path / "a").mkdir()
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "a" / "1.parquet")
-    (tmp_path / "b").symlink_to(tmp_path / "a", target_is_directory=True)
-    (tmp_path / "a" / "2.parquet").symlink_to(tmp_path / "a" / "1.parquet")
-    first = tmp_path / "a" / "1.parquet"
-    for second in (tmp_path / "b" / "1.parquet", tmp_path / "a" / "2.parquet"):
-        with pytest.raises(ValueError, match="given twice"):
-            ParquetSource([first, second])
 
 
 def test_a_missing_column_is_named(tmp_path):
@@ -209,3 +187,339 @@ def test_rows_with_other_columns_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"rows have the columns \['a', 'b'\], but earlier"):
         write()
     assert not (tmp_path / "x.parquet").exists()
+
+
+pl = pytest.importorskip("polars")
+
+
+MEMORY = pa.table(
+    {
+        "id": np.arange(1000),
+        "x": pa.array(np.arange(1000) / 8, pa.float32()),
+        "name": [f"n{k % 7}" for k in range(1000)],
+        "tags": [[k % 3] * (k % 4) for k in range(1000)],
+        "maybe": [None if k % 5 == 0 else k for k in range(1000)],
+    }
+)
+
+
+def rows_of(source):
+    chunks = [source.read(n, list(source.column_types)) for n in range(len(source.row_groups))]
+    return Chunk.concat(chunks).to_arrow().to_pydict()
+
+
+KINDS = {
+    "Table": lambda: MEMORY,
+    "Table in many chunks": lambda: pa.Table.from_batches(MEMORY.to_batches(max_chunksize=99)),
+    "RecordBatch": lambda: MEMORY.combine_chunks().to_batches()[0],
+    "RecordBatchReader": lambda: MEMORY.to_reader(max_chunksize=300),
+    "polars": lambda: pl.from_arrow(MEMORY),
+    "Chunk": lambda: Chunk.from_arrow(MEMORY),
+    "RowSource": lambda: as_source([Chunk.from_arrow(MEMORY.slice(k, 500)) for k in (0, 500)]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_in_memory_are_a_source_of_the_same_rows_and_identity(kind):
+    source = ParquetSource(KINDS[kind]())
+    assert rows_of(source) == MEMORY.to_pydict()
+    expected = ParquetSource(MEMORY).fingerprint()
+    if kind in ("polars", "Chunk", "RowSource"):  # their strings are large_string
+        assert source.fingerprint()["row_counts"] == expected["row_counts"]
+    else:
+        assert source.fingerprint() == expected
+    assert "row group 0 of the rows in memory" in source.location(0)
+
+
+def test_a_pandas_frame_is_a_source_and_its_plain_index_is_no_column():
+    frame = pd.DataFrame({"a": [3, 1, 2], "c": pd.Categorical(["u", "v", "u"])}, index=[9, 8, 7])
+    source = ParquetSource(frame[frame.a != 1])
+    assert rows_of(source) == {"a": [3, 2], "c": ["u", "u"]}
+    with pytest.raises(ValueError, match=r"index \['a'\] is not a column. df.reset_index\(\)"):
+        ParquetSource(frame.set_index("a"))
+
+
+def test_dictionaries_and_views_become_plain_values():
+    frame = pl.DataFrame(
+        {
+            "c": pl.Series(["u", None, "v"], dtype=pl.Categorical),
+            "e": pl.Series(["u", "v", "u"], dtype=pl.Enum(["v", "u"])),
+            "l": [["a"], [], ["b", "c"]],
+        }
+    )
+    source = ParquetSource(frame)
+    assert source.column_types == {n: ("string", n == "l") for n in "cel"}
+    assert rows_of(source) == frame.to_dict(as_series=False)
+
+
+def test_a_pickled_source_outlives_its_original(tmp_path):
+    source = ParquetSource(MEMORY)
+    part = split_rows(source, {"a": 0.5, "b": 0.5})["b"]
+    sent = pickle.dumps([part, ParquetSource(write_arrow(tmp_path / "a.arrow"))])
+    del source, part
+    part, of_file = pickle.loads(sent)
+    assert rows_of(part)["id"] == list(range(500, 1000))
+    assert rows_of(of_file) == MEMORY.to_pydict()
+
+
+def write_arrow(path, table=MEMORY, stream=False, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options = pa.ipc.IpcWriteOptions(**options)
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with make(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=300)
+    return path
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_arrow_files_are_a_source(tmp_path, stream, compression):
+    path = write_arrow(tmp_path / "rows.arrow", stream=stream, compression=compression)
+    source = ParquetSource(path)
+    assert rows_of(source) == MEMORY.to_pydict()
+    assert source.files == [str(path)]
+    assert source.location(0) == f"row group 0 of {path}"
+    pa.feather.write_feather(MEMORY, str(tmp_path / "rows.feather"))
+    assert rows_of(ParquetSource(tmp_path / "*.feather")) == MEMORY.to_pydict()
+
+
+def test_folders_of_arrow_files_have_their_keys_and_filters(tmp_path):
+    for day in (1, 2):
+        table = pa.table({"x": np.arange(day * 10, day * 10 + 5)})
+        write_arrow(tmp_path / f"day={day}" / "a.arrow", table)
+    source = ParquetSource(tmp_path, filters=[("day", "==", 2), ("x", ">", 22)])
+    assert rows_of(source) == {"x": [23, 24], "day": [2, 2]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_damaged_arrow_files_are_refused_by_name(tmp_path, stream):
+    path = write_arrow(tmp_path / "rows.arrow", stream=stream)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ParquetError, match=r"rows.arrow: not a whole Arrow file"):
+        ParquetSource(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        ({"x": [1]}, "got a dict. Values need the names of their columns"),
+        ([np.arange(3)], r"got a list. Values need the names of their columns"),
+        (np.arange(3), r"got a numpy.ndarray. Values need the names"),
+        (pa.array([1]), r"got a pyarrow.lib.Int64Array. Values need the names"),
+        (pd.Series([1]), r"got a pandas[.a-z]*.Series. Values need the names"),
+        (pd.Index([1]), r"got a pandas[a-z.]*.Index. Values need the names"),
+        (None, "got a NoneType"),
+        (3, "got a int"),
+    ],
+    ids=str,
+)
+def test_what_is_no_source_is_refused_with_what_to_do(data, remedy):
+    with pytest.raises(TypeError, match=rf"^the data must be a path of Parquet.*{remedy}"):
+        ParquetSource(data)
+
+
+def test_csv_files_are_refused_with_the_command_that_converts_them(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    for path, error in ((tmp_path / "a.csv", ParquetError), (tmp_path, FileNotFoundError)):
+        with pytest.raises(error, match="python -m data_prep csv FILES --to FOLDER"):
+            ParquetSource(path)
+
+
+DAY = datetime.datetime(2024, 2, 29, 7)
+
+
+COMMON = {  # {name: (values of the first file, of the second, type of both)}
+    "integers": (pa.array([1], pa.int32()), pa.array([2**40]), "int64"),
+    "unsigned": (pa.array([1], pa.uint8()), pa.array([-2], pa.int16()), "int16"),
+    "floats": (pa.array([0.5], pa.float32()), pa.array([0.1]), "float64"),
+    "times": (pa.array([DAY], pa.timestamp("ms")), pa.array([DAY]), "datetime64[us]"),
+    "null integers": (pa.nulls(1), pa.array([3]), "int64"),
+    "null floats": (pa.array([0.5]), pa.nulls(1), "float64"),
+    "null strings": (pa.nulls(1), pa.array(["a"]), "string"),
+    "null lists": (pa.array([[1]]), pa.nulls(1), "int64"),
+}
+
+
+CONTRADICTIONS = {
+    "text and number": (pa.array(["a"]), pa.array([1]), "int64 in .*b.parquet, but string in "),
+    "list and number": (pa.array([1]), pa.array([[1]]), "a list of int64 in .*, but int64 in "),
+    "time and number": (pa.array([DAY]), pa.array([1]), r"int64 in .*, but datetime64\[us\] in "),
+}
+
+
+def folder_of(path, one, two):
+    rest = pa.table({"x": [0.5], "y": [1.0]})
+    pq.write_table(
+        one if isinstance(one, pa.Table) else rest.append_column("c", one), path / "a.parquet"
+    )
+    pq.write_table(
+        two if isinstance(two, pa.Table) else rest.append_column("c", two), path / "b.parquet"
+    )
+    return path
+
+
+def doubts_of(path):
+    with warnings.catch_warnings(record=True, action="always") as said:
+        source = ParquetSource(path)
+    return source, [str(one.message) for one in said]
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_types_with_a_common_wider_one_are_read_as_that(tmp_path, name):
+    one, two, kind = (COMMON)[name]
+    source, said = doubts_of(folder_of(tmp_path, one, two))
+    assert source.column_types["c"][0] == kind
+    for position, array in ((0, one), (1, two)):
+        column = source.read(position, ["c"])["c"]
+        whole = source.read(position)["c"]
+        (step,) = [chunk["c"] for chunk in source.steps(position, ["c"], 999)]
+        want = [None if v != v or v is None else v for v in array.to_pylist()]
+        for found in (column, whole, step):
+            assert [None if v != v else v for v in found.tolist()] == want
+    assert not said
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_contradiction_is_said_and_refused_only_where_the_column_is_used(tmp_path, name):
+    one, two, words = CONTRADICTIONS[name]
+    source, said = doubts_of(folder_of(tmp_path, one, two))
+    assert list(source.column_types) == ["x", "y"]
+    assert np.concatenate([chunk["x"] for chunk in source.chunks()]).tolist() == [0.5, 0.5]
+    with pytest.raises(
+        ParquetError, match=rf"no columns \['c'\] \('c' is {words}.*a\.parquet; write"
+    ):
+        source.read(1, ["c"])
+    (message,) = said
+    assert "cannot be used" in message
+
+
+def test_additional_and_missing_and_double_columns_are_left_out_and_said(tmp_path):
+    one = pa.table({"x": [0.5], "gone": [1], "y": [0.0]})
+    names = ["y", "x", "twice", "twice", "new"]
+    two = pa.Table.from_arrays([pa.array([v]) for v in (1.0, 1.5, 1, 2, 3)], names=names)
+    source, said = doubts_of(folder_of(tmp_path, one, two))
+    assert list(source.column_types) == ["x", "y"]
+    assert source.read(1).to_arrow().to_pylist() == [{"x": 1.5, "y": 1.0}]
+    (message,) = said
+    assert "'gone' is in " in message
+    assert "'new' is in " in message
+    assert "'twice' is in " in message
+    assert "more than once" in message
+    with pytest.raises(ParquetError, match=r"no columns \['new'\] \('new' is in .*, but not in "):
+        source.read(0, ["new"])
+    own = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["i", "i", "x"])
+    pq.write_table(own, tmp_path / "own.parquet")
+    with pytest.warns(UserWarning, match="'i' is in .*own.parquet more than once"):
+        assert ParquetSource(tmp_path / "own.parquet").read(0).to_arrow().to_pylist() == [{"x": 3}]
+
+
+ROWS = 120
+
+
+TABLE = pa.table(
+    {
+        "row": np.arange(ROWS),
+        "x": pa.array([None if k % 7 == 0 else k % 10 for k in range(ROWS)]),
+        "f": np.where(np.arange(ROWS) % 9, np.arange(ROWS) / 4, np.nan),
+        "s": [f"s{k % 5}" for k in range(ROWS)],
+        "l": [[k] * (k % 4) for k in range(ROWS)],
+    }
+)
+
+
+FILTERS = [  # as the source takes them, and as Python sees a row
+    (None, lambda row: True),
+    ([("x", ">", 3)], lambda row: row["x"] is not None and row["x"] > 3),
+    ([("f", "<", 20)], lambda row: row["f"] < 20),
+    ([("row", "<", 50)], lambda row: row["row"] < 50),
+    (
+        [("s", "in", ["s1", "s3"]), ("row", "!=", 3)],
+        lambda row: row["row"] % 5 in (1, 3) and row["row"] != 3,
+    ),
+]
+
+
+def assert_rows(got, want):
+    got = got if isinstance(got, pa.Table) else got.to_arrow()
+    assert got.column_names == want.column_names
+    np.testing.assert_equal(got.to_pydict(), want.to_pydict())
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_source_has_the_rows_that_pass_in_order(data):
+    filters, passes = data.draw(st.sampled_from(FILTERS))
+    cuts = [0, *sorted(data.draw(st.sets(st.integers(1, ROWS - 1), max_size=3))), ROWS]
+    names = data.draw(st.permutations(TABLE.column_names))[: data.draw(st.integers(1, 5))]
+    with tempfile.TemporaryDirectory() as folder:
+        for k, start in enumerate(cuts[:-1]):
+            part = TABLE.slice(start, cuts[k + 1] - start)
+            size = data.draw(st.integers(1, 60))
+            pq.write_table(part, f"{folder}/{k}.parquet", row_group_size=size)
+        source = ParquetSource(data.draw(st.sampled_from([folder, TABLE])), filters)
+        rows = [k for k, row in enumerate(TABLE.to_pylist()) if passes(row)]
+        for _ in range(data.draw(st.integers(0, 2))):  # parts of a split, and parts of these
+            share = RowShare(0, 2**63, data.draw(st.integers(0, 5)))
+            rows = [rows[k] for k in share(0, len(rows)).tolist()]
+            source = source.choose(share)
+        if data.draw(st.booleans()):
+            source = pickle.loads(pickle.dumps(with_encoded_strings(source)))
+        want, first, step = TABLE.take(rows).select(names), 0, data.draw(st.integers(1, 50))
+        assert source.num_rows == len(rows)
+        for position, group in enumerate(source.row_groups):
+            expected = want.slice(first, group.num_rows)
+            first += group.num_rows
+            assert_rows(source.read(position, names), expected)
+            assert_rows(source.table(position, names), expected)
+            start = data.draw(st.integers(0, group.num_rows))
+            stop = data.draw(st.integers(start, group.num_rows))
+            assert_rows(source.read(position, names, start, stop), expected[start:stop])
+            at = start
+            for chunk in source.steps(position, names, step, start, stop):
+                assert_rows(chunk, expected.slice(at, chunk.num_rows))
+                assert chunk.num_rows <= step
+                at += chunk.num_rows
+            assert at == stop
+        assert [chunk.num_rows for chunk in source.chunks(names, rows=step)] == [
+            min(step, len(rows) - at) for at in range(0, len(rows), step)
+        ]
+
+
+def test_steps_decode_about_a_step_at_a_time_and_close_their_file(tmp_path):
+    rng = np.random.default_rng(0)
+    table = pa.table({name: rng.random(1_000_000) for name in "abc"})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10**6, use_dictionary=False)
+    for filters in (None, [("a", "<", 0.001)]):
+        source = ParquetSource(tmp_path, filters)
+        before, opened, most = pa.total_allocated_bytes(), len(os.listdir("/proc/self/fd")), 0
+        steps = source.steps(0, ["a", "b", "c"], 10_000)
+        for chunk in steps:
+            most = max(most, pa.total_allocated_bytes() - before)
+            del chunk
+        steps = source.steps(0, ["a", "b", "c"], 10)
+        next(steps)
+        steps.close()
+        assert len(os.listdir("/proc/self/fd")) == opened
+        assert most < table.nbytes / 4
+
+
+def test_a_column_has_the_bytes_of_its_own_leaves_whatever_its_name(tmp_path):
+    table = pa.table(
+        {
+            "a": pa.array([{"b": 1, "c": [2, 3]}] * 2),
+            "a.b": [[1, 2, 3]] * 2,
+            "m": pa.array([[("k", 1)]] * 2, pa.map_(pa.string(), pa.int64())),
+            "s": ["abcdefgh"] * 2,
+            "s.list": [[7.0]] * 2,
+        }
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    source = ParquetSource(tmp_path)
+    assert source.row_bytes(0, ["a.b"]) == 3 * 8 + 8
+    assert source.row_bytes(0, ["s.list"]) == 8 + 8
+    assert source.null_count("a.b") == 0
+    for name in ("a.b", "s", "s.list"):
+        assert source.read(0, [name])[name].tolist() == table[name].to_pylist()
+    with pytest.raises(ParquetError, match=r"column 'a': .*store its parts"):
+        source.read(0, ["a"])

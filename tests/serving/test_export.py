@@ -113,26 +113,7 @@ def movielens_workflow():
     )
 
 
-def vectors(count, seed):
-    numbers = np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
-    holes = np.where(numbers < -1, np.nan, numbers)
-    return pa.table(
-        {
-            "v": pa.FixedSizeListArray.from_arrays(numbers.ravel(), 3),
-            "holes": pa.FixedSizeListArray.from_arrays(holes.ravel(), 3),
-            "c": np.abs(numbers[:, 0] * 3).astype(np.int64),
-            "label": (numbers.sum(1) > 0).astype(np.float32),
-        }
-    )
-
-
-def vectors_workflow():
-    holes = ["holes"] >> FillMissing(0) >> Clip(max_value=1)
-    return Workflow(["v"] >> Normalize(), holes, ["c"] >> Categorify(), ["label"])
-
-
 LESSONS = {
-    "vectors": (vectors, vectors_workflow, []),
     "criteo": (criteo, criteo_workflow, [*CRITEO_NUMBERS, *CRITEO_IDS]),
     "movielens": (movielens, movielens_workflow, []),
 }

@@ -25,7 +25,6 @@ from tutorlib.ops import (
     LambdaOp,
     LogOp,
     Normalize,
-    TargetEncoding,
 )
 from tutorlib.parquet import ParquetSink
 from tutorlib.serving import SERVED, ServedOp
@@ -57,27 +56,6 @@ def test_the_layer_gives_the_batches_of_the_loader(tmp_path, batch_layout, multi
     if "tags__offsets" in want:
         got["tags__offsets"] = tf.cast(got["tags__offsets"], want["tags__offsets"].dtype)
     assert_same_bits(got, want)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "bool", "uint32"])
-@pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
-def test_loader_and_layer_give_one_dtype_for_columns_of_every_dtype(tmp_path, dtype, batch_layout):
-    rows = Chunk({
-        "x": np.array([0, 1, 1]).astype(dtype), "z": np.array([0.1, 3.0, 2.0]),
-        "k": np.array([4, 4, 9]), "y": np.array([0.5, 1, 0])
-    })  # fmt: skip
-    with ParquetSink(tmp_path / "rows.parquet") as sink:
-        sink.write(rows)
-    means = ["k"] >> TargetEncoding("y", None)
-    workflow = Workflow(["x"], ["z"] >> Normalize("float64"), means, ["y"], label_names=["y"])
-    workflow.fit(rows)
-    options = {"batch_layout": batch_layout}
-    loader = KerasSequenceLoader(
-        tmp_path / "rows.parquet", 3, label_names=["y"], shuffle=False, **options
-    ).map(workflow)
-    layer = workflow.to_keras(**options)
-    batch, _ = loader.peek()
-    assert_same_bits(layer(raw_tensors(layer, rows, [])), {n: t.numpy() for n, t in batch.items()})
 
 
 def test_lists_and_columns_come_in_as_tensors_arrays_or_lists_of_one_or_two_dimensions():

@@ -9,7 +9,6 @@ import decimal
 import keras
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -102,27 +101,6 @@ def test_mixed_types_and_empty_columns(tmp_path):
     assert got.select(ids).equals(table.select(ids))
 
 
-def test_ids_beyond_int64(tmp_path):
-    """Hashes as uint64, account numbers of 40 digits, decimals: features and ids."""
-    numbers = [2**64 - 1 - n % 40 for n in range(ROWS)]
-    table = pa.table(
-        {
-            "hash": pa.array(numbers, pa.uint64()),
-            "account": [str(10**39 + n % 30) for n in range(ROWS)],
-            "order": pa.array([decimal.Decimal(10**37 + n) for n in range(ROWS)]),
-            "label": pa.array([n % 2 for n in range(ROWS)], pa.int8()),
-        }
-    )
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
-    with pytest.raises(ValueError, match=r"column 'hash': .*below 2\*\*63, got .*HashBucket"):
-        Workflow(["hash"] >> Categorify()).fit(ParquetSource(tmp_path / "rows.parquet"))
-    workflow = Workflow(["hash"] >> HashBucket(99), ["account"] >> Categorify(), ["label"])
-    raw = {"hash": table["hash"].to_numpy(), "account": np.array(table["account"].to_pylist())}
-    ids = ["order", "hash", "account"]
-    got = taken_through(tmp_path / "rows.parquet", workflow, ids, raw, tmp_path)
-    assert got.select(ids).equals(table.select(ids))
-
-
 def test_sessions_of_lists_and_timestamps(tmp_path):
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 6, ROWS)
@@ -150,42 +128,3 @@ def test_sessions_of_lists_and_timestamps(tmp_path):
     ids = ["started", "clicked_at"]
     got = taken_through(tmp_path / "rows.parquet", workflow, ids, raw, tmp_path)
     assert got.select(ids).equals(table.select(ids))
-
-
-def test_days_in_hive_folders_by_several_writers(tmp_path):
-    """A folder for each day: INT96 times, dictionaries, data pages of both versions, codecs."""
-    folder, rows = tmp_path / "days", ROWS // 4
-    writers = [
-        {"use_deprecated_int96_timestamps": True, "compression": "gzip"},
-        {"data_page_version": "2.0", "compression": "zstd"},
-        {"use_dictionary": False, "compression": "none"},
-    ]
-    tables = []
-    for day in range(4):
-        numbers = np.arange(day * rows, (day + 1) * rows)
-        at = np.datetime64("2026-01-01", "ns") + numbers.astype("timedelta64[h]")
-        city = pa.array([f"city {n % 7}" for n in numbers])
-        table = pa.table(
-            {
-                "at": pa.array(at),
-                "city": city.dictionary_encode() if day == 1 else city,
-                "x": pa.array(numbers / ROWS, pa.float64()),
-                "label": pa.array(numbers % 2, pa.int64()),
-            }
-        )
-        path = folder / f"day=2026-01-0{day + 1}"
-        path.mkdir(parents=True)
-        if day < 3:
-            pq.write_table(table, path / "part.parquet", row_group_size=17, **writers[day])
-        else:
-            ds.write_dataset(table, path, format="parquet", max_rows_per_group=9)
-        tables.append(table.set_column(1, "city", city))
-    whole = pa.concat_tables(tables)
-    workflow = Workflow(["city"] >> Categorify(), ["x"] >> Normalize(), ["label"])
-    raw = {"city": np.array(whole["city"].to_pylist()), "x": whole["x"].to_numpy()}
-    got = taken_through(folder, workflow, ["at", "day", "city"], raw, tmp_path)
-    assert got["city"].to_pylist() == whole["city"].to_pylist()
-    assert got["at"].to_pylist() == whole["at"].to_pylist()
-    assert [str(day) for day in got["day"].to_pylist()[::rows]] == [
-        f"2026-01-0{n}" for n in range(1, 5)
-    ]

@@ -6,122 +6,36 @@ on a CPU, and raises where a GPU would, or where one would go on with wrong valu
 * what CuPy lacks: functions, methods and parameters that are not listed here, texts and objects;
 * an array of NumPy among arrays of the device, other than by `asarray`, or as an index;
 * a device's array where NumPy wants one of its own, or Python an index;
-* several values written to one place, of which any may stay;
-* an array used on another stream than that which made it, before that one was waited for.
+* several values written to one place, of which any may stay.
 
 Read from the sources of CuPy 14.2; `tests/ops/test_on_gpu.py` compares the lists with the real one.
 """
 
-import contextlib
 import functools
 import itertools
 import operator
-import threading
 import types
 
 import numpy as np
-from tutorlib.memory.spaces import _HostLease
-
-from tutorlib.memory import HostSpace
-
-# ---- streams: what was begun on each, and what of it is known to be done -------------------------
-
-
-class Stream:
-    """What a thread does, in order."""
-
-    def __init__(self):
-        self.begun = self.done = 0
-        STREAMS.append(self)
-
-    def synchronize(self):
-        """Wait until all that was begun is done."""
-        self.done = self.begun
-
-
-STREAMS = []
-DEFAULT = Stream()
-_of_thread = threading.local()
-
-
-def _current():
-    return getattr(_of_thread, "stream", DEFAULT)
-
 
 cupy = types.ModuleType("cupy")
-cupy.cuda = types.SimpleNamespace(Stream=Stream, get_current_stream=_current)
-
-
-class StandIn(HostSpace):
-    """A device whose array library is this module, with a stream for each thread that works."""
-
-    xp = cupy
-
-    def __init__(self, limit_bytes=None):
-        super().__init__(limit_bytes)
-        self.waited = 0
-        self._streams = threading.local()
-
-    @contextlib.contextmanager
-    def work(self):
-        before = _current()
-        if not hasattr(self._streams, "own"):
-            self._streams.own = Stream()
-        _of_thread.stream = self._streams.own
-        try:
-            yield
-        finally:
-            _of_thread.stream = before
-
-    def finish(self):
-        _current().synchronize()
-
-    def finish_consumers(self):
-        self.waited += 1
-        for stream in STREAMS:
-            stream.synchronize()
-
-    def allocate(self, nbytes):
-        memory = _made(super().allocate(nbytes))
-        self.finish()
-        return memory
-
-    def lease(self, memory, owner):
-        return _made(np.asarray(_HostLease(memory._host, owner)), memory._memory)
 
 
 # ---- arrays --------------------------------------------------------------------------------------
 
 
-class _Memory:
-    """When the values of an array, and of all that share memory with it, were last written."""
-
-    def __init__(self):
-        self.write()
-
-    def write(self):
-        self.stream = _current()
-        self.stream.begun += 1
-        self.moment = self.stream.begun
-
-    def read(self):
-        if self.stream is not _current() and self.moment > self.stream.done:
-            raise AssertionError("used on another stream before its own was waited for")
-
-
-def _made(host, memory=None):
+def _made(host):
     host = np.asarray(host)
     if host.dtype.kind not in "biuf":
         raise ValueError(f"Unsupported dtype {host.dtype}")
     array = object.__new__(ndarray)
-    array._host, array._memory = host, memory or _Memory()
+    array._host = host
     return array
 
 
 def _value(x):
     """What an operation works with: the values of an array of the device, or a scalar."""
     if isinstance(x, ndarray):
-        x._memory.read()
         return x._host
     if isinstance(x, bool | int | float | np.generic):
         return x
@@ -144,7 +58,7 @@ def _quiet(function, *arguments, **options):
 class ndarray:
     """An array of the stand-in."""
 
-    __slots__ = ("__weakref__", "_host", "_memory")
+    __slots__ = ("__weakref__", "_host")
     __hash__ = None
 
     dtype, shape, ndim, size, nbytes, itemsize = (
@@ -181,16 +95,11 @@ class ndarray:
         return NotImplemented if ours is None else ours(*arguments, **options)
 
     def __dlpack__(self, stream=None):
-        """Hand over; nobody waits for anything, so that it must have been done here."""
-        if self._memory.moment > self._memory.stream.done:
-            raise AssertionError("handed over before its stream was waited for")
         return self._host.__dlpack__()
 
     def get(self):
         """Return a copy in the host's memory."""
-        copied = _value(self).copy()
-        _current().synchronize()
-        return copied
+        return self._host.copy()
 
     def tolist(self):
         return self.get().tolist()
@@ -210,16 +119,11 @@ class ndarray:
     def __format__(self, how):
         return format(self.get(), how)
 
-    def _shared(self, host):
-        """An array over the same memory, or one of its own."""
-        shares = np.shares_memory(host, self._host) or not host.size
-        return _made(host, self._memory if shares else None)
-
     def __getitem__(self, key):
         key = key if isinstance(key, tuple) else (key,)
         if all(part is None or isinstance(part, int | slice | type(...)) for part in key):
-            return self._shared(self._host[key if ... in key else (*key, ...)])
-        return _made(_value(self)[tuple(map(_index, key))])
+            return _made(self._host[key if ... in key else (*key, ...)])
+        return _made(self._host[tuple(map(_index, key))])
 
     def __setitem__(self, key, value):
         value = _value(value)
@@ -227,7 +131,6 @@ class ndarray:
             raise TypeError(f"Unsupported type {type(value)}")
         key = tuple(map(_index, key if isinstance(key, tuple) else (key,)))
         self._host[key] = value
-        self._memory.write()
         written = self._host[key]
         wanted = np.broadcast_to(np.asarray(value).astype(self.dtype), np.shape(written))
         if not np.array_equal(written, wanted, equal_nan=self.dtype.kind == "f"):
@@ -236,29 +139,29 @@ class ndarray:
     def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
         if not copy and self.dtype == dtype:
             return self
-        return _made(_quiet(_value(self).astype, dtype))
+        return _made(_quiet(self._host.astype, dtype))
 
     def view(self, dtype=None):
-        return self._shared(self._host.view(dtype or self.dtype))
+        return _made(self._host.view(dtype or self.dtype))
 
     def reshape(self, *shape, order="C"):
-        return self._shared(self._host.reshape(*shape, order=order))
+        return _made(self._host.reshape(*shape, order=order))
 
     def ravel(self, order="C"):
-        return self._shared(self._host.ravel(order))
+        return _made(self._host.ravel(order))
 
     def copy(self, order="C"):
-        return _made(_value(self).copy())
+        return _made(self._host.copy())
 
     def fill(self, value):
         self[...] = value
 
     def clip(self, min=None, max=None, out=None):
-        return _made(_value(self).clip(*map(_optional, (min, max))))
+        return _made(self._host.clip(*map(_optional, (min, max))))
 
     @property
     def T(self):
-        return self._shared(self._host.T)
+        return _made(self._host.T)
 
 
 def _index(part):
@@ -281,14 +184,12 @@ COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 
 def _define_operators():
     def binary(function, swapped, self, other):
-        one, two = _value(self), _value(other)
+        one, two = self._host, _value(other)
         return _made(_quiet(function, two, one) if swapped else _quiet(function, one, two))
 
     def in_place(function, self, other):
         other = _value(other)
-        _value(self)
         _quiet(function, self._host, other)
-        self._memory.write()
         return self
 
     for name in (*BINARY, *COMPARE):
@@ -301,7 +202,7 @@ def _define_operators():
             setattr(ndarray, f"__i{name}__", functools.partialmethod(_Call(in_place), changed))
     for name in ("invert", "neg", "abs"):
         function = getattr(operator, f"__{name}__")
-        setattr(ndarray, f"__{name}__", lambda self, f=function: _made(f(_value(self))))
+        setattr(ndarray, f"__{name}__", lambda self, f=function: _made(f(self._host)))
 
 
 class _Call:

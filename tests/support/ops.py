@@ -1,6 +1,7 @@
 """What the tests of ops share: columns from lists, learning in any order, saving and loading."""
 
 import itertools
+import json
 import math
 
 import pyarrow as pa
@@ -54,4 +55,4 @@ def bits(op):
         key: {name: plain(column) for name, column in table.items()}
         for key, table in op.learned_tables().items()
     }
-    return repr((op.learned(), tables))
+    return json.dumps([op.learned(), tables], sort_keys=True)

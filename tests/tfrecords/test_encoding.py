@@ -6,7 +6,6 @@ import numpy as np
 
 from tests.support.tfrecords_rows import strings
 from tfrecords import encode_examples
-from tfrecords.encoding import encode_batch
 from tutorlib.columns import Chunk, Ragged
 
 
@@ -73,29 +72,3 @@ def test_rows_with_very_long_lists_are_encoded_in_smaller_blocks():
     overhead = sizes[2] - 2
     assert sizes[0] == 3 + overhead
     assert 3_000_000 < sizes[1] < 3_000_000 + 100
-
-
-def test_an_encoded_batch_has_the_bytes_that_protobuf_writes():
-    import tensorflow as tf
-
-    genres = Ragged(np.arange(200), np.array([0, 0, 3, 200]))
-    chunk = Chunk(
-        {
-            "genres": genres,
-            "I1": np.linspace(0, 1, 3),
-            "flag": np.array([True, False, True]),
-            "empty": Ragged(np.zeros(0, np.int64), np.zeros(4, np.int64)),
-        }
-    )
-    example = tf.train.Example()
-    stored = {
-        "I1": np.linspace(0, 1, 3).astype(np.float32),
-        "flag": np.array([1, 0, 1], np.int32),
-        "genres__values": np.arange(200),
-        "genres__nnzs": np.array([0, 3, 197], np.int32),
-        "empty__values": np.zeros(0, np.int64),
-        "empty__nnzs": np.zeros(3, np.int32),
-    }
-    for name, values in stored.items():
-        example.features.feature[name].bytes_list.value.append(values.tobytes())
-    assert tf.train.Example.FromString(encode_batch(chunk)) == example

@@ -1,10 +1,6 @@
 """Each form holds the rows of the Parquet files, and its readers give the batches of the loader."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
@@ -260,36 +256,3 @@ def test_files_that_were_changed_are_refused_by_name(written):
         with pytest.raises(ValueError, match=rf"{first.name}: {match}"):
             check_records(written["examples"])
         assert check_records(second) == 400
-
-
-KILLED_HALF_WAY = """
-import os, signal, sys
-from tests.support.tfrecords_rows import some_rows
-from tests.tfrecords import test_tfrecords
-from tfrecords import writers
-
-def dying(chunks, rows, blocks=writers._blocks):
-    for number, chunk in enumerate(blocks(chunks, 64)):
-        if number == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield chunk
-
-writers._blocks = dying
-test_tfrecords.WRITERS[sys.argv[1]](some_rows(), sys.argv[2])
-"""
-
-
-@forms
-def test_a_killed_writer_leaves_nothing_that_can_be_read(form, tmp_path, root, parquet):
-    folder, left = tmp_path / "folder", tmp_path / "folder.partial"
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", KILLED_HALF_WAY, form, str(folder)]
-    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": path})
-    assert killed.returncode == -signal.SIGKILL
-    assert left.exists()
-    for unfinished in (folder, left):
-        with pytest.raises(FileNotFoundError, match="was not written by"):
-            read_metadata(unfinished)
-    WRITERS[form](parquet, folder)
-    assert read_metadata(folder)["rows"] == 1000
-    assert not left.exists()

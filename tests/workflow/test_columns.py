@@ -217,13 +217,3 @@ def test_vectors_keep_their_length_in_memory_in_files_in_batches_and_served(vect
     assert stacked["continuous"].shape == (40, LENGTH * len(names))
     with pytest.raises(Exception, match=r"lists must have the shape \[batch, 3\]"):
         layer(raw | {"lists": np.zeros((40, 2), np.float32)})
-
-
-def test_a_saved_workflow_refuses_vectors_of_another_length(vectors, tmp_path):
-    path, workflow = vectors
-    loaded = Workflow.load(workflow.save(tmp_path / "w"), data=path)
-    assert loaded.output_schema == workflow.output_schema
-    table = pq.read_table(path).drop(["plain"])
-    four = pa.array([[1.0] * 4] * 40, pa.list_(pa.float64(), 4))
-    with pytest.raises(ValueError, match="'plain' is a vector of 4 float64, was a vector of 3"):
-        loaded.check_data(table.append_column("plain", four))

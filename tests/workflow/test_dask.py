@@ -116,23 +116,6 @@ def test_workers_killed_in_fit_do_not_change_the_result(two_workers, source, tmp
     assert before - set(two_workers.run(os.getpid).values())
 
 
-@pytest.mark.slow
-def test_workers_killed_while_they_write_do_not_change_the_files(two_workers, source, tmp_path):
-    fitted = deadly(tmp_path / "deaths").fit(source)
-    options = {"row_group_rows": 100, "rows_per_file": 300, "shuffle_seed": 3}
-    want = fitted.transform_to_parquet(source, tmp_path / "threads", **options)
-    for number in range(2):
-        (tmp_path / "deaths" / f"transform {number}").touch()
-    made = fitted.transform_to_parquet(source, tmp_path / "made", client=two_workers, **options)
-    assert os.listdir(tmp_path / "deaths") == []
-    files = sorted(path.relative_to(want) for path in want.rglob("*"))
-    assert files == sorted(path.relative_to(made) for path in made.rglob("*"))
-    for file in files:
-        if (want / file).is_file():
-            assert (want / file).read_bytes() == (made / file).read_bytes(), file
-    assert sorted(os.listdir(tmp_path)) == ["deaths", "made", "threads"]
-
-
 def test_an_error_on_a_worker_names_op_column_and_row_group(two_workers, tmp_path):
     path = write(tmp_path / "x.parquet", pa.table({"x": [0.0, 1.0, -5.0, 2.0]}), 2)
     failing = Workflow(["x"] >> LogOp() >> Normalize())
@@ -144,32 +127,6 @@ def test_an_error_on_a_worker_names_op_column_and_row_group(two_workers, tmp_pat
     with pytest.raises(ValueError, match=r"'x': LogOp .* got -5.0 .*row group 1 of .*x\.parquet"):
         fitted.transform_to_parquet(path, tmp_path / "out", client=two_workers)
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.parquet"]
-
-
-def bytes_received(function):
-    """Return how many bytes of results this process, the client, unpacks while `function` runs."""
-    received, loads = [], distributed.protocol.pickle.loads
-
-    def listening(data, **options):
-        received.append(len(data) + sum(memoryview(b).nbytes for b in options.get("buffers", ())))
-        return loads(data, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distributed.protocol.pickle, "loads", listening)
-        function()
-    return sum(received)
-
-
-def test_the_client_receives_the_vocabulary_but_no_states(two_workers, tmp_path):
-    """Of 300,000 values seen once the client gets those that are kept, and no state."""
-    many = np.random.default_rng(0).permutation(300_000)
-    path = write(tmp_path / "ids.parquet", pa.table({"id": many}), 10_000)
-    nothing_kept = Workflow(["id"] >> Categorify(freq_threshold=2))
-    assert bytes_received(lambda: nothing_kept.fit(path, two_workers)) < 300_000
-    assert nothing_kept.embedding_sizes()["id"][0] == 3
-    all_kept = Workflow(["id"] >> Categorify())
-    received = bytes_received(lambda: all_kept.fit(path, two_workers))
-    assert 300_000 * 16 <= received < 300_000 * 20  # a vocabulary once: value and count
 
 
 @pytest.mark.slow

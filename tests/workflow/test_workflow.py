@@ -5,13 +5,26 @@ import warnings
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.ops import bits
 from tests.support.workflow_rows import MOVIES, OUTPUTS, rows, same, workflow, write
 from tutorlib.columns import Chunk, Ragged
-from tutorlib.ops import Categorify, FillMedian, HashBucket, LabelEncoder, LogOp, Normalize
-from tutorlib.parquet import ParquetSource, RowGroup
+from tutorlib.ops import (
+    Categorify,
+    FillMedian,
+    HashBucket,
+    LabelEncoder,
+    LogOp,
+    Normalize,
+    TargetEncoding,
+)
+from tutorlib.parquet import ParquetSource, stored
 from tutorlib.workflow import Workflow
+from tutorlib.workflow import fit as fitting
 
 DATA = Chunk({"x": np.arange(10.0), "n": np.arange(10), "label": np.arange(10) % 2})
 
@@ -33,32 +46,6 @@ def test_fit_does_not_depend_on_kind_of_source_chunking_and_order(tmp_path):
     other = workflow().fit(rows(seed=1))
     assert other.fingerprint != want.fingerprint
     assert other.fit(path).fingerprint == want.fingerprint  # nothing is left of the first fit
-
-
-class Squares:
-    """A RowSource that computes its rows: two row groups of 50."""
-
-    row_groups = [RowGroup(0, index, 50) for index in range(2)]  # noqa: RUF012
-    num_rows, files = 100, ()
-    column_types = {"x": ("int64", False)}  # noqa: RUF012
-
-    def read(self, position, columns, start, stop):
-        first = 50 * position
-        return Chunk({"x": np.arange(first + start, first + stop) ** 2}).select(columns)
-
-    def location(self, position):
-        return ""
-
-    def fingerprint(self):
-        return None
-
-
-def test_fit_and_transform_take_any_row_source(tmp_path):
-    fitted = Workflow(["x"] >> Normalize()).fit(Squares())
-    assert fitted.groups[0].ops[0].learned()["mean"] == {"x": 3283.5}
-    written = ParquetSource(fitted.transform_to_parquet(Squares(), tmp_path / "out"))
-    squares = Chunk({"x": np.arange(100) ** 2})
-    assert same(Chunk.concat(list(written.chunks())), fitted.transform(squares))
 
 
 def test_the_schema_gives_name_role_dtype_and_cardinality_of_each_output():
@@ -100,23 +87,6 @@ def test_fitting_does_not_change_the_ops_that_were_given():
     assert second.transform(Chunk({"x": np.array([20.0])}))["x"].tolist() == [0]
     with pytest.raises(ValueError, match="Call fit"):
         Workflow(group).check_fitted()
-
-
-def test_a_failing_fit_leaves_the_workflow_unfitted():
-    failing = Workflow(["x"] >> LogOp() >> Normalize(), ["c"] >> Categorify())
-    good = Chunk({"x": np.array([1.0, 2.0]), "c": np.arange(2)})
-    failing.fit(good)
-    with pytest.raises(ValueError, match="'x': LogOp"):
-        failing.fit([good, Chunk({"x": np.array([-2.0, 1.0]), "c": np.arange(2)})])
-    with pytest.raises(ValueError, match=r"Call fit\(source\) first"):
-        failing.transform(good)
-
-
-def test_values_not_fitted_on_get_the_out_of_vocabulary_id():
-    fitted = workflow().fit(rows(200))
-    out = fitted.transform(rows(5000, seed=9))
-    assert (out["userId"] == 2).any()
-    assert out["userId"].max() < fitted.embedding_sizes()["userId"][0]
 
 
 @pytest.mark.parametrize("op", [Normalize(), Categorify(), FillMedian()])
@@ -196,3 +166,84 @@ def test_data_with_other_columns_is_refused_with_the_difference(tmp_path, change
         fitted.transform_to_parquet(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     fitted.check_data(table.append_column("more", table["label"]).drop_columns(["unused"]))
+
+
+# --- states of row ranges, merged in one way
+
+
+def shape(count, order):
+    """How the states of so many ranges are merged, as nested tuples, if they come in an order."""
+    merger = fitting.OrderedMerge(tuple, count)
+    for place in order:
+        assert merger.result is None
+        merger.add(place, place)
+    return merger.result
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 700), st.randoms(use_true_random=False))
+def test_the_order_in_which_states_come_does_not_matter(count, shuffled):
+    order = list(range(count))
+    shuffled.shuffle(order)
+    assert shape(count, order) == shape(count, range(count))
+
+
+def flat(nested):
+    return [nested] if isinstance(nested, int) else [leaf for part in nested for leaf in flat(part)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 64, 65, 73, 600])
+@pytest.mark.parametrize("step", [1, 8, 64])
+def test_a_task_of_whole_groups_merges_as_all_ranges_together_do(count, step):
+    whole = shape(count, range(count))
+    assert flat(whole) == list(range(count))
+    level = []
+    for start in range(0, count, step):
+        merger = fitting.OrderedMerge(tuple, min(step, count - start))
+        for place in range(start, min(start + step, count)):
+            merger.add(place - start, place)
+        level.append(merger.result)
+    while len(level) > 1:
+        groups = [level[start : start + 8] for start in range(0, len(level), 8)]
+        level = [tuple(group) if len(group) > 1 else group[0] for group in groups]
+    assert level[0] == whole
+
+
+def test_any_number_of_threads_learns_the_same_bits(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    columns = {"x": rng.lognormal(0, 9, 30_000), "k": rng.integers(0, 50, 30_000)}
+    table = pa.table({**columns, "row": np.arange(30_000)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7_001)
+    monkeypatch.setattr(fitting, "RANGE_ROWS", 500)  # ranges are cut within row groups
+    want = None
+    for threads in (1, 2, 7):
+        groups = ["x"] >> Normalize(), ["k"] >> TargetEncoding("x", "row")
+        fitted = Workflow(*groups).fit(tmp_path, threads=threads)
+        learned = [bits(group.ops[0]) for group in fitted.groups]
+        want = want or learned
+        assert learned == want
+
+
+def test_a_row_range_is_at_most_its_limit_and_ranges_cover_all_rows(tmp_path):
+    rows = pa.table({"x": np.arange(300_005)})
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=300_000)
+    ranges = fitting.row_ranges_in(fitting.as_source(tmp_path))
+    assert [r.num_rows for r in ranges] == [262_144, 37_856, 5]
+    parts = fitting.split_by_rows(ranges, 100_000)
+    assert [sum(r.num_rows for r in part) for part in parts] == [100_000, 100_000, 100_000, 5]
+
+
+def test_after_an_error_no_op_is_fitted_and_the_error_is_that_of_the_first_range(monkeypatch):
+    monkeypatch.setattr(stored, "TABLE_ROWS", 100)
+    values = [np.full(100, 1.0 if k != 3 else -5.0) for k in range(6)]
+    values[5] = np.full(100, -9.0)
+    workflow = Workflow(["x"] >> LogOp() >> Normalize())
+    with pytest.raises(ValueError, match=r"'x': LogOp .* got -5.0 .*row group 3 of"):
+        workflow.fit([Chunk({"x": v}) for v in values], threads=2)
+    with pytest.raises(ValueError, match="Call fit"):
+        workflow.transform(Chunk({"x": values[0]}))
+
+
+def test_threads_are_refused_with_a_client():
+    with pytest.raises(ValueError, match="with client="):
+        Workflow(["x"] >> Normalize()).fit(Chunk({"x": np.ones(3)}), object(), threads=2)

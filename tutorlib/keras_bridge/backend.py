@@ -96,7 +96,7 @@ def max_int_dtype() -> str:
         return "int64"
     import jax
 
-    return "int64" if jax.config.jax_enable_x64 else "int32"
+    return str(jax.dtypes.canonicalize_dtype("int64"))
 
 
 def min_int_dtype_of_models() -> str:

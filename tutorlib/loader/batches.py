@@ -66,6 +66,26 @@ class Part:
         """Rows of each batch, or of the piece."""
         return (self.segment.stop - self.segment.start) // (self.segment.batches or 1)
 
+    def split(self, count: int) -> tuple[Part, Part]:
+        """Return the first batches, and those after them."""
+        segment, stop = self.segment, self.segment.start + count * self.rows
+        halves = (
+            (Segment(segment.batch, count, segment.start, stop), slice(count)),
+            (
+                Segment(segment.batch + count, segment.batches - count, stop, segment.stop),
+                slice(count, None),
+            ),
+        )
+        first, rest = (
+            Part(
+                part,
+                {name: array[which] for name, array in self.scalars.items()},
+                {name: lists[which] for name, lists in self.lists.items()},
+            )
+            for part, which in halves
+        )
+        return first, rest
+
 
 class ChunkReader:
     """Decodes row ranges and makes the parts of chunks, for one pass over a loader.
@@ -119,7 +139,8 @@ class ChunkReader:
         for row_range in chunk.row_ranges:
             place = chunk.rank, row_range.row_group
             if row_range.row_group in plan.sliced and place not in self._streams:
-                self._streams[place] = _Stream(self, row_range.start)
+                stop = plan.sliced[row_range.row_group]
+                self._streams[place] = _Stream(self, row_range.start, stop)
         return ChunkWork(self, plan, chunk, first_batch)
 
     def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
@@ -290,6 +311,7 @@ class ChunkReader:
         picks: Any,
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch."""
+        # The checked values of all row ranges, one after the other.
         total = sum(row_range.num_rows for row_range, _ in pieces)
         matrix: Any = None
         row = 0
@@ -303,6 +325,7 @@ class ChunkReader:
                 matrix = self.empty((total, field.width), field.dtype)
             _interleave(cells, matrix[row : row + row_range.num_rows])
             row += row_range.num_rows
+        # Their rows in the chunk's order: whole batches side by side, pieces on their own.
         xp = array_namespace(matrix)
         for part in parts:
             segment, rows = part.segment, part.rows
@@ -440,8 +463,8 @@ class ChunkWork:
 class _Stream:
     """A row group whose slices are read in order, by whatever thread comes with the next one."""
 
-    def __init__(self, reader: ChunkReader, start: int) -> None:
-        self._reader, self._position = reader, start
+    def __init__(self, reader: ChunkReader, start: int, stop: int) -> None:
+        self._reader, self._position, self._stop = reader, start, stop
         self._steps: Generator[Chunk] | None = None
         self._turn, self._closed = threading.Condition(), False
 
@@ -454,11 +477,9 @@ class _Stream:
                 raise ParquetError(f"reading row group {row_range.row_group} was stopped")
             rows = row_range.num_rows
             if self._steps is None:
-                self._rows = rows
                 self._left = Chunk({})
-                stop = reader.source.row_groups[row_range.row_group].num_rows
                 step = reader.step_rows(row_range)
-                place = row_range.row_group, reader.columns, step, row_range.start, stop
+                place = row_range.row_group, reader.columns, step, row_range.start, self._stop
                 self._steps = reader.source.steps(*place)
             try:
                 pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
@@ -466,8 +487,10 @@ class _Stream:
                     pieces.append(next(self._steps))
                     count += pieces[-1].num_rows
                 whole = Chunk.concat(pieces) if len(pieces) > 1 else pieces[0]
-                self._left = whole.slice(rows, count)
+                self._left = whole.slice(rows, count) if count > rows else Chunk({})
                 self._position = row_range.stop
+                if row_range.start + count == self._stop:  # the last row has been decoded
+                    self._steps.close()
             except BaseException:
                 self._closed = True
                 raise
@@ -520,7 +543,8 @@ def _interleave(columns: Sequence[Any], matrix: Any) -> None:
 
 def _check_missing(name: str, chunk: Chunk, column: Any) -> None:
     """Raise ValueError if NaN, of which a comparison makes False, has become an integer."""
-    before, made = flat_values(chunk[name]) if name in chunk else None, flat_values(column)
+    before: Any = flat_values(chunk[name]) if name in chunk else None
+    made = flat_values(column)
     if not (is_array(before) and is_array(made) and before.dtype.kind == "f" != made.dtype.kind):
         return
     missing = array_namespace(before).isnan(before)
@@ -584,11 +608,13 @@ class Assembler:
                 self._waiting[work.chunk.rank] += work.parts
             runs.append(waiting[0])
         count = min(most, *(part.segment.batches for part in runs))
-        taken = [_first(part, count) for part in runs]
+        taken = []
         for waiting, part in zip(self._waiting.values(), runs, strict=True):
-            waiting[:1] = [] if part.segment.batches == count else [_rest(part, count)]
+            first, rest = part.split(count)
+            taken.append(first)
+            waiting[:1] = [rest] if rest.segment.batches else []
         self._next += count
-        return taken[0] if len(taken) == 1 else self._side_by_side(taken)
+        return taken[0] if len(taken) == 1 else self._joined(taken, count)
 
     def _complete(self, rank: int) -> bool:
         """Return whether the first part of a rank has whole batches; joins pieces of one."""
@@ -600,21 +626,23 @@ class Assembler:
         for number, part in enumerate(waiting):
             rows += part.rows
             if rows == size:
-                waiting[: number + 1] = [self._joined(waiting[: number + 1], size)]
+                waiting[: number + 1] = [self._joined(waiting[: number + 1], 1)]
                 return True
         return False
 
-    def _joined(self, pieces: Sequence[Part], rows: int) -> Part:
-        """Return the pieces of a batch as one batch."""
-        part = Part(Segment(pieces[0].segment.batch, 1, 0, rows))
-        for name, first in pieces[0].scalars.items():
-            out = self._reader.empty((1, rows, first.shape[2]), first.dtype)
-            arrays = [piece.scalars[name] for piece in pieces]
-            array_namespace(out).concatenate(arrays, axis=1, out=out)
-            part.scalars[name] = out
-        for name in pieces[0].lists:
-            part.lists[name] = [self._joined_lists(name, [p.lists[name][0] for p in pieces])]
-        return part
+    def _joined(self, parts: Sequence[Part], batches: int) -> Part:
+        """Return batches of which each has the rows of one batch, or piece, of every part."""
+        rows = sum(part.rows for part in parts)
+        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
+        stride = self._reader.stride(rows, batches)
+        for name, first in parts[0].scalars.items():
+            out = self._reader.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
+            array_namespace(out).concatenate([p.scalars[name] for p in parts], axis=1, out=out)
+            joined.scalars[name] = out
+        for name in parts[0].lists:
+            columns = zip(*(part.lists[name] for part in parts), strict=True)
+            joined.lists[name] = [self._joined_lists(name, lists) for lists in columns]
+        return joined
 
     def _joined_lists(self, name: str, lists: Sequence[Ragged]) -> Ragged:
         """Return lists one after the other, with as many values as the reader asks for."""
@@ -629,40 +657,3 @@ class Assembler:
             first += count
         values[first:] = values[first - 1 : first] if first else 0
         return Ragged(values, xp.concatenate(offsets))
-
-    def _side_by_side(self, parts: Sequence[Part]) -> Part:
-        """Return batches of which each has the rows of one batch of every part."""
-        batches = parts[0].segment.batches
-        rows = sum(part.rows for part in parts)
-        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
-        stride = self._reader.stride(rows, batches)
-        for name, first in parts[0].scalars.items():
-            out = self._reader.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
-            array_namespace(out).concatenate([p.scalars[name] for p in parts], axis=1, out=out)
-            joined.scalars[name] = out
-        for name in parts[0].lists:
-            columns = zip(*(part.lists[name] for part in parts), strict=True)
-            joined.lists[name] = [self._joined_lists(name, lists) for lists in columns]
-        return joined
-
-
-def _first(part: Part, count: int) -> Part:
-    """Return the first batches of a part."""
-    segment = dataclasses.replace(
-        part.segment, batches=count, stop=part.segment.start + count * part.rows
-    )
-    scalars = {name: array[:count] for name, array in part.scalars.items()}
-    return Part(segment, scalars, {name: lists[:count] for name, lists in part.lists.items()})
-
-
-def _rest(part: Part, count: int) -> Part:
-    """Return the batches of a part after the first ones."""
-    segment = part.segment
-    segment = Segment(
-        segment.batch + count,
-        segment.batches - count,
-        segment.start + count * part.rows,
-        segment.stop,
-    )
-    scalars = {name: array[count:] for name, array in part.scalars.items()}
-    return Part(segment, scalars, {name: lists[count:] for name, lists in part.lists.items()})

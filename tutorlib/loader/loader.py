@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +32,7 @@ from tutorlib.loader.batches import Assembler, ChunkReader, Part
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import STACKED_ROLES, Layout
 from tutorlib.loader.lists import MultiHot, values_per_row
-from tutorlib.loader.pipeline import Pipeline, Stopwatch, refuse_second
+from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan, RankPlan
 from tutorlib.loader.predict import ids_of_batches, predicted
 from tutorlib.loader.ranks import check_joined_batches, hash_of, refuse_other_ranks
@@ -472,14 +472,21 @@ class KerasSequenceLoader(LoaderAdapter):
         """Return the threads' pipeline, and what gives the next batches."""
         settings, source, plan = self._settings, self.source, self.plan
         _refuse_other_workers(settings.global_size)
+        passes = [ref() for ref in self._running]
+        if settings.memory_budget and any(one is not None and one.is_open for one in passes):
+            raise RuntimeError(
+                f"memory_budget={settings.memory_budget:,} bytes holds one pass at a time, but "
+                "another pass over this loader is open. Take its last batch, close() it or the "
+                "loader, or use a second KerasSequenceLoader, which has a budget of its own"
+            )
         self._warn_once()
         on_gpu, budget = source.device == "gpu", settings.memory_budget
         if not on_gpu:
             self._pool.limit_bytes = self._size.peak_bytes * settings.ranks_held
         if isinstance(budget, int):  # what is kept for later must leave room for decoding
             largest = max((chunk.num_rows for chunk in plan.chunks), default=0)
-            held = 2 * largest * self._row_bytes(whole=False).batch
-            self._pool.limit_bytes = int(held * settings.ranks_held)
+            two_chunks = 2 * largest * self._row_bytes(whole=False).batch
+            self._pool.limit_bytes = int(two_chunks * settings.ranks_held)
         means = values_per_row(source) if settings.multi_hot.bucketed else {}
         reader = ChunkReader(
             source,
@@ -508,7 +515,6 @@ class KerasSequenceLoader(LoaderAdapter):
             lanes=len(plan.ranks),
         )
         self._running.append(weakref.ref(pipeline, self._running.remove))
-        refuse_second(pipeline, self._running, budget if isinstance(budget, int) else None)
         assembler = Assembler(reader, plan, pipeline.next_work, first_batch)
         maker = BatchMaker(
             self.layout,
@@ -559,13 +565,8 @@ class KerasSequenceLoader(LoaderAdapter):
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a batch was asked for."""
-        return bool(self._running or self._stopwatch.sums())
-
     def __getstate__(self) -> dict[str, Any]:
-        if self.has_begun:
+        if self._running or self._stopwatch.sums():
             raise TypeError(
                 "a loader that has begun holds threads and cannot be copied or pickled. Do it "
                 "before the first batch; or make another loader with the same arguments and give "
@@ -693,7 +694,6 @@ class KerasSequenceLoader(LoaderAdapter):
         model: keras.Model,
         *,
         labels: bool = False,
-        class_names: Sequence[str] | None = None,
         name: str = "prediction",
         to: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -709,8 +709,6 @@ class KerasSequenceLoader(LoaderAdapter):
         Args:
             model: Keras model that takes the batches of this loader.
             labels: whether the table has the labels as the model sees them, after the ids.
-            class_names: names of the values of a prediction, for a column each; None for one column
-                that holds lists.
             name: name of the column of predictions, and the prefix of all their names.
             to: Parquet file (`.parquet`) or folder to write instead of returning a table. It
                 appears when it is whole, and memory holds one row group of it.
@@ -721,12 +719,11 @@ class KerasSequenceLoader(LoaderAdapter):
             `pyarrow.Table` with the columns `id_names`, the labels if asked for, and the
             predictions: a column `prediction` of numbers for an output [batch] or [batch, 1], of
             fixed-size lists for [batch, k]. Several outputs have a column each,
-            `prediction_{output}`; with `class_names`, columns end in `_{class}`. With `to`, the
-            path.
+            `prediction_{output}`. With `to`, the path.
 
         Raises:
-            ValueError: if two columns of the table have the same name, an output does not have a
-                value for each row, or `class_names` are not as many as its values.
+            ValueError: if two columns of the table have the same name, or an output does not have a
+                value for each row.
             FileExistsError: if `to` exists and `overwrite` is False.
 
         Example:
@@ -738,7 +735,7 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         with contextlib.ExitStack() as stack:
             loader = self.in_file_order(labels=labels)
-            tables = predicted(loader, model, labels, class_names, name, verbose)
+            tables = predicted(loader, model, labels, name, verbose)
             stack.enter_context(contextlib.closing(tables))
             if to is None:
                 return pa.concat_tables(tables)

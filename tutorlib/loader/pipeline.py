@@ -21,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -294,25 +294,3 @@ class Pipeline:
             del self._works[self._delivered], self._left[self._delivered]
             self._delivered += 1
             self._results.put(work)
-
-
-def refuse_second(
-    pipeline: Pipeline, running: Sequence[weakref.ref[Pipeline]], budget: int | None
-) -> None:
-    """Raise RuntimeError if an earlier pass over a loader with a budget is open.
-
-    Args:
-        pipeline: of the new pass.
-        running: the pipelines of the loader, in order: of passes that begin on several threads, the
-            first one goes on.
-        budget: bytes, for messages; None for any number of passes.
-    """
-    pipelines = [ref() for ref in running[:]]
-    earlier = pipelines[: pipelines.index(pipeline)]
-    if budget is not None and any(other is not None and other.is_open for other in earlier):
-        pipeline.close()
-        raise RuntimeError(
-            f"memory_budget={budget:,} bytes holds one pass at a time, but another pass over "
-            "this loader is open. Take its last batch, close() it or the loader, or use a "
-            "second KerasSequenceLoader, which has a budget of its own"
-        )

@@ -93,7 +93,7 @@ class RankPlan:
     Attributes:
         starts: int64 [batches + 1], position at which each batch begins, and the end of the last.
         chunks: `ChunkPlan` of every chunk, in order.
-        sliced: row groups of which several slices are read, in order, by successive chunks.
+        sliced: {row group of which successive chunks read slices, in order: end of the last one}.
 
     Raises:
         ValueError: if a setting is out of range, or there are fewer rows than ranks.
@@ -135,20 +135,24 @@ class RankPlan:
             raise ValueError(f"{total} rows are too few for {world_size} ranks")
         self.batch_size, self.shuffle, self.rank = batch_size, shuffle, rank
         self.seed, self.epoch = seed, epoch
+        # 1. Partitions, in an order that all ranks share.
         partitions = _partitions(row_counts, partition_rows)
         if shuffle:
             order = np.random.default_rng([seed, epoch]).permutation(len(partitions))
             partitions = [partitions[i] for i in order]
+        # 2. One run of the sequence per rank, of equal length give or take one row.
         cuts = [total * r // world_size for r in range(world_size + 1)]
         counts = [b - a for a, b in itertools.pairwise(cuts)]
         self.starts = _batch_starts(counts[rank], min(counts), max(counts), batch_size, drop_last)
         # The last two batches may be smaller, all others are full.
         self._full = int((np.diff(self.starts) == batch_size).sum())
+        # 3. Chunks of the run; slices of large row groups take turns in them.
         run = _cut(partitions, cuts[rank], cuts[rank + 1])
         lanes = parts_per_chunk if shuffle else 1
         self.chunks = _chunks(rank, _slices(run, partition_rows, lanes), parts_per_chunk)
-        ranges = Counter(r.row_group for chunk in self.chunks for r in chunk.row_ranges)
-        self.sliced = {row_group for row_group, count in ranges.items() if count > 1}
+        ranges = [row_range for chunk in self.chunks for row_range in chunk.row_ranges]
+        slices = Counter(row_range.row_group for row_range in ranges)
+        self.sliced = {r.row_group: r.stop for r in ranges if slices[r.row_group] > 1}
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -183,6 +187,8 @@ class RankPlan:
         """
         if not self.shuffle:
             return None
+        # Each row gets the number of a batch, as often as the batch has rows here, in random order;
+        # sorting by it, which keeps the order of rows with the same number, is the permutation.
         first, rows = self.chunks[chunk].first, self.chunks[chunk].num_rows
         bounds = self.starts[(self.starts > first) & (self.starts < first + rows)] - first
         sizes = np.diff(bounds, prepend=0, append=rows)

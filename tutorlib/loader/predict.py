@@ -57,7 +57,6 @@ def predicted(
     loader: Any,
     model: keras.Model,
     labels: bool,
-    class_names: Sequence[str] | None,
     name: str,
     verbose: str | int,
 ) -> Generator[pa.Table]:
@@ -67,7 +66,6 @@ def predicted(
         loader: `KerasSequenceLoader` in the order of the files.
         model: as in `KerasSequenceLoader.predict`, and so are the others.
         labels: whether the table has the labels.
-        class_names: names of the values of a prediction.
         name: name of the column of predictions.
         verbose: how progress is shown.
     """
@@ -84,7 +82,7 @@ def predicted(
             columns: list[tuple[str, Any]] = [*zip(ids.column_names, ids.columns, strict=True)]
             if labels:
                 one = not isinstance(target, Mapping)
-                columns += _columns({label_names[0]: target} if one else target, rows, None)
+                columns += _columns({label_names[0]: target} if one else target, rows)
             outputs = model.predict_on_batch(inputs)
             if isinstance(outputs, list | tuple):
                 names = getattr(model, "output_names", None) or range(len(outputs))
@@ -93,7 +91,7 @@ def predicted(
                 named = {f"{name}_{output}": array for output, array in outputs.items()}
             else:
                 named = {name: outputs}
-            columns += _columns(named, rows, class_names)
+            columns += _columns(named, rows)
             counts = collections.Counter(column for column, _ in columns)
             if twice := sorted(column for column, count in counts.items() if count > 1):
                 raise ValueError(
@@ -104,9 +102,7 @@ def predicted(
             bar.update(number + 1)
 
 
-def _columns(
-    arrays: Mapping[str, Any], rows: int, class_names: Sequence[str] | None
-) -> Generator[tuple[str, pa.Array]]:
+def _columns(arrays: Mapping[str, Any], rows: int) -> Generator[tuple[str, pa.Array]]:
     """Yield (name, column) of arrays or tensors that have a value or an array for each row."""
     for name, values in arrays.items():
         array = keras.ops.convert_to_numpy(values)
@@ -117,15 +113,6 @@ def _columns(
                 f"{name!r} has the shape {array.shape} for a batch of {rows} rows; the model must "
                 "give a value, or an array, for each row"
             )
-        if class_names is not None:
-            if array.shape != (rows, len(class_names)):
-                raise ValueError(
-                    f"class_names has {len(class_names)} names, but {name!r} has the shape "
-                    f"{array.shape}; give a name for each value of a row, or none"
-                )
-            for number, class_name in enumerate(class_names):
-                yield f"{name}_{class_name}", pa.array(array[:, number])
-            continue
         sizes = array.shape[1:] if array.shape != (rows, 1) else ()
         column = pa.array(array.reshape(-1))
         for size in reversed(sizes):

@@ -30,8 +30,8 @@ CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
-OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
-PAGE_BYTES = 2**21  # that an open row group holds for each column: pages, and what is read
+OPEN_FRACTION = 0.33  # of the budget, for row groups that are open between two slices
+PAGE_BYTES = 3 * 2**19  # that an open row group holds for each column: pages, and what is read
 DECODE_COPIES = 2  # of a column that a thread decodes: from Arrow, and joined in a batch's type
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
 ORDER_BYTES = 24  # of a row: its place in the order, twice while it is drawn
@@ -142,6 +142,7 @@ def chunk_size(
             rows = max(1, min(rows, max(largest, PART_ROWS), wanted // CHUNK_PARTS))
     elif WHOLE_PARTS * largest <= wanted or largest == 1:
         rows = min(max(largest, PART_ROWS), max(largest, wanted // CHUNK_PARTS))
+        rows -= rows % largest  # a partition has whole row groups
         parts = max(1, wanted // rows)
     else:
         parts = min(lanes, wanted)
@@ -200,5 +201,7 @@ def row_bytes(
         batch=batch,
         decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
         opened=min(pages, whole_bytes),
-        fixed=settings.batch_size * (3 * batch + (AHEAD_BATCHES if lists else 0) * ahead),
+        fixed=settings.batch_size
+        // settings.ranks_held
+        * (3 * batch + (AHEAD_BATCHES if lists else 0) * ahead),
     )

@@ -50,6 +50,7 @@ class BatchMaker:
         self._multi_hot, self._integer = layout.multi_hot, np.dtype(min_int_dtype)
         if as_numpy and self._multi_hot.form == "ragged":
             raise ValueError("multi_hot='ragged' gives tensors; for NumPy use 'nnzs' or 'padded'")
+        self._fields, self._lists = [field.name for field in layout.fields], [*layout.ragged]
         self._labels, self._weights = schema.labels.names, schema.with_role("weight").names
         self._tensor: Callable[[Any], Any] = to_host
         if not as_numpy:
@@ -62,14 +63,15 @@ class BatchMaker:
         with eager_scope():
             count = part.segment.batches
             tensors = {}
-            for name, array in part.scalars.items():
+            for name in self._fields:  # in this order, whichever thread was the first
+                array = part.scalars[name]
                 rows = array[:, :, 0] if name in self._weights else array
                 tensors[name] = self._tensors(rows)
             weights = [tensors.pop(name) for name in self._weights]
             labels = {name: tensors.pop(name) for name in self._labels}
             inputs = _by_batch(tensors, count)
-            for name, lists in part.lists.items():
-                for batch, one in zip(inputs, lists, strict=True):
+            for name in self._lists:
+                for batch, one in zip(inputs, part.lists[name], strict=True):
                     batch.update(self._list_tensors(name, one))
             targets: Iterable[Any] = [None] * count
             if labels:

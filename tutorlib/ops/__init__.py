@@ -32,13 +32,13 @@ from tutorlib.ops.keys import (
     LabelEncoder,
     TargetEncoding,
 )
-from tutorlib.ops.lists_dates import DateParts, ListSlice
 from tutorlib.ops.numbers import (
     Bucketize,
     Clip,
     FillMedian,
     FillMissing,
     LambdaOp,
+    ListSlice,
     LogOp,
     Normalize,
     NormalizeMinMax,
@@ -47,7 +47,7 @@ from tutorlib.ops.numbers import (
 
 __all__ = [
     "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Bucketize", "Categorify", "Clip", "ColumnGroup",
-    "ColumnOp", "DateParts", "FillMedian", "FillMissing", "HashBucket", "JoinExternal",
+    "ColumnOp", "FillMedian", "FillMissing", "HashBucket", "JoinExternal",
     "LabelEncoder", "LambdaOp", "LearningOp", "ListSlice", "LogOp", "Normalize", "NormalizeMinMax",
     "Op", "Rename", "Select", "TargetEncoding", "as_group", "op_class", "saved_name",
 ]  # fmt: skip

@@ -170,7 +170,10 @@ class Op(ABC):
             rule = "takes numbers, got strings. Use Categorify or HashBucket."
             raise TypeError(self._wrong(name, rule))
         if values.dtype.kind in "mM":
-            rule = f"takes numbers, got {values.dtype}. Make them of dates with DateParts."
+            rule = (
+                f"takes numbers, got {values.dtype}. Take numbers out of dates in the data, as by "
+            )
+            rule += "pyarrow.compute.year."
             raise TypeError(self._wrong(name, rule))
         return values, valid
 
@@ -541,8 +544,8 @@ def check_real(name: str, value: Any, at_least: float = -math.inf) -> Any:
     number = value.item() if isinstance(value, np.generic) else value
     limit = sys.float_info.max
     if not isinstance(number, int | float) or not max(at_least, -limit) <= number <= limit:
-        limit = "" if at_least == -math.inf else f" of at least {at_least}"
-        raise ValueError(f"{name} must be a finite number{limit}, got {reprlib.repr(value)}")
+        rule = "" if at_least == -math.inf else f" of at least {at_least}"
+        raise ValueError(f"{name} must be a finite number{rule}, got {reprlib.repr(value)}")
     return value
 
 

@@ -38,7 +38,7 @@ from tutorlib.columns import (
     to_namespace,
     with_nulls,
 )
-from tutorlib.hashing import KeyIndex, hash_integers, hash_values, mix, to_buckets
+from tutorlib.hashing import KeyIndex, hash_values, mix, to_buckets
 from tutorlib.ops.base import (
     FIRST_OOV_ID,
     NULL_ID,
@@ -124,8 +124,8 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
     """
     if not isinstance(wanted, Strings) or memory_of(wanted) is not np:
         return index.find(wanted)
-    encoded = isinstance(wanted, EncodedStrings)
-    strings = wanted.dictionary if encoded else wanted.to_arrow()
+    encoded = wanted if isinstance(wanted, EncodedStrings) else None
+    strings = wanted.to_arrow() if encoded is None else encoded.dictionary
     if len(index.keys) > _KEYS_PER_STRING * len(strings):
         positions = index.find(Strings.from_arrow(strings))
     else:
@@ -133,7 +133,7 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
         pair = strings_as_integers(known), strings_as_integers(strings)
         known, strings = (known, strings) if None in pair else pair
         positions = pc.index_in(strings, value_set=known).fill_null(-1).to_numpy() + np.int32(1)
-    return positions[wanted.codes] if encoded else positions
+    return positions if encoded is None else positions[encoded.codes]
 
 
 class Categorify(ColumnOp, LearningOp):
@@ -152,8 +152,6 @@ class Categorify(ColumnOp, LearningOp):
 
     Args:
         freq_threshold: values that occur fewer times are out of vocabulary; or {name: threshold}.
-        max_size: largest cardinality, all ids included; the rarest values are out of vocabulary.
-            None for no limit; or {name: size}.
         num_oov_buckets: ids for values out of vocabulary, at least 1.
         vocabularies: {name: values in the order of their ids} of columns that do not learn.
         joint: whether the columns share one vocabulary (user and friend, film and sequel).
@@ -177,24 +175,17 @@ class Categorify(ColumnOp, LearningOp):
     def __init__(
         self,
         freq_threshold: int | Mapping[str, int] = 0,
-        max_size: int | Mapping[str, int] | None = None,
         num_oov_buckets: int = 1,
         vocabularies: Mapping[str, Any] | None = None,
         joint: bool = False,
     ) -> None:
-        self.freq_threshold, self.max_size, self.joint = freq_threshold, max_size, joint
+        self.freq_threshold, self.joint = freq_threshold, joint
         buckets = check_integer("Categorify: num_oov_buckets", num_oov_buckets, 1, bits=31)
         self.num_oov_buckets = buckets
         self._first_id = FIRST_OOV_ID + buckets
         for threshold in _settings(freq_threshold):
             check_integer("Categorify: freq_threshold", threshold, 0, bits=63)
-        for size in _settings(max_size):
-            if size is not None and check_integer("Categorify: max_size", size, 0) < self._first_id:
-                raise ValueError(
-                    f"Categorify: max_size must be at least {self._first_id} (padding, null and "
-                    f"{buckets} out of vocabulary), got {size}"
-                )
-        settings = (vocabularies, freq_threshold, max_size)
+        settings = (vocabularies, freq_threshold)
         by_name = [s for s in settings if isinstance(s, Mapping) and s]  # none is saved as {}
         if joint and by_name:
             raise ValueError(f"Categorify: joint=True takes no settings by column, got {by_name}")
@@ -231,12 +222,10 @@ class Categorify(ColumnOp, LearningOp):
         """Return ({}, vocabularies): keys by falling count, equally frequent ones by value."""
         tables = dict(self._tables)
         for key, (values, counts) in state.items():
-            limit = per_column(self.max_size, key)
             frequent = np.flatnonzero(counts >= per_column(self.freq_threshold, key, 0))
             values, counts = values.take(pa.array(frequent)), counts[frequent]
             order = pc.array_sort_indices(values).to_numpy()
             order = order[np.argsort(-counts[order], kind="stable")]
-            order = order[: None if limit is None else limit - self._first_id]
             values, counts = values.take(pa.array(order)), counts[order]
             tables[key] = Chunk({"value": column_from_arrow(values), "count": counts})
         return {}, tables
@@ -285,14 +274,13 @@ class Categorify(ColumnOp, LearningOp):
             ids[~valid] = NULL_ID
         return ids
 
-    def decode(self, name: str, predictions: Any, multi_hot: bool = False) -> np.ndarray:
+    def decode(self, name: str, predictions: Any) -> np.ndarray:
         """Return the values of ids that a model predicts, None for padding, null and unknown.
 
         Args:
             name: the column, as the op sees it.
             predictions: integer ids [n] or [n, 1]; or probabilities [n, cardinality], of which the
                 largest wins.
-            multi_hot: not for ids of features; False.
 
         Returns:
             object [n].
@@ -303,7 +291,7 @@ class Categorify(ColumnOp, LearningOp):
         given, size = np.asarray(predictions), self.cardinality(name)
         ids = given.argmax(axis=1) if given.dtype.kind == "f" and given.ndim == 2 else given.ravel()
         fits = ids.dtype.kind in "iu" and (given.ndim == 1 or given.shape[1:] in ((1,), (size,)))
-        if multi_hot or not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
+        if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
             rule = f"has ids in [0, {size}), got {given.dtype} predictions of shape {given.shape}"
             raise ValueError(self._wrong(name, rule))
         values = [*[None] * self._first_id, *self.vocabulary(name)]
@@ -348,20 +336,16 @@ class LabelEncoder(ColumnOp, LearningOp):
     workflow leaves labels out.
 
     Returns (from transform): int32 ids, int64 for more than 2**31 classes; a null or NaN stays
-    null. Of a column of lists, a multi-hot target, float32 [rows, n] with 1 for each class in a
-    row's list, as `binary_crossentropy` over n sigmoids takes it; its nulls have no class.
+    null.
 
     Args:
-        classes: strings, numbers or booleans in the order of their ids, or {name: classes}. None
-            learns those in the data, sorted: numbers by value, strings by their UTF-8 bytes.
-        unknown: what other values become: "error" refuses them, "null" makes them null, and an
-            integer from -1 on is their id. Keras's sparse losses skip the id that their
-            `ignore_class` names, such as -1. In lists, an id that no class has is left out.
+        classes: strings, numbers or booleans in the order of their ids. None learns those in the
+            data, sorted: numbers by value, strings by their UTF-8 bytes.
 
     Raises:
-        ValueError: if classes are not unique or `unknown` is another value; in `finalize`, for a
-            column of nulls; in `transform`, for an unknown value, with its row.
-        TypeError: for strings where classes are numbers, or the other way round.
+        ValueError: if classes are not unique; in `finalize`, for a column of nulls; in
+            `transform`, for a value that is no class, with its row.
+        TypeError: for strings where classes are numbers, or the other way round; for lists.
 
     Example:
         >>> op = LabelEncoder()
@@ -373,22 +357,9 @@ class LabelEncoder(ColumnOp, LearningOp):
         ['<=50K', '>50K']
     """
 
-    def __init__(
-        self,
-        classes: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
-        unknown: str | int = "error",
-    ) -> None:
-        if unknown not in ("error", "null"):
-            if isinstance(unknown, str):
-                raise ValueError(
-                    f"LabelEncoder: unknown must be 'error', 'null' or an id, got {unknown!r}"
-                )
-            check_integer("LabelEncoder: unknown", unknown, at_least=-1, bits=31)
-        self.classes, self.unknown = classes, unknown
-        by_name = classes if isinstance(classes, Mapping) else {}
-        self._given = {name: _given_classes(name, some) for name, some in by_name.items()}
-        shared = classes is not None and not isinstance(classes, Mapping)
-        self._shared = _given_classes(None, classes) if shared else None  # of all columns
+    def __init__(self, classes: Sequence[Any] | None = None) -> None:
+        self.classes = classes
+        self._given = None if classes is None else _given_classes(classes)
         self.reset()
 
     def reset(self) -> None:
@@ -397,23 +368,14 @@ class LabelEncoder(ColumnOp, LearningOp):
 
     def unlearned(self, names: Sequence[str]) -> list[str]:
         """Return the columns whose classes are not known."""
-        return [name for name in names if self._known(name) is None]
-
-    def _known(self, name: str) -> _Classes | None:
-        return self._shared or self._given.get(name) or self._learned.get(name)
-
-    def _classes(self, name: str) -> _Classes:
-        classes = self._known(name)
-        if classes is None:
-            raise ValueError(self._wrong(name, "has no classes yet. Call fit first."))
-        return classes
+        return [n for n in names if self._given is None and n not in self._learned]
 
     def partial(self, chunk: Chunk) -> dict[str, pa.Array]:
         """Return {column: its distinct values}."""
         return {name: self._distinct(name, chunk[name]) for name in self.unlearned(chunk.names)}
 
     def _distinct(self, name: str, column: Any) -> pa.Array:
-        column = flat_values(column)
+        self._check_no_lists(name, column)
         values, there = parts_of(column)[0], ~missing_in(column)
         kind = values.dtype.kind if is_array(values) else "string"
         if kind == "f":
@@ -423,10 +385,7 @@ class LabelEncoder(ColumnOp, LearningOp):
 
     def merge_states(self, states: Sequence[pa.Array]) -> pa.Array:
         """Return the distinct values of all states."""
-        kinds = sorted({str(state.type) for state in states})
-        if len(kinds) > 1:
-            raise TypeError(f"takes classes of one type, got {kinds}")
-        return pa.concat_arrays(states).unique()
+        return distinct_keys(states)[0]
 
     def finalize(self, state: dict[str, pa.Array]) -> None:
         """Number the classes in their order."""
@@ -447,56 +406,39 @@ class LabelEncoder(ColumnOp, LearningOp):
         """Set the classes."""
         self._learned = {name: _Classes(table["value"]) for name, table in tables.items()}
 
+    def _classes(self, name: str) -> _Classes:
+        if self.unlearned([name]):
+            raise ValueError(self._wrong(name, "has no classes yet. Call fit first."))
+        return self._given or self._learned[name]
+
     def classes_of(self, name: str) -> list[Any]:
         """Return the classes of a column in the order of their ids."""
         return self._classes(name).values.tolist()
 
     def transform(self, chunk: Chunk) -> Chunk:
-        """Return the ids of single values, the multi-hot targets of lists."""
-        columns = {name: as_lists(column) for name, column in chunk.items()}
-        return Chunk(
-            {
-                name: (self._multi_hot if isinstance(c, Ragged) else self.transform_column)(name, c)
-                for name, c in columns.items()
-            }
-        )
+        """Return the ids of each column's classes."""
+        for name, column in chunk.items():
+            self._check_no_lists(name, column)
+        return super().transform(chunk)
 
-    def _multi_hot(self, name: str, lists: Ragged) -> Array:
-        """Return float32 [rows, classes], 1 where a class is in a row's list."""
-        rows = row_ids(lists.offsets)
-        ids, valid = parts_of(self.transform_column(name, lists.values, rows))
-        size = len(self.classes_of(name))
-        known = (ids >= 0) & (ids < size)
-        known = known if valid is None else known & valid
-        target = array_namespace(rows).zeros((len(lists), size), dtype=np.float32)
-        target[rows[known], ids[known]] = 1
-        return target
-
-    def transform_column(self, name: str, column: Any, rows: Array | None = None) -> Any:
-        """Return the ids of a column's values; `rows` has the row of each for messages."""
+    def transform_column(self, name: str, column: Any) -> Any:
+        """Return the ids of a column's values."""
         classes, (values, _) = self._classes(name), parts_of(column)
         self._check_kind(name, values, classes.values)
         found, missing = classes.find(values), missing_in(column)
-        ids = found.astype(id_dtype(len(classes.values)), copy=False) - 1
         wrong = (found == 0) & ~missing
         if bool(wrong.any()):
-            if self.unknown == "error":
-                place = int(wrong.argmax())
-                row = place if rows is None else int(rows[place])
-                value = slice_rows(values, place, place + 1).tolist()[0]
-                rule = (
-                    f"knows the classes {reprlib.repr(self.classes_of(name))}, got {value!r} at "
-                    f"row {row} of the chunk. Fit on rows of every class, name all of them in "
-                    "classes=, or pass unknown='null' or an id for such values."
-                )
-                raise ValueError(self._wrong(name, rule))
-            if self.unknown == "null":
-                missing = missing | wrong
-            else:
-                ids[wrong] = self.unknown
+            row = int(wrong.argmax())
+            rule = (
+                f"knows the classes {reprlib.repr(self.classes_of(name))}, got "
+                f"{slice_rows(values, row, row + 1).tolist()[0]!r} at row {row} of the chunk. Fit "
+                "on rows of every class, or name all of them in classes=."
+            )
+            raise ValueError(self._wrong(name, rule))
+        ids = found.astype(id_dtype(len(classes.values)), copy=False) - 1
         return with_nulls(ids, ~missing)
 
-    def decode(self, name: str, predictions: Any, multi_hot: bool = False) -> Any:
+    def decode(self, name: str, predictions: Any) -> Any:
         """Return the classes that a model predicts.
 
         Args:
@@ -504,44 +446,29 @@ class LabelEncoder(ColumnOp, LearningOp):
             predictions: integer ids [n] or [n, 1]; probabilities [n, classes], of which the largest
                 wins; or, of two classes, the probability of the second one, [n] or [n, 1], which
                 wins from 0.5 on.
-            multi_hot: whether rows have several classes: predictions are [n, classes], and those
-                from 0.5 on are of the row.
 
         Returns:
-            Array [n] of classes; if `multi_hot`, a list of n such arrays.
+            Array [n] of classes.
 
         Raises:
             ValueError: if the shape does not fit the number of classes, or an id is not theirs.
         """
         classes, given = np.array(self.classes_of(name)), np.asarray(predictions)
-        if multi_hot and given.ndim == 2 and given.shape[1] == len(classes):
-            return [classes[row >= 0.5] for row in given]
-        if given.dtype.kind == "f" and given.ndim == 2 and given.shape[1] == len(classes):
+        flat, size = given.reshape(-1), len(classes)
+        if given.dtype.kind == "f" and given.shape[1:] == (size,):
             ids = given.argmax(axis=1)
-        elif multi_hot or given.ndim > 2 or given.size != len(given):
-            rule = f"has {len(classes)} classes, got predictions of shape {given.shape}"
-            raise ValueError(self._wrong(name, rule))
-        elif given.dtype.kind != "f":
-            ids = given.reshape(-1).astype(np.int64)
-        elif len(classes) == 2:
-            ids = (given.reshape(-1) >= 0.5).astype(np.int64)
         else:
-            rule = f"needs probabilities [n, {len(classes)}], got the shape {given.shape}"
-            raise ValueError(self._wrong(name, rule))
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(classes):
-            rule = f"has ids in [0, {len(classes)}), got {int(ids.min())} to {int(ids.max())}"
-            raise ValueError(self._wrong(name, rule))
-        return classes[ids]
+            ids = flat >= 0.5 if given.dtype.kind == "f" and size == 2 else flat
+        fits = len(ids) == len(given) and ids.dtype.kind in "iub"
+        if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
+            rule = f"has {size} classes with ids in [0, {size}), got {given.dtype} predictions of "
+            raise ValueError(self._wrong(name, f"{rule}shape {given.shape}"))
+        return classes[ids.astype(np.int64)]
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return label columns: ids, and vectors in place of lists."""
-        sizes = [len(self.classes_of(column.name)) for column in columns]
-        return [
-            Column(column.name, "label", "float32", length=size)
-            if column.multi_hot or column.length is not None
-            else Column(column.name, "label", id_dtype(size))
-            for column, size in zip(columns, sizes, strict=True)
-        ]
+        """Return label columns of ids."""
+        sizes = [len(self._classes(column.name).values) for column in columns]
+        return [Column(c.name, "label", id_dtype(n)) for c, n in zip(columns, sizes, strict=True)]
 
 
 class _Classes:
@@ -572,16 +499,15 @@ def _bits(values: Array) -> Array:
     return (values.astype(np.float64) + 0.0).view(np.int64)  # -0.0 becomes 0.0
 
 
-def _given_classes(name: str | None, classes: Any) -> _Classes:
-    """Return the user's classes; ValueError or TypeError if they cannot be some."""
-    where = "LabelEncoder" if name is None else f"column {name!r}: LabelEncoder"
+def _given_classes(classes: Any) -> _Classes:
+    """Return the user's classes; ValueError if they cannot be some."""
     try:
         array = pa.array(classes)
         if array.null_count or pa.types.is_nested(array.type) or not len(array):
             raise ValueError("strings, numbers or booleans are needed, none of them null")
         return _Classes(column_from_arrow(array))
     except (TypeError, ValueError) as error:  # also of Arrow
-        raise ValueError(f"{where}: classes {reprlib.repr(classes)}: {error}") from error
+        raise ValueError(f"LabelEncoder: classes {reprlib.repr(classes)}: {error}") from error
 
 
 class HashBucket(ColumnOp):
@@ -754,8 +680,6 @@ class TargetEncoding(LearningOp):
             to transform are never rows learned from.
         folds: number of folds, 2 to 255.
         smoothing: number of rows that the prior counts for, 0 or more.
-        prior: mean to smooth towards; None for the mean of all rows.
-        seed: another seed gives other folds.
         dtype: of the output, "float16", "float32" or "float64".
 
     Raises:
@@ -781,15 +705,11 @@ class TargetEncoding(LearningOp):
         fold_column: str | None,
         folds: int = 5,
         smoothing: float = 20.0,
-        prior: float | None = None,
-        seed: int = 0,
         dtype: str = "float32",
     ) -> None:
         self.target, self.fold_column = target, fold_column
-        self.seed = check_integer("TargetEncoding: seed", seed, at_least=-(2**63), bits=63)
         self.folds = check_integer("TargetEncoding: folds", folds, at_least=2, bits=8)
         self.smoothing = check_real("TargetEncoding: smoothing", smoothing, at_least=0)
-        self.prior = None if prior is None else check_real("TargetEncoding: prior", prior)
         self.dtype = float_dtype(dtype, "TargetEncoding")
         if not isinstance(target, str):
             raise TypeError(f"TargetEncoding: target must be the name of a column, got {target!r}")
@@ -846,8 +766,7 @@ class TargetEncoding(LearningOp):
             )
             raise ValueError(self._wrong(name, rule))
         hashes = hash_values(values)
-        hashes ^= hash_integers(np.array([self.seed]))[0]
-        mix(hashes)
+        mix(hashes)  # so that folds and the buckets of HashBucket have nothing in common
         return to_buckets(hashes, self.folds)
 
     def partial(self, chunk: Chunk) -> dict[str, Sums]:
@@ -889,7 +808,10 @@ class TargetEncoding(LearningOp):
             order = order[numbers[0, order].any(axis=1)]
             counts, sums = _with_views(numbers[:, order])
             keys = keys.take(pa.array(order)).drop_null()
-            prior = self._priors_of(counts.sum(axis=0), sums.sum(axis=0))
+            if not (rows := counts.sum(axis=0)).all():
+                rule = "found no value in all rows, or none outside a fold. Give a fold_column with"
+                raise ValueError(self._wrong(self.target, f"{rule} more distinct values."))
+            prior = sums.sum(axis=0) / rows
             with np.errstate(invalid="ignore"):
                 weight = counts + self.smoothing
                 means = (sums + self.smoothing * prior) / weight
@@ -899,18 +821,6 @@ class TargetEncoding(LearningOp):
                 table["out_of_fold"] = np.ascontiguousarray(means[:, 1:])
             priors[name], tables[name] = prior.tolist(), Chunk(table)
         return {"priors": priors}, tables
-
-    def _priors_of(self, counts: np.ndarray, sums: np.ndarray) -> np.ndarray:
-        """Return float64 [views]: the prior of all rows, then of those outside each fold."""
-        if self.prior is not None:
-            return np.full(counts.shape, float(self.prior))
-        if not counts.all():
-            rule = (
-                "found no value in all rows, or none outside a fold. Give a prior, or a "
-                "fold_column with more distinct values."
-            )
-            raise ValueError(self._wrong(self.target, rule))
-        return sums / counts
 
     def finalize(self, state: dict[str, Sums]) -> None:
         """Learn means and priors, and make the indexes of the keys."""

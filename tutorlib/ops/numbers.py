@@ -1,10 +1,11 @@
-"""Ops of numbers: filled, limited, scaled, cut into intervals; and functions of your own."""
+"""Ops of values: filled, limited, scaled, cut into intervals, sliced; functions of your own."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+import reprlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tutorlib.checks import check_integer
 from tutorlib.columns import (
     Array,
     Chunk,
+    Ragged,
     Strings,
     array_namespace,
+    as_lists,
     column_from_arrow,
     column_to_arrow,
     column_type,
@@ -25,6 +29,7 @@ from tutorlib.columns import (
     memory_of,
     missing_in,
     parts_of,
+    row_ids,
     take,
     to_host,
     to_namespace,
@@ -38,8 +43,8 @@ from tutorlib.ops.base import (
     StatisticsOp,
     check_real,
     float_dtype,
-    per_column,
     take_or_null,
+    with_lists,
 )
 from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column
@@ -397,11 +402,11 @@ class Bucketize(ColumnOp):
     intervals have the ids from 2. k boundaries make k + 1 intervals and a cardinality of k + 3.
 
     Args:
-        boundaries: rising numbers, or {name: numbers}. A value that equals a boundary belongs to
-            the interval above it. Numbers are compared as float64.
+        boundaries: rising numbers. A value that equals a boundary belongs to the interval above
+            it. Numbers are compared as float64.
 
     Raises:
-        ValueError: if boundaries do not rise, one is not finite, or a column has none.
+        ValueError: if boundaries do not rise or one is not finite.
         TypeError: for strings.
 
     Example:
@@ -410,32 +415,69 @@ class Bucketize(ColumnOp):
         [2, 3, 4, 1]
     """
 
-    def __init__(self, boundaries: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
-        for numbers in boundaries.values() if isinstance(boundaries, Mapping) else [boundaries]:
-            for number in numbers:
-                check_real("Bucketize: each boundary", number)
-            if not len(numbers) or any(low >= high for low, high in itertools.pairwise(numbers)):
-                raise ValueError(f"Bucketize: boundaries must rise, got {list(numbers)}")
-        self.boundaries = boundaries
+    def __init__(self, boundaries: Sequence[float]) -> None:
+        for number in boundaries:
+            check_real("Bucketize: each boundary", number)
+        if not len(boundaries) or any(low >= high for low, high in itertools.pairwise(boundaries)):
+            raise ValueError(f"Bucketize: boundaries must rise, got {list(boundaries)}")
+        self.boundaries = np.asarray(boundaries, np.float64)
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the id of each value's interval."""
         values = self._floats(name, column)
         xp = array_namespace(values)
-        ids = xp.searchsorted(xp.asarray(self.edges_for(name)), values, side="right")
+        ids = xp.searchsorted(xp.asarray(self.boundaries), values, side="right")
         return xp.where(xp.isnan(values), NULL_ID, ids + 2).astype(np.int32)
-
-    def edges_for(self, name: str) -> np.ndarray:
-        """Return the boundaries of a column, float64."""
-        return np.asarray(per_column(self.boundaries, name), np.float64)
 
     def cardinality(self, name: str) -> int:
         """Return the number of ids of a column."""
-        return len(per_column(self.boundaries, name)) + 3
+        return len(self.boundaries) + 3
 
-    def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the same names; ValueError for columns without boundaries."""
-        return self._require_settings("boundaries", names)
+
+class ListSlice(Op):
+    """Keeps values [start, end) of each list, as Python's slices do.
+
+    Returns (from transform): columns of lists; dtype, nulls and the cardinality of ids stay.
+
+    Args:
+        start: first value; negative counts from the end of the list.
+        end: one past the last value; negative counts from the end, None is the end.
+
+    Raises:
+        TypeError: for a column without lists.
+
+    Example:
+        >>> column = Ragged(np.array([3, 4, 5, 6]), np.array([0, 3, 4]))
+        >>> (["tags"] >> ListSlice(-2)).transform(Chunk({"tags": column}))["tags"].tolist()
+        [[4, 5], [6]]
+    """
+
+    def __init__(self, start: int = 0, end: int | None = None) -> None:
+        for name, position in (("start", start), ("end", end or 0)):
+            check_integer(f"ListSlice: {name}", position, at_least=-(2**31), bits=31)
+        self.start, self.end = start, end
+
+    def transform(self, chunk: Chunk) -> Chunk:
+        """Return the slices."""
+        return Chunk({name: self._sliced(name, as_lists(c)) for name, c in chunk.items()})
+
+    def _sliced(self, name: str, lists: Any) -> Ragged:
+        if not isinstance(lists, Ragged):
+            raise TypeError(self._wrong(name, f"takes lists, got {column_type(lists)[0]}"))
+        xp, rows = array_namespace(lists.offsets), row_ids(lists.offsets)
+        lengths = xp.diff(lists.offsets)
+        first, last = (
+            xp.maximum(lengths + at, 0) if at < 0 else xp.minimum(lengths, at)
+            for at in (self.start, 2**31 if self.end is None else self.end)
+        )
+        places = xp.arange(len(rows)) - lists.offsets[:-1][rows]  # of each value in its list
+        kept = xp.flatnonzero((places >= first[rows]) & (places < last[rows]))
+        ends = xp.cumsum(xp.maximum(last - first, 0))
+        return Ragged(take(lists.values, kept), xp.append(lists.offsets[:1], ends))
+
+    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
+        """Return columns of lists."""
+        return [with_lists(column) for column in columns]
 
 
 class LambdaOp(ColumnOp):
@@ -454,8 +496,7 @@ class LambdaOp(ColumnOp):
         dtype: NumPy name of the result's dtype, or "string".
 
     Raises:
-        TypeError: if `function` cannot be called or does not return an array.
-        ValueError: if it returns another number of values.
+        TypeError: if `function` cannot be called or does not return an array of as many values.
 
     Example:
         >>> group = ["rating"] >> LambdaOp(lambda rating: rating > 3)
@@ -473,19 +514,18 @@ class LambdaOp(ColumnOp):
 
     def transform_column(self, name: str, column: Any) -> Any:
         """Return the function's result for the values that are not missing."""
-        values, _ = parts_of(column)
         there, xp = ~missing_in(column), memory_of(column)
-        if bool(there.all()) and len(values):
-            return self._call(name, values, xp)
-        if not bool(there.any()):
-            nothing: Any = xp.zeros(len(values), dtype=np.uint8)
+        values, rows = parts_of(column)[0], xp.flatnonzero(there)
+        if len(rows) == 0:
+            nothing = pa.nulls(len(values), pa.large_string())
             if self.dtype == "string":
-                nothing = Strings(nothing[:0], xp.zeros(len(values) + 1, dtype=np.int64))
-            return with_nulls(self._of_dtype(nothing), there)
-        result = self._call(name, take(values, xp.flatnonzero(there)), xp)
+                return to_namespace(column_from_arrow(nothing), xp)
+            return with_nulls(xp.zeros(len(values), dtype=self.dtype), there)
+        result = self._call(name, take(values, rows), xp)
         return take_or_null(result, xp.where(there, xp.cumsum(there), 0))
 
     def _call(self, name: str, values: Any, xp: Any) -> Any:
+        """Return what the function makes of values, in the op's dtype, as a column."""
         argument = column_to_arrow(values) if isinstance(values, Strings) else values
         kind = type(argument).__name__
         try:
@@ -493,33 +533,19 @@ class LambdaOp(ColumnOp):
         except Exception as error:
             error.add_note(self._wrong(name, f"called the function with a {kind}"))
             raise
-        if not hasattr(result, "__len__"):
-            rule = f"gave the function a {kind} and expects an array, got {result!r}"
-            if isinstance(values, Strings):
-                rule += ". Strings come as an Arrow array, to which pyarrow.compute applies: "
-                rule += "pc.equal(x, 'a') for x == 'a'."
-            raise TypeError(self._wrong(name, rule))
-        if len(result) != len(values):
-            rule = f"gave {len(values)} values to the function and got {len(result)} back"
-            raise ValueError(self._wrong(name, rule))
-        if self.dtype == "string" and not isinstance(result, pa.Array):
-            result = pa.array(result, pa.large_string())
-        if isinstance(result, pa.Array | pa.ChunkedArray):
-            result = column_from_arrow(result)
-        elif not is_array(result):
-            rule = f"expects an array from the function, got {type(result).__name__}"
-            raise TypeError(self._wrong(name, rule))
+        is_arrow = isinstance(result, pa.Array | pa.ChunkedArray)
+        if not (is_arrow or is_array(result)) or len(result) != len(values):
+            rule = f"gave the function a {kind} of {len(values)} values and expects an array of as "
+            rule += f"many, got {reprlib.repr(result)}. For strings take pyarrow.compute: pc.equal"
+            raise TypeError(self._wrong(name, f"{rule}(x, 'a') for x == 'a'."))
+        if is_arrow or self.dtype == "string":
+            result = column_from_arrow(result if is_arrow else pa.array(result, pa.large_string()))
         result = to_namespace(result, xp)  # the function got strings in host memory
-        missing = missing_in(result)
-        return with_nulls(self._of_dtype(parts_of(result)[0], missing), ~missing)
-
-    def _of_dtype(self, values: Any, missing: Array | None = None) -> Any:
-        """Return values of `dtype`; where one is missing, an integer is 0."""
         if self.dtype == "string":
-            return values
-        if missing is not None and bool(missing.any()):
-            values = memory_of(values).where(missing, values.dtype.type(0), values)
-        return values.astype(self.dtype)
+            return result
+        missing = missing_in(result)  # an integer there is 0
+        numbers = xp.where(missing, 0, parts_of(result)[0])
+        return with_nulls(numbers.astype(self.dtype), ~missing)
 
     @property
     def function_name(self) -> str:

@@ -61,7 +61,8 @@ def read_row_group(
                 f". {CPU}."
             )
     if not isinstance(stored, ParquetRows):
-        table = stored.read(index, names).cast(pa.schema(fields))
+        (table,) = stored.tables(index, names, None)
+        table = table.cast(pa.schema(fields))
         columns = {n: to_namespace(column_from_arrow(table[n]), cupy) for n in names}
     elif stored.is_local:
         columns = _decoded(stored, index, fields)
@@ -82,46 +83,41 @@ def read_row_group(
 
 
 def _decoded(stored: ParquetRows, index: int, fields: Sequence[pa.Field]) -> dict[str, Any]:
-    """Return all rows of columns, and raise ParquetError that names the column at fault."""
-    errors = RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, OSError
-    try:
-        return _read(stored, index, fields)
-    except errors as error:
-        if "out of memory" in str(error) or "MemoryAllocation" in str(error):
-            raise MemoryError(str(error)) from error  # from CUDA, where RMM does not allocate
-        at_fault = ""
-        if "Fatal CUDA error" not in str(error):  # after it, nothing can be decoded
-            for field in fields:
-                try:
-                    _read(stored, index, [field])
-                except errors:
-                    at_fault = f", column {field.name!r}"
-                    break
-        raise ParquetError(
-            f"{stored.location(index)}{at_fault}: cuDF cannot read it ({type(error).__name__}: "
-            f"{error}). If device='cpu' can, rewrite the file with ParquetSink."
-        ) from error
-
-
-def _read(stored: ParquetRows, index: int, fields: Sequence[pa.Field]) -> dict[str, Any]:
+    """Return all rows of columns."""
     import pylibcudf
 
     if not fields:
         return {}
-    if change := stored.file.change():
-        raise ParquetError(f"{stored.location(index)}: the file has changed: {change}.")
-    parquet = pylibcudf.io.parquet
-    source = pylibcudf.io.types.SourceInfo([stored.file.inner])
-    options = parquet.ParquetReaderOptions.builder(source)
-    options = options.use_pandas_metadata(False).use_arrow_schema(False)
-    options = options.column_names([field.name for field in fields]).build()
-    options.set_row_groups([[index]])
-    table = parquet.read_parquet(options, _stream())
-    names = table.column_names(include_children=False)
-    columns = dict(zip(names, map(_column, table.tbl.columns()), strict=True))
-    if {len(column) for column in columns.values()} != {stored.row_counts[index]}:
-        raise EOFError(f"not the {stored.row_counts[index]} rows of the footer")
-    return {field.name: _cast(columns[field.name], field.type) for field in fields}
+    stored.refuse_changed(index)
+    parquet, names = pylibcudf.io.parquet, [field.name for field in fields]
+    try:
+        source = pylibcudf.io.types.SourceInfo([stored.file.inner])
+        options = parquet.ParquetReaderOptions.builder(source)
+        options = options.use_pandas_metadata(False).use_arrow_schema(False)
+        options = options.column_names(names).build()
+        options.set_row_groups([[index]])
+        table = parquet.read_parquet(options, _stream())
+        found = table.column_names(include_children=False)
+        columns = dict(zip(found, map(_column, table.tbl.columns()), strict=True))
+        if {len(column) for column in columns.values()} != {stored.row_counts[index]}:
+            raise EOFError(f"not the {stored.row_counts[index]} rows of the footer")
+        return {field.name: _cast(columns[field.name], field.type) for field in fields}
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        OSError,
+        EOFError,
+    ) as error:
+        if "out of memory" in str(error) or "MemoryAllocation" in str(error):
+            raise MemoryError(str(error)) from error  # from CUDA, where RMM does not allocate
+        raise ParquetError(
+            f"{stored.location(index)}, one of the columns {names}: cuDF cannot read it "
+            f"({type(error).__name__}: {error}). With device='cpu' the error names the column; if "
+            "there is none, rewrite the file with ParquetSink."
+        ) from error
 
 
 def _cast(column: Any, kind: pa.DataType) -> Any:

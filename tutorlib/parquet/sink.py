@@ -14,12 +14,7 @@ from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk
 from tutorlib.parquet.stored import PARQUET_ENDINGS
 from tutorlib.schema import is_list
-from tutorlib.storage import (
-    new_file,
-    new_folder,
-    output_path,
-    refuse_existing,
-)
+from tutorlib.storage import new_file, new_folder, output_path, refuse_existing
 
 
 class ParquetSink:
@@ -88,7 +83,7 @@ class ParquetSink:
         self._stack = contextlib.ExitStack()
         self._held: list[pa.Table] = []
         self._held_rows = 0
-        self._writer: pq.ParquetWriter | None = None
+        self._writer: Any = None  # `ParquetWriter` of the current file
         self._rows_in_file = 0
         self._files = 0
 
@@ -124,51 +119,39 @@ class ParquetSink:
         if self._writer is None or (
             self._rows_in_file >= self.rows_per_file and not self.single_file
         ):
-            writer = self._next_file(schema)
+            self._close_writer()
+            name = f"part_{self._files:05d}.parquet"
+            self._file = self._partial if self.single_file else self._partial / name
+            self._files, self._rows_in_file = self._files + 1, 0
+            self._open(schema)
         elif (both := pa.unify_schemas([self._writer.schema, schema])) != self._writer.schema:
-            writer = self._write_again(both)
-        else:
-            writer = self._writer
-        writer.write_table(group.cast(writer.schema), row_group_size=max(1, rows))
+            self._write_again(both)
+        self._writer.write_table(group.cast(self._writer.schema), row_group_size=max(1, rows))
         self._rows_in_file += rows
         self.num_rows += rows
         rest = whole.slice(rows)
         self._held, self._held_rows = ([rest] if rest.num_rows else []), rest.num_rows
 
-    def _next_file(self, schema: pa.Schema) -> pq.ParquetWriter:
-        self._close_writer()
-        path = self._partial
-        if not self.single_file:
-            path = self._partial / f"part_{self._files:05d}.parquet"
-        self._file = path
-        self._files += 1
-        self._rows_in_file = 0
-        return self._open(schema)
-
-    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
+    def _open(self, schema: pa.Schema) -> None:
         options = fast_encoding(schema) if self.encoding == "fast" else {}
         checksums = {"write_page_checksum": self.checksums}
-        writer = self._writer = pq.ParquetWriter(self._file, schema, **checksums, **options)
-        return writer
+        self._writer = pq.ParquetWriter(self._file, schema, **checksums, **options)
 
     def _close_writer(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _write_again(self, schema: pa.Schema) -> pq.ParquetWriter:
+    def _write_again(self, schema: pa.Schema) -> None:
         """Rewrite the current file with more nullable columns."""
         self._close_writer()
         earlier = self._file.with_name(self._file.name + ".earlier")
         self._file.rename(earlier)
-        try:
-            writer = self._open(schema)
-            with pq.ParquetFile(earlier) as file:
-                for number in range(file.num_row_groups):
-                    group = file.read_row_group(number).cast(schema)
-                    writer.write_table(group, row_group_size=max(1, group.num_rows))
-            return writer
-        finally:
-            earlier.unlink()
+        self._open(schema)
+        with pq.ParquetFile(earlier) as file:
+            for number in range(file.num_row_groups):
+                group = file.read_row_group(number).cast(schema)
+                self._writer.write_table(group, row_group_size=max(1, group.num_rows))
+        earlier.unlink()
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)

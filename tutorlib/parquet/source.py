@@ -6,6 +6,7 @@ row group, a part of it, or some of its columns. `RowFilter` decides which rows 
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import copy
@@ -13,14 +14,11 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 import operator
 import re
-import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -29,17 +27,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tutorlib.checks import check_positive
-from tutorlib.columns import Chunk, as_vectors, column_from_arrow, encoded_column
+from tutorlib.columns import Chunk, column_from_arrow, encoded_column
 from tutorlib.memory import resolve_device
 from tutorlib.parquet.stored import (
     OPENING_THREADS,
-    DataFile,
     ParquetError,
     ParquetRows,
     StoredRows,
     open_data,
-    open_files,
-    vector_lengths,
 )
 from tutorlib.schema import (
     MOST_NAMED,
@@ -48,10 +43,9 @@ from tutorlib.schema import (
     is_number,
     is_time,
     type_words,
-    vector_type,
 )
 
-LONGEST_TEXT = 1000  # characters; longer conditions are identified by a hash
+Names = Sequence[str]  # of columns
 STEP_ROWS = 65_536  # of which a filter is evaluated at a time
 
 
@@ -79,23 +73,21 @@ class RowRange:
 
 
 class ParquetSource:
-    """A data set as one sequence of row groups; opening reads footers and a few rows of lists.
+    """A data set as one sequence of row groups; opening reads footers only.
 
-    Folders named `key=value`, as Hive and Spark write them, add a column `key` that has this value
-    in all rows below the folder: integers if every text is one as Python writes it (`7`, not `07`),
-    else strings. For a folder that is given, the folders below it count; for a file or pattern, all
-    folders of its path. With `filters`, the source has only the rows that pass. Row groups in which
-    neither keys nor statistics decide are counted on opening, by reading the columns of the
-    condition.
+    Folders named `key=value`, as Hive and Spark write them, below a folder that is given add a
+    column `key` that has this value in all rows below: integers if every text is one as Python
+    writes it (`7`, not `07`), else strings. With `filters`, the source has only the rows that
+    pass. Row groups that neither keys nor statistics exclude are counted on opening, by reading the
+    columns of the condition.
 
     Reading a row group of 131,072 rows and 40 columns takes 15 ms on two threads with page
     checksums verified; `pyarrow.dataset` fragments and one call for each column are no faster.
 
     Args:
-        data: file, folder, glob pattern or a list of these, also as URLs (see `find_files`); a
-            `pyarrow.dataset.Dataset`, whose schema then decides, so that a column that is not in
-            all files is null there; or rows in memory: a pyarrow Table, a RecordBatchReader, a
-            pandas or polars DataFrame (see `table_of`), which stay where they are.
+        data: file, folder, glob pattern or a list of these, also as URLs (see `find_files`); or
+            rows in memory: a pyarrow Table, a RecordBatchReader, a pandas or polars DataFrame (see
+            `table_of`), which stay where they are.
         filters: rows to keep, as a `pyarrow.compute.Expression` or a list of conditions such as
             `[("day", "<", 6), ("C1", "in", [1, 2])]` (see `RowFilter`); None keeps all.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds the paths; None takes it from URLs.
@@ -108,7 +100,7 @@ class ParquetSource:
         filesystem: the filesystem that was given.
         row_groups: `RowGroup` of every row group over all files, in order, without empty ones.
         column_types: {name: (NumPy name of one value or "string", whether a row holds a list)};
-            "(8,)float32" for vectors: lists of floats that have one length in all footers.
+            "(8,)float32" for vectors, which are fixed-size lists.
         arrow_schema: `pyarrow.Schema` of the columns, keys included, dictionaries decoded.
         device: "cpu" or "gpu".
 
@@ -137,19 +129,12 @@ class ParquetSource:
     ) -> None:
         self.device = resolve_device(device)
         self.filesystem = filesystem
-        if hasattr(data, "get_fragments"):  # a pyarrow.dataset.Dataset, which is slow to import
-            self.paths, self._stored, given, self._keys = _opened_dataset(data)
-            self.arrow_schema, self._left_out = given, dict[str, str]()
-        else:
-            self.paths, self._stored = open_data(data, filesystem)
-            self._keys = _typed_keys(self._stored)
-            shared, self._left_out = _shared_schema(self._stored)
-            keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
-            self.arrow_schema = pa.schema([*shared, *keys])
-        self._vectors = vector_lengths(self.arrow_schema, self._stored)
+        self.paths, self._stored = open_data(data, filesystem)
+        self._keys = _typed_keys(self._stored)
+        shared, self._left_out = _shared_schema(self._stored)
+        keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
+        self.arrow_schema = pa.schema([*shared, *keys])
         self.column_types = {field.name: column_type(field.type) for field in self.arrow_schema}
-        for name, length in self._vectors.items():
-            self.column_types[name] = vector_type(self.column_types[name][0], length), False
         self.row_groups = [
             RowGroup(file, index, rows)
             for file, stored in enumerate(self._stored)
@@ -161,8 +146,8 @@ class ParquetSource:
         # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
         self._choices: list[tuple[Any, dict[tuple[int, int], tuple[int, int]]]] = []
         if filters is not None:
-            self._filter = RowFilter(filters, self.arrow_schema)
-            self._keep_passing(self._filter)
+            self._filter = RowFilter.of(filters, self.arrow_schema)
+            self._keep_passing()
 
     def __len__(self) -> int:
         return len(self.row_groups)
@@ -182,11 +167,6 @@ class ParquetSource:
     def is_local(self) -> bool:
         """Whether all rows are on this machine."""
         return all(stored.is_local for stored in self._stored)
-
-    @property
-    def versions(self) -> list[int | None]:
-        """When each file was changed: in ns, in s in an object store, None if that is not known."""
-        return [stored.file.version for stored in self._stored if stored.file]
 
     @property
     def num_rows(self) -> int:
@@ -231,27 +211,6 @@ class ParquetSource:
         group = self.row_groups[position]
         return group.num_rows == self._stored[group.file].row_counts[group.index]
 
-    def with_types(self, types: Mapping[str, tuple[str, bool]]) -> ParquetSource:
-        """Return a source in which columns without any value have the types that a reader expects.
-
-        Args:
-            types: {name: column type}, as in `column_types`; other columns stay as they are.
-
-        Example:
-            >>> source = ParquetSource(pa.table({"x": [1], "y": pa.nulls(1)}))
-            >>> source.with_types({"y": ("string", False)}).read(0)["y"].tolist()
-            [None]
-        """
-        schema, known = self.arrow_schema, dict(self.column_types)
-        for name, (kind, is_list) in types.items():
-            if known.get(name) == ("null", False):
-                dtype, length = element_type(kind)
-                value = pa.string() if dtype == "string" else pa.from_numpy_dtype(np.dtype(dtype))
-                arrow = pa.list_(value, length or -1) if length or is_list else value
-                schema = schema.set(schema.get_field_index(name), pa.field(name, arrow))
-                known[name] = kind, is_list
-        return self._changed(arrow_schema=schema, column_types=known)
-
     def with_encoded_strings(self) -> ParquetSource:
         """Return a source that reads strings as `EncodedStrings`, without decoding dictionaries.
 
@@ -272,7 +231,7 @@ class ParquetSource:
         group = self.row_groups[position]
         return self._stored[group.file].location(group.index)
 
-    def why_missing(self, names: Sequence[str]) -> str:
+    def why_missing(self, names: Names) -> str:
         """Return why columns cannot be used, with a remedy, as a part of an error, or ""."""
         known = [f"{name!r} {self._left_out[name]}" for name in names if name in self._left_out]
         return f" ({'; '.join(known)})" if known else ""
@@ -282,15 +241,11 @@ class ParquetSource:
 
         Empty lists count, and so do rows that a filter drops.
         """
-        counts = []
-        for group in self.row_groups:
-            key, stored = self._keys[group.file].get(name), self._stored[group.file]
-            of_key = None if key is None else 0 if key.is_valid else group.num_rows
-            counts.append(stored.null_count(group.index, name) if key is None else of_key)
+        counts = [self._stored[g.file].null_count(g.index, name) for g in self.row_groups]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
-    def row_bytes(self, position: int, names: Sequence[str]) -> float:
+    def row_bytes(self, position: int, names: Names) -> float:
         """Return the mean bytes of a decoded row of the named columns of a row group.
 
         Numbers count with their width, which is exact. Strings and lists are estimated from the
@@ -324,7 +279,6 @@ class ParquetSource:
             (1, 5, None)
         """
         groups = [(group.file, group.index, group.num_rows) for group in self.row_groups]
-        keys = [sorted(stored.keys.items()) for stored in self._stored]
         chosen = [] if self._filter is None else [self._filter.identity]
         chosen += [numbers.identity for numbers, _ in self._choices]
         return {
@@ -333,30 +287,28 @@ class ParquetSource:
             "rows": self.num_rows,
             "column_types": _hash(sorted(self.column_types.items())),
             "row_counts": _hash(groups),
-            "file_names": _hash([self._names, keys]),
-            "footers": _hash(list(self.file_fingerprints().values())),
+            "file_names": _hash([self._names, [sorted(s.keys.items()) for s in self._stored]]),
+            "footers": _hash([*self.file_fingerprints().values()]),
             "filters": "; ".join(chosen) or None,
         }
 
     def file_fingerprints(self) -> dict[str, str]:
         """Return {name of a file: hash of its footer}, to tell which one differs."""
-        digests = (stored.digest() for stored in self._stored)
-        return dict(zip(self._names, digests, strict=True))
+        return {n: stored.digest() for n, stored in zip(self._names, self._stored, strict=True)}
 
     @property
     def _names(self) -> list[str]:
         """The paths of the files without the folders that all have in common."""
-        parts = [PurePath(path).parts for path in self.files]
-        levels = zip(*(folders[:-1] for folders in parts), strict=False)
-        common = sum(1 for _ in itertools.takewhile(lambda names: len(set(names)) == 1, levels))
-        return ["/".join(folders[common:]) for folders in parts]
+        folders = [path.rpartition("/")[0] + "/" for path in self.files]
+        ends = zip(min(folders), max(folders), strict=False)
+        common = "".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+        return [path[common.rfind("/") + 1 :] for path in self.files]
 
     # ---- reading ----
 
     def read(
-        self, position: int, columns: Sequence[str] | None = None, start: int = 0,
-        stop: int | None = None,
-    ) -> Chunk:  # fmt: skip
+        self, position: int, columns: Names | None = None, start: int = 0, stop: int | None = None
+    ) -> Chunk:
         """Return rows [start, stop) of a row group.
 
         Args:
@@ -368,34 +320,34 @@ class ParquetSource:
         Raises:
             ParquetError: if a column does not exist, cannot be decoded, or has a type that a chunk
                 cannot hold, or if the file has changed. It names file, row group and column.
-            IndexError: if the row group does not have these rows.
         """
         names = self._known(position, [*self.column_types] if columns is None else columns)
         if self.device == "gpu":
-            return self._read_on_gpu(position, names, start, stop)
-        return self._chunk(position, self._rows(position, names, start, stop), start)
+            return self._read_on_gpu(position, names, start, self._end(position, stop))
+        return self._chunk(position, self.table(position, names, start, stop))
 
     def table(
-        self, position: int, names: Sequence[str], start: int = 0, stop: int | None = None
+        self, position: int, names: Names, start: int = 0, stop: int | None = None
     ) -> pa.Table:
         """Return rows [start, stop) of a row group with columns of any Arrow type, on the CPU.
 
         Columns have the types of `arrow_schema`. Arguments and errors are those of `read`.
         """
-        return self._rows(position, self._known(position, names), start, stop)
+        names, stop = self._known(position, names), self._end(position, stop)
+        if start == stop:
+            return pa.schema([self.arrow_schema.field(name) for name in names]).empty_table()
+        whole = stop - start == self.row_groups[position].num_rows
+        return pa.concat_tables(
+            self._pieces(position, names, start, stop, None if whole else STEP_ROWS)
+        )
 
     def steps(
-        self,
-        position: int,
-        names: Sequence[str],
-        step_rows: int,
-        start: int = 0,
-        stop: int | None = None,
+        self, position: int, names: Names, step_rows: int, start: int = 0, stop: int | None = None
     ) -> Generator[Chunk]:
-        """Yield rows [start, stop) of a row group in chunks of `step_rows` rows, in order.
+        """Yield rows [start, stop) of a row group in chunks of at most `step_rows` rows, in order.
 
-        About a step is decoded at a time, also where few rows pass a filter; the last chunk may be
-        shorter. Closing the generator closes the file. A GPU decodes the whole row group.
+        About a step is decoded at a time, also where few rows pass a filter. Closing the generator
+        closes the file. A GPU decodes the whole row group, which is one chunk.
 
         Args:
             position: number of the row group over all files, 0 to len(self) - 1.
@@ -405,29 +357,16 @@ class ParquetSource:
             stop: end of the rows; None for all that follow.
         """
         check_positive(step_rows=step_rows)
-        names = self._known(position, names)
-        start, stop = self._bounds(position, start, stop)
         if self.device == "gpu":
-            whole = self._read_on_gpu(position, names, start, stop)
-            for first in range(0, whole.num_rows, step_rows):
-                yield whole.slice(first, min(first + step_rows, whole.num_rows))
+            yield self.read(position, names, start, stop)
             return
-        held: list[pa.Table] = []
-        with contextlib.closing(self._pieces(position, names, start, stop, step_rows)) as pieces:
+        names, stop = self._known(position, names), self._end(position, stop)
+        pieces = self._pieces(position, names, start, stop, step_rows)
+        with contextlib.closing(pieces):
             for piece in pieces:
-                held.append(piece)
-                while (rows := sum(part.num_rows for part in held)) >= step_rows:
-                    step = pa.concat_tables(held)
-                    held = [step.slice(step_rows)] if rows > step_rows else []
-                    yield self._chunk(position, step.slice(0, step_rows), start)
-                    start += step_rows
-                    del step
-        if held:
-            yield self._chunk(position, pa.concat_tables(held), start)
+                yield self._chunk(position, piece)
 
-    def chunks(
-        self, columns: Sequence[str] | None = None, *, rows: int | None = None
-    ) -> Iterator[Chunk]:
+    def chunks(self, columns: Names | None = None, *, rows: int | None = None) -> Iterator[Chunk]:
         """Yield all rows in order, in memory of one row group and, with `rows`, one chunk.
 
         Args:
@@ -449,183 +388,180 @@ class ParquetSource:
         if held:
             yield Chunk.concat(held)
 
-    def _known(self, position: int, names: Sequence[str]) -> list[str]:
+    def _known(self, position: int, names: Names) -> list[str]:
         missing = [name for name in names if name not in self.column_types]
         if missing:
             path, why = self.files[self.row_groups[position].file], self.why_missing(missing)
             raise ParquetError(f"{path}: no columns {missing}{why}; it has {[*self.column_types]}")
         return list(names)
 
-    def _bounds(self, position: int, start: int, stop: int | None) -> tuple[int, int]:
-        rows = self.row_groups[position].num_rows
-        stop = rows if stop is None else stop
-        if not 0 <= start <= stop <= rows:
-            raise IndexError(
-                f"rows [{start}, {stop}) of the {rows} rows in {self.location(position)}: need "
-                "0 <= start <= stop <= rows"
-            )
-        return start, stop
-
-    def _rows(self, position: int, names: list[str], start: int, stop: int | None) -> pa.Table:
-        """Return rows [start, stop) of a row group in the types of the source."""
-        start, stop = self._bounds(position, start, stop)
-        group = self.row_groups[position]
-        if start == stop:
-            return pa.schema([self.arrow_schema.field(name) for name in names]).empty_table()
-        if stop - start < group.num_rows:
-            return pa.concat_tables(self._pieces(position, names, start, stop, STEP_ROWS))
-        stored = self._stored[group.file]
-        rows = stored.row_counts[group.index]
-        own = self._own(group, names)
-        table = stored.read(group.index, own, encoded=self._encoded) if own else pa.table({})
-        table = self._conformed(group, table, names, rows)
-        mask = self._mask(group)
-        return table if mask is None else table.filter(pa.array(mask))
+    def _end(self, position: int, stop: int | None) -> int:
+        return self.row_groups[position].num_rows if stop is None else stop
 
     def _pieces(
-        self, position: int, names: list[str], start: int, stop: int, step_rows: int
+        self, position: int, names: list[str], start: int, stop: int, step_rows: int | None
     ) -> Generator[pa.Table]:
         """Yield rows [start, stop) of a row group, of `step_rows` stored rows at a time."""
-        group, at = self.row_groups[position], 0
-        mask, first, last = self._mask(group), start, stop
-        if mask is not None and start < stop:
-            rows = np.flatnonzero(mask)[start:stop]
-            first, last = int(rows[0]), int(rows[-1]) + 1
-            del rows
-        with contextlib.closing(self._decoded(group, names, step_rows)) as tables:
+        group = self.row_groups[position]
+        condition, wanted = self._condition(group), self._wanted(group, start, stop)
+        read = [*names, *(n for n in (condition.names if condition else ()) if n not in names)]
+        at = 0  # rows so far that pass the filter
+        if start == stop:
+            return
+        with contextlib.closing(self._decoded(group, read, step_rows)) as tables:
             for table in tables:
-                count = table.num_rows
-                low, high = max(first - at, 0), min(last - at, count)
+                if condition is not None:
+                    table = table.filter(pa.array(condition.passes(table)))
+                low = bisect.bisect_left(wanted, at)
+                high = bisect.bisect_left(wanted, at + table.num_rows)
                 if low < high:
-                    piece = table.slice(low, high - low)
-                    if mask is not None:
-                        piece = piece.filter(pa.array(mask[at + low : at + high]))
-                    if piece.num_rows:
-                        yield piece
-                    del piece
-                at += count
-                if at >= last:
+                    first, count = wanted[low] - at, wanted[high - 1] + 1 - wanted[low]
+                    piece = table.select(names).slice(first, count)
+                    if high - low < count:
+                        chosen = np.zeros(count, bool)
+                        chosen[wanted[low:high] - wanted[low]] = True
+                        piece = piece.filter(pa.array(chosen))
+                    yield piece
+                at += table.num_rows
+                if at > wanted[-1]:
                     return
-                del table
 
-    def _decoded(self, group: RowGroup, names: list[str], step_rows: int) -> Generator[pa.Table]:
+    def _decoded(
+        self, group: RowGroup, names: list[str], step_rows: int | None
+    ) -> Generator[pa.Table]:
         """Yield all stored rows of a row group, `step_rows` at a time, in the source's types."""
         stored, own = self._stored[group.file], self._own(group, names)
+        rows = stored.row_counts[group.index]
         if not own:
-            rows = stored.row_counts[group.index]
-            for first in range(0, rows, step_rows):
-                yield self._conformed(group, pa.table({}), names, min(step_rows, rows - first))
+            for first in range(0, rows, step_rows or rows):
+                count = min(step_rows or rows, rows - first)
+                yield self._conformed(group, pa.table({}), names, count)
             return
-        batches = stored.batches(group.index, own, step_rows, encoded=self._encoded)
-        with contextlib.closing(batches):
-            for table in batches:
+        tables = stored.tables(group.index, own, step_rows, encoded=self._encoded)
+        with contextlib.closing(tables):
+            for table in tables:
                 yield self._conformed(group, table, names, table.num_rows)
 
-    def _own(self, group: RowGroup, names: Sequence[str]) -> list[str]:
-        """Return which of the columns are in the file: not keys, nor what a Dataset adds."""
-        keys, have = self._keys[group.file], self._stored[group.file].schema
-        return [n for n in names if n not in keys and have.get_field_index(n) >= 0]
+    def _own(self, group: RowGroup, names: Names) -> list[str]:
+        """Return which of the columns are in the file, not in its path."""
+        return [name for name in names if name not in self._keys[group.file]]
 
-    def _conformed(
-        self, group: RowGroup, table: pa.Table, names: Sequence[str], rows: int
-    ) -> pa.Table:
-        """Return columns of one file in the types of the source, with keys and missing columns."""
+    def _conformed(self, group: RowGroup, table: pa.Table, names: Names, rows: int) -> pa.Table:
+        """Return columns of one file in the types of the source, with keys."""
         keys, columns = self._keys[group.file], {}
-        have = set(table.column_names)
         for name in names:
             kind = self.arrow_schema.field(name).type
-            column = table[name] if name in have else None
-            if column is None:
-                column = pa.repeat(keys[name], rows) if name in keys else pa.nulls(rows, kind)
-            if column.type != kind and not (
-                self._encoded and column_type(column.type) == column_type(kind)
-            ):
+            column = pa.repeat(keys[name], rows) if name in keys else table[name]
+            if self._encoded and column_type(column.type) == column_type(kind):
+                kind = column.type
+            if column.type != kind:
                 try:
                     if pa.types.is_dictionary(column.type):  # of views, which Arrow cannot decode
-                        parts = [c.dictionary.cast(kind).take(c.indices) for c in column.chunks]
-                        column = pa.chunked_array(parts, kind)
-                    else:
-                        column = column.cast(kind)
+                        column = column.cast(pa.dictionary(column.type.index_type, kind))
+                    column = column.cast(kind)
                 except pa.ArrowException as error:
                     place = self._stored[group.file].location(group.index)
                     raise ParquetError(f"{place}, column {name!r}: {error}") from error
             columns[name] = column
         return pa.table(columns)
 
-    def _chunk(self, position: int, table: pa.Table, first_row: int) -> Chunk:
-        columns = {}
+    def _chunk(self, position: int, table: pa.Table) -> Chunk:
+        columns: dict[str, Any] = {}
         for name in table.column_names:
+            array = table[name]
+            if pa.types.is_null(array.type):
+                array = array.cast(pa.float32())
+            encoded = self._encoded and self.column_types[name] == ("string", False)
             try:
-                columns[name] = self._column(name, table[name], first_row)
+                columns[name] = (encoded_column if encoded else column_from_arrow)(array)
             except (TypeError, ValueError) as error:
                 place = self.location(position)
                 raise ParquetError(f"{place}, column {name!r}: {error}") from error
         return Chunk(columns)
 
-    def _column(self, name: str, array: Any, first_row: int) -> Any:
-        if self._encoded and self.column_types[name] == ("string", False):
-            return encoded_column(array)
-        if pa.types.is_null(array.type):
-            array = array.cast(pa.float32())
-        column, length = column_from_arrow(array), self._vectors.get(name)
-        return column if length is None else as_vectors(column, length, first_row)
-
-    def _read_on_gpu(self, position: int, names: list[str], start: int, stop: int | None) -> Chunk:
+    def _read_on_gpu(self, position: int, names: list[str], start: int, stop: int) -> Chunk:
         from tutorlib.parquet.gpu import read_row_group
 
-        start, stop = self._bounds(position, start, stop)
-        group, mask = self.row_groups[position], self._mask(self.row_groups[position])
+        group = self.row_groups[position]
+        rows: Any = self._wanted(group, start, stop)
+        if self._condition(group) is not None:
+            rows = np.flatnonzero(self._passing(group))[rows]
         own = self._own(group, names)
-        others = [name for name in names if name not in own]
         columns = read_row_group(
             self._stored[group.file],
             group.index,
             [self.arrow_schema.field(name) for name in own],
-            self._conformed(group, pa.table({}), others, stop - start),
-            slice(start, stop) if mask is None else np.flatnonzero(mask)[start:stop],
+            self._conformed(group, pa.table({}), [n for n in names if n not in own], stop - start),
+            slice(rows.start, rows.stop) if isinstance(rows, range) else rows,
         )
-        for name in self._vectors.keys() & columns.keys():
-            columns[name] = as_vectors(columns[name], self._vectors[name], start)
         return Chunk({name: columns[name] for name in names})
 
     # ---- which rows ----
 
-    def _keep_passing(self, row_filter: RowFilter) -> None:
-        """Keep the row groups and rows that pass; statistics decide where they suffice."""
-
-        def counts(file: int) -> dict[int, int]:
-            stored, groups = self._stored[file], groups_of[file]
-            known = row_filter.counts(stored, self._keys[file], self.arrow_schema)
-            if known is not None:
-                return known
-            return {g.index: int(self._passing(g, row_filter).sum()) for g in groups}
-
-        groups_of: dict[int, list[RowGroup]] = {}
-        for group in self.row_groups:
-            groups_of.setdefault(group.file, []).append(group)
+    def _keep_passing(self) -> None:
+        """Keep the row groups and rows that pass the filter."""
+        files = range(len(self._stored))
         with ThreadPoolExecutor(OPENING_THREADS, thread_name_prefix="tutorlib-filter") as pool:
-            found = dict(zip(groups_of, pool.map(counts, groups_of), strict=True))
-        passing = [(group, found[group.file].get(group.index, 0)) for group in self.row_groups]
+            counts = list(pool.map(self._count_passing, files))
+        passing = [(group, counts[group.file].get(group.index, 0)) for group in self.row_groups]
         self.row_groups = [dataclasses.replace(g, num_rows=rows) for g, rows in passing if rows]
 
-    def _passing(self, group: RowGroup, row_filter: RowFilter) -> np.ndarray:
-        """Return which stored rows of a row group pass, bool [rows]; reads the filter's columns."""
-        with contextlib.closing(self._decoded(group, row_filter.names, STEP_ROWS)) as tables:
-            return np.concatenate([row_filter.passes(table) for table in tables])
+    def _count_passing(self, file: int) -> dict[int, int]:
+        """Return {index: rows that pass} of the row groups of a file where a row may pass.
 
-    def _mask(self, group: RowGroup) -> np.ndarray | None:
-        """Return which stored rows of a row group the source has, bool [rows]; None for all."""
-        rows = self._stored[group.file].row_counts[group.index]
-        if group.num_rows == rows:
-            return None
-        mask = np.ones(rows, bool)
-        if self._filter is not None:
-            mask = self._changed(_encoded=False)._passing(group, self._filter)
+        `pyarrow.dataset` reads only where keys and statistics do not decide. Statistics ignore NaN,
+        so a condition on floating-point numbers is decided by reading them.
+        """
+        import pyarrow.dataset as ds
+
+        stored, condition, schema = self._stored[file], self._filter, self.arrow_schema
+        assert condition is not None
+        if isinstance(stored, ParquetRows):
+            keys = self._keys[file].items()
+            known = [pc.field(k) == v if v.is_valid else pc.field(k).is_null() for k, v in keys]
+            known_keys = functools.reduce(operator.and_, known, pc.scalar(True))
+            verified = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+            parquet = ds.ParquetFileFormat(default_fragment_scan_options=verified)
+            place = stored.file.inner, stored.file.filesystem
+            whole = parquet.make_fragment(*place, partition_expression=known_keys)
+            possible = ds.FileSystemDataset([whole], schema, parquet, place[1])
+            if not list(possible.get_fragments(condition.expression)):
+                return {}  # by its keys, without a look into the file
+            if not any(map(pa.types.is_floating, condition.kinds)):
+                counts, index = dict[int, int](), 0
+                with stored.errors_at(index, condition.names):
+                    for part in whole.split_by_row_group(condition.expression, schema):
+                        index = part.row_groups[0].id
+                        options = {"filter": condition.expression, "use_threads": False}
+                        rows = part.scanner(schema=schema, **options).count_rows()
+                        # Where keys decide, Arrow counts the rows of the whole file.
+                        counts[index] = min(rows, stored.row_counts[index])
+                return counts
+        groups = [RowGroup(file, index, rows) for index, rows in enumerate(stored.row_counts)]
+        return {group.index: int(self._passing(group).sum()) for group in groups}
+
+    def _passing(self, group: RowGroup) -> np.ndarray:
+        """Return which stored rows of a row group pass, bool [rows]; reads the filter's columns."""
+        condition = self._filter
+        assert condition is not None
+        with contextlib.closing(self._decoded(group, condition.names, STEP_ROWS)) as tables:
+            return np.concatenate([condition.passes(table) for table in tables])
+
+    def _condition(self, group: RowGroup) -> RowFilter | None:
+        """Return the filter; None for a row group of which all rows pass."""
+        place = group.file, group.index
+        rows = self._choices[0][1][place][1] if self._choices else group.num_rows
+        return None if rows == self._stored[group.file].row_counts[group.index] else self._filter
+
+    def _wanted(self, group: RowGroup, start: int, stop: int) -> Any:
+        """Return the numbers of rows [start, stop) among those that pass the filter, rising."""
+        place = group.file, group.index
+        wanted: Any = range(self._choices[0][1][place][1] if self._choices else group.num_rows)
         for choose, rows_of in self._choices:
-            passing = np.flatnonzero(mask)
-            mask = np.zeros(rows, bool)
-            mask[passing[np.asarray(choose(*rows_of[group.file, group.index]))]] = True
-        return mask
+            chosen = choose(*rows_of[place])
+            both = isinstance(wanted, range) and isinstance(chosen, range)
+            wanted = wanted[chosen.start : chosen.stop] if both else np.asarray(wanted)[chosen]
+        return wanted[start:stop]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -648,14 +584,11 @@ def with_encoded_strings(source: Any) -> Any:
     """Return a source of the same rows that reads strings as `EncodedStrings`, where it can.
 
     Args:
-        source: what `as_source` or `split_rows` returns. Chunks in memory stay as they are.
+        source: what `as_source` returns. Chunks in memory stay as they are.
     """
     if hasattr(source, "with_encoded_strings"):
         return source.with_encoded_strings()
-    part = copy.copy(source)
-    if hasattr(source, "source"):  # rows of it, by `split_rows`
-        part.source = with_encoded_strings(source.source)
-    return part
+    return source
 
 
 def _hash(metadata: Any) -> str:
@@ -663,32 +596,6 @@ def _hash(metadata: Any) -> str:
 
 
 # ---- columns of several files --------------------------------------------------------------------
-
-
-def _opened_dataset(
-    data: Any,
-) -> tuple[list[str], list[StoredRows], pa.Schema, list[dict[str, pa.Scalar]]]:
-    """Return (paths, files, schema, keys of each file) of a `pyarrow.dataset.Dataset`."""
-    import pyarrow.dataset as ds
-
-    is_parquet = isinstance(getattr(data, "format", None), ds.ParquetFileFormat)
-    if not is_parquet or not hasattr(data, "files"):
-        paths, stored = open_data(data.scanner().to_reader())
-        return paths, stored, stored[0].schema, [{}]
-    try:
-        fragments = list(data.get_fragments())
-    except ValueError as error:  # of a Dataset that was filtered
-        raise ValueError(f"{error} Pass filters= instead.") from error
-    infos = data.filesystem.get_file_info(data.files)
-    files, keys = [], []
-    for fragment, info in zip(fragments, infos, strict=True):
-        known = ds.get_partition_keys(fragment.partition_expression)
-        values = {n: pa.scalar(v, _plain(data.schema.field(n).type)) for n, v in known.items()}
-        texts = {name: value and str(value) for name, value in known.items()}
-        files.append(DataFile.of(data.filesystem, info, "", texts))
-        keys.append(values)
-    schema = pa.schema([(field.name, _plain(field.type)) for field in data.schema])
-    return list(data.files), open_files(files), schema, keys
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -710,25 +617,20 @@ def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
     """
     names = list(stored[0].keys)
     for rows in stored:
-        if rows.keys.keys() != stored[0].keys.keys():
+        twice = [name for name in names if name in rows.schema.names]
+        if twice or rows.keys.keys() != stored[0].keys.keys():
             raise ParquetError(
-                f"{rows.path}: its path has the keys {list(rows.keys)}, but that of "
-                f"{stored[0].path} has {names}. Give folders with the same keys."
+                f"{rows.path}: its path has the keys {list(rows.keys)}, that of {stored[0].path} "
+                f"has {names}, and {twice} are also columns in the file. All paths below a folder "
+                "must have the same keys, which must not be columns: give a folder below them."
             )
-        if twice := [name for name in names if name in rows.schema.names]:
-            raise ParquetError(
-                f"{rows.path}: {twice} are keys in the path and also columns in the file. Give a "
-                "folder below those keys, or write the files without these columns."
-            )
-    keys: list[dict[str, pa.Scalar]] = [{} for _ in stored]
     number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
+    values = {}
     for name in names:
         texts = [rows.keys[name] for rows in stored]
         numbers = all(number.fullmatch(text) for text in texts if text is not None)
-        for known, text in zip(keys, texts, strict=True):
-            value = int(text) if numbers and text is not None else text
-            known[name] = pa.scalar(value, pa.int64() if numbers else pa.string())
-    return keys
+        values[name] = pa.array(texts, pa.string()).cast(pa.int64() if numbers else pa.string())
+    return [{name: values[name][k] for name in names} for k in range(len(stored))]
 
 
 def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, str]]:
@@ -736,40 +638,27 @@ def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, s
 
     Integers of several widths become the widest, as do floating-point numbers, and times the
     finest unit. A column that is null in a file takes the type of the others. A warning names
-    columns whose types differ or which cannot be used.
+    columns which cannot be used.
     """
-    first, before = stored[0], None
+    first, left_out = stored[0], dict[str, str]()
     kinds = {field.name: field.type for field in first.schema}
-    promoted, left_out = set[str](), dict[str, str]()
-    for rows in stored:
-        if rows.schema is before:
-            continue
-        before, names = rows.schema, rows.schema.names
-        counts = collections.Counter(names)
-        for name in (name for name in names if counts[name] > 1):
+    for rows in {id(rows.schema): rows for rows in reversed(stored)}.values():
+        names, have = rows.schema.names, {field.name: field.type for field in rows.schema}
+        for name in (name for name, count in collections.Counter(names).items() if count > 1):
             left_out.setdefault(name, f"is in {rows.path} more than once")
-        if before.equals(first.schema):
-            continue
-        have = {field.name: field.type for field in before}
         for name in sorted(kinds.keys() ^ have.keys()):
             here, there = (first.path, rows.path) if name in kinds else (rows.path, first.path)
-            remedy = "to read it as null there, give pyarrow.dataset.dataset(paths, schema=...)"
+            remedy = "write it to all files, as null where it is not known"
             left_out.setdefault(name, f"is in {here}, but not in {there}: {remedy}")
         for name in kinds.keys() & have.keys():
-            common, types = _common(kinds[name], have[name]), (have[name], kinds[name])
+            common = _common(kinds[name], have[name])
             if common is None:
-                here, there = (type_words(column_type(kind)) for kind in types)
+                here, there = (type_words(column_type(k)) for k in (have[name], kinds[name]))
                 words = f"is {here} in {rows.path}, but {there} in {first.path}"
                 left_out.setdefault(name, f"{words}; write both with one type")
-                continue
-            if any(column_type(kind) != column_type(common) for kind in types):
-                promoted.add(name)
-            kinds[name] = common
+            kinds[name] = common or kinds[name]
     schema = pa.schema([(n, _plain(kind)) for n, kind in kinds.items() if n not in left_out])
     doubts = [f"column {name!r} {reason}: it cannot be used" for name, reason in left_out.items()]
-    for name in sorted(promoted - left_out.keys()):
-        words = type_words(column_type(kinds[name]))
-        doubts.append(f"column {name!r} is read as {words}, which holds the types of all files")
     if doubts:
         more = f", and {len(doubts) - MOST_NAMED} more" if len(doubts) > MOST_NAMED else ""
         warnings.warn("; ".join(doubts[:MOST_NAMED]) + more, stacklevel=3)
@@ -780,8 +669,6 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return a type that holds the values of both; None if they contradict each other."""
     if column_type(one) == column_type(other) and not pa.types.is_timestamp(one):
         return one
-    if not pa.types.is_null(one) and not pa.types.is_null(other) and _family(one) != _family(other):
-        return None
     parts = [pa.schema([("c", _plain(kind))]) for kind in (one, other)]
     try:
         return pa.unify_schemas(parts, promote_options="permissive").field("c").type
@@ -789,221 +676,84 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return None
 
 
-def _family(kind: pa.DataType) -> str:
-    name = re.split("[^a-z]", str(_plain(kind)), maxsplit=1)[0]
-    return {"uint": "int", "double": "float", "halffloat": "float"}.get(name, name)
-
-
 # ---- filters -------------------------------------------------------------------------------------
 
-COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-MEMBERSHIP = ("in", "not in")
 
-
+@dataclasses.dataclass(frozen=True)
 class RowFilter:
-    """A condition on the columns of a row.
+    """A condition on the columns of a row, which lets those rows pass that Arrow lets pass.
 
-    Conditions in a list compare numbers by one rule. Integers and booleans are compared exactly, as
-    mathematical numbers: 2**53 + 1 differs from 2.0**53, and `x < 2.5` means `x < 3`. A value for a
-    floating-point column is first rounded to the column's type: 0.1 in a float32 column equals 0.1.
-    A null or NaN passes no comparison, not even `!=` and `not in`. A `pyarrow.compute.Expression`
-    is evaluated as Arrow does: both sides are converted to a type that Arrow chooses, and NaN
-    passes `!=`.
+    A null passes no comparison but `not in`; a NaN passes `!=` and `not in`. Both sides are
+    converted to a type that Arrow chooses.
 
     Args:
-        filters: `pyarrow.compute.Expression`, or a list of (column, operator, value), all of which
-            must hold, or a list of such lists, one of which must. Operators: == != < <= > >= in,
-            not in.
-        schema: the columns.
-
-    Attributes:
-        names: the columns that the condition uses.
-        identity: text that two filters share only if they are equal to the last digit.
-
-    Raises:
-        ValueError: if the condition cannot be parsed, names an unknown column, or compares a
-            column with a value of another type.
-
-    Example:
-        >>> schema = pa.schema([("day", pa.int64())])
-        >>> str(RowFilter([("day", "<", 6), ("day", "!=", 2)], schema))
-        '((day < 6) and (day != 2))'
-        >>> RowFilter([("hour", "<", 6)], schema)
-        Traceback (most recent call last):
-        ValueError: filters (hour < 6): No match for FieldRef.Name(hour). There are ['day']
+        expression: the condition.
+        names: the columns that it uses.
+        kinds: their types.
     """
 
-    def __init__(self, filters: Any, schema: pa.Schema) -> None:
-        self.filters, self.schema = filters, schema
+    expression: pc.Expression
+    names: list[str]
+    kinds: list[pa.DataType]
+
+    @classmethod
+    def of(cls, filters: Any, schema: pa.Schema) -> RowFilter:
+        """Return the filter of what a user gives.
+
+        Args:
+            filters: `pyarrow.compute.Expression`, or what `pyarrow.parquet.filters_to_expression`
+                takes: a list of (column, operator, value), all of which must hold, or a list of
+                such lists, one of which must. Operators: == != < <= > >= in, not in.
+            schema: the columns.
+
+        Raises:
+            ValueError: if the condition cannot be parsed, names an unknown column, or compares a
+                column with a value of another type.
+
+        Example:
+            >>> schema = pa.schema([("day", pa.int64())])
+            >>> str(RowFilter.of([("day", "<", 6), ("day", "!=", 2)], schema).expression)
+            '((day < 6) and (day != 2))'
+            >>> RowFilter.of([("hour", "<", 6)], schema)
+            Traceback (most recent call last):
+            ValueError: filters (hour < 6): No match for FieldRef.Name(hour). There are ['day']
+        """
         try:
-            self.expression, self.identity = self._parsed()
-        except (TypeError, ValueError, LookupError, OverflowError) as error:
+            is_expression = isinstance(filters, pc.Expression)
+            condition = filters if is_expression else pq.filters_to_expression(_in_order(filters))
+        except (TypeError, ValueError, LookupError) as error:
             raise ValueError(
-                f"filters must be a pyarrow.compute.Expression or a list of (column, operator, "
-                f"value), got {filters!r} ({error})"
+                "filters must be a pyarrow.compute.Expression or a list of (column, operator, "
+                f"value) with the operators == != < <= > >= in, not in, got {filters!r} ({error})"
             ) from error
         try:
-            schema.empty_table().filter(self.expression)
+            schema.empty_table().filter(condition)
         except pa.ArrowException as error:
             said = str(error).splitlines()[0].partition(" in ")[0]
-            raise ValueError(f"filters {self}: {said}. There are {schema.names}") from error
-        self.names = self._needed(schema.names) or schema.names[:1]
+            raise ValueError(f"filters {condition}: {said}. There are {schema.names}") from error
+        words, text = r"(?<!\w){}(?!\w)", str(condition)  # other words may be columns too
+        names = [n for n in schema.names if re.search(words.format(re.escape(n)), text)]
+        names = names or schema.names[:1]
+        return cls(condition, names, [schema.field(name).type for name in names])
 
-    def __str__(self) -> str:
-        return str(self.expression)
-
-    def __reduce__(self) -> Any:
-        return RowFilter, (self.filters, self.schema)
-
-    def _parsed(self) -> tuple[pc.Expression, str]:
-        """Return the expression, and the text that identifies it."""
-        if isinstance(self.filters, pc.Expression):
-            _, (serialized,) = self.filters.__reduce__()
-            digest = hashlib.sha256(serialized).hexdigest()[:16]
-            return self.filters, f"{str(self.filters)[:LONGEST_TEXT]} {digest}"
-        if not isinstance(self.filters, list | tuple) or not self.filters:
-            raise TypeError(f"neither, or an empty list: {type(self.filters).__name__}")
-        nested = [self.filters] if isinstance(self.filters[0][0], str) else self.filters
-        plain = [[_plain_condition(*one) for one in conditions] for conditions in nested]
-        alternatives = [
-            functools.reduce(operator.and_, [self._comparison(*one) for one in conditions])
-            for conditions in plain
-        ]
-        text = repr(plain)
-        if len(text) > LONGEST_TEXT:
-            text = f"{text[:LONGEST_TEXT]} {_hash(text)}"
-        return functools.reduce(operator.or_, alternatives), text
-
-    def _comparison(self, name: str, comparison: str, value: Any) -> pc.Expression:
-        field, kind = pc.field(name), pa.null()
-        if name in self.schema.names:
-            kind = self.schema.field(name).type
-        values = value if comparison in MEMBERSHIP else [value]
-        numbers = all(isinstance(one, int | float) for one in values)
-        if not numbers or not is_number(column_type(kind)[0]):
-            if comparison in MEMBERSHIP and not values:
-                condition = field.isin(pa.array([], kind))
-                return condition if comparison == "in" else field.is_valid()
-            condition = pq.filters_to_expression([(name, comparison, value)])
-            return condition & field.is_valid() if comparison == "not in" else condition
-        if any(one != one for one in values):
-            raise ValueError(f"{comparison!r} compares with numbers other than NaN, got {value!r}")
-        if pa.types.is_boolean(kind):
-            field, kind = field.cast(pa.uint8()), pa.uint8()
-        if pa.types.is_integer(kind):
-            return _integer_condition(field, kind, comparison, value)
-        return _float_condition(field, kind, comparison, value)
-
-    def _needed(self, names: Sequence[str]) -> list[str]:
-        """Return which of the columns the condition uses, in few trials if these are few."""
-        left_out = set(names)
-        others = pa.schema([field for field in self.schema if field.name not in left_out])
-        try:
-            others.empty_table().filter(self.expression)
-        except pa.ArrowException:
-            if len(names) == 1:
-                return list(names)
-            half = len(names) // 2
-            return [*self._needed(names[:half]), *self._needed(names[half:])]
-        return []
+    @functools.cached_property
+    def identity(self) -> str:
+        """Text that two filters share only if they are equal to the last digit."""
+        _, (serialized,) = self.expression.__reduce__()
+        return f"{self.expression} {hashlib.sha256(serialized).hexdigest()[:16]}"
 
     def passes(self, table: pa.Table) -> np.ndarray:
         """Return which rows of a table with the columns `names` pass, bool [rows]."""
         import pyarrow.dataset as ds
 
-        scanner = ds.dataset(table).scanner(columns={"p": self.expression}, use_threads=False)
+        columns = zip(self.names, self.kinds, strict=True)  # strings may be dictionaries
+        plain = ds.dataset(pa.table({name: table[name].cast(kind) for name, kind in columns}))
+        scanner = plain.scanner(columns={"p": self.expression}, use_threads=False)
         return pc.fill_null(scanner.to_table()["p"], False).to_numpy()
 
-    def counts(
-        self, stored: StoredRows, keys: Mapping[str, pa.Scalar], schema: pa.Schema
-    ) -> dict[int, int] | None:
-        """Return {index: rows that pass} of the row groups where a row may pass.
 
-        `pyarrow.dataset` reads only where keys and statistics do not decide. None if it does not
-        count right: statistics ignore NaN, so a condition on floating-point numbers is decided by
-        reading them; and tables have no statistics.
-        """
-        import pyarrow.dataset as ds
-
-        if not isinstance(stored, ParquetRows):
-            return None
-        known = [pc.field(k) == v if v.is_valid else pc.field(k).is_null() for k, v in keys.items()]
-        known_keys = functools.reduce(operator.and_, known, pc.scalar(True))
-        options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-        parquet, where = (
-            ds.ParquetFileFormat(default_fragment_scan_options=options),
-            stored.file.filesystem,
-        )
-        whole = parquet.make_fragment(stored.file.inner, where, partition_expression=known_keys)
-        possible = ds.FileSystemDataset([whole], schema, parquet, where)
-        found, index = {}, 0
-        with stored.errors_at(index, self.names):
-            if not list(possible.get_fragments(self.expression)):
-                return {}  # by its keys, without a look into the file
-            if any(pa.types.is_floating(schema.field(name).type) for name in self.names):
-                return None
-            for part in whole.split_by_row_group(filter=self.expression, schema=schema):
-                index = part.row_groups[0].id
-                scanner = part.scanner(schema=schema, filter=self.expression, use_threads=False)
-                # Where keys decide, Arrow counts the rows of the whole file.
-                found[index] = min(scanner.count_rows(), stored.row_counts[index])
-        return found
-
-
-def _plain_condition(name: str, comparison: str, value: Any) -> tuple[str, str, Any]:
-    """Return a condition with Python's numbers, whose text is exact and the same everywhere."""
-    comparison = "==" if comparison == "=" else comparison
-    if comparison not in (*COMPARE, *MEMBERSHIP):
-        raise ValueError(f"operators are {[*COMPARE, *MEMBERSHIP]}, got {comparison!r}")
-    if comparison not in MEMBERSHIP:
-        return name, comparison, value.item() if isinstance(value, np.generic) else value
-    values = [one.item() if isinstance(one, np.generic) else one for one in value]
-    ordered = sorted(values, key=repr) if isinstance(value, set | frozenset) else values
-    return name, comparison, ordered
-
-
-def _integer_condition(
-    field: pc.Expression, kind: pa.DataType, comparison: str, value: Any
-) -> pc.Expression:
-    """Return the comparison of integers with the integers that keep its meaning."""
-    limits = np.iinfo(kind.to_pandas_dtype())
-    if comparison in ("<", "<=", ">", ">="):
-        clipped = min(max(value, limits.min - 1), limits.max + 1)
-        bound = math.ceil(clipped) if comparison in ("<", ">=") else math.floor(clipped)
-        if limits.min <= bound <= limits.max:
-            return COMPARE[comparison](field, pa.scalar(bound, kind))
-        passes = (bound > 0) == (comparison in ("<", "<="))
-        return field.is_valid() if passes else field.isin(pa.array([], kind))
-    values = value if comparison in MEMBERSHIP else [value]
-    exact = [int(one) for one in values if limits.min <= one <= limits.max and one == int(one)]
-    if comparison in COMPARE and exact:
-        return COMPARE[comparison](field, pa.scalar(exact[0], kind))
-    found = field.isin(pa.array(exact, kind))
-    return found if comparison in ("==", "in") else ~found & field.is_valid()
-
-
-def _float_condition(
-    field: pc.Expression, kind: pa.DataType, comparison: str, value: Any
-) -> pc.Expression:
-    """Return the comparison of floating-point numbers with values rounded to their type."""
-    dtype = kind.to_pandas_dtype()
-    top = sys.float_info.max  # beyond it, an integer has no float
-    many = value if comparison in MEMBERSHIP else [value]
-    many = [one if abs(one) <= top else math.inf if one > 0 else -math.inf for one in many]
-    with np.errstate(over="ignore"):
-        rounded = [float(dtype(one)) for one in many]
-    if pa.types.is_float16(kind):  # which Arrow converts, but does not compare
-        field, kind = field.cast(pa.float32()), pa.float32()
-    if comparison in COMPARE:
-        condition = COMPARE[comparison](field, pa.scalar(rounded[0], kind))
-        return condition & ~field.is_nan() if comparison == "!=" else condition
-    zeros = [-one for one in rounded if one == 0]  # Arrow tells -0.0 from 0.0
-    found = field.isin(pa.array([*rounded, *zeros], kind))
-    return found if comparison == "in" else ~found & field.is_valid() & ~field.is_nan()
+def _in_order(filters: Any) -> Any:
+    """Return a list of conditions whose sets are lists in an order that is the same everywhere."""
+    if isinstance(filters, set | frozenset):
+        return sorted(filters, key=repr)
+    return type(filters)(map(_in_order, filters)) if isinstance(filters, list | tuple) else filters

@@ -1,6 +1,6 @@
 """What a source reads from: Parquet files, Arrow files and tables, as row groups of known sizes.
 
-`open_data` finds the files and reads their footers, on threads. `ParquetRows`, `ArrowRows` and
+`find_files` finds files and `open_files` reads their footers, on threads. `ParquetRows` and
 `TableRows` have the same methods. Every fault of a file is found here, and its error names file,
 row group and column. Changed bytes are found if pages have checksums, as `ParquetSink` writes them.
 """
@@ -14,20 +14,17 @@ import functools
 import hashlib
 import itertools
 import os
-import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
 from tutorlib.columns import Chunk
-from tutorlib.schema import is_list, type_row
-from tutorlib.storage import (
+from tutorlib.filesystems import (
     before_pattern,
     etag_of,
     find_filesystem,
@@ -39,14 +36,13 @@ from tutorlib.storage import (
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 ARROW_ENDINGS = (".arrow", ".feather", ".ipc")
-CSV_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 IN_MEMORY = "the rows in memory"  # what messages call them
+CSV_REMEDY = "CSV files become Parquet by: python -m data_prep csv FILES --to FOLDER"
 OPENING_THREADS = 8
 REMOTE_THREADS = 32  # which wait for answers most of the time
 TABLE_ROWS = 131_072  # of a row group of rows in memory
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
-FIRST_ROWS = 1024  # of which lists are looked at: footers tell mean lengths only
 
 
 class ParquetError(ValueError):
@@ -64,39 +60,25 @@ class DataFile:
         path: path or URL, for messages.
         filesystem: filesystem of the file.
         inner: path within the filesystem.
+        version: bytes, and time of the last change in ns if that is known.
         keys: {name: text} of the folders `name=text` above it; None for Hive's name of a null.
-        size: bytes.
-        version: time of the last change in ns, in s of an object store; None if that is not known.
     """
 
     path: str
     filesystem: fs.FileSystem
     inner: str
+    version: tuple[int, int | None]
     keys: Mapping[str, str | None]
-    size: int | None
-    version: int | None
-
-    @classmethod
-    def of(
-        cls, where: fs.FileSystem, info: fs.FileInfo, prefix: str, keys: Mapping[str, str | None]
-    ) -> DataFile:
-        """Return the file of a listing."""
-        path = info.path
-        return cls(prefix + path, where, path, keys, info.size, _version(where, info))
 
     @property
     def is_local(self) -> bool:
         """Whether the file is on this machine."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
-    def change(self) -> str:
-        """Return in words how the file has changed since it was found; "" if it has not."""
+    def has_changed(self) -> bool:
+        """Return whether the file has changed since it was found."""
         info = self.filesystem.get_file_info(self.inner)
-        if info.type == fs.FileType.NotFound:
-            return "it was removed"
-        if info.size != self.size:
-            return f"it had {self.size} bytes and now has {info.size}"
-        return "" if _version(self.filesystem, info) == self.version else "it was written again"
+        return (info.size, info.mtime_ns) != self.version
 
 
 def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
@@ -108,8 +90,8 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     Args:
         paths: a file, a folder (searched recursively), a glob pattern, or a list of these. A list
             keeps its order; a folder or a pattern is sorted by name, without names that begin with
-            "." or "_". Each may be a URL: `s3://bucket/folder`, `memory://x/*.parquet`,
-            `file:///data`.
+            "." or "_". Folders named `key=value` below a folder that is given are keys. Each may be
+            a URL: `s3://bucket/folder`, `memory://x/*.parquet`, `file:///data`.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds `paths`; None takes it from URLs.
 
     Raises:
@@ -129,104 +111,81 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         [{'day': '3'}]
     """
     files: list[DataFile] = []
-    keys_of = functools.cache(_keys)
-    for item in [paths] if isinstance(paths, str | os.PathLike) else paths:
+    items = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    for item in items:
         text = os.fspath(item)
         where, inner, prefix = find_filesystem(text, filesystem)
-        find, name = functools.partial(_find, prefix, where, inner), shown(text)
-        with store_errors(name, where):
-            found = [*find(PARQUET_ENDINGS)] or [*find(ARROW_ENDINGS)]
-            csv = not found and any(True for _ in find(CSV_ENDINGS))
+        with store_errors(shown(text)):
+            found = _find(where, inner, prefix)
         if not found:
-            url = (
-                ". A URL is given as text: a Path loses one of its slashes" if name != text else ""
-            )
             raise FileNotFoundError(
-                f"no Parquet file at {name!r} (tried as a file, as a folder of "
-                f"{'/'.join(PARQUET_ENDINGS + ARROW_ENDINGS)} files, and as a glob pattern)"
-                f"{'. ' + _csv_remedy(name + '/*.csv') if csv else url}"
+                f"no Parquet file at {shown(text)!r} (tried as a file, as a folder of "
+                f"{'/'.join(PARQUET_ENDINGS + ARROW_ENDINGS)} files, and as a glob pattern). "
+                f"{CSV_REMEDY}"
             )
-        files += [DataFile.of(where, i, prefix, keys_of(tuple(folders))) for folders, i in found]
+        files += found
     if not files:
         raise FileNotFoundError("the list of Parquet files is empty")
-    _refuse_twice(files)
+    if len(items) > 1:
+        _refuse_twice(files)
     return files
+
+
+def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
+    """Return the files of one path in a filesystem."""
+    info = where.get_file_info(text)
+    if info.type == fs.FileType.File:
+        return [DataFile(prefix + info.path, where, info.path, (info.size, info.mtime_ns), {})]
+    is_folder = info.type == fs.FileType.Directory
+    root = text.rstrip("/") if is_folder else before_pattern(text)
+    if root == text and not is_folder:
+        return []
+    selector = fs.FileSelector(root or ".", recursive=True, allow_not_found=True)
+    infos = [i for i in where.get_file_info(selector) if i.type == fs.FileType.File]
+    refuse_unfinished(prefix + text, (i.base_name for i in infos))
+    start = len(root or "./")
+    below = {i.path[start:].strip("/"): i for i in infos}
+    names = sorted(n for n in below if not any(p[0] in "._" for p in n.split("/")))
+    if is_folder:
+        by_ending = ([n for n in names if n.endswith(e)] for e in (PARQUET_ENDINGS, ARROW_ENDINGS))
+        names = next(filter(None, by_ending), [])
+    else:
+        names = [name for name in names if _fits(name, text[len(root) :].strip("/"))]
+    files = []
+    for name in names:
+        info, keys = below[name], _keys(name.rpartition("/")[0]) if is_folder else {}
+        version = info.size, info.mtime_ns
+        files.append(DataFile(prefix + info.path, where, info.path, version, keys))
+    return files
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a path matches a pattern, in which "**" stands for any number of folders."""
+    if "**/" in pattern:
+        return fnmatch.fnmatchcase(name, pattern.replace("**/", "*"))
+    return fnmatch.fnmatchcase(name, pattern) and name.count("/") == pattern.count("/")
+
+
+@functools.lru_cache(maxsize=1024)
+def _keys(folders: str) -> dict[str, str | None]:
+    """Return the keys in names of folders, in which Hive escapes characters as in a URL."""
+    pairs = [folder.partition("=") for folder in folders.split("/")]
+    texts = {unquote(name): unquote(text) for name, mark, text in pairs if name and mark}
+    return {name: None if text == NULL_KEY else text for name, text in texts.items()}
 
 
 def _refuse_twice(files: Sequence[DataFile]) -> None:
     first: dict[str, str] = {}
-    real_folder = functools.cache(os.path.realpath)  # which looks at each folder above
+    real = functools.cache(os.path.realpath)  # which looks at each folder above
     for file in files:
-        identity = file.path
-        if file.is_local and os.path.islink(file.inner):
-            identity = os.path.realpath(file.inner)
-        elif file.is_local:
-            folder, name = os.path.split(file.inner)
-            identity = os.path.join(real_folder(folder), name)
+        folder, name = os.path.split(file.inner)
+        identity = f"{real(folder)}/{name}" if file.is_local else file.path
         if identity in first:
             raise ValueError(
                 f"the file {file.path} is given twice (also as {first[identity]}): its rows would "
                 "be read twice. Give each file once."
             )
         first[identity] = file.path
-
-
-def _version(filesystem: fs.FileSystem, info: fs.FileInfo) -> int | None:
-    if isinstance(filesystem, fs.LocalFileSystem) or info.mtime_ns is None:
-        return info.mtime_ns
-    return info.mtime_ns // 10**9  # a listing of S3 may have ms, the header of one object has s
-
-
-Found = Iterator[tuple[Sequence[str], fs.FileInfo]]  # folders that may be keys, file
-
-
-def _csv_remedy(path: str) -> str:
-    return f"CSV files become Parquet by: python -m data_prep csv {path} --to FOLDER"
-
-
-def _find(prefix: str, where: fs.FileSystem, text: str, endings: tuple[str, ...]) -> Found:
-    info = where.get_file_info(text)
-    if info.type == fs.FileType.File:
-        yield text.split("/")[:-1], info
-        return
-    pattern = None if info.type == fs.FileType.Directory else text.split("/")
-    root = before_pattern(text) if pattern else text.rstrip("/")
-    if pattern and root == text:
-        return
-    selector = fs.FileSelector(root or ".", recursive=True, allow_not_found=True)
-    infos = {i.path: i for i in where.get_file_info(selector) if i.type == fs.FileType.File}
-    refuse_unfinished(prefix + text, infos)
-    for path in sorted(infos):
-        below = path.removeprefix(root or "./").strip("/").split("/")
-        if any(map(_hidden, below)):
-            continue
-        parts = path.split("/") if root else below
-        if pattern and _fits(parts, pattern):
-            yield parts[:-1], infos[path]
-        elif not pattern and path.endswith(endings):
-            yield below[:-1], infos[path]
-
-
-def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path matches a pattern, both split at "/"; "**" matches any number of folders."""
-    if not pattern:
-        return not parts
-    if pattern[0] == "**" and _fits(parts, pattern[1:]):
-        return True
-    if not parts or not (pattern[0] == "**" or fnmatch.fnmatchcase(parts[0], pattern[0])):
-        return False
-    return _fits(parts[1:], pattern if pattern[0] == "**" else pattern[1:])
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
-
-
-def _keys(folders: Sequence[str]) -> dict[str, str | None]:
-    """Return the keys in names of folders, in which Hive escapes characters as in a URL."""
-    pairs = [folder.partition("=") for folder in folders]
-    texts = {unquote(name): unquote(text) for name, mark, text in pairs if name and mark}
-    return {name: None if text == NULL_KEY else text for name, text in texts.items()}
 
 
 # ---- one file or table ---------------------------------------------------------------------------
@@ -255,42 +214,38 @@ class ParquetRows:
         """Return what error messages call a row group."""
         return f"row group {index} of {self.path}"
 
-    def read(self, index: int, names: Sequence[str], *, encoded: bool = False) -> pa.Table:
-        """Return the named columns of a row group; `encoded` keeps dictionaries of strings."""
-        with self.errors_at(index, names), self._open(index, names if encoded else ()) as file:
-            table = file.read_row_group(index, columns=list(names), use_threads=False)
-            if table.num_rows != self.row_counts[index]:
-                raise EOFError(f"{table.num_rows} rows, the footer says {self.row_counts[index]}")
-            return table
-
-    def batches(
-        self, index: int, names: Sequence[str], rows: int, *, encoded: bool = False
+    def tables(
+        self, index: int, names: Sequence[str], step_rows: int | None, *, encoded: bool = False
     ) -> Generator[pa.Table]:
-        """Yield a row group in order, decoding about `rows` rows at a time."""
-        count = 0
-        options = {"buffer_size": STREAM_BUFFER}
+        """Yield columns of a row group in order, about `step_rows` rows at a time, or at once.
+
+        With `encoded`, strings stay in dictionaries where the file has them so.
+        """
+        count, columns = 0, list(names)
+        options = {} if step_rows is None else {"buffer_size": STREAM_BUFFER}
         with (
             self.errors_at(index, names),
             self._open(index, names if encoded else (), **options) as file,
         ):
-            batches = file.iter_batches(
-                rows, row_groups=[index], columns=list(names), use_threads=False
-            )
-            for batch in batches:
-                count += batch.num_rows
-                yield pa.Table.from_batches([batch])
-                del batch
+            if step_rows is None:
+                table = file.read_row_group(index, columns=columns, use_threads=False)
+                count = table.num_rows
+                if count == self.row_counts[index]:
+                    yield table
+            else:
+                row_groups = {"row_groups": [index], "columns": columns, "use_threads": False}
+                for batch in file.iter_batches(step_rows, **row_groups):
+                    count += batch.num_rows
+                    yield pa.Table.from_batches([batch])
+                    del batch
             if count != self.row_counts[index]:
                 raise EOFError(f"{count} rows, the footer says {self.row_counts[index]}")
 
     def _open(self, index: int, encoded: Sequence[str], **options: Any) -> pq.ParquetFile:
         source: Any = self.file.inner
-        change = self.file.change() if self._etag is None else ""
         if not self.is_local:
             source = self.file.filesystem.open_input_file(self.file.inner)
-            if self._etag is not None and etag_of(source) != self._etag:
-                change = "it was written again"
-        self._refuse(index, change)
+        self.refuse_changed(index, source)
         # Arrow makes no dictionary of strings that are stored as differences.
         leaves = [leaf for name in encoded for leaf in self._leaves(index, name)]
         keep = [n.path_in_schema for n in leaves if not any("DELTA" in e for e in n.encodings)]
@@ -306,11 +261,16 @@ class ParquetRows:
             **options,
         )
 
-    def _refuse(self, index: int, change: str) -> None:
-        if change:
+    def refuse_changed(self, index: int, opened: Any = None) -> None:
+        """Raise ParquetError if the file has changed since it was found."""
+        if self._etag is None:
+            changed = self.file.has_changed()
+        else:
+            changed = opened is not None and etag_of(opened) != self._etag
+        if changed:
             raise ParquetError(
-                f"{self.location(index)}: the file has changed since it was opened: {change}. "
-                "Open the source again."
+                f"{self.location(index)}: the file has changed since it was opened. Open the "
+                "source again."
             )
 
     @contextlib.contextmanager
@@ -320,9 +280,9 @@ class ParquetRows:
             yield
         except (pa.ArrowException, OSError, EOFError) as error:
             place = self.location(index)
-            if failure := store_failure(error, self.file.filesystem):
+            if failure := store_failure(error):
                 raise ParquetError(f"{place}: {failure}") from error
-            self._refuse(index, self.file.change())
+            self.refuse_changed(index)
             at_fault = [n for n in names if len(names) == 1 or not self._can_be_read(index, n)]
             column = f", column {at_fault[0]!r}" if at_fault else ""
             raise ParquetError(
@@ -332,11 +292,9 @@ class ParquetRows:
 
     def _can_be_read(self, index: int, name: str) -> bool:
         try:
-            for _ in self.batches(index, [name], FIRST_ROWS):
-                pass
+            return len(list(self.tables(index, [name], None))) == 1
         except ParquetError:
             return False
-        return True
 
     def _leaves(self, index: int, name: str) -> list[Any]:
         """Return `ColumnChunkMetaData` of a column: one of a number or list, more of a struct."""
@@ -378,25 +336,6 @@ class ParquetRows:
             total += leaf.num_values * width or stored
         return total
 
-    def first_lengths(self, name: str) -> set[int]:
-        """Return the lengths of the first lists of a column that are not empty or null."""
-        index = next((i for i, rows in enumerate(self.row_counts) if rows), None)
-        if index is None:
-            return set()
-        batches = self.batches(index, [name], FIRST_ROWS)
-        with contextlib.closing(batches):
-            return _lengths(next(batches)[name])
-
-    def has_length(self, name: str, length: int) -> bool:
-        """Return whether, by the footer, all lists have a length but for null or empty ones."""
-        for index, rows in enumerate(self.row_counts):
-            (leaf,), nulls = self._leaves(index, name), self.null_count(index, name) or 0
-            # Each null or empty list counts as one value, which is null.
-            missing, rest = divmod(rows * length - leaf.num_values, max(1, length - 1))
-            if rest or not 0 <= missing <= nulls or (length == 1 and nulls):
-                return False
-        return True
-
     def digest(self) -> str:
         """Return a hash of the footer: sizes, places and statistics of every column chunk."""
         written = pa.BufferOutputStream()
@@ -409,66 +348,48 @@ class TableRows:
 
     Args:
         table: the rows.
-        file: the Arrow file that they are from, which a pickled copy opens again; None if they are
-            in memory.
+        path: what messages call them.
+        keys: {name: text} of the folders above an Arrow file.
     """
 
     is_local = True
 
-    def __init__(self, table: pa.Table, file: DataFile | None = None) -> None:
-        self.path, self.keys = (file.path, file.keys) if file else (IN_MEMORY, {})
+    def __init__(
+        self, table: pa.Table, path: str = IN_MEMORY, keys: Mapping[str, str | None] | None = None
+    ) -> None:
+        self.table, self.path, self.keys, self.schema = table, path, keys or {}, table.schema
         names = table.schema.names
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"{self.path}: column names must be unique, got twice: {twice}")
-        self.table, self.file, self.schema = table, file, table.schema
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
-
-    def __reduce__(self) -> Any:
-        return (_opened, (self.file,)) if self.file else (TableRows, (self.table,))
 
     def location(self, index: int) -> str:
         """Return what error messages call a row group."""
         return f"row group {index} of {self.path}"
 
-    def read(self, index: int, names: Sequence[str], *, encoded: bool = False) -> pa.Table:
-        """Return the named columns of a row group."""
-        return self.table.select(names).slice(index * TABLE_ROWS, self.row_counts[index])
-
-    def batches(
-        self, index: int, names: Sequence[str], rows: int, *, encoded: bool = False
+    def tables(
+        self, index: int, names: Sequence[str], step_rows: int | None, *, encoded: bool = False
     ) -> Generator[pa.Table]:
-        """Yield a row group in order, `rows` rows at a time."""
-        whole = self.read(index, names)
-        for start in range(0, whole.num_rows, rows):
-            yield whole.slice(start, rows)
+        """Yield columns of a row group in order, `step_rows` rows at a time, or at once."""
+        whole = self.table.select(names).slice(index * TABLE_ROWS, self.row_counts[index])
+        for start in range(0, whole.num_rows, step_rows or TABLE_ROWS):
+            yield whole.slice(start, step_rows or TABLE_ROWS)
 
     def null_count(self, index: int, name: str) -> int | None:
         """Return None: whoever asks reads the rows."""
 
     def value_bytes(self, index: int, name: str, width: int) -> float:
         """Return the bytes of the values of a column of lists or strings."""
-        return self.read(index, [name]).nbytes
-
-    def first_lengths(self, name: str) -> set[int]:
-        """Return the lengths of the first lists of a column that are not empty or null."""
-        return _lengths(self.table[name][:FIRST_ROWS])
-
-    def has_length(self, name: str, length: int) -> bool:
-        """Return whether all lists have a length but for null or empty ones."""
-        return _lengths(self.table[name]) <= {length}
+        return next(self.tables(index, [name], None)).nbytes
 
     def digest(self) -> str:
         """Return a hash of all values: rows in memory change easily."""
         digest = hashlib.sha256()
         for index in range(len(self.row_counts)):
-            for batch in self.read(index, self.schema.names).combine_chunks().to_batches():
-                digest.update(batch.serialize())
+            for table in self.tables(index, self.schema.names, None):
+                digest.update(table.combine_chunks().to_batches()[0].serialize())
         return digest.hexdigest()[:16]
-
-
-def _lengths(lists: Any) -> set[int]:
-    return set(pc.unique(pc.list_value_length(lists)).to_pylist()) - {None, 0}
 
 
 def _leaf_count(kind: pa.DataType) -> int:
@@ -478,39 +399,17 @@ def _leaf_count(kind: pa.DataType) -> int:
     return sum(_leaf_count(kind.field(k).type) for k in range(kind.num_fields)) or 1
 
 
-def vector_lengths(schema: pa.Schema, stored: Sequence[Any]) -> dict[str, int]:
-    """Return {column: length} of the lists of floats or booleans that have one length.
-
-    The first lists must have it, and the footers of all row groups must agree. A null or empty list
-    is a missing vector. Fixed-size lists and tensors have their length in their type.
-    """
-    lengths = {}
-    for field in schema:
-        if not is_list(field.type) or hasattr(field.type, "list_size"):
-            continue
-        if type_row(str(field.type.value_type)).role != "continuous":
-            continue
-        with contextlib.suppress(ParquetError):  # whoever reads the column gets it
-            lengths_of = (rows.first_lengths(field.name) for rows in stored)
-            found: set[int] = next(filter(None, lengths_of), set())
-            if len(found) == 1:
-                (length,) = found
-                if all(rows.has_length(field.name, length) for rows in stored):
-                    lengths[field.name] = length
-    return lengths
+StoredRows = ParquetRows | TableRows
 
 
 # ---- everything that a source takes --------------------------------------------------------------
-
-StoredRows = ParquetRows | TableRows
 
 
 def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[StoredRows]]:
     """Return (the paths that were given, files or tables with the rows) of what a reader has.
 
     Args:
-        data: paths as `find_files` takes them; a `pyarrow.dataset.Dataset`; or rows in memory as
-            `table_of` takes them.
+        data: paths as `find_files` takes them, or rows in memory as `table_of` takes them.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds the paths; None takes it from URLs.
 
     Raises:
@@ -519,10 +418,11 @@ def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[Stored
         ParquetError: if a file is truncated, damaged or not Parquet.
         ValueError: if columns share a name, or if a pandas index has one.
     """
-    paths = _paths_in(data)
-    if paths is None:
-        return [], [TableRows(table_of(data))]
-    return paths, open_files(find_files(paths, filesystem))
+    paths = [data] if isinstance(data, str | os.PathLike) else data
+    if isinstance(paths, list | tuple):
+        if all(isinstance(path, str | os.PathLike) for path in paths):
+            return [*paths], open_files(find_files(paths, filesystem))
+    return [], [TableRows(table_of(data))]
 
 
 def open_files(files: Sequence[DataFile]) -> list[StoredRows]:
@@ -534,49 +434,43 @@ def open_files(files: Sequence[DataFile]) -> list[StoredRows]:
         stored = [
             rows for part in pool.map(lambda part: [*map(_opened, part)], parts) for rows in part
         ]
-    last, written, schema = None, None, None
+    schemas: dict[Any, pa.Schema] = {}
     for rows in stored:
         if isinstance(rows, ParquetRows):
-            metadata = rows.footer.metadata or {}
-            # Equal leaves and the equal Arrow schema that was written: leaves do not tell groups.
-            alike = metadata.get(b"ARROW:schema") is not None and metadata == written
-            if not (alike and rows.footer.schema.equals(last)):
-                last, written = rows.footer.schema, metadata
-                schema = last.to_arrow_schema()
-            rows.schema = schema
+            # Files that were written from one Arrow schema have it in their metadata.
+            written = (rows.footer.metadata or {}).get(b"ARROW:schema", id(rows))
+            if written not in schemas:
+                schemas[written] = rows.footer.schema.to_arrow_schema()
+            rows.schema = schemas[written]
     return stored
 
 
 def _opened(file: DataFile) -> StoredRows:
-    kind = "Arrow" if file.path.endswith(ARROW_ENDINGS) else "Parquet"
+    is_arrow = file.path.endswith(ARROW_ENDINGS)
     try:
-        return _opened_arrow(file) if kind == "Arrow" else _opened_parquet(file)
+        if is_arrow:
+            return TableRows(_arrow_table(file), file.path, file.keys)
+        with file.filesystem.open_input_file(file.inner) as opened:
+            etag = None if file.is_local else etag_of(opened)
+            return ParquetRows(file, pq.read_metadata(opened), etag)
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if failure := store_failure(error, file.filesystem):
+        if failure := store_failure(error):
             raise ParquetError(f"{file.path}: {failure}") from error
-        remedy = "Write it again, or remove it"
-        if file.path.endswith(CSV_ENDINGS):
-            remedy = _csv_remedy(file.path)
-        raise ParquetError(f"{file.path}: not a whole {kind} file ({error}). {remedy}.") from error
+        raise ParquetError(
+            f"{file.path}: not a whole {'Arrow' if is_arrow else 'Parquet'} file ({error}). Write "
+            f"it again, or remove it. {CSV_REMEDY}"
+        ) from error
 
 
-def _opened_parquet(file: DataFile) -> ParquetRows:
-    with file.filesystem.open_input_file(file.inner) as opened:
-        etag = None if file.is_local else etag_of(opened)
-        return ParquetRows(file, pq.read_metadata(opened), etag)
-
-
-def _opened_arrow(file: DataFile) -> TableRows:
+def _arrow_table(file: DataFile) -> pa.Table:
     """Return an Arrow file; a local one is mapped into memory, and needs none if uncompressed."""
-    opened = (
-        pa.memory_map(file.inner) if file.is_local else file.filesystem.open_input_file(file.inner)
-    )
-    if opened.read(6) == b"ARROW1":
-        return TableRows(pa.ipc.open_file(opened).read_all(), file)
+    where = file.filesystem
+    opened = pa.memory_map(file.inner) if file.is_local else where.open_input_file(file.inner)
+    is_file = opened.read(6) == b"ARROW1"
     opened.seek(0)
-    return TableRows(pa.ipc.open_stream(opened).read_all(), file)
+    return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(opened).read_all()
 
 
 def table_of(data: Any) -> pa.Table:
@@ -589,10 +483,8 @@ def table_of(data: Any) -> pa.Table:
 
     Raises:
         TypeError: for anything else; it says what to do instead.
+        ValueError: for a DataFrame whose index has a name, or with a column of several types.
     """
-    kind = type(data)
-    if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ == "DataFrame":
-        return _table_of_pandas(data)
     if isinstance(data, Chunk):
         return data.to_arrow()
     if hasattr(data, "row_groups") and hasattr(data, "read"):  # a RowSource
@@ -601,53 +493,23 @@ def table_of(data: Any) -> pa.Table:
         return pa.concat_tables([part.to_arrow() for part in parts])
     if isinstance(data, pa.RecordBatch):
         return pa.table(data)
+    if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+        if named := [name for name in data.index.names if name is not None]:
+            raise ValueError(
+                f"the DataFrame's index {named} is not a column. df.reset_index() makes it one, "
+                "df.reset_index(drop=True) leaves it out."
+            )
+        try:
+            return pa.Table.from_pandas(data, preserve_index=False).replace_schema_metadata(None)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ValueError(f"{error}. Give the column one type, or leave it out.") from error
     if hasattr(data, "__arrow_c_stream__"):
         with contextlib.suppress(pa.ArrowException):  # a stream of values, not of rows
             return pa.RecordBatchReader.from_stream(data).read_all()
-    raise TypeError(_refusal(data))
-
-
-def _table_of_pandas(frame: Any) -> pa.Table:
-    if named := [name for name in frame.index.names if name is not None]:
-        raise ValueError(
-            f"the DataFrame's index {named} is not a column. df.reset_index() makes it one, "
-            "df.reset_index(drop=True) leaves it out."
-        )
-    columns = {}
-    for name in frame.columns:
-        try:
-            columns[str(name)] = pa.array(frame[name], from_pandas=True)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            warnings.warn(f"column {name!r} cannot be used: {error}", stacklevel=4)
-    return pa.table(columns)
-
-
-def _paths_in(data: Any) -> list[Any] | None:
-    """Return `data` as a list if it is one or more paths, else None."""
-    if isinstance(data, str | os.PathLike):
-        return [data]
-    stream = hasattr(data, "__arrow_c_stream__")
-    if isinstance(data, list | tuple | set | frozenset | Iterator) and not stream:
-        items = list(data)
-        if all(isinstance(item, str | os.PathLike) for item in items):
-            return items
-        raise TypeError(_refusal(items))
-    return None
-
-
-def _refusal(data: Any) -> str:
-    """Return the message for what is not a source, with a remedy."""
-    kind = type(data)
-    name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}".removeprefix("builtins.")
-    remedy = "Values need the names of their columns: pyarrow.table({'x': values})."
-    if name.startswith("tensorflow."):
-        remedy = "fit takes a tf.data.Dataset as it is; a loader reads the files itself."
-    elif name == "polars.LazyFrame":
-        remedy = "Give its collect(), or write it with sink_parquet."
-    elif hasattr(data, "source"):
-        remedy = "Give what it was made of: its attribute source."
-    return (
+    kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
+    raise TypeError(
         "the data must be a path of Parquet or Arrow files (file, folder, glob pattern, URL, or a "
-        "list of these), a ParquetSource, a pyarrow Table or Dataset, a pandas or polars "
-        f"DataFrame, or a part of split_rows, got a {name}. {remedy}"
+        "list of these), a ParquetSource, a pyarrow Table, a pandas or polars DataFrame, or a part "
+        f"of split_rows, got a {kind}. Values need the names of their columns: "
+        "pyarrow.table({'x': values})."
     )

@@ -11,7 +11,6 @@ import tensorflow as tf
 from tutorlib import ops
 from tutorlib.ops import FIRST_OOV_ID, NULL_ID
 from tutorlib.ops.base import id_dtype
-from tutorlib.ops.lists_dates import SIZES
 from tutorlib.serving import tensors
 from tutorlib.serving.tensors import ServedColumn
 
@@ -59,10 +58,10 @@ class ServedOp(tf.Module):
 
 
 class ServedRename(ServedOp):
-    """`Rename`."""
+    """`Rename`, and ops that make one column of each and give it another name."""
 
     def source(self, output: str) -> str:
-        """Return the old name."""
+        """Return the name of the column at the same place."""
         return self.names[self.op.output_names(self.names).index(output)]
 
 
@@ -74,31 +73,12 @@ class ServedListSlice(ServedOp):
         if column.splits is None:
             raise TypeError(f"column {name!r}: ListSlice takes lists, got one value a row")
 
-        def sliced(values: tf.Tensor) -> tf.RaggedTensor:
-            lists = tf.RaggedTensor.from_row_splits(values, column.splits, validate=False)
-            return lists[:, self.op.start : self.op.end]
-
-        lists = sliced(column.values)
-        valid = None if column.valid is None else sliced(column.valid).values
-        return ServedColumn(lists.values, valid, lists.row_splits, column.dtype)
-
-
-class ServedDateParts(ServedOp):
-    """`DateParts`; the raw tensor is int64, in the unit of the column that was fitted on."""
-
-    def source(self, output: str) -> str:
-        """Return the column whose part the output is."""
-        return self.names[self.op.output_names(self.names).index(output) // len(self.op.parts)]
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return one part of the dates."""
-        source = self.source(name)
-        part = name.removeprefix(f"{source}_")
-        unit = self.op.unit_for(source, column.dtype or column.values.dtype.name)
-        made = self.op.part(part, tf.cast(column.values, tf.int64), unit)
-        if part in SIZES:
-            return column.with_values(column.without_nulls(tf.cast(made, tf.int32), NULL_ID))
-        return column.with_values(tf.cast(made, tf.float32), column.valid)
+        places = tf.range(tf.size(column.values))
+        lists = tf.RaggedTensor.from_row_splits(places, column.splits, validate=False)
+        kept = lists[:, self.op.start : self.op.end]
+        valid = None if column.valid is None else tf.gather(column.valid, kept.values)
+        values = tf.gather(column.values, kept.values)
+        return ServedColumn(values, valid, kept.row_splits, column.dtype)
 
 
 class ServedFill(ServedOp):
@@ -127,10 +107,16 @@ class ServedClip(ServedOp):
         return column.with_values(values, column.valid)
 
 
-def refuse_float16(op: Any) -> None:
-    """Raise ValueError for an op that makes float16, to which TensorFlow rounds in two steps."""
-    if op.dtype == "float16":
-        raise ValueError("gives float16, which TensorFlow rounds otherwise: take dtype='float32'")
+def refuse_dtypes(op: Any, *dtypes: str) -> None:
+    """Raise ValueError for an op that makes one of these dtypes.
+
+    TensorFlow rounds to float16 in two steps, and has other last bits of float64 logarithms.
+    """
+    if op.dtype in dtypes:
+        raise ValueError(
+            f"gives {op.dtype}, whose last bits TensorFlow computes otherwise than "
+            "NumPy: take dtype='float32'"
+        )
 
 
 class ServedLogOp(ServedOp):
@@ -138,12 +124,7 @@ class ServedLogOp(ServedOp):
 
     def build(self, functions: Functions) -> None:
         """Refuse dtypes whose last bits would differ."""
-        refuse_float16(self.op)
-        if self.op.dtype == "float64":
-            raise ValueError(
-                "gives float64, whose last bits TensorFlow computes otherwise than NumPy: take "
-                "LogOp(dtype='float32')"
-            )
+        refuse_dtypes(self.op, "float16", "float64")
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return log(1 + x)."""
@@ -158,7 +139,7 @@ class ServedScaler(ServedOp):
 
     def build(self, functions: Functions) -> None:
         """Keep shift and scale of each column, float64 [2]."""
-        refuse_float16(self.op)
+        refuse_dtypes(self.op, "float16")
         self.numbers = {n: tensors.fixed(np.array(self.op.shift_and_scale(n))) for n in self.wanted}
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
@@ -174,7 +155,7 @@ class ServedBucketize(ServedOp):
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return int32 ids of the intervals."""
         values = tensors.as_float64(column)
-        ids = tf.searchsorted(self.op.edges_for(name), values, side="right") + 2
+        ids = tf.searchsorted(self.op.boundaries, values, side="right") + 2
         return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
 
 
@@ -233,19 +214,15 @@ class ServedCategorify(ServedOp):
         return column.with_values(column.without_nulls(ids, NULL_ID))
 
 
-class ServedTargetEncoding(ServedOp):
+class ServedTargetEncoding(ServedRename):
     """`TargetEncoding`: the means of all rows, found by key."""
 
     def build(self, functions: Functions) -> None:
         """Keep the keys, and the means of each wanted column after that of a new key."""
-        refuse_float16(self.op)
+        refuse_dtypes(self.op, "float16")
         keys = {name: self.source(name) for name in self.wanted}
         self.keys = {n: tensors.KeyTable(self.op.index_of(key).keys) for n, key in keys.items()}
         self.means = {n: tensors.fixed(self.op.numbers_of(key)) for n, key in keys.items()}
-
-    def source(self, output: str) -> str:
-        """Return the key's column."""
-        return self.names[self.op.output_names(self.names).index(output)]
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the mean of each row's key; that of a new key for a null."""
@@ -279,7 +256,6 @@ SERVED: dict[type[ops.Op], type[ServedOp]] = {
     ops.Bucketize: ServedBucketize,
     ops.Categorify: ServedCategorify,
     ops.Clip: ServedClip,
-    ops.DateParts: ServedDateParts,
     ops.FillMedian: ServedFill,
     ops.FillMissing: ServedFill,
     ops.HashBucket: ServedHashBucket,

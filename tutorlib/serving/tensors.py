@@ -15,15 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tutorlib.columns import Masked, Ragged, Strings
+from tutorlib.hashing import FACTOR_1, FACTOR_2, GAMMA
 from tutorlib.hashing import hash_values as hash_on_host
 from tutorlib.loader.layout import batch_dtype
 from tutorlib.ops.base import take_or_null
 from tutorlib.schema import Column, Schema, element_type, is_time
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
-GAMMA, FACTOR_1, FACTOR_2 = (
-    np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
 PADDINGS = [b"\0" * n for n in range(8)]
 FEW_WORDS = 8  # up to so many, all strings stay in the loop
 

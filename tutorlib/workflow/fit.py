@@ -14,17 +14,20 @@ import dataclasses
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
+import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
-from tutorlib.columns import Chunk, Masked, column_type, flat_values
-from tutorlib.memory import map_on_threads, thread_count
-from tutorlib.ops import ColumnGroup, LearningOp
-from tutorlib.parquet import ParquetSource, RowGroup, RowRange, with_encoded_strings
+from tutorlib.columns import Chunk, Masked, flat_values
+from tutorlib.filesystems import as_arrow_filesystem
+from tutorlib.memory import thread_count
+from tutorlib.ops import ColumnGroup
+from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import element_type
-from tutorlib.storage import as_arrow_filesystem, row_bar
+from tutorlib.storage import row_bar
+from tutorlib.threads import map_on_threads
 
 RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row
 FAN_IN = 8  # states merged at a time
@@ -40,118 +43,41 @@ Part = TypeVar("Part")
 # What a Workflow reads.
 
 
-@runtime_checkable
-class RowSource(Protocol):
-    """Rows in row groups of known sizes. `ParquetSource`, `Chunks` and `SourceRows` are such.
-
-    Any class with these members can be given to `Workflow.fit`. Methods are called from several
-    threads at a time; row groups are named by their position in `row_groups`.
-    """
-
-    @property
-    def row_groups(self) -> Sequence[RowGroup]:
-        """The row groups, in order."""
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of all row groups."""
-
-    @property
-    def column_types(self) -> Mapping[str, ColumnType]:
-        """{column: (NumPy name of one value or "string", whether a row holds a list)}."""
-
-    @property
-    def files(self) -> Sequence[str]:
-        """Paths or URLs of the files that hold the rows; empty if the rows are in memory."""
-
-    def read(self, position: int, columns: Sequence[str], start: int, stop: int, /) -> Chunk:
-        """Return the named columns of rows [start, stop) of a row group."""
-
-    def location(self, position: int, /) -> str:
-        """Return what error messages call a row group; "" if there is nothing to tell."""
-
-    def fingerprint(self) -> dict[str, Any] | None:
-        """Return JSON values that differ between data sets; None if that cannot be known."""
-
-
-class Chunks:
-    """Chunks in memory as a `RowSource`: each chunk is a row group.
+def as_source(data: Any) -> ParquetSource:
+    """Return `data` as a `ParquetSource`.
 
     Args:
-        chunks: at least one, all with the same columns.
+        data: a `ParquetSource`, also of some rows (`split_rows`); a `Chunk`, or a list of chunks of
+            equal columns; or what `ParquetSource` takes: paths, a pyarrow Table, a DataFrame.
 
     Example:
         >>> import numpy as np
-        >>> source = Chunks([Chunk({"x": np.arange(2)}), Chunk({"x": np.arange(1)})])
-        >>> source.num_rows, source.read(0, ["x"], 1, 2)["x"].tolist()
-        (3, [1])
-    """
-
-    files: Sequence[str] = ()
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self._chunks = list(chunks)
-        self.row_groups = [RowGroup(0, i, c.num_rows) for i, c in enumerate(self._chunks)]
-        self.num_rows = sum(group.num_rows for group in self.row_groups)
-
-    @property
-    def column_types(self) -> dict[str, ColumnType]:
-        """As in `RowSource`."""
-        return {name: column_type(column) for name, column in self._chunks[0].items()}
-
-    def read(self, position: int, columns: Sequence[str], start: int, stop: int) -> Chunk:
-        """Return the named columns of rows [start, stop) of a chunk, without copying."""
-        return self._chunks[position].select(columns).slice(start, stop)
-
-    def location(self, position: int) -> str:
-        """Return "chunk 3", or "" if there is only one chunk."""
-        return f"chunk {position}" if len(self._chunks) > 1 else ""
-
-    def fingerprint(self) -> None:
-        """Return None: in-memory data has no fingerprint."""
-
-
-def as_source(data: Any) -> RowSource:
-    """Return `data` as a `RowSource`.
-
-    Args:
-        data: `ParquetSource`, rows of one (`split_rows`), any other `RowSource`, a `Chunk`, a list
-            of chunks, or what `ParquetSource` takes: paths, a pyarrow Table, a DataFrame.
-
-    Raises:
-        ValueError: if there are no row groups.
-
-    Example:
-        >>> import pyarrow as pa
-        >>> as_source(pa.table({"x": [1, 2]})).column_types
+        >>> as_source(Chunk({"x": np.arange(2)})).column_types
         {'x': ('int64', False)}
     """
-    if isinstance(data, Chunk):
-        data = [data]
-    if isinstance(data, list | tuple) and all(isinstance(chunk, Chunk) for chunk in data):
-        data = Chunks(data)
-    source = data if isinstance(data, RowSource) else ParquetSource(data)
-    if not source.row_groups:
-        raise ValueError("the data has no rows: give at least one chunk or row group")
-    return source
+    if isinstance(data, ParquetSource):
+        return data
+    chunks = data if isinstance(data, list | tuple) else [data]
+    if chunks and all(isinstance(chunk, Chunk) for chunk in chunks):
+        data = pa.concat_tables([chunk.to_arrow() for chunk in chunks])
+    return ParquetSource(data)
 
 
-def row_ranges_in(source: RowSource, order: Iterable[int] | None = None) -> list[RowRange]:
+def row_ranges_in(source: ParquetSource, order: Iterable[int] | None = None) -> list[RowRange]:
     """Return all rows of a source as row ranges of at most `RANGE_ROWS` rows.
 
     `order` gives the positions of the row groups in another order than that of the source.
 
     Example:
         >>> import numpy as np
-        >>> source = as_source(Chunk({"x": np.arange(300_000)}))
-        >>> [(row_range.start, row_range.stop) for row_range in row_ranges_in(source)]
-        [(0, 262144), (262144, 300000)]
+        >>> row_ranges_in(as_source(Chunk({"x": np.arange(9)})))
+        [RowRange(row_group=0, start=0, stop=9)]
     """
     groups = source.row_groups
     return [
         RowRange(position, start, min(start + RANGE_ROWS, groups[position].num_rows))
         for position in (range(len(groups)) if order is None else order)
-        for start in range(0, max(1, groups[position].num_rows), RANGE_ROWS)
+        for start in range(0, groups[position].num_rows, RANGE_ROWS)
     ]
 
 
@@ -177,7 +103,7 @@ def split_by_rows(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRan
     return lists
 
 
-def read_range(source: RowSource, row_range: RowRange, columns: Sequence[str]) -> Chunk:
+def read_range(source: ParquetSource, row_range: RowRange, columns: Sequence[str]) -> Chunk:
     """Return the named columns of a row range.
 
     A row group of up to `RANGE_ROWS` rows is read whole and then sliced: reading a slice would keep
@@ -190,48 +116,40 @@ def read_range(source: RowSource, row_range: RowRange, columns: Sequence[str]) -
     return source.read(position, columns, start, stop)
 
 
-def input_paths(source: RowSource) -> list[str]:
-    """Return the files that a source reads, and the folders that it was given, if it knows them.
+def input_paths(source: ParquetSource) -> list[str]:
+    """Return the files that a source reads, and the folders that it was given.
 
     Those of a filesystem other than this machine's are URLs, of which `refuse_overlap` knows them.
     """
-    paths = [*source.files, *map(os.fspath, getattr(source, "paths", ()))]
-    filesystem = getattr(source, "filesystem", None)
-    if filesystem is None or isinstance(where := as_arrow_filesystem(filesystem), LocalFileSystem):
+    paths = [*source.files, *map(os.fspath, source.paths)]
+    where = as_arrow_filesystem(source.filesystem) if source.filesystem else LocalFileSystem()
+    if isinstance(where, LocalFileSystem):
         return paths
     return [path if "://" in path else f"{where.type_name}://{path}" for path in paths]
 
 
 @contextlib.contextmanager
-def locate_errors(source: RowSource, row_range: RowRange) -> Iterator[None]:
+def locate_errors(source: ParquetSource, row_range: RowRange) -> Iterator[None]:
     """Add the location of a row range to each TypeError and ValueError raised in the block."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        location = source.location(row_range.row_group)
-        if not location:
-            raise
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{error} (In {location}.)") from error
+        raise kind(f"{error} (In {source.location(row_range.row_group)}.)") from error
 
 
 # Passes over the data.
 
 
 def fit_graph(
-    graph: Any, source: RowSource, *, client: Any, threads: int | None, progress: bool | None
+    graph: Any, source: ParquetSource, *, client: Any, threads: int | None, progress: bool | None
 ) -> None:
     """Fit all ops of a Workflow, as `Workflow.fit` says; after an error no op is fitted.
 
     A pass over the data fits the first unfitted op of each group. Sets `graph.input_types`, and as
     `graph.nullable` the columns that may hold nulls in serving, because they did here.
     """
-    if client is not None and threads is not None:
-        raise ValueError(
-            "threads are for fitting in this process; with client=, set threads_per_worker of the "
-            "cluster's workers"
-        )
-    threads = thread_count(threads)
+    threads = threads_without(client, threads)
     types = source.column_types
     if missing := [name for name in graph.fit_names if name not in types]:
         raise ValueError(f"columns {missing} are not in the data, which has {[*types]}")
@@ -255,6 +173,16 @@ def fit_graph(
         raise
     graph.input_types = {name: types[name] for name in graph.input_names}
     graph.nullable = [name for name in graph.input_names if name in nulls]
+
+
+def threads_without(client: Any, threads: int | None) -> int:
+    """Return the number of threads of this process; ValueError for `threads` beside a cluster."""
+    if client is not None and threads is not None:
+        raise ValueError(
+            "threads are those of this process; with client=, set threads_per_worker of the "
+            "cluster's workers"
+        )
+    return thread_count(threads)
 
 
 def _reset(graph: Any) -> None:
@@ -282,28 +210,33 @@ class FitPass:
     """The ops to fit in one pass over the data, and the data. Can be pickled."""
 
     unfitted: list[tuple[ColumnGroup, int]]  # index of each op; those before it are fitted
-    source: RowSource
+    source: ParquetSource
 
     def __post_init__(self) -> None:
-        self.source = with_encoded_strings(self.source)
-        self.ops: list[LearningOp] = []
-        for group, index in self.unfitted:
-            op = group.ops[index]
-            if not isinstance(op, LearningOp):
-                raise TypeError(f"{op!r} has to be fitted, but is not a LearningOp")
-            self.ops.append(op)
+        self.source = self.source.with_encoded_strings()
+        self.ops: list[Any] = [group.ops[index] for group, index in self.unfitted]
 
     @property
     def columns(self) -> list[str]:
         """Columns of the data that the pass reads."""
         return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.fit_names))
 
-    def learn_from(self, row_range: RowRange) -> States:
-        """Return the states of the rows in a row range."""
-        chunk = read_range(self.source, row_range, self.columns)
-        with locate_errors(self.source, row_range):
-            states = [group.partial(chunk, index) for group, index in self.unfitted]
-        return [with_nulls_in(chunk), *states]
+    def learn_from(
+        self, row_ranges: list[RowRange], threads: int, done: Callable[[int], None]
+    ) -> States:
+        """Return the states of the rows in row ranges; `done` gets the rows of each range."""
+        merger = OrderedMerge(self.merge, len(row_ranges))
+
+        def learn(place: int) -> None:
+            row_range = row_ranges[place]
+            chunk = read_range(self.source, row_range, self.columns)
+            with locate_errors(self.source, row_range):
+                states = [group.partial(chunk, index) for group, index in self.unfitted]
+            merger.add(place, [with_nulls_in(chunk), *states])
+            done(row_range.num_rows)
+
+        map_on_threads(learn, range(len(row_ranges)), threads)
+        return merger.result
 
     def merge(self, several: Sequence[States]) -> States:
         """Return the states of the rows of all, which are in the order of their rows."""
@@ -359,15 +292,7 @@ class OrderedMerge:
 
 def _fit_on_threads(work: FitPass, threads: int, done: Callable[[int], None]) -> set[str]:
     """Fit the ops of a pass, and return the columns that hold nulls."""
-    row_ranges = row_ranges_in(work.source)
-    merger = OrderedMerge(work.merge, len(row_ranges))
-
-    def learn(place: int) -> None:
-        merger.add(place, work.learn_from(row_ranges[place]))
-        done(row_ranges[place].num_rows)
-
-    map_on_threads(learn, range(len(row_ranges)), threads)
-    nulls, *states = merger.result
+    nulls, *states = work.learn_from(row_ranges_in(work.source), threads, done)
     for op, state in zip(work.ops, states, strict=True):
         op.finalize(state)
     return nulls
@@ -379,7 +304,7 @@ def with_nulls_in(chunk: Chunk) -> set[str]:
     return {n for n, c in columns.items() if isinstance(c, Masked) and not bool(c.valid.all())}
 
 
-def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
+def columns_with_nulls(source: ParquetSource, names: Iterable[str]) -> set[str]:
     """Return those of the named columns that hold a null that is not NaN.
 
     The footers of Parquet files answer for nearly all columns; others are read until one is found.
@@ -387,12 +312,10 @@ def columns_with_nulls(source: RowSource, names: Iterable[str]) -> set[str]:
     """
     types = source.column_types
     unsure = [n for n in names if not element_type(types[n][0])[0].startswith("float")]
-    nulls: set[str] = set()
-    if isinstance(source, ParquetSource):
-        counts = {name: source.null_count(name) for name in unsure}
-        # The null count of a list column also counts lists that are empty.
-        nulls = {name for name, count in counts.items() if count and not types[name][1]}
-        unsure = [name for name, count in counts.items() if count != 0 and name not in nulls]
+    counts = {name: source.null_count(name) for name in unsure}
+    # The null count of a list column also counts lists that are empty.
+    nulls = {name for name, count in counts.items() if count and not types[name][1]}
+    unsure = [name for name, count in counts.items() if count != 0 and name not in nulls]
     for row_range in row_ranges_in(source):
         if not unsure:
             break
@@ -518,10 +441,7 @@ def _memory_kept() -> Iterator[None]:
 
 @_memory_kept()
 def _learn(work: FitPass, row_ranges: list[RowRange]) -> States:
-    merger = OrderedMerge(work.merge, len(row_ranges))
-    for place, row_range in enumerate(row_ranges):
-        merger.add(place, work.learn_from(row_range))
-    return merger.result
+    return work.learn_from(row_ranges, threads=1, done=lambda rows: None)
 
 
 @_memory_kept()

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tutorlib.columns import Chunk
@@ -28,8 +27,8 @@ def write_files(workflow: Any, folder: Path) -> None:
     """Write a fitted workflow into a folder, which is made if it is missing."""
     functions_of(workflow)  # raises
     folder.mkdir(parents=True, exist_ok=True)
-    for file, table in _tables(workflow):
-        pq.write_table(table.to_arrow(), folder / file, compression="lz4")
+    for file, data in _tables(workflow):
+        (folder / file).write_bytes(data)
     write_manifest(folder, _description(workflow))
 
 
@@ -77,25 +76,11 @@ def functions_of(workflow: Any) -> dict[str, Any]:
 
 
 def fingerprint(workflow: Any) -> str:
-    """Return the SHA-256 of everything that decides what a fitted workflow's output is."""
+    """Return the SHA-256 of all that decides a fitted workflow's output: of what is saved of it."""
     digest = hashlib.sha256(json.dumps(_description(workflow), sort_keys=True).encode())
-    for _, table in _tables(workflow):
-        arrow = table.to_arrow()
-        for name in arrow.schema.names:
-            digest.update(name.encode())
-            for part in _parts(arrow[name].combine_chunks()):
-                digest.update(str(part.type).encode())
-                digest.update(pa.record_batch([part], [""]).serialize())
+    for _, data in _tables(workflow):
+        digest.update(data)
     return digest.hexdigest()
-
-
-def _parts(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield what an array consists of, without the values that stand at nulls."""
-    while pa.types.is_nested(array.type):
-        yield pc.list_value_length(array)
-        array = pc.list_flatten(array)
-    yield array.is_valid()
-    yield array.drop_null()
 
 
 def _description(workflow: Any) -> dict[str, Any]:
@@ -124,12 +109,14 @@ def _description(workflow: Any) -> dict[str, Any]:
     }
 
 
-def _tables(workflow: Any) -> Iterator[tuple[str, Chunk]]:
-    """Yield (file name, table) of each learned table, in order."""
+def _tables(workflow: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (file name, Parquet file as a buffer) of each learned table, in order."""
     for g, group in enumerate(workflow.groups):
         for o, op in enumerate(group.ops):
             for t, table in enumerate(op.learned_tables().values()):
-                yield _table_file(g, o, t), table
+                written = pa.BufferOutputStream()
+                pq.write_table(table.to_arrow(), written, compression="lz4")
+                yield _table_file(g, o, t), written.getvalue()
 
 
 def _table_file(group: int, op: int, table: int) -> str:

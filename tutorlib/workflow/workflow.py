@@ -145,8 +145,7 @@ class Workflow:
 
         Args:
             source: `ParquetSource`, rows of one (`split_rows`), paths of Parquet or Arrow files, a
-                pyarrow Table, a pandas or polars DataFrame, a `Chunk`, a list of chunks, or any
-                `RowSource`.
+                pyarrow Table, a pandas or polars DataFrame, a `Chunk` or a list of chunks.
             client: `distributed.Client` of a Dask cluster. Its workers fit instead of threads; they
                 must see the files under the same paths, and some of them may die. None for threads.
             threads: at least 1; None for one per usable core.
@@ -322,7 +321,6 @@ class Workflow:
         *,
         rows_per_file: int | None = None,
         row_group_rows: int | None = None,
-        encoding: str = "fast",
         shuffle_seed: int | None = None,
         overwrite: bool = False,
         client: Any = None,
@@ -334,11 +332,9 @@ class Workflow:
 
         The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`), `_workflow/`
         (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
-        appears when it is whole; until then all files are in `{folder}.partial`. After a kill or an
-        error, such as a full disk, the same call resumes if data, workflow and settings are the
-        same, and otherwise restarts. It always restarts for rows in memory, and for code of yours:
-        an op that is not of this library, the function of a LambdaOp. The files are the same to the
-        byte, also after a resume, for any number of threads or workers.
+        appears when it is whole; until then all files are in `{folder}.partial`, which the next
+        call clears if this one was killed. The files are the same to the byte for any number of
+        threads or workers.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that
@@ -346,13 +342,12 @@ class Workflow:
                 "valid": ParquetSource(paths, filters=[("day", ">=", 6)])}`, by order or at random
                 with `split_rows(source, {"train": 0.9, "valid": 0.1})`; fit on the training rows.
             folder: the folder to write. Of a URL such as `s3://bucket/train`, all files are written
-                to TMPDIR, where a later call resumes, and copied when they are finished; readers
-                refuse the folder until it is whole.
+                to TMPDIR and copied when they are finished; readers refuse the folder until it is
+                whole.
             rows_per_file: rows of each part file, rounded down to whole row groups, at least
                 `row_group_rows`. None for 1,048,576, or `row_group_rows` if that is more.
             row_group_rows: rows per row group, the unit that a loader reads, at least 1. None for
                 131,072, or `rows_per_file` if that is less.
-            encoding: "fast" or "default": see `ParquetSink`.
             shuffle_seed: None keeps the order. An integer, at least 0, puts the row groups in
                 random order and shuffles the rows of each part file, for which each thread holds
                 two copies of a part file in memory. The same source, settings and seed give the
@@ -378,7 +373,7 @@ class Workflow:
         """
         sources = named_sources(source)
         group_rows, rows = file_rows(row_group_rows, rows_per_file, default=1_048_576)
-        job = WriteJob(self, sources, rows, group_rows, encoding, shuffle_seed)
+        job = WriteJob(self, sources, rows, group_rows, shuffle_seed)
         target = storage.output_path(folder, filesystem)
         storage.refuse_overlap(target, job.inputs)
         storage.refuse_existing(target, overwrite)
@@ -431,26 +426,24 @@ class Workflow:
 
         `Categorify(joint=True)` may make a label: its ids are those of a feature to predict.
         """
+        wanted = set(names)
         for group in self.groups:
             makers = [op for op in group.ops if not isinstance(op, ops.Rename | ops.Select)]
             last = makers[-1] if makers else None
-            if not isinstance(last, ops.Categorify | ops.HashBucket) or getattr(
-                last, "joint", False
-            ):
-                continue
-            for name in set(names) & set(group.output_names):
+            of_features = isinstance(last, ops.Categorify | ops.HashBucket)
+            labels = wanted & set(group.output_names)
+            if of_features and labels and not getattr(last, "joint", False):
                 raise ValueError(
-                    f"label {name!r}: {type(last).__name__} makes ids for features, not classes 0 "
-                    "to n - 1: Categorify begins with padding, null and out of vocabulary, and "
-                    "hashed classes collide. Use LabelEncoder; to predict the ids of a feature, "
-                    "Categorify(joint=True) over both."
+                    f"label {min(labels)!r}: {type(last).__name__} makes ids for features, not "
+                    "classes 0 to n - 1: Categorify begins with padding, null and out of "
+                    "vocabulary, and hashed classes collide. Use LabelEncoder; to predict the ids "
+                    "of a feature, Categorify(joint=True) over both."
                 )
 
     @property
     def classes(self) -> dict[str, list[Any]]:
         """{label column, as LabelEncoder sees it: its classes in the order of their ids}."""
-        encoders = self._encoders(ops.LabelEncoder)
-        return {name: encoder.classes_of(name) for name, encoder in encoders.items()}
+        return {n: op.classes_of(n) for n, op in self._encoders(ops.LabelEncoder).items()}
 
     def decode(self, name: str, predictions: Any) -> Any:
         """Return the classes, or values, that a model predicts: see `decode` of the op.
@@ -471,13 +464,12 @@ class Workflow:
             raise ValueError(
                 f"no LabelEncoder or Categorify makes {name!r}; they make {[*encoders]}"
             )
-        _, lists = self.input_types.get(name, ("", False))
-        return encoders[name].decode(name, predictions, multi_hot=lists)
+        return encoders[name].decode(name, predictions)
 
     def _encoders(self, kinds: Any) -> dict[str, Any]:
         """Return {column: its op of these kinds}, the column as the op sees it."""
-        made = [step for group in self.groups for step in group.steps()]
-        return {name: op for op, names in made if isinstance(op, kinds) for name in names}
+        steps = (step for group in self.groups for step in group.steps())
+        return {name: op for op, names in steps if isinstance(op, kinds) for name in names}
 
     # ---- serving and saving ----------------------------------------------------------------------
 
@@ -535,7 +527,6 @@ class Workflow:
             ValueError: before `fit`, or if the function of an op has no name.
         """
         self.check_fitted()
-        saved.functions_of(self)  # raises
         target = storage.output_path(folder, filesystem)
         storage.refuse_existing(target, overwrite)
         with storage.new_folder(target) as building:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,25 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib import storage
-from tutorlib.checks import check_choice, check_integer
+from tutorlib.checks import check_integer
 from tutorlib.columns import Chunk, plain_strings, to_namespace
 from tutorlib.hashing import hash_integers
-from tutorlib.memory import map_on_threads, thread_count
-from tutorlib.parquet import ParquetSink, ParquetSource, RowRange, with_encoded_strings
+from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
+from tutorlib.threads import map_on_threads
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import (
-    RowSource,
     as_source,
     input_paths,
     locate_errors,
     read_range,
     row_ranges_in,
     split_by_rows,
+    threads_without,
     write_on_cluster,
 )
 
-ENCODINGS = ("fast", "default")
 MANIFEST = "_manifest.json"
-PREFETCH = 2  # chunks of a part file that are transformed before they are written
+PREFETCH = 2  # row ranges of a part file that are transformed while one is written
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][\w.=-]*")
 HASHES = 2**64  # number of different hashes
 
@@ -71,16 +70,14 @@ class WriteJob:
     """What `Workflow.transform_to_parquet` has to write, checked. Can be pickled."""
 
     workflow: Any  # a fitted `Workflow`
-    sources: dict[str, RowSource]  # {name of the split: rows}
+    sources: dict[str, ParquetSource]  # {name of the split: rows}
     rows_per_file: int  # whole row groups
     row_group_rows: int
-    encoding: str
     shuffle_seed: int | None  # None keeps the order
 
     def __post_init__(self) -> None:
         self.workflow.check_fitted()
         self.functions = saved.functions_of(self.workflow)
-        check_choice("encoding", self.encoding, ENCODINGS)
         if self.shuffle_seed is not None:
             self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
         self.workflows: dict[str, Any] = {}
@@ -91,7 +88,7 @@ class WriteJob:
             self.workflows[split] = self.workflow.for_columns(source.column_types)
         self.schemas = {split: w.output_schema.to_json() for split, w in self.workflows.items()}
         self.inputs = [path for source in self.sources.values() for path in input_paths(source)]
-        self.sources = {n: with_encoded_strings(source) for n, source in self.sources.items()}
+        self.sources = {name: s.with_encoded_strings() for name, s in self.sources.items()}
 
     def part_files(self) -> list[PartFile]:
         """Return the part files: `rows_per_file` rows each."""
@@ -105,17 +102,13 @@ class WriteJob:
         return parts
 
     def metadata(self) -> dict[str, Any] | None:
-        """Return what decides what the files hold; None for rows in memory and code of the user."""
-        sources = {name: _source_metadata(source) for name, source in self.sources.items()}
-        kinds = {type(self.workflow), *(type(op) for g in self.workflow.groups for op in g.ops)}
-        ours = all(kind.__module__.startswith("tutorlib.") for kind in kinds)
-        if None in sources.values() or self.functions or not ours:
+        """Return what decides what the files hold; None for code of the user."""
+        if self.functions:
             return None
-        settings = ("rows_per_file", "row_group_rows", "encoding", "shuffle_seed")
+        settings = ("rows_per_file", "row_group_rows", "shuffle_seed")
         return {
             "workflow": self.workflow.fingerprint,
-            "inputs": self.workflow.input_names,  # for training, the columns of folds too
-            "sources": sources,
+            "sources": {name: source.fingerprint() for name, source in self.sources.items()},
             "pyarrow": pa.__version__,
             **{name: getattr(self, name) for name in settings},
         }
@@ -137,20 +130,18 @@ class WriteJob:
             order = np.random.default_rng([self.shuffle_seed, 1, part.number])
             chunks = [whole.take(order.permutation(whole.num_rows))]
             del whole
-        with (
-            storage.new_file_in(folder, part.path) as path,
-            ParquetSink(
-                path,
-                rows_per_file=2**62,
-                row_group_rows=self.row_group_rows,
-                encoding=self.encoding,
-            ) as sink,
-        ):
+        # Overwrites what a worker of a cluster left that died, or was thought to be dead.
+        with ParquetSink(
+            folder / part.path,
+            rows_per_file=2**62,
+            row_group_rows=self.row_group_rows,
+            overwrite=True,
+        ) as sink:
             for chunk in chunks:
                 sink.write(chunk)
 
 
-def named_sources(source: Any) -> dict[str, RowSource]:
+def named_sources(source: Any) -> dict[str, ParquetSource]:
     """Return {name of the split: rows} of what `transform_to_parquet` takes."""
     if not isinstance(source, Mapping) or isinstance(source, Chunk):
         return {"": as_source(source)}
@@ -173,29 +164,25 @@ def write_data_set(
     threads: int | None,
     progress: bool | None,
 ) -> None:
-    """Write all part files into a folder that appears whole, or resume what a killed run left."""
+    """Write all part files into a folder that appears whole."""
     is_remote = isinstance(folder, storage.RemotePath)
-    if client is not None and threads is not None:
-        raise ValueError("threads are for writing in this process; with client=, its workers write")
+    threads = threads_without(client, threads)
     if client is not None and is_remote:
         raise ValueError(
             f"with client=, workers write to a folder that all of them see, not to {folder}. "
             "Write to a shared folder and copy that, or write without client=."
         )
-    threads = thread_count(threads)
-    parts, metadata = job.part_files(), job.metadata()
+    parts = job.part_files()
     rows = sum(source.num_rows for source in job.sources.values())
     with (
         storage.row_bar("transform", rows, progress) as done,
-        storage.resumable_folder(folder, metadata) as building,
+        storage.new_folder(folder) as building,
     ):
-        missing = [part for part in parts if not (building / part.path).exists()]
-        done(rows - sum(part.num_rows for part in missing))
         if client is not None:
             write = functools.partial(job.write, building.absolute())  # workers may be elsewhere
-            write_on_cluster(client, write, missing, [part.num_rows for part in missing], done)
-        elif missing:
-            _write_on_threads(job, building, missing, threads, done)
+            write_on_cluster(client, write, parts, [part.num_rows for part in parts], done)
+        else:
+            _write_on_threads(job, building, parts, threads, done)
         for split, schema in job.schemas.items():
             (building / split / "_schema.json").write_text(schema, encoding="utf-8")
         saved.write_files(job.workflow, building / saved.SUBFOLDER)
@@ -203,9 +190,8 @@ def write_data_set(
             {"name": p.path, "rows": p.num_rows, "bytes": (building / p.path).stat().st_size}
             for p in parts
         ]
-        with storage.new_file_in(building, MANIFEST) as path:
-            manifest = {"metadata": metadata, "files": files}
-            path.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        manifest = {"metadata": job.metadata(), "files": files}
+        (building / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
 def _write_on_threads(
@@ -218,37 +204,22 @@ def _write_on_threads(
     stop = threading.Event()  # set after an error or an interrupt
     pool = ThreadPoolExecutor(threads, thread_name_prefix="transform")
 
-    def first_of(ahead: collections.deque[Future[Chunk]]) -> Chunk:
-        chunk = ahead.popleft().result()
-        if stop.is_set():
-            raise CancelledError
-        done(chunk.num_rows)
-        return chunk
-
     def chunks_of(part: PartFile) -> Iterator[Chunk]:
-        """Yield the transformed row ranges in order, with some transformed ahead."""
-        ahead: collections.deque[Future[Chunk]] = collections.deque()
-        for row_range in part.row_ranges:
-            ahead.append(pool.submit(job.transform, part.split, row_range))
-            if len(ahead) == PREFETCH:
-                yield first_of(ahead)
+        """Yield the transformed row ranges in order, while the next ones are transformed."""
+        begun = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
+        ahead = collections.deque(itertools.islice(begun, PREFETCH))
         while ahead:
-            yield first_of(ahead)
+            chunk = ahead.popleft().result()
+            if stop.is_set():
+                raise CancelledError
+            done(chunk.num_rows)
+            ahead.extend(itertools.islice(begun, 1))
+            yield chunk
 
     try:
         map_on_threads(lambda part: job.write(folder, part, chunks_of(part)), parts, threads, stop)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _source_metadata(source: RowSource) -> dict[str, Any] | None:
-    """Return the fingerprint of a source, and when its files were changed."""
-    metadata = source.fingerprint()
-    if metadata is None:
-        return None
-    paths = [path for path in source.files if os.path.exists(path)]
-    times = [os.stat(path).st_mtime_ns for path in paths]
-    return {**metadata, "times": [*times, *getattr(source, "versions", [])]}
 
 
 def split_rows(
@@ -293,10 +264,7 @@ def split_rows(
         >>> split["valid"].read(0, ["x"])["x"].tolist()
         [4]
     """
-    chunks = [data] if isinstance(data, Chunk) else data
-    if isinstance(chunks, list | tuple) and chunks and all(isinstance(c, Chunk) for c in chunks):
-        data = pa.concat_tables([chunk.to_arrow() for chunk in chunks])
-    source = data if isinstance(data, ParquetSource) else ParquetSource(data)
+    source = as_source(data)
     if not isinstance(shares, Mapping):
         raise TypeError(f"shares takes {{name: share}}, got {shares!r}")
     if abs(sum(shares.values()) - 1) > 1e-9 or not all(share > 0 for share in shares.values()):

@@ -1,0 +1,298 @@
+"""State, ranks, copies: a loader goes on with the rest in `fit`, on other ranks and processes."""
+
+import copy
+import itertools
+import json
+import multiprocessing
+import pickle
+import sys
+import types
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.loaders import loader_with
+from tutorlib.loader import KerasSequenceLoader, ranks
+from tutorlib.loader import loader as loader_module
+from tutorlib.ops import Categorify
+from tutorlib.parquet import ParquetSource
+from tutorlib.workflow import Workflow
+
+ROWS, BATCHES = 600, 10
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+loader_of = loader_with(
+    label_names=["label"], cat_names=["row"], cont_names=["x"], buffer_size=60, parts_per_chunk=2
+)
+
+
+def table_of(first=0, rows=ROWS):
+    row = np.arange(first, first + rows)
+    x, label = (row / 8).astype("float32"), (row % 2).astype("float32")
+    return pa.table({"row": row, "x": x, "label": label})
+
+
+def write(folder, row_group_rows=50):
+    folder.mkdir(exist_ok=True)
+    for number in range(2):
+        table = table_of(number * 300, 300)
+        pq.write_table(table, folder / f"{number}.parquet", row_group_rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "train")
+
+
+def rows_of(batches):
+    return [np.asarray(inputs["row"])[:, 0].tolist() for inputs, *_ in batches]
+
+
+def after(loader, batches):
+    """Take some batches; return the state as another process would get it."""
+    assert len(list(itertools.islice(loader, batches))) == batches
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+# ---- going on ------------------------------------------------------------------------------------
+
+
+def test_a_restored_loader_begins_there_again_until_the_epoch_is_done(folder):
+    whole, restored = rows_of(loader_of(folder)), loader_of(folder)
+    restored.load_state_dict(after(loader_of(folder), 4))
+    assert rows_of([restored.peek()]) == [whole[4]]
+    assert rows_of(itertools.islice(restored, 2)) == whole[4:6]
+    assert restored.state_dict()["batch"] == 6
+    third = loader_of(folder)
+    third.load_state_dict(restored.state_dict())
+    batches = iter(third)
+    next(batches)
+    third.load_state_dict(restored.state_dict())  # ends a pass that is under way
+    assert (list(batches), rows_of(third)) == ([], whole[6:])
+    assert rows_of(restored) == whole[4:]
+    late = iter(restored)
+    next(late)
+    restored.set_epoch(0)
+    list(late)  # a late pass does not turn the epoch back
+    assert (restored.epoch, rows_of(restored)) == (0, whole)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("budget", [None, "20MB"])
+def test_a_row_group_is_read_in_several_steps_from_its_middle(tmp_path, size, threads, budget):
+    """A rank is cut inside a row group larger than a partition, and resumes inside it."""
+    rows = 100_000
+    pq.write_table(table_of(rows=rows), tmp_path / "a.parquet", rows)
+    made = {"buffer_size": 4000, "parts_per_chunk": 3, "memory_budget": budget}
+    made |= {"reader_kwargs": {"threads": threads}, "shuffle": False}
+    seen = []
+    for rank in range(size):
+        share = {"global_size": size, "global_rank": rank} if size > 1 else {}
+        whole = list(loader_of(tmp_path, 777, **share, **made).as_numpy())
+        restored, taken = loader_of(tmp_path, 777, **share, **made), len(whole) // 3
+        restored.load_state_dict({**restored.state_dict(), "batch": taken, "seed": 0})
+        assert rows_of(restored.as_numpy()) == rows_of(whole)[taken:]
+        for inputs, labels in whole:
+            np.testing.assert_array_equal(inputs["x"], (inputs["row"] / 8).astype("float32"))
+            np.testing.assert_array_equal(labels, inputs["row"] % 2)
+        seen += itertools.chain(*rows_of(whole))
+    assert seen == list(range(rows))
+
+
+class Steps(keras.callbacks.Callback):
+    """Notes the epoch of Keras and of a loader, and the steps, at the end of each epoch."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self.loader, self.ends = loader, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.ends.append((epoch, self.loader.epoch, int(self.model.optimizer.iterations)))
+
+
+def model_of(steps_per_execution=1):
+    keras.utils.set_random_seed(0)
+    inputs = {name: keras.Input((1,), name=name) for name in ("row", "x")}
+    output = keras.layers.Dense(1, activation="sigmoid")(inputs["x"] / 100.0)
+    model = keras.Model(inputs, output)
+    model.compile("sgd", "binary_crossentropy", steps_per_execution=steps_per_execution)
+    return model
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("taken", "steps_per_execution"), [(1, 1), (7, 3), (9, 64)])
+def test_fit_evaluate_and_predict_take_the_rest_and_then_whole_epochs(
+    folder, taken, steps_per_execution
+):
+    loader, valid = loader_of(folder), loader_of(folder, shuffle=False)
+    loader.load_state_dict(after(loader_of(folder), taken))
+    steps, model = Steps(loader), model_of(steps_per_execution)
+    made = {"initial_epoch": loader.epoch, "epochs": 3, "verbose": 0}
+    history = model.fit(loader, validation_data=valid, callbacks=[steps], **made)
+    assert steps.ends == [(k, k + 1, (k + 1) * BATCHES - taken) for k in range(3)]
+    assert history.history["val_loss"][-1] == model.evaluate(valid, verbose=0)
+    valid.set_epoch(0)
+    want = model.predict(valid, verbose=0)[taken * 64 :]
+    valid.set_epoch(0)
+    state = after(valid, taken)
+    valid.load_state_dict(state)
+    np.testing.assert_allclose(model.predict(valid, verbose=0), want, rtol=1e-6)
+
+
+def test_seed_fn_is_not_asked_again_for_the_epoch_in_progress_nor_by_a_restart(folder):
+    whole = loader_of(folder, seed_fn=iter([5, 6, 7]).__next__)
+    first = rows_of([whole.peek()])[0]
+    first, second = rows_of(whole), rows_of(whole)
+    state = after(loader_of(folder, seed_fn=iter([5, 6]).__next__), 4)
+    assert state["seed"] == 5
+    restored = loader_of(folder, seed_fn=iter([6]).__next__)
+    restored.load_state_dict(state)
+    assert rows_of(restored) == first[4:]
+    assert rows_of(restored) == second
+
+
+def test_a_state_is_small_of_the_data_not_its_place_and_goes_on_with_a_workflow(folder, tmp_path):
+    many = write(tmp_path / "many", 1)
+    sizes = [len(json.dumps(after(loader_of(path), 3))) for path in (folder, many)]
+    assert max(sizes) < 4096
+    assert sizes[1] - sizes[0] <= 8  # digits of the counts
+    workflow = Workflow(["row"] >> Categorify(), ["x"], ["label"]).fit(ParquetSource(folder))
+    whole = rows_of(loader_of(folder).map(workflow))
+    restored = loader_of(write(tmp_path / "moved")).map(workflow)
+    restored.load_state_dict(after(loader_of(folder).map(workflow), 5))
+    assert rows_of(restored) == whole[5:]
+
+
+CHANGES = {
+    "a file less": lambda folder: (folder / "1.parquet").unlink(),
+    "other row groups": lambda folder: write(folder, 60),
+    "other names": lambda folder: (folder / "0.parquet").rename(folder / "2.parquet"),
+    "other values": lambda folder: pq.write_table(table_of(9, 300), folder / "0.parquet", 50),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_other_data_is_refused_and_the_loader_stays_as_it_is(tmp_path, name):
+    state = after(loader_of(write(tmp_path)), 4)
+    CHANGES[name](tmp_path)
+    loader = loader_of(tmp_path)
+    with pytest.raises(ValueError, match=r"other data or settings.*data\."):
+        loader.load_state_dict(state)
+    assert (loader.epoch, loader.first_batch) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["data", "settings", "columns", "version"])
+@pytest.mark.parametrize("part", [None, [], "text", 7], ids=repr)
+def test_a_state_with_a_part_of_another_kind_is_refused(folder, name, part):
+    state = {**after(loader_of(folder), 4), name: part}
+    with pytest.raises(ValueError, match=f"belongs to other data or settings, .*{name}"):
+        loader_of(folder).load_state_dict(state)
+
+
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+def test_state_and_fingerprint_are_the_same_on_all_ranks_of_any_number(folder):
+    loaders = [
+        loader_of(folder, 60 // size, canonical_ranks=6, global_size=size, global_rank=rank)
+        for size in (1, 2, 3, 6)
+        for rank in range(size)
+    ]
+    states = [loader.state_dict() for loader in loaders]
+    assert all(state == states[0] for state in states)
+    assert len({loader.fingerprint() for loader in loaders}) == 1
+    plain = [loader_of(folder, 30, global_size=2, global_rank=rank) for rank in (0, 1)]
+    assert plain[0].fingerprint() == plain[1].fingerprint()
+    with pytest.raises(ValueError, match=r"settings\.rank was 1, is 0"):
+        plain[0].load_state_dict(plain[1].state_dict())
+
+
+def test_a_fingerprint_tells_settings_and_mapped_workflows_apart(folder):
+    first, second = (
+        Workflow(["row"] >> Categorify(), ["x"], ["label"]).fit(table_of(start, 300))
+        for start in (0, 300)
+    )
+    changes = [{}, {"seed": 1}, {"nulls": "fill"}, {"cont_names": []}, {"canonical_ranks": 2}]
+    prints = [loader_of(folder, 60, **change).fingerprint() for change in changes]
+    prints += [loader_of(folder, 60).map(each).fingerprint() for each in (first, second)]
+    assert len(set(prints)) == len(prints)
+    assert loader_of(folder, 60).map(first).fingerprint() == prints[-2]
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Make this process the first of two, of which the other's loader says `other`."""
+
+    def join(other=None, share=(2, 0)):
+        monkeypatch.setattr(ranks, "process_count", lambda: 2)
+        monkeypatch.setattr(loader_module, "data_share", lambda: share)
+        monkeypatch.setattr(ranks, "gathered", lambda text: [text, other or text])
+
+    return join
+
+
+@pytest.mark.parametrize("other", ["[2, 0]", "[1, 0]", "[2, 2]", "[3, 1]"])
+def test_ranks_that_do_not_give_all_rows_are_refused(folder, joined, other):
+    """Such as ranks within a machine, which begin with 0 on each of them."""
+    joined(other)
+    loader = loader_of(folder, 60, global_size=2, global_rank=0)
+    with pytest.raises(ValueError, match=r"of the processes are .* equally many") as info:
+        loader.check_for_fit()
+    assert f"[[2, 0], {other}]: " in str(info.value)
+
+
+@pytest.mark.parametrize("share", [(2, 0), (1, 0)])
+def test_a_loader_made_before_the_processes_were_joined_is_refused(folder, joined, share):
+    loader = loader_of(folder, 60)
+    joined(share=share)
+    with pytest.raises(ValueError, match=r"ranks \[0, 1\] .* make the loader after initialize\(\)"):
+        loader.check_for_fit()
+
+
+# ---- copies --------------------------------------------------------------------------------------
+
+
+def send_sum(loader, queue):
+    queue.put(sum(itertools.chain(*rows_of(loader.as_numpy()))))
+
+
+def test_copies_and_pickled_loaders_give_the_same_batches_also_in_a_spawned_process():
+    loader = loader_of(table_of())
+    twins = [copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=send_sum, args=(loader, queue))
+    process.start()
+    expected = rows_of(loader)
+    assert [rows_of(twin) for twin in twins] == [expected] * 3
+    assert queue.get(timeout=300) == sum(range(ROWS))
+    process.join()
+    begun = after(loader_of(table_of()), 3)
+    loader = loader_of(table_of())
+    loader.load_state_dict(begun)
+    assert rows_of(pickle.loads(pickle.dumps(loader))) == expected[3:]
+
+
+def test_two_workers_of_pytorch_never_give_a_row_twice(monkeypatch):
+    """PyTorch itself is no requirement of the tests: a module answers as in one of its workers."""
+    torch_data = types.ModuleType("torch.utils.data")
+    torch_data.get_worker_info = lambda: types.SimpleNamespace(id=1, num_workers=2)
+    monkeypatch.setitem(sys.modules, "torch.utils.data", torch_data)
+    with pytest.raises(RuntimeError, match=r"2 workers .* every row.*num_workers=0"):
+        next(iter(loader_of(table_of())))
+    made = [loader_of(table_of(), global_size=2, global_rank=rank) for rank in (0, 1)]
+    rows = [row for loader in made for batch in rows_of(loader) for row in batch]
+    assert sorted(rows) == list(range(ROWS))
+
+
+def test_a_mapped_function_counts_in_what_the_memory_holds():
+    """Reading for a function takes more memory than reading by column: the plan must know."""
+    made = {"buffer_size": None, "parts_per_chunk": None, "memory_budget": 400_000}
+    plain = KerasSequenceLoader(table_of(), 20, ["label"], **made)
+    size = plain.describe()["chunk_rows"]
+    assert plain.map(lambda chunk: chunk).describe()["chunk_rows"] <= size
+    assert sorted(itertools.chain(*rows_of(plain))) == list(range(ROWS))

@@ -1,0 +1,177 @@
+"""Categorify, HashBucket, JoinExternal: equal to pandas and Python, however rows are divided."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.ops import chunk_of, column, cut, fit
+from tests.support.ops_strategies import CUTS, FEW, INTEGERS, TEXTS
+from tests.support.oracles import hash_text, mix
+from tutorlib.columns import Chunk
+from tutorlib.ops import Categorify, HashBucket, JoinExternal
+from tutorlib.workflow import Workflow
+
+
+def oracle_ids(values, threshold):
+    """Ids by pandas: frequency falling, then value; bytes for texts."""
+    counts = pd.Series([v for v in values if v is not None], dtype=object).value_counts()
+    kept = [(v, n) for v, n in counts.items() if n >= threshold]
+    kept.sort(key=lambda one: (-one[1], one[0].encode() if isinstance(one[0], str) else one[0]))
+    ids = {value: place for place, (value, _) in enumerate(kept, 3)}
+    return [1 if v is None else ids.get(v, 2) for v in values], 3 + len(kept)
+
+
+@FEW
+@given(
+    st.one_of(st.lists(INTEGERS, min_size=1), st.lists(TEXTS, min_size=1)), st.integers(0, 3), CUTS
+)
+def test_categorify_equals_pandas_however_the_rows_are_divided(values, threshold, cuts):
+    kind = pa.string() if any(isinstance(v, str) for v in values) else pa.int64()
+    ids, cardinality = oracle_ids(values, threshold)
+    for chunk in (
+        chunk_of(x=(values, kind)),
+        chunk_of(x=([values[k : k + 2] for k in range(0, len(values), 2)], pa.list_(kind))),
+    ):
+        op = fit(Categorify(freq_threshold=threshold), *cut(chunk, cuts))
+        out = op.transform(chunk)["x"]
+        assert getattr(out, "values", out).tolist() == ids
+        assert getattr(out, "values", out).dtype == np.int32
+        assert op.cardinality("x") == cardinality
+
+
+def test_categorify_gives_several_ids_to_values_out_of_vocabulary_by_their_hash():
+    op = fit(Categorify(num_oov_buckets=4), Chunk({"x": np.array([7])}))
+    values = np.arange(1000, 2000)
+    out = op.transform(Chunk({"x": np.append(values, 7)}))["x"].tolist()
+    assert out[:-1] == [2 + (((mix(v) >> 32) * 4) >> 32) for v in values.tolist()]
+    assert out[-1] == 6
+    assert op.cardinality("x") == 7
+
+
+def test_categorify_uses_given_vocabularies_in_their_order_and_does_not_learn_them():
+    op = Categorify(vocabularies={"c": ["z", "a"], "n": [9, 3]})
+    assert op.unlearned(["c", "n", "other"]) == ["other"]
+    out = op.transform(Chunk({"c": column(["a", "z", "q"]), "n": np.array([3, 9, 1])}))
+    assert out["c"].tolist() == [4, 3, 2]
+    assert out["n"].tolist() == [4, 3, 2]
+    op = fit(op, Chunk({"c": column(["q"]), "other": np.array([1])}))
+    assert op.vocabulary("c") == ["z", "a"]
+    assert op.vocabulary("other") == [1]
+
+
+def test_ids_become_values_again_also_where_columns_share_a_vocabulary():
+    rows = Chunk({"item": column(["b", "a", None, "b"]), "next": column(["c", "b", "b", None])})
+    fitted = Workflow(["item", "next"] >> Categorify(joint=True), label_names=["next"]).fit(rows)
+    ids = fitted.transform(rows)
+    for name in ("item", "next"):
+        assert fitted.decode(name, ids[name]).tolist() == rows[name].tolist()
+    assert fitted.decode("next", np.eye(6, dtype=np.float32)[[5, 3, 2]]).tolist() == [
+        "c",
+        "b",
+        None,
+    ]
+    for wrong in (np.array([6]), np.array([-1]), np.ones((2, 3)), np.array([0.5])):
+        with pytest.raises(ValueError, match=r"column 'next': Categorify has ids in \[0, 6\)"):
+            fitted.decode("next", wrong)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_an_unsigned_key_is_not_a_negative_key_of_the_same_bits(dtype):
+    signed, unsigned = np.array([-1, 5]), np.array([2**64 - 1, 5], np.uint64)
+    known = signed if dtype == "int64" else unsigned
+    op = Categorify(vocabularies={"k": known})
+    for keys in (signed, unsigned):
+        first = 3 if keys.dtype == known.dtype else 2
+        assert op.transform(Chunk({"k": keys}))["k"].tolist() == [first, 4]
+
+
+def test_hash_bucket_by_hand():
+    chunk = Chunk(
+        {
+            "n": column([5, None, 6]),
+            "s": column(["x", None, "Müller"]),
+            "lists": column([[5, 6], [], [None]]),
+        }
+    )
+    out = (list(chunk) >> HashBucket({"n": 10, "s": 100, "lists": 1000})).transform(chunk)
+    bucket = [((mix(v) >> 32) * 10) >> 32 for v in (5, 6)]
+    assert out["n"].tolist() == [bucket[0], 0, bucket[1]]
+    assert out["s"].tolist() == [
+        ((hash_text("x") >> 32) * 100) >> 32,
+        0,
+        ((hash_text("Müller") >> 32) * 100) >> 32,
+    ]
+    assert out["lists"].tolist() == [[((mix(v) >> 32) * 1000) >> 32 for v in (5, 6)], [], [0]]
+    assert out["n"].dtype == np.int32
+
+
+MOVIES = pa.table(
+    {
+        "movieId": [30, 10, 20],
+        "genres": [["War", "Art"], [], ["Art"]],
+        "title": ["Thirty", None, "Twenty"],
+        "year": [1990, 1991, None],
+        "score": [0.5, None, 2.0],
+    }
+)
+
+
+def test_join_external_by_hand():
+    chunk = Chunk({"movieId": column([20, 99, None, 30, 10])})
+    out = (["movieId"] >> JoinExternal(MOVIES, on="movieId")).transform(chunk)
+    assert out.names == ["movieId", "genres", "title", "year", "score"]
+    assert out["genres"].tolist() == [["Art"], [], [], ["War", "Art"], []]
+    assert out["title"].tolist() == ["Twenty", None, None, "Thirty", None]
+    assert out["year"].tolist() == [None, None, None, 1990, 1991]
+    assert str(out["score"].tolist()) == "[2.0, nan, nan, 0.5, nan]"
+
+
+def test_join_external_by_text_from_a_data_frame_and_from_a_file(tmp_path):
+    frame = pd.DataFrame({"word": ["b", "a"], "n": [2, 1]})
+    chunk = Chunk({"word": column(["a", "b", "c"])})
+    frame.to_parquet(tmp_path / "words.parquet")
+    for table in (frame, tmp_path / "words.parquet"):
+        out = (["word"] >> JoinExternal(table, on="word")).transform(chunk)
+        assert out["n"].tolist() == [1, 2, None]
+
+
+GIVEN = pa.array([1])
+ERRORS = [
+    (lambda: Categorify(num_oov_buckets=0), r"num_oov_buckets must be in \[1, 2\*\*31\), got 0"),
+    (lambda: Categorify(vocabularies={"x": [1, 2, 1]}), "'x': Categorify .* 1 appears twice"),
+    (lambda: Categorify(joint=True, vocabularies={"x": [1]}), "joint=True takes no settings by"),
+    (
+        lambda: fit(Categorify(), chunk_of(x=[1])).transform(chunk_of(x=["1"])),
+        "'x': Categorify has keys of int64, got string",
+    ),
+    (
+        lambda: fit(Categorify(), chunk_of(x=[1]), chunk_of(x=["1"])),
+        "'x': Categorify found keys of int64 and of large_string. Give the column one type",
+    ),
+    (
+        lambda: Categorify().partial(Chunk({"x": np.array([2**63], np.uint64)})),
+        r"'x': Categorify takes integers below 2\*\*63",
+    ),
+    *[
+        (lambda n=n: HashBucket(n), r"HashBucket: num_buckets .*2\*\*31")
+        for n in (0, 2**31, 1.5, {"a": 0})
+    ],
+    (lambda: joined(k=[1, 2, 1], v=[1, 2, 3]), "'k': JoinExternal .* keys: .*1 appears twice"),
+    (lambda: joined(k=[1, None], v=[1, 2]), "'k': JoinExternal found a null key"),
+    (lambda: joined(k=GIVEN[:0], v=GIVEN[:0]), "'k': JoinExternal needs a table with rows"),
+    (lambda: joined(v=[1, 2]), r"columns \['k'\] cannot be joined; the table has \['v'\]"),
+    (lambda: ["k", "v"] >> joined(k=[1], v=[1]), r"columns \['v'\] are on both sides"),
+]
+
+
+def joined(**columns):
+    return JoinExternal(pa.table(columns), on="k")
+
+
+@pytest.mark.parametrize(("call", "message"), ERRORS)
+def test_what_makes_no_sense_is_refused_by_column(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
