@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from tests.support.device_batches import assert_same_batches, chunk_of, loader_of
 
+from tests.support.device_batches import assert_same_batches, chunk_of, loader_of
 from tests.support.gpu import ON_GPU, copied_bytes, run
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tutorlib.columns import Chunk
