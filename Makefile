@@ -105,8 +105,8 @@ lab: setup data ## open the lessons in JupyterLab
 check: setup ## lint, types and the tests of files changed since main (BASE=another revision)
 	@$(PY) tools/check.py --base $(BASE)
 
-test: setup ## run all tests: units, doctests, then every lesson
-	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook" -n 2 --dist loadfile)
+test: setup ## run the tests: units, doctests, then every lesson (ARGS="-m slow": what takes minutes)
+	@$(PY) -m pytest $(TESTS) $(or $(ARGS),-m "not notebook and not slow" -n 2 --dist loadfile)
 	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook)
 
 pages: setup data ## run the lessons (LESSONS=), renew the outputs that their pages show

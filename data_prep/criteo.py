@@ -7,6 +7,7 @@ not grow with the files.
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import functools
 import itertools
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,9 +24,10 @@ from data_prep.csv_files import BadLines, CsvOptions, Rule, read_blocks, typed_t
 from data_prep.output import DataPrepError, fingerprint, make_once
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES
 from tutorlib.checks import check_choice
-from tutorlib.memory import map_on_threads, thread_count
+from tutorlib.memory import thread_count
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.storage import remove
+from tutorlib.threads import map_on_threads
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072
@@ -39,12 +42,21 @@ def _number(column: pa.ChunkedArray, pattern: str) -> pa.ChunkedArray:
     return column.cast(pa.int64())
 
 
-def _hex(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the numbers that 8 hex digits encode: int64."""
-    lengths = pc.min_max(pc.binary_length(column)).as_py().values()
+def _hex(column: pa.ChunkedArray) -> pa.Array:
+    """Return the numbers that 8 hex digits encode, all at a time: int64."""
+    texts = pa.concat_arrays([*column.drop_null().chunks, pa.array([], pa.string())])
+    lengths = pc.min_max(pc.binary_length(texts)).as_py().values()
     if {*lengths} - {8, None}:
         raise pa.ArrowInvalid("must have 8 digits")
-    return pc.binary_join_element_wise("0x", column, "").cast(pa.uint32()).cast(pa.int64())
+    numbers, valid = np.zeros(len(column), np.int64), column.is_valid().to_numpy()
+    if len(texts):
+        first = int(np.frombuffer(texts.buffers()[1], np.int32)[texts.offset])
+        digits = memoryview(texts.buffers()[2])[first : first + 8 * len(texts)]
+        try:
+            numbers[valid] = np.frombuffer(binascii.unhexlify(digits), ">u4")
+        except binascii.Error as error:
+            raise pa.ArrowInvalid(str(error)) from error
+    return pa.array(numbers, mask=~valid)
 
 
 _RULES = {

@@ -225,7 +225,7 @@ class Block:
     Args:
         table: the fields as strings; an empty field without quotes is null.
         bad: the malformed lines of the file.
-        text, number: the rows, a line each, and the number of the first line.
+        text, number, options: where the rows are from; `number` is that of the first line.
         records: (line number, text) of each row, if known.
     """
 
@@ -233,13 +233,14 @@ class Block:
     bad: BadLines
     text: str
     number: int
+    options: CsvOptions
     records: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def record(self, row: int) -> tuple[int, str]:
         """Return the line number and the text of a row."""
         if not self.records:
-            lines = enumerate(io.StringIO(self.text), self.number)
-            self.records = [(number, line) for number, line in lines if line != "\n"]
+            good = _records(self.text, self.number, self.options, BadLines(""), at_end=True)
+            self.records = good[0]
         return self.records[row]
 
     def reject(self, reasons: Mapping[int, str]) -> None:
@@ -274,18 +275,28 @@ def read_blocks(path: Path, options: CsvOptions, bad: BadLines) -> Iterator[Bloc
             if len(end) == BLOCK_CHARACTERS and not end.endswith("\n"):
                 line = number + block.count("\n")
                 raise DataPrepError(f"{path}:{line}: a line longer than {len(end):,} characters")
-            # Without quotes, PyArrow reads most blocks as they are: every line has all fields.
-            rest, table = "", None
+            # Most blocks hold whole records of the right length: PyArrow reads them as they are.
+            rest = ""
             records: list[tuple[int, str]] = []
-            if not (options.quote and options.quote in block):
-                table = _parsed(block, options)
+            table = _parsed(block, options) if _has_whole_records(block, options) else None
             if table is None:
                 records, rest = _records(block, number, options, bad, at_end)
                 table = _parsed("".join(record for _, record in records), options)
-            yield Block(table, bad, block, number, records)
+            yield Block(table, bad, block, number, options, records)
             number += block.count("\n") - rest.count("\n")
             block = rest
             bar.update(raw.tell() - bar.n)
+
+
+def _has_whole_records(block: str, options: CsvOptions) -> bool:
+    """Return whether quotes are in order, and records of a block with quotes have all fields."""
+    if not options.quote or options.quote not in block:
+        return True
+    try:
+        lengths = set(map(len, options.reader(io.StringIO(block))))
+    except csv.Error:
+        return False
+    return lengths <= {0, len(options.names or ())}
 
 
 def _records(
@@ -408,13 +419,13 @@ def _misfits(column: pa.ChunkedArray, rule: Rule, first: int) -> list[int]:
 # ---- types: the narrowest that takes every value, whatever block it is in -----------------------
 
 KINDS = {  # {type, the narrowest first: what no value may match, so that all keep their digits}
-    pa.null(): "",
+    pa.null(): "^",
     pa.bool_(): "[01]",  # which are numbers
     pa.int64(): r"^(-0|0[0-9xX])",
     pa.float64(): r"^[+-]?(0[0-9]|[0-9]{16,}$)",
-    pa.date32(): "$^",
-    pa.timestamp("us"): "$^",
-    pa.timestamp("us", "UTC"): "$^",
+    pa.date32(): "",
+    pa.timestamp("us"): "",
+    pa.timestamp("us", "UTC"): "",
 }
 _NO_NUMBER = pa.array(pa_csv.ConvertOptions().null_values)  # "NA", "NaN", "null", ...
 _ALIASES = {"float": "float64", "date": "date32", "timestamp": "timestamp[us]"}
@@ -457,11 +468,12 @@ def converted(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     Raises:
         pa.ArrowInvalid: if a value does not fit.
     """
-    if kind == TEXT:
-        return column
+    return column if kind == TEXT else _cast(_plain(column), kind)
+
+
+def _cast(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if kind == pa.null():
-        return pa.chunked_array([pa.nulls(len(column))])
-    values = _plain(column)
+        return pa.chunked_array([pa.nulls(len(values))])
     if pa.types.is_integer(kind) and pc.any(pc.match_substring(values, ".")).as_py():
         values = pc.replace_substring_regex(values, r"^(-?[0-9]+)\.0+$", r"\1")
     return values.cast(kind)
@@ -481,16 +493,18 @@ def fitting(kinds: Sequence[pa.DataType], column: pa.ChunkedArray) -> list[pa.Da
         >>> fitting(kinds, pa.chunked_array([["2.5", "NA"]]))
         [DataType(double)]
     """
-    return [kind for kind in kinds if _fits(column, kind)]
+    values = _plain(column) if kinds else column
+    return [kind for kind in kinds if _fits(values, kind)]
 
 
-def _fits(column: pa.ChunkedArray, kind: pa.DataType) -> bool:
+def _fits(values: pa.ChunkedArray, kind: pa.DataType) -> bool:
     # Arrow words an error for every value: of those that fail, most do so in the first few.
-    for part in (column[:64], column):
-        if pc.any(pc.match_substring_regex(_plain(part), KINDS[kind]), min_count=0).as_py():
+    for part in (values[:64], values):
+        wrong = KINDS[kind] and pc.match_substring_regex(part, KINDS[kind])
+        if wrong and pc.any(wrong, min_count=0).as_py():
             return False
         try:
-            converted(part, kind)
+            _cast(part, kind)
         except pa.ArrowInvalid:
             return False
     return True

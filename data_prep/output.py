@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorlib.storage import new_folder, refuse_overlap, staging_folder
+from tutorlib.storage import new_folder, refuse_overlap, remove
 
 PARTS_FOLDER = "_parts"  # holds the parts of a folder until they get their names
 SETTINGS_FILE = "_settings.json"  # readers of data folders skip names that start with "_"
@@ -107,11 +107,12 @@ def make_once(
                 metadata = write(made[0])
                 _write_settings(made[0], want, metadata)
                 return metadata
-            with staging_folder(target / PARTS_FOLDER) as path:
+            with new_folder(target / PARTS_FOLDER) as path:
                 metadata = write(path)
                 for name, part in zip(parts, made, strict=True):
                     for entry in (path / name).glob("[!.]*"):  # without the mark of tutorlib
                         entry.rename(part / entry.name)
+            remove(target / PARTS_FOLDER)
             (target / SETTINGS_FILE).unlink(missing_ok=True)
     except (BlockingIOError, FileExistsError) as error:
         raise DataPrepError(str(error)) from error

@@ -187,18 +187,14 @@ def test_a_model_survives_a_keras_file_and_an_export(trained, name, tmp_path):
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_the_probability_is_float32_under_a_mixed_policy(policy):
-    columns, _, labels = criteo_like()
     keras.config.set_dtype_policy(policy)
     try:
         model = small_dlrm()
-        model.compile("adam", "binary_crossentropy")
-        losses = model.fit(columns, labels, batch_size=256, epochs=2, verbose=0).history["loss"]
     finally:
         keras.config.set_dtype_policy("float32")
     assert model.get_layer("embeddings").compute_dtype == policy.removeprefix("mixed_")
-    assert model(columns).dtype == tf.float32
+    assert model(criteo_like()[0]).dtype == tf.float32
     assert all(weight.dtype == "float32" for weight in model.weights)
-    assert losses[1] < losses[0]
 
 
 @pytest.mark.parametrize("numbers", [[], ["I1"]])

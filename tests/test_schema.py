@@ -56,6 +56,7 @@ def test_json_brings_back_the_same_schema(tmp_path):
     [
         ("{", "Expecting property name"),
         ("3", "not a JSON list of columns"),
+        ("{}", "not a JSON list of columns"),
         ('{"name": "a", "role": "label"}', "not a JSON list of columns"),
         ('[{"name": "a"}]', "not a JSON list of columns"),
         ('[{"name": "a", "role": "label", "path": "/etc"}]', "not a JSON list of columns"),

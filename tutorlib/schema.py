@@ -384,7 +384,10 @@ class Schema:
     def from_json(cls, text: str) -> Schema:
         """Return the schema from the text of `to_json`; ValueError for any other text."""
         try:
-            return cls(Column(**fields) for fields in json.loads(text))
+            columns = json.loads(text)
+            if not isinstance(columns, list):
+                raise TypeError(f"it is a {type(columns).__name__}")
+            return cls(Column(**fields) for fields in columns)
         except (TypeError, RecursionError) as error:
             raise ValueError(
                 f"not a JSON list of columns, as to_json writes it ({error})"

@@ -1,9 +1,8 @@
-"""Outputs that are whole or absent, filesystems of URLs, checkpoints, and progress bars.
+"""Outputs that are whole or absent, checkpoints whose hashes are verified, and progress bars.
 
 An output is written under its name with the ending `.partial` and renamed at the end: an error or a
 kill leaves the old one, or none. A folder that was made here holds a file `MARK`; no other folder
 is ever replaced or removed. What goes to an object store is made in TMPDIR and copied at the end.
-pyarrow reads `s3://`, `gs://` and `abfs://` itself, on threads that hold no interpreter lock.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import hashlib
 import json
 import os
@@ -23,137 +21,28 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from pyarrow import fs
 
-ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # read by pyarrow, without fsspec
-URL = re.compile(r"[a-z][a-z0-9]+:/")  # `Path` leaves one of the two slashes
-SECRETS = re.compile(r"(?<=\w\w:/)(/?)[^/]*@")
+from tutorlib.filesystems import (
+    UNFINISHED_FILE,
+    URL,
+    find_filesystem,
+    refuse_unfinished,
+    shown,
+    store_errors,
+)
 
 MARK = ".tutorlib"  # readers of data folders skip names that start with "."
 FOREIGN = (
     f"{{}} was not made by tutorlib (it has no file {MARK}), so it is neither replaced nor "
     "removed. Move it away, or choose another output."
 )
-UNFINISHED_FILE = "_unfinished"  # in a folder of an object store that is being written
 MANIFEST_FILE = "manifest.json"
 TEMPORARY = "tutorlib_remote_"  # how the names of temporary folders begin
 COPIES, COPY_BYTES = 8, 2**23  # at a time, each
 CHECKPOINT = re.compile(r"(\d+)-epoch-(\d+)-batch-(\d+)")
 LEFT_OVER = re.compile(CHECKPOINT.pattern + r"\.(partial|replaced|removed)")
-
-
-# ---- filesystems ---------------------------------------------------------------------------------
-
-
-def shown(url: str) -> str:
-    """Return a URL without the secrets before its bucket or host, as messages show it.
-
-    Example:
-        >>> shown("s3://KEY:SECRET@bucket/train"), shown("s3:/KEY:SECRET@bucket")
-        ('s3://bucket/train', 's3:/bucket')
-    """
-    return SECRETS.sub(r"\1", url)
-
-
-@functools.lru_cache(maxsize=32)
-def _opened_store(url: str, variables: tuple[tuple[str, str], ...]) -> tuple[fs.FileSystem, str]:
-    """Return (filesystem, name of the bucket), with the open connections of an earlier call."""
-    return fs.FileSystem.from_uri(url)
-
-
-def as_arrow_filesystem(filesystem: Any) -> fs.FileSystem:
-    """Return a filesystem of pyarrow or fsspec as one of pyarrow.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    if isinstance(filesystem, fs.FileSystem):
-        return filesystem
-    kinds = [kind.__module__ for kind in type(filesystem).__mro__]
-    if "fsspec.spec" not in kinds:
-        got = f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
-        raise TypeError(f"filesystem must be of pyarrow.fs or an fsspec filesystem, got a {got}")
-    is_local = "fsspec.implementations.local" in kinds
-    return fs.LocalFileSystem() if is_local else fs.PyFileSystem(fs.FSSpecHandler(filesystem))
-
-
-def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, str, str]:
-    """Return (filesystem, path within it, the URL's text before that path) of a path or URL.
-
-    Args:
-        text: path or URL; of S3, `?endpoint_override=host:port&scheme=http&region=...` may follow.
-        filesystem: `pyarrow.fs` or fsspec filesystem that holds the path; None takes it from a URL.
-
-    Raises:
-        ImportError: if a URL needs fsspec or one of its drivers that is not installed.
-        OSError: if an object store cannot be reached, or refuses the credentials.
-    """
-    scheme, mark, rest = text.partition("://")
-    if filesystem is not None:
-        where = as_arrow_filesystem(filesystem)
-        prefix = f"{scheme}://" if mark and scheme in ARROW_SCHEMES else ""
-        inner = text.removeprefix(prefix)
-        handler = getattr(where, "handler", None)
-        if isinstance(handler, fs.FSSpecHandler):  # as it is in listings
-            inner = handler.fs._strip_protocol(inner)
-        return where, inner, prefix
-    if not mark and URL.match(text) and not os.path.exists(text):
-        raise ValueError(f"{shown(text)} is a URL that lost a slash in a Path. Give it as text.")
-    if not mark or scheme == "file":
-        return fs.LocalFileSystem(), unquote(rest) if mark else text, ""
-    if scheme in ARROW_SCHEMES:
-        path, _, options = rest.partition("?")
-        bucket, _, key = path.partition("/")
-        variables = tuple((n, v) for n, v in sorted(os.environ.items()) if n.startswith("AWS_"))
-        with store_errors(shown(f"{scheme}://{path}")):
-            where, base = _opened_store(f"{scheme}://{bucket}?{options}".rstrip("?"), variables)
-        return where, f"{base.rstrip('/')}/{key}" if key else base, f"{scheme}://"
-    try:
-        import fsspec
-
-        found, inner = fsspec.core.url_to_fs(text)
-    except (ImportError, ValueError) as error:
-        raise ImportError(
-            f"{shown(text)}: reading {scheme}:// needs fsspec and its driver for it ({error}). "
-            "Install them, or pass filesystem="
-        ) from error
-    url = found.unstrip_protocol(inner)
-    return as_arrow_filesystem(found), inner, url[: url.rfind(inner)]
-
-
-def before_pattern(path: str) -> str:
-    """Return the folder before the first pattern in a path; the path if it has no pattern."""
-    head = re.split(r"[*?\[]", path, maxsplit=1)[0]
-    return path if head == path else head.rpartition("/")[0]
-
-
-def etag_of(opened: Any) -> bytes | None:
-    """Return the entity tag of an open `pyarrow.NativeFile`; None outside object stores."""
-    return opened.metadata().get("ETag")
-
-
-def store_failure(error: BaseException) -> str:
-    """Return what a request to an object store failed of, with a remedy; "" for other errors."""
-    if "AWS Error" not in str(error):
-        return ""
-    return (
-        f"the object store failed ({error}). Check endpoint and network, the bucket, and the "
-        "credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, the machine's role, or "
-        "filesystem=pyarrow.fs.S3FileSystem(...)"
-    )
-
-
-@contextlib.contextmanager
-def store_errors(what: str) -> Iterator[None]:
-    """Raise errors of an object store as OSError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if not (failure := store_failure(error)):
-            raise
-        raise OSError(f"{what}: {failure}") from error
 
 
 # ---- outputs on this machine ---------------------------------------------------------------------
@@ -201,7 +90,7 @@ def new_file(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
     target = local_path(target)
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder. Move it away, or choose another file.")
-    with staging_folder(target) as folder:
+    with _staging(target) as folder:
         yield folder / target.name
         (folder / target.name).replace(target)
 
@@ -236,14 +125,14 @@ def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
         return
     target = local_path(target)
     _check_folder(target)
-    with staging_folder(target) as staging:
+    with _staging(target) as staging:
         _recover(target)
         yield staging
         _replace(target, staging)
 
 
 @contextlib.contextmanager
-def staging_folder(target: Path) -> Iterator[Path]:
+def _staging(target: Path) -> Iterator[Path]:
     """Give the empty folder `{target}.partial`, which is removed after the block unless renamed.
 
     A lock, which ends with the process, however it ends, keeps other processes out.
@@ -528,29 +417,6 @@ class RemotePath:
                 "there. Run one of the calls again, alone."
             )
         unfinished.remove()
-
-
-def refuse_unfinished(folder: str, names: Iterable[str]) -> None:
-    """Raise ValueError if the names in a folder tell that it is being written."""
-    if any(PurePosixPath(name).name == UNFINISHED_FILE for name in names):
-        raise ValueError(
-            f"{folder} is being written, or a run that wrote it was stopped: it holds "
-            f"{UNFINISHED_FILE}. Wait, run the call that writes it again, or delete the folder."
-        )
-
-
-def read_text(folder: Any, name: str, filesystem: Any = None) -> str | None:
-    """Return the text of a file in a folder, also of a URL; None if there is none.
-
-    A store whose objects may be read but not listed refuses names that do not exist.
-    """
-    file = output_path(folder, filesystem) / name
-    try:
-        return file.read_bytes().decode() if file.is_file() else None
-    except OSError as error:
-        if "ACCESS_DENIED" not in str(error):
-            raise
-        return None
 
 
 @contextlib.contextmanager

@@ -197,9 +197,9 @@ def test_each_output_has_its_own_label_and_loss(folder, columns, weight_name):
     model = keras.Model({"x": x}, heads)
     losses = {"click": "binary_crossentropy", "rating": "mean_squared_error"}
     model.compile(keras.optimizers.SGD(0.0), losses)
-    loader = loader_of(folder, label_names=["click", "rating"], weight_name=weight_name)
-    logs = model.fit(loader, epochs=2, verbose=0).history
-    predicted = model.predict(loader_of(folder, shuffle=False), verbose=0)
+    names = {"cat_names": [], "label_names": ["click", "rating"], "weight_name": weight_name}
+    logs = model.fit(loader_of(folder, **names), epochs=2, verbose=0).history
+    predicted = model.predict(loader_of(folder, cat_names=[], shuffle=False), verbose=0)
     assert predicted["click"].shape == predicted["rating"].shape == (ROWS, 1)
 
     outputs = {k: v.numpy()[:, 0] for k, v in model({"x": columns["x"][:, None]}).items()}

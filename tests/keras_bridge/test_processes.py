@@ -19,6 +19,7 @@ from tests.support.processes import free_ports, run_together, started
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
+from tutorlib.storage import find_checkpoints
 
 ROWS, STEPS = 3400, 53
 PAGE = "docs/scale_out.md"
@@ -179,10 +180,9 @@ def test_a_killed_process_ends_the_others_and_any_number_resumes(undisturbed, pl
         assert code != 0, f"ended {time.monotonic() - killed:.0f} s after the other"
         output.seek(0)
         assert "Task 1 heartbeat timeout" in output.read()
-    last = sorted((folder / "checkpoints").iterdir())[-1]
-    assert last.name.endswith("epoch-0-batch-20")
-    state = json.loads((last / "state.json").read_text(encoding="utf-8"))
-    assert state["loader"]["settings"]["canonical_ranks"] == 4
+    last = find_checkpoints(folder / "checkpoints")[-1]
+    assert last.folder.name.endswith("epoch-0-batch-20")
+    assert last.state["loader"]["settings"]["canonical_ranks"] == 4
     shutil.copytree(folder, tmp_path / "one")
     [two] = train(folder, 2)
     [[one]] = train(tmp_path / "one", 1)

@@ -316,7 +316,7 @@ def whole(tmp_path_factory):
     return folder_with(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize(("changes", "facts"), ARGUMENTS, ids=str)
+@pytest.mark.parametrize(("changes", "facts"), ARGUMENTS, ids=lambda value: ", ".join(value))
 def test_an_argument_that_does_not_fit_is_refused(whole, changes, facts):
     check(lambda: loader_of(whole, **changes).peek(), ValueError, facts)
 

@@ -222,7 +222,7 @@ def test_an_object_written_again_is_noticed_by_its_tag(store):
     pq.write_table(table.take(order), path, row_group_size=ROWS, write_page_checksum=True)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     position = next(n for n in range(len(source)) if path.name in source.location(n))
-    with pytest.raises(ParquetError, match=r"1\.parquet: the file has changed"):
+    with pytest.raises(ParquetError, match=r"1\.parquet: the file has changed since"):
         source.read(position)
     table = table.set_column(1, "x", pa.array(np.zeros(GROUPS * ROWS, "float32")))
     pq.write_table(table, path, row_group_size=ROWS)

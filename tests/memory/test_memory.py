@@ -26,11 +26,11 @@ from tutorlib.memory import (
     aligned_empty,
     host_memory_bytes,
     limit_tensorflow_memory,
-    map_on_threads,
     missing_for_gpu,
     parse_allocation,
     resolve_device,
 )
+from tutorlib.threads import map_on_threads
 
 MIB, GIB = 2**20, 2**30
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))

@@ -13,10 +13,8 @@ import pytest
 from pyarrow import fs
 
 from tutorlib.columns import Chunk
+from tutorlib.filesystems import UNFINISHED_FILE
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, find_files
-from tutorlib.storage import (
-    UNFINISHED_FILE,
-)
 
 fsspec = pytest.importorskip("fsspec")
 

@@ -11,9 +11,10 @@ from pyarrow import fs
 
 from tests.support.documents import code_below
 from tests.support.object_store import object_store
+from tutorlib.filesystems import UNFINISHED_FILE
 from tutorlib.ops import Categorify, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource, find_files
-from tutorlib.storage import MARK, UNFINISHED_FILE
+from tutorlib.storage import MARK
 from tutorlib.workflow import Workflow
 
 FILES, ROWS, PER_FILE = 6, 6000, 500

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tutorlib.columns import Chunk
+from tutorlib.filesystems import read_text, shown
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema, resolve_schema
-from tutorlib.storage import output_path, read_text, shown
 
 SCHEMA_FILE = "_schema.json"
 
@@ -70,7 +70,7 @@ def schema_of_arguments(
     """
     stored = None
     if schema is None and feature_columns is None:
-        stored = None if _are_files(source) else folder_schema(source.paths, source.filesystem)
+        stored = folder_schema(source.paths, source.filesystem)
     by_name = cat_names is not None or cont_names is not None
     cat_names, cont_names, label_names, id_names = (
         None if names is None else list(names)
@@ -92,12 +92,6 @@ def schema_of_arguments(
     if stored is None or not by_name:
         return resolved
     return Schema((_with_sizes(column, stored) for column in resolved), resolved.left_out)
-
-
-def _are_files(source: Any) -> bool:
-    """Return whether a path of a source is one of its files; then not all are folders."""
-    paths = (str(output_path(path, source.filesystem)) for path in source.paths)
-    return not set(source.files).isdisjoint(paths)
 
 
 def _with_sizes(column: Any, stored: Schema) -> Any:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from tutorlib.columns import Chunk
-from tutorlib.storage import (
+from tutorlib.filesystems import (
     before_pattern,
     etag_of,
     find_filesystem,

@@ -21,11 +21,13 @@ import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
 from tutorlib.columns import Chunk, Masked, flat_values
-from tutorlib.memory import map_on_threads, thread_count
+from tutorlib.filesystems import as_arrow_filesystem
+from tutorlib.memory import thread_count
 from tutorlib.ops import ColumnGroup
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import element_type
-from tutorlib.storage import as_arrow_filesystem, row_bar
+from tutorlib.storage import row_bar
+from tutorlib.threads import map_on_threads
 
 RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row
 FAN_IN = 8  # states merged at a time

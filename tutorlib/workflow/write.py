@@ -26,8 +26,8 @@ from tutorlib import storage
 from tutorlib.checks import check_integer
 from tutorlib.columns import Chunk, plain_strings, to_namespace
 from tutorlib.hashing import hash_integers
-from tutorlib.memory import map_on_threads
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
+from tutorlib.threads import map_on_threads
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import (
     as_source,
