@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import tfrecords
 from tutorlib import Column, ParquetSink, Schema
 
 SCALE = 0.01  # factor on the real cardinalities, as in the lessons
@@ -103,6 +102,8 @@ class Dataset:
 
     def examples(self, rows: int) -> Path:
         """Return a folder with the first rows as TFRecord, one example per row."""
+        import tfrecords  # starts TensorFlow
+
         return self._format(
             f"examples-{rows}",
             lambda path: tfrecords.write_examples(self.parquet, path, limit_rows=rows),
@@ -110,6 +111,8 @@ class Dataset:
 
     def prebatched(self, batch_size: int) -> Path:
         """Return a folder with all rows as TFRecord, one record per batch."""
+        import tfrecords  # starts TensorFlow
+
         return self._format(
             f"prebatched-{batch_size}",
             lambda path: tfrecords.write_prebatched(self.parquet, path, batch_size=batch_size),
@@ -117,6 +120,8 @@ class Dataset:
 
     def raw_rows(self) -> Path:
         """Return a folder with all rows as raw 4-byte cells, row by row, in schema order."""
+        import tfrecords  # starts TensorFlow
+
         return self._format("raw-rows", lambda path: tfrecords.write_raw(self.parquet, path))
 
     def _format(self, name: str, write: Callable[[Path], Any]) -> Path:

@@ -179,7 +179,7 @@ def vectors(tmp_path_factory):
     kind = pa.fixed_shape_tensor(pa.float32(), [LENGTH])
     columns = {
         "plain": fixed(NUMBERS, pa.float64()),
-        "lists": fixed(NUMBERS, pa.float32()).cast(pa.list_(pa.float32())),
+        "lists": fixed(NUMBERS, pa.float32()),
         "tensor": pa.ExtensionArray.from_storage(kind, fixed(NUMBERS, pa.float32())),
         "y": fixed(BITS, pa.int8()),
     }

@@ -40,6 +40,7 @@ from tutorlib.parquet import ParquetError, ParquetSource
 
 TASK_COLUMNS = 8  # that one task decodes and gathers; with a memory budget, one
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
@@ -168,23 +169,40 @@ class ChunkReader:
             RuntimeError: if `transform` raises StopIteration, which would end a loop silently.
             Exception: what `transform` raised, with a note that says where.
         """
-        started = time.perf_counter()
+        made = []
+        pieces = self._pieces(owner, row_range, names)
+        with contextlib.closing(pieces):
+            while True:
+                started = time.perf_counter()
+                piece = next(pieces, None)
+                self.stopwatch.add(read=time.perf_counter() - started)
+                if piece is None:
+                    break
+                if self._transform is not None:
+                    started = time.perf_counter()
+                    with self.places(row_range):
+                        piece = self._transformed(self._transform, piece)
+                    self.stopwatch.add(transform=time.perf_counter() - started)
+                if self.held_bytes is not None:
+                    self._check_held(owner, row_range, sum(c.nbytes for c in piece.values()))
+                made.append(piece)
+        return made[0] if len(made) == 1 else Chunk.concat(made)
+
+    def _pieces(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Generator[Chunk]:
+        """Yield the rows of a range: at once, or in small steps if a transform makes them smaller.
+
+        Text takes far more memory than the ids that a Workflow makes of it.
+        """
         stream = self._streams.get((owner[0].rank, row_range.row_group))
+        place = row_range.row_group, names
         if stream is not None:
-            read = stream.read(row_range)
+            yield stream.read(row_range)
+        elif self.held_bytes is not None and self._transform is not None:
+            row = max(1.0, self.source.row_bytes(*place))
+            step = max(1, min(STREAM_ROWS, int(self.held_bytes / STEPS / row)))
+            yield from self.source.steps(*place, step, row_range.start, row_range.stop)
         else:
-            place = row_range.row_group, names, row_range.start, row_range.stop
-            read = self.source.read(*place)
-        self.stopwatch.add(read=time.perf_counter() - started)
-        if self.held_bytes is not None:
-            self._check_held(owner, row_range, sum(column.nbytes for column in read.values()))
-        if self._transform is None:
-            return read
-        started = time.perf_counter()
-        with self.places(row_range):
-            made = self._transformed(self._transform, read)
-        self.stopwatch.add(transform=time.perf_counter() - started)
-        return made
+            yield self.source.read(*place, row_range.start, row_range.stop)
 
     def _check_held(self, owner: Owner, row_range: RowRange, nbytes: int) -> None:
         """Refuse lists or strings that are far longer than their row group's mean."""

@@ -180,7 +180,7 @@ class Batches(Iterator[Any]):
             self._epoch, self._next, _ = self._cursor.position
             pipeline.stop_without(self)
             self._pipeline = pipeline
-        if not self._received and self._next < self._num_batches:
+        if not self._pipeline.has_stopped() and not self._received:
             self._received.extend(self._next_batches() or ())
         if self._pipeline.has_stopped() or not self._received:
             return None

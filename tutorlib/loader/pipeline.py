@@ -121,13 +121,7 @@ class Pipeline:
             Exception: what a task raised, on the caller's thread, as soon as the tasks that were
                 running then have ended. Of several errors it is that of the first task, so that
                 the message does not depend on threads.
-            RuntimeError: in a fork of the process, which has none of the threads.
         """
-        if self._process != _process[0]:
-            raise RuntimeError(
-                "this pass began before the process was forked, and its threads are not in the "
-                "fork; iterate over the loader again"
-            )
         if self._taken >= self._chunks:
             return None
         started = time.perf_counter()
@@ -142,7 +136,16 @@ class Pipeline:
         return None if self.has_stopped() else work
 
     def has_stopped(self) -> bool:
-        """Return whether the threads were stopped; raises the error of a task that failed."""
+        """Return whether the threads were stopped; raises the error of a task that failed.
+
+        Raises:
+            RuntimeError: in a fork of the process, which has none of the threads.
+        """
+        if self._process != _process[0]:
+            raise RuntimeError(
+                "this pass began before the process was forked, and its threads are not in the "
+                "fork; iterate over the loader again"
+            )
         if not self._stopping:
             return False
         self.close()

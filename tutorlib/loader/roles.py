@@ -18,6 +18,7 @@ from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema, resolve_schema
 
 SCHEMA_FILE = "_schema.json"
+FILE_ENDINGS = (".parquet", ".parq", ".pq", ".arrow", ".feather", ".ipc")
 
 
 def folder_schema(paths: Iterable[Any], filesystem: Any = None) -> Schema | None:
@@ -31,14 +32,16 @@ def folder_schema(paths: Iterable[Any], filesystem: Any = None) -> Schema | None
         ValueError: if a `_schema.json` holds no schema.
     """
     schemas = []
-    for path in paths:
+    for path in map(os.fspath, paths):
+        if path.partition("?")[0].endswith(FILE_ENDINGS):
+            return None
         text = read_text(path, SCHEMA_FILE, filesystem)
         if text is None:
             return None
         try:
             schemas.append(Schema.from_json(text))
         except ValueError as error:
-            place = f"{shown(os.fspath(path))}/{SCHEMA_FILE}"
+            place = f"{shown(path)}/{SCHEMA_FILE}"
             raise ValueError(f"{place}: {error}. Write the schema again.") from error
     if not schemas:
         return None
