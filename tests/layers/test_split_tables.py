@@ -132,7 +132,7 @@ for v in [*model.variables, *model.optimizer.variables]:
             largest = max(shard.data.nbytes for shard in v.value.addressable_shards)
             shares.setdefault(table.path, []).append(largest / v.value.nbytes)
 found["losses"] = len(losses), difference([losses], [wanted]), difference(values(model), one)
-found["shares"], found["measured"] = shares, list(plan.check(model).values())
+found["held"], found["measured"] = shares, list(plan.check(model).values())
 found["planned"] = sum(needs.values()) - needs["gradients"]
 four = values(model)
 written(model, "four")
@@ -191,8 +191,8 @@ def test_four_devices_give_the_numbers_of_one_and_hold_a_quarter_of_large_tables
     assert max(losses_apart, values_apart) < 1e-5
     large = {"table/embedding_weights", "plain/embeddings", "fused/embedding_weights"}
     large.add("features/tags/embedding_weights")
-    assert trained["shares"].keys() == large | {"small/embedding_weights"}
-    for path, shares in trained["shares"].items():
+    assert trained["held"].keys() == large | {"small/embedding_weights"}
+    for path, shares in trained["held"].items():
         assert len(shares) == 3  # the table and both moments
         assert max(shares) <= 0.26 if path in large else min(shares) == 1, path
     assert len(trained["measured"]) == 4
