@@ -161,7 +161,7 @@ limit = {"bytes_per_device": "16GiB"}
 found["small devices"] = refusal(lambda: plan_tables(big_model, four, "adam", **limit))
 columns[1] = Column("film", "categorical", cardinality=30_001, embedding_dim=16)
 odd = lambda: DLRM(columns[:2], 16, [8], [8])
-found["shares"] = refusal(lambda: plan_tables(odd, four, "adam", split_above="200KB"))
+found["odd"] = refusal(lambda: plan_tables(odd, four, "adam", split_above="200KB"))
 plan = plan_of("4")
 set_distribution(plan.distribution())
 found["unplanned"] = refusal(EmbeddingTable(20_000, 16, name="other").build)
@@ -234,8 +234,8 @@ def test_what_does_not_fit_is_refused_with_tables_bytes_and_remedies(trained):
     assert said.startswith("the model does not fit 16,384.0 MiB per device")
     assert "embeddings/embedding_weights" in said
     assert "Take more devices" in said
-    assert "table/embedding_weights has 30,001" in trained["shares"] or (
-        "has 50,001, next is 50,004" in trained["shares"]
+    assert "table/embedding_weights has 30,001" in trained["odd"] or (
+        "has 50,001, next is 50,004" in trained["odd"]
     )
     assert "pad_tables(schema, 4)" in trained["shares"]
 

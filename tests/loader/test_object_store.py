@@ -115,7 +115,7 @@ def test_a_row_group_is_two_requests_and_many_are_read_ahead(store):
     loader = loader_of(source)
     store.requests(delay_ms=60)
     assert len(list(loader)) == len(loader)
-    requests = store.requests()
+    requests = [r for r in store.requests() if "_schema.json" not in r["path"]]
     assert len(requests) == 2 * FILES * GROUPS
     assert most_at_once(requests) >= 3
 

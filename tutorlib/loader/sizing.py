@@ -33,6 +33,7 @@ PART_ROWS = 16_384  # of a partition of an automatic chunk at least
 OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
 PAGE_BYTES = 2**21  # that an open row group holds for each column: pages, and what is read
 DECODE_COPIES = 2  # of a column that a thread decodes: from Arrow, and joined in a batch's type
+MATRIX_COPIES = 3  # of a stacked matrix: its columns, its rows in file order, and more of both
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
 ORDER_BYTES = 24  # of a row: its place in the order, twice while it is drawn
 OFFSET_BYTES = 8  # of a list
@@ -192,9 +193,7 @@ def row_bytes(
     else:
         decoded = DECODE_COPIES * sum(widest)
     if settings.stacked:
-        decoded += (
-            2 * layout_bytes
-        )  # the columns of a matrix, and the matrix, before it is gathered
+        decoded += MATRIX_COPIES * layout_bytes
     pages = len(columns) * PAGE_BYTES
     whole_bytes = source.row_groups[largest].num_rows * sum(stored.values())
     return RowBytes(
