@@ -237,7 +237,7 @@ def test_what_does_not_fit_is_refused_with_tables_bytes_and_remedies(trained):
     assert "table/embedding_weights has 30,001" in trained["odd"] or (
         "has 50,001, next is 50,004" in trained["odd"]
     )
-    assert "pad_tables(schema, 4)" in trained["shares"]
+    assert "pad_tables(schema, 4)" in trained["odd"]
 
 
 def test_a_large_table_outside_of_the_plan_is_refused(trained):
