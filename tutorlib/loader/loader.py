@@ -232,6 +232,7 @@ class KerasSequenceLoader(LoaderAdapter):
         order = {c.name: ROLES.index(c.role) for c in schema}  # as they lie in a batch
         self._columns = sorted(columns, key=lambda name: order.get(name, 0))
         self._latest: EpochPlan | None = None
+        self._known_row_bytes: dict[bool, RowBytes] = {}
         for name in ("layout", "_size"):
             self.__dict__.pop(name, None)
 
@@ -306,7 +307,9 @@ class KerasSequenceLoader(LoaderAdapter):
     # ---- the plan: which rows each batch has ----
 
     def _row_bytes(self, *, whole: bool) -> RowBytes:
-        """Return the bytes of a row in the places where the loader holds it."""
+        """Return the bytes of a row in the places where the loader holds it; remembered."""
+        if whole in self._known_row_bytes:
+            return self._known_row_bytes[whole]
         try:
             layout_bytes, dtypes = float(self.layout.row_bytes), self.layout.dtypes
         except ValueError:  # strings, before a workflow is mapped
@@ -318,9 +321,11 @@ class KerasSequenceLoader(LoaderAdapter):
             for column in self.schema
             if column.multi_hot
         }
-        return row_bytes(
+        known = row_bytes(
             self.source, self._columns, layout_bytes, lists, self._settings, whole=whole
         )
+        self._known_row_bytes[whole] = known
+        return known
 
     @functools.cached_property
     def _size(self) -> ChunkSize:

@@ -173,10 +173,12 @@ def row_bytes(
             transform, slices of a row group and filters.
     """
     largest = max(range(len(source)), key=lambda n: source.row_groups[n].num_rows)
-    positions = range(len(source)) if lists else (largest,)
-    stored = {
-        name: max((source.row_bytes(n, [name]) for n in positions), default=8.0) for name in columns
-    }
+    stored = {}
+    for name in columns:
+        kind, is_list = source.column_types[name]
+        varies = is_list or kind == "string"  # from row group to row group
+        positions = range(len(source)) if varies else (largest,)
+        stored[name] = max(source.row_bytes(n, [name]) for n in positions)
     batch, gathering, ahead = layout_bytes, 0.0, 0.0
     for name, (value_bytes, width) in lists.items():
         kind = source.column_types.get(name, ("int64", True))[0]

@@ -176,7 +176,7 @@ def fit_graph(
 
 
 def threads_without(client: Any, threads: int | None) -> int:
-    """Return the number of threads of this process; ValueError for `threads` beside a cluster."""
+    """Return the number of threads of this process; ValueError if a cluster has its own."""
     if client is not None and threads is not None:
         raise ValueError(
             "threads are those of this process; with client=, set threads_per_worker of the "
