@@ -125,7 +125,7 @@ VALUES = {  # {name: (column, value, arguments, facts beside the column and the 
     "an infinite label": ("y", INF, {}, (r"\binf", "label", "filters=")),
     "an infinite weight": ("w", -INF, {}, (r"-inf", "weight", "filters=")),
     "a number too large": ("x", -1e39, {}, (r"-1e\+39", "float32", "scale|clip")),
-    "one too large beside a fill": ("x", 1e39, FILL, (r"1e\+39", "float32", "scale|clip")),
+    "one too large with a fill": ("x", 1e39, FILL, (r"1e\+39", "float32", "scale|clip")),
     "an id at the cardinality": ("C", 50, {}, (r"\b50\b", IN_RANGE, "cardinality")),
     "a negative id": ("C", -1, {}, (r"-1\b", IN_RANGE, "cardinality")),
     "an id of a list": ("g", [1, 2, 99], {}, (r"\b99\b", IN_RANGE, "cardinality")),

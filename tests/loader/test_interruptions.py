@@ -391,7 +391,7 @@ print(rows_of([*taken, *batches]) == list(range(1000)))
 """
 
 
-@pytest.mark.slow  # a library may hold a lock of its own at the fork: one child in a hundred hung
+@pytest.mark.slow  # one child in about a hundred hung; the cause is not known
 def test_a_fork_begins_anew_and_leaves_its_parents_pass_unharmed(root, folder):
     status, output, errors = end_of(start(root, folder, FORKING))
     assert (status, output.split()) == (0, [*["0"] * 5, "True"]), errors
