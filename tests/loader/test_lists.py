@@ -17,7 +17,7 @@ from tutorlib import MultiHot
 from tutorlib.columns import Ragged
 from tutorlib.layers import DenseFeatures, LinearFeatures
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.loader.lists import LENGTHS
+from tutorlib.loader.settings import LENGTHS
 from tutorlib.schema import Column, Schema
 
 ROWS = 1000

@@ -253,4 +253,4 @@ def test_sizes_worked_out_by_hand(counts, changes, want):
 
 def test_the_peak_worked_out_by_hand():
     size = chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, buffer_rows=300)
-    assert size == ChunkSize(300, 1, 300 * (2 * 160 + 12))
+    assert size == ChunkSize(300, 1, 300 * (2 * 160 + 12), 160)

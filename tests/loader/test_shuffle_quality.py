@@ -245,7 +245,7 @@ def test_a_shuffle_of_all_rows_none_or_the_one_asked_for_is_not_warned_of(tmp_pa
     assert words_of(loader_of(source, 50, **changes)) == []
 
 
-def test_a_budget_a_rank_and_chunks_below_a_batch_that_shuffle_poorly_are_named(tmp_path):
+def test_a_budget_and_a_rank_that_shuffle_poorly_are_named(tmp_path):
     (words,) = words_of(loader_of(write(tmp_path, 300_000, 100_000), 100, memory_budget="6MB"))
     assert "or give a larger memory_budget" in words
     write(tmp_path, 1000, 100)
@@ -254,6 +254,3 @@ def test_a_budget_a_rank_and_chunks_below_a_batch_that_shuffle_poorly_are_named(
     assert "a rank reads only " in words
     assert "of 10 row groups in an epoch" in words
     assert "in at least 32 row groups" in words
-    (words,) = words_of(loader_of(tmp_path, 50, buffer_size=1))
-    assert "chunks of 1 rows are smaller than a batch" in words
-    assert "larger buffer_size" in words

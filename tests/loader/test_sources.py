@@ -1,4 +1,4 @@
-"""A loader and a Workflow take what the reader has: tables, DataFrames, Arrow files, splits."""
+"""A loader and a Workflow take what the reader has: tables, DataFrames, splits."""
 
 import pickle
 import re

@@ -34,7 +34,7 @@ from tutorlib.columns import (
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
-from tutorlib.loader.sizing import PAGE_BYTES
+from tutorlib.loader.sizing import PAGE_BYTES, values_per_row
 from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 
@@ -67,25 +67,15 @@ class Part:
         """Rows of each batch, or of the piece."""
         return (self.segment.stop - self.segment.start) // (self.segment.batches or 1)
 
-    def split(self, count: int) -> tuple[Part, Part]:
-        """Return the first batches, and those after them."""
-        segment, stop = self.segment, self.segment.start + count * self.rows
-        halves = (
-            (Segment(segment.batch, count, segment.start, stop), slice(count)),
-            (
-                Segment(segment.batch + count, segment.batches - count, stop, segment.stop),
-                slice(count, None),
-            ),
+    def some(self, first: int, count: int) -> Part:
+        """Return some successive batches."""
+        segment, which = self.segment, slice(first, first + count)
+        start, stop = (segment.start + number * self.rows for number in (which.start, which.stop))
+        return Part(
+            Segment(segment.batch + first, count, start, stop),
+            {name: array[which] for name, array in self.scalars.items()},
+            {name: lists[which] for name, lists in self.lists.items()},
         )
-        first, rest = (
-            Part(
-                part,
-                {name: array[which] for name, array in self.scalars.items()},
-                {name: lists[which] for name, lists in self.lists.items()},
-            )
-            for part, which in halves
-        )
-        return first, rest
 
 
 class ChunkReader:
@@ -97,8 +87,6 @@ class ChunkReader:
         source: the files.
         columns: names of the columns to read.
         layout: how the columns lie in a batch.
-        num_values: gives the length of the array for the values of a list column in a batch, from
-            its name, the rows of the batch and its values.
         pool: gives the memory of batches.
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
@@ -111,7 +99,6 @@ class ChunkReader:
         source: ParquetSource,
         columns: Sequence[str],
         layout: Layout,
-        num_values: Callable[[str, int, int], int],
         pool: BufferPool,
         stopwatch: Stopwatch,
         transform: Transform | None,
@@ -120,7 +107,8 @@ class ChunkReader:
         fills_missing: bool = False,
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
-        self.num_values, self.stopwatch, self._transform = num_values, stopwatch, transform
+        self.stopwatch, self._transform = stopwatch, transform
+        self._mean_lengths = values_per_row(source) if layout.multi_hot.bucketed else {}
         self.held_bytes, self._fills_missing = held_bytes, fills_missing
         kinds = [source.column_types[name] for name in columns]
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
@@ -366,6 +354,10 @@ class ChunkReader:
                     chosen = padded.reshape(-1)
                 _take(matrix, chosen, out.reshape(-1, field.width))
             part.scalars[field.name] = out[:, :rows]
+
+    def num_values(self, name: str, rows: int, count: int) -> int:
+        """Return the length of the array for the `count` values of a list column in a batch."""
+        return self.layout.multi_hot.num_values(self._mean_lengths.get(name, 0), rows, count)
 
     def stride(self, rows: int, batches: int) -> int:
         """Return the rows from one batch to the next, so that each begins aligned."""
@@ -628,9 +620,9 @@ class Assembler:
         count = min(most, *(part.segment.batches for part in runs))
         taken = []
         for waiting, part in zip(self._waiting.values(), runs, strict=True):
-            first, rest = part.split(count)
-            taken.append(first)
-            waiting[:1] = [rest] if rest.segment.batches else []
+            taken.append(part.some(0, count))
+            rest = part.segment.batches - count
+            waiting[:1] = [part.some(count, rest)] if rest else []
         self._next += count
         return taken[0] if len(taken) == 1 else self._joined(taken, count)
 

@@ -21,7 +21,7 @@ from tutorlib.columns import (
     is_vectors,
     to_host,
 )
-from tutorlib.loader.lists import MultiHot
+from tutorlib.loader.settings import MultiHot
 from tutorlib.schema import ROLES, Column, Schema, is_number, remedy_for
 
 FLOAT32_MAX = np.float64(np.finfo(np.float32).max)  # with float16, a Python float is infinite

@@ -30,17 +30,16 @@ from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu, w
 from tutorlib.keras_bridge.processes import data_share, process_count
 from tutorlib.loader.batches import Assembler, ChunkReader, Part
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
-from tutorlib.loader.layout import STACKED_ROLES, Layout
-from tutorlib.loader.lists import MultiHot, values_per_row
+from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan, RankPlan
 from tutorlib.loader.predict import ids_of_batches, predicted
 from tutorlib.loader.ranks import check_joined_batches, hash_of, refuse_other_ranks
 from tutorlib.loader.roles import online, schema_of_arguments
-from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings
-from tutorlib.loader.sizing import BudgetTooSmall, ChunkSize, RowBytes, chunk_size, row_bytes
+from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
+from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
-from tutorlib.memory import BufferPool, gpu_doubts, gpu_memory_bytes, host_memory_bytes
+from tutorlib.memory import BufferPool, gpu_doubts
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import ROLES, Schema
 
@@ -60,7 +59,7 @@ class KerasSequenceLoader(LoaderAdapter):
     in the same order.
 
     Args:
-        paths_or_source: Parquet or Arrow file, folder, glob pattern, a list of these; a
+        paths_or_source: Parquet file, folder, glob pattern, a list of these; a
             `ParquetSource`; a part of `split_rows`; a pyarrow Table, a pandas or polars DataFrame.
             A folder's `_schema.json` gives what arguments leave out: roles, cardinalities.
         batch_size: rows per batch, at least 1.
@@ -232,7 +231,6 @@ class KerasSequenceLoader(LoaderAdapter):
         order = {c.name: ROLES.index(c.role) for c in schema}  # as they lie in a batch
         self._columns = sorted(columns, key=lambda name: order.get(name, 0))
         self._latest: EpochPlan | None = None
-        self._known_row_bytes: dict[bool, RowBytes] = {}
         for name in ("layout", "_size"):
             self.__dict__.pop(name, None)
 
@@ -306,75 +304,21 @@ class KerasSequenceLoader(LoaderAdapter):
 
     # ---- the plan: which rows each batch has ----
 
-    def _row_bytes(self, *, whole: bool) -> RowBytes:
-        """Return the bytes of a row in the places where the loader holds it; remembered."""
-        if whole in self._known_row_bytes:
-            return self._known_row_bytes[whole]
-        try:
-            layout_bytes, dtypes = float(self.layout.row_bytes), self.layout.dtypes
-        except ValueError:  # strings, before a workflow is mapped
-            layout_bytes, dtypes = 8.0 * len(self.schema), {}
-        multi_hot = self._settings.multi_hot
-        width = multi_hot.max_length if multi_hot.form == "padded" else None
-        lists = {
-            column.name: (dtypes[column.name].itemsize if dtypes else 8, width)
-            for column in self.schema
-            if column.multi_hot
-        }
-        known = row_bytes(
-            self.source, self._columns, layout_bytes, lists, self._settings, whole=whole
-        )
-        self._known_row_bytes[whole] = known
-        return known
-
     @functools.cached_property
     def _size(self) -> ChunkSize:
-        """Rows of partitions and chunks: what `buffer_size` says, within the memory budget.
-
-        Sizes are those of one canonical rank, so that the order does not depend on the number of
-        processes.
-
-        Raises:
-            BudgetTooSmall: if the budget cannot hold two batches; says what would do.
-        """
-        settings, source = self._settings, self.source
-        lists = [column.name for column in self.schema if column.multi_hot]
-        multi_hot, budget = settings.multi_hot, settings.budget_bytes
-        if budget is not None and multi_hot.form == "padded" and lists and not multi_hot.max_length:
-            raise ValueError(
-                "multi_hot='padded' with a memory_budget needs a longest list: without it, one "
-                f"long list of {lists} sets the width of its whole batch, which nothing bounds. "
-                "Give MultiHot('padded', max_length=...), cut the lists (ListSlice in a "
-                "Workflow), or use multi_hot='nnzs'"
-            )
-        counts = [group.num_rows for group in source.row_groups]
-        partial = not all(map(source.is_whole, range(len(source))))
-        whole = self._transform is not None or source.device == "gpu" or partial
-        rows = self._row_bytes(whole=whole)
-        buffer_rows = settings.buffer_size
-        if buffer_rows is not None and buffer_rows < 1:
-            memory = gpu_memory_bytes() if source.device == "gpu" else host_memory_bytes()
-            buffer_rows = max(1, int(buffer_rows * memory / rows.batch))
-        sized = functools.partial(
-            chunk_size,
-            counts,
-            batch_size=settings.batch_size // settings.ranks_held,
-            shuffle=bool(settings.shuffle),
-            buffer_rows=None if buffer_rows is None else int(buffer_rows),
-            parts_per_chunk=settings.parts_per_chunk,
-            budget_bytes=budget,
-        )
+        """Rows of partitions and chunks: what `buffer_size` says, within the memory budget."""
         try:
-            size = sized(rows)
-            if budget is not None and not whole and size.partition_rows < max(counts):
-                size = sized(self._row_bytes(whole=True))  # slices are decoded all columns at once
-        except BudgetTooSmall as error:
-            held = settings.ranks_held
-            if held == 1:
-                raise
-            rule = f"each of the {held} canonical ranks of this process: {error.rule}"
-            raise BudgetTooSmall(rule, error.least_bytes * held) from None
-        return size
+            layout = self.layout
+        except ValueError:  # strings, before a workflow is mapped
+            layout = None
+        return size_of_chunks(
+            self.source,
+            self._columns,
+            self.schema,
+            layout,
+            self._settings,
+            transformed=self._transform is not None,
+        )
 
     def _plan(self, epoch: int, seed: int) -> EpochPlan:
         """Return the plan of an epoch; the latest one is kept."""
@@ -486,36 +430,29 @@ class KerasSequenceLoader(LoaderAdapter):
                 "loader, or use a second KerasSequenceLoader, which has a budget of its own"
             )
         self._warn_once()
-        on_gpu, budget = source.device == "gpu", settings.memory_budget
-        if not on_gpu:
-            self._pool.limit_bytes = self._size.peak_bytes * settings.ranks_held
-        if isinstance(budget, int):  # what is kept for later must leave room for decoding
-            largest = max((chunk.num_rows for chunk in plan.chunks), default=0)
-            two_chunks = 2 * largest * self._row_bytes(whole=False).batch
-            self._pool.limit_bytes = int(two_chunks * settings.ranks_held)
-        means = values_per_row(source) if settings.multi_hot.bucketed else {}
+        on_gpu, budget, size = source.device == "gpu", settings.memory_budget, self._size
+        kept = size.peak_bytes
+        if budget is not None:  # what is kept for later must leave room for decoding
+            kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
+        self._pool.limit_bytes = kept * settings.ranks_held
         reader = ChunkReader(
             source,
             self._columns,
             self.layout,
-            lambda name, *rows_and_count: settings.multi_hot.num_values(
-                means.get(name, 0), *rows_and_count
-            ),
             self._pool,
             self._stopwatch,
             self._transform,
-            held_bytes=int(REFUSED * budget) if isinstance(budget, int) and not on_gpu else None,
+            held_bytes=int(REFUSED * budget) if budget is not None and not on_gpu else None,
             fills_missing=self._workflow is not None,
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
-        row_cost = self._row_bytes(whole=True)
         ranks = {rank.rank: rank for rank in plan.ranks}
         pipeline = Pipeline(
             len(chunks),
             lambda k: reader.work_on(ranks[chunks[k].rank], chunks[k], first_batch),
             threads=settings.threads(on_device=on_gpu, remote=not source.is_local),
-            room_for=lambda k: reader.has_room(chunks[k].num_rows * row_cost.batch, budget),
+            room_for=lambda k: reader.has_room(chunks[k].num_rows * size.row_bytes, budget),
             stopwatch=self._stopwatch,
             at_end=reader.close,
             lanes=len(plan.ranks),
@@ -529,12 +466,12 @@ class KerasSequenceLoader(LoaderAdapter):
             min_int_dtype=self._min_int_dtype,
             as_numpy=as_numpy,
         )
-        few = isinstance(budget, int) and any(column.multi_hot for column in self.schema)
+        most = AHEAD_BATCHES if budget and self.layout.ragged else CONVERT_BATCHES
         held: list[Part] = []  # on a GPU, what the consumer's steps may still work on
 
         def next_batches() -> list[Any] | None:
             pipeline.look_for_room()
-            part = assembler.take(2 if few else CONVERT_BATCHES)
+            part = assembler.take(most)
             if part is None:
                 return None
             started = time.perf_counter()
@@ -638,8 +575,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def _identity(self) -> dict[str, Any]:
         """Return everything that decides which rows each batch has, as JSON values."""
-        sizes = dataclasses.asdict(self._size)
-        del sizes["peak_bytes"]
+        sizes = {n: getattr(self._size, n) for n in ("partition_rows", "parts_per_chunk")}
         return {
             "version": 2,
             "data": self.source.fingerprint(),
@@ -837,7 +773,7 @@ class KerasSequenceLoader(LoaderAdapter):
             "batch_size": settings.batch_size,
             "chunks": len(plan.chunks),
             "chunk_rows": rows,
-            "chunk_bytes": int(rows * self._row_bytes(whole=False).batch),
+            "chunk_bytes": int(rows * self._size.row_bytes),
             "shuffle_window_rows": rows if settings.shuffle else 0,
             "row_groups_per_chunk": round(plan.row_groups_per_chunk(), 1),
             "row_groups_per_rank": round(plan.row_groups_per_rank(), 1),
@@ -884,34 +820,12 @@ class KerasSequenceLoader(LoaderAdapter):
             "device": self.device,
         }
         table = html_table(type(self).__name__, ("plan", ""), numbers.items())
-        head = ("column", "role", "tensor", "dtype", "cardinality")
         try:
             dtypes, title = self.layout.dtypes, "Batches"
         except ValueError as error:  # strings, before a workflow is mapped
-            dtypes, title = dict[str, Any](), f"No batches yet: {error}"
-        rows = [
-            (c.name, c.role, self._tensor_of(c), dtypes.get(c.name, c.dtype), c.cardinality)
-            for c in self.schema
-        ]
-        return table + html_table(title, head, rows)
-
-    def _tensor_of(self, column: Any) -> str:
-        """Return the names and shapes of a column's tensors."""
-        name, settings, width = column.name, self._settings, column.length or 1
-        if column.multi_hot:
-            shapes = {"values": "values, 1", "nnzs": "batch, 1", "offsets": "batch + 1"}
-            if settings.multi_hot.form == "offsets":
-                shapes["values"] = "values"
-            parts = [f"{name}__{part} [{shapes[part]}]" for part in settings.multi_hot.parts]
-            longest = settings.multi_hot.max_length or "longest"
-            return "\n".join(parts) or f"{name} [batch, {longest}]"
-        if not settings.stacked or column.role not in STACKED_ROLES:
-            return f"{name} [batch]" if column.role == "weight" else f"{name} [batch, {width}]"
-        beside = [c for c in self.schema.with_role(column.role) if not c.multi_hot]
-        widths = [c.length or 1 for c in beside]
-        first = sum(widths[: beside.index(column)])
-        where = first if width == 1 else f"{first}:{first + width}"
-        return f"{column.role}[:, {where}] of [batch, {sum(widths)}]"
+            dtypes, title = {}, f"No batches yet: {error}"
+        rows = [(c.name, c.role, dtypes.get(c.name, c.dtype), c.cardinality) for c in self.schema]
+        return table + html_table(title, ("column", "role", "dtype", "cardinality"), rows)
 
     def _warn_once(self) -> None:
         """Warn of columns left out by inference, and of files that allow for no good shuffle."""
@@ -929,12 +843,6 @@ class KerasSequenceLoader(LoaderAdapter):
             doubts.append(
                 f"rows are shuffled within chunks that mix {mixed:.1f} of the {count} row groups "
                 "of the files, so rows that are near each other in the files come near each other"
-            )
-        rows = max((chunk.num_rows for chunk in plan.chunks), default=0)
-        if not automatic and rows < self.batch_size and any(rank.sliced for rank in plan.ranks):
-            doubts.append(
-                f"chunks of {rows} rows are smaller than a batch, so row groups come in the order "
-                "of the files: give a larger buffer_size"
             )
         if size > 1 and read < FEW_ROW_GROUPS:
             doubts.append(

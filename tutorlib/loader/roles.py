@@ -15,10 +15,10 @@ from typing import Any
 from tutorlib.columns import Chunk
 from tutorlib.filesystems import read_text, shown
 from tutorlib.parquet import ParquetSource
+from tutorlib.parquet.stored import PARQUET_ENDINGS
 from tutorlib.schema import Column, Schema, resolve_schema
 
 SCHEMA_FILE = "_schema.json"
-FILE_ENDINGS = (".parquet", ".parq", ".pq", ".arrow", ".feather", ".ipc")
 
 
 def folder_schema(paths: Iterable[Any], filesystem: Any = None) -> Schema | None:
@@ -33,7 +33,7 @@ def folder_schema(paths: Iterable[Any], filesystem: Any = None) -> Schema | None
     """
     schemas = []
     for path in map(os.fspath, paths):
-        if path.partition("?")[0].endswith(FILE_ENDINGS):
+        if path.partition("?")[0].endswith(PARQUET_ENDINGS):
             return None
         text = read_text(path, SCHEMA_FILE, filesystem)
         if text is None:

@@ -1,4 +1,4 @@
-"""LoaderSettings: what a KerasSequenceLoader was given, checked once."""
+"""LoaderSettings and MultiHot: what a KerasSequenceLoader was given, checked once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from tutorlib.checks import check_bytes, check_choice, check_integer
-from tutorlib.loader.lists import MultiHot
 from tutorlib.memory import thread_count
 from tutorlib.schema import BATCH_LAYOUTS
 
@@ -22,6 +22,105 @@ INTEGERS = {  # with the smallest value of each
     "canonical_ranks": 1,
 }  # fmt: skip
 FORM_OF_BATCHES = ("batch_layout", "multi_hot", "nulls")
+PARTS = {  # tensors of a list column g: g__values, ...; else one that is called g
+    "nnzs": ("values", "nnzs"),
+    "offsets": ("values", "offsets"),
+    "ragged": (),
+    "padded": (),
+}
+PAD = -1  # behind the ids of "padded" lists; floats end with 0
+# 64, 72, 80, ..., 128, 144, ...: eight lengths until each doubling.
+LENGTHS = np.array([m << k for k in range(3, 36) for m in range(8, 16)], np.int64)
+SPREAD = 4  # standard deviations above the mean, of lists whose lengths deviate by their mean
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiHot:
+    """How columns of lists are in a batch: the argument `multi_hot` of `KerasSequenceLoader`.
+
+    XLA and JAX compile for every new shape. The number of values of a list column differs from
+    batch to batch, and so does the longest list: unless they are bucketed, every step compiles.
+
+    Args:
+        form: of a list column g: "nnzs" gives `g__values` [nnz, 1] and `g__nnzs` [batch, 1];
+            "offsets" gives `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged" gives a
+            tf.RaggedTensor g; "padded" gives g [batch, longest], padded with -1, which no id is
+            (floats with 0).
+        max_length: longest list that is accepted, at least 1, and the width of "padded"; None for
+            any length.
+        bucketed: whether list columns come in few different shapes. `g__values` is padded after
+            the last list to a length that the files' mean list length predicts, nearly always the
+            same one: a tenth more values at batches of 4,096 rows, a third at 256. Layers ignore
+            the padding. "padded" without `max_length` becomes 1, 2, 3, 4, 6, 8, 12, ... wide. A
+            last batch that is not full adds a shape: see `drop_last`.
+
+    Raises:
+        ValueError: if a field is out of range, or "ragged" is to be bucketed.
+
+    Example:
+        >>> MultiHot("padded", max_length=20).form
+        'padded'
+    """
+
+    form: str = "nnzs"
+    max_length: int | None = None
+    bucketed: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("multi_hot", self.form, tuple(PARTS))
+        if self.max_length is not None:
+            length = check_integer("multi_hot: max_length", self.max_length, 1)
+            object.__setattr__(self, "max_length", length)
+        if self.form == "ragged" and self.bucketed:
+            raise ValueError(
+                "multi_hot: bucketed=True pads after the last list, but 'ragged' gives a "
+                "tf.RaggedTensor, whose values end with its last row; use 'nnzs', 'offsets' or "
+                "'padded'"
+            )
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Tensors of a list column g, as in `g__values`; none if it is one tensor g."""
+        return PARTS[self.form]
+
+    def num_values(self, mean: float, rows: int, count: int) -> int:
+        """Return the length of the array for the `count` values of a list column in a batch.
+
+        If each batch had the next bucket of its own number of values, some batch would differ in
+        every epoch, and with several list columns every combination is a shape. So batches are
+        padded to a length that one in thousands exceeds. A batch with more values, or fewer than
+        half the mean, gets a bucket of its own.
+
+        Args:
+            mean: values of a row, over all files.
+            rows: rows of the batch.
+            count: values of the batch.
+
+        Example:
+            >>> few = MultiHot(bucketed=True)
+            >>> [few.num_values(3.0, 1024, count) for count in (1000, 2900, 3100, 3500)]
+            [1024, 3584, 3584, 3584]
+        """
+        if not self.bucketed or self.form == "padded":
+            return count
+        usual = math.ceil(mean * rows * (1 + SPREAD / math.sqrt(rows)))
+        size = usual if mean * rows / 2 <= count <= usual else count
+        return int(LENGTHS[np.searchsorted(LENGTHS, size)])
+
+    def width(self, longest: int) -> int:
+        """Return the width of a matrix with one list in each row, given the longest list.
+
+        Two widths lie between a power of two and the next. They are coarser than the lengths of
+        values because the longest list of a batch varies far more than the number of values.
+
+        Example:
+            >>> [MultiHot("padded", bucketed=True).width(n) for n in (0, 1, 3, 5, 7, 9, 100)]
+            [1, 1, 3, 6, 8, 12, 128]
+        """
+        if self.max_length is not None or not self.bucketed:
+            return self.max_length or max(1, longest)
+        power = 1 << max(0, longest - 1).bit_length()
+        return power * 3 // 4 if power > 2 and longest <= power * 3 // 4 else power
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +141,7 @@ class LoaderSettings:
     seed_fn: Callable[[], int] | None
     buffer_size: float | None
     parts_per_chunk: int | None
-    memory_budget: int | str | None
+    memory_budget: Any  # bytes, once it is checked
     reader_kwargs: Mapping[str, Any] | None
     global_size: int | None
     global_rank: int | None
@@ -125,12 +224,6 @@ class LoaderSettings:
     def ranks_held(self) -> int:
         """Number of canonical ranks whose rows this process gives."""
         return (self.canonical_ranks or 1) // (self.global_size or 1) or 1
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """Bytes of the memory budget for each canonical rank that this process holds."""
-        budget = self.memory_budget
-        return max(1, budget // self.ranks_held) if isinstance(budget, int) else None
 
     def order(self) -> dict[str, Any]:
         """Return what decides which rows a batch has, as JSON values.

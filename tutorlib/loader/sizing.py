@@ -17,12 +17,16 @@ the machine, so the order of the rows is the same everywhere.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Sequence
 
 import numpy as np
 
+from tutorlib.loader.layout import Layout
 from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
+from tutorlib.memory import gpu_memory_bytes, host_memory_bytes
 from tutorlib.parquet import ParquetSource
+from tutorlib.schema import Schema
 
 CHUNK_ROWS = 1_048_576  # rows of an automatic chunk: a fifth of a second of reading
 SCAN_ROWS = 131_072  # rows of a chunk that is not shuffled
@@ -60,19 +64,19 @@ class RowBytes:
 
 @dataclasses.dataclass(frozen=True)
 class ChunkSize:
-    """Rows of partitions and chunks, and the bytes that a pass holds at most, as planned."""
+    """Rows of partitions and chunks, and what they take.
+
+    Args:
+        partition_rows: rows of a partition.
+        parts_per_chunk: partitions of a chunk.
+        peak_bytes: bytes that a pass holds at most, as planned.
+        row_bytes: bytes of a row in a batch.
+    """
 
     partition_rows: int
     parts_per_chunk: int
     peak_bytes: int
-
-
-class BudgetTooSmall(ValueError):
-    """A memory budget cannot hold two batches; `least_bytes` would do."""
-
-    def __init__(self, rule: str, least_bytes: int) -> None:
-        super().__init__(f"{rule}; give at least {least_bytes:,} bytes, or a smaller batch_size")
-        self.rule, self.least_bytes = rule, least_bytes
+    row_bytes: float
 
 
 def chunk_size(
@@ -84,6 +88,7 @@ def chunk_size(
     buffer_rows: int | None = None,
     parts_per_chunk: int | None = None,
     budget_bytes: int | None = None,
+    ranks: int = 1,
 ) -> ChunkSize:
     """Return the sizes that are asked for, as far as the budget allows.
 
@@ -93,20 +98,21 @@ def chunk_size(
     Args:
         row_counts: rows of each row group.
         row_bytes: bytes of a row.
-        batch_size: rows per batch.
+        batch_size: rows per batch of a canonical rank.
         shuffle: whether the parts of a chunk come from distant parts of the data.
         buffer_rows: rows of a partition; None for chunks of about a million rows and at least four
             batches.
         parts_per_chunk: partitions of a chunk; None for one per row group, at least 8 slices, or 1
             if `buffer_rows` is given.
-        budget_bytes: upper limit of `peak_bytes`; None for no limit.
+        budget_bytes: upper limit of `peak_bytes` of all ranks; None for no limit.
+        ranks: canonical ranks that share the budget.
 
     Raises:
-        BudgetTooSmall: if the budget cannot hold two batches and what reading their rows takes.
+        ValueError: if the budget cannot hold two batches and what reading their rows takes.
 
     Example:
         >>> chunk_size([100] * 50, RowBytes(160, 12), batch_size=10, buffer_rows=300)
-        ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=99600)
+        ChunkSize(partition_rows=300, parts_per_chunk=1, peak_bytes=99600, row_bytes=160)
     """
     total, largest = sum(row_counts), max(row_counts)
     if buffer_rows is None:
@@ -118,20 +124,23 @@ def chunk_size(
     opened_bytes, lanes = 0.0, parts_per_chunk or CHUNK_PARTS
     row_cost = 2 * row_bytes.batch + row_bytes.decoded
     if budget_bytes is not None:
+        share = budget_bytes / ranks
         if not shuffle:
             lanes = 1
         if row_bytes.opened:
-            lanes = max(1, min(lanes, int(OPEN_FRACTION * budget_bytes / row_bytes.opened)))
+            lanes = max(1, min(lanes, int(OPEN_FRACTION * share / row_bytes.opened)))
         opened_bytes = row_bytes.fixed
         if largest > 1:
             opened_bytes += min(lanes, len(row_counts)) * row_bytes.opened
-        most = int((budget_bytes - opened_bytes) / row_cost)
+        most = int((share - opened_bytes) / row_cost)
         if most < min(batch_size, total):
             least = int(row_cost * min(batch_size, total) + row_bytes.fixed + row_bytes.opened)
-            raise BudgetTooSmall(
-                f"memory_budget={budget_bytes:,} bytes cannot hold two batches of {batch_size:,} "
-                f"rows of {row_bytes.batch:,.0f} bytes and what reading them takes",
-                max(least, int(least / (1 - OPEN_FRACTION))) + 1,
+            enough = ranks * (int(least / (1 - OPEN_FRACTION)) + 1)
+            of_ranks = f" of {ranks} canonical ranks" if ranks > 1 else ""
+            raise ValueError(
+                f"memory_budget={budget_bytes:,} bytes cannot hold two batches{of_ranks} of "
+                f"{batch_size:,} rows of {row_bytes.batch:,.0f} bytes and what reading them takes; "
+                f"give at least {enough:,} bytes, or a smaller batch_size"
             )
         wanted = min(wanted, most)
     if not shuffle and buffer_rows is None:
@@ -149,28 +158,80 @@ def chunk_size(
         parts = min(lanes, wanted)
         rows = max(1, wanted // parts)
     held = min(total, rows * parts)
-    return ChunkSize(rows, parts, int(held * row_cost + opened_bytes))
+    return ChunkSize(rows, parts, int(held * row_cost + opened_bytes), row_bytes.batch)
 
 
-def row_bytes(
+def size_of_chunks(
     source: ParquetSource,
     columns: Sequence[str],
-    layout_bytes: float,
-    lists: Mapping[str, tuple[int, int | None]],
+    schema: Schema,
+    layout: Layout | None,
+    settings: LoaderSettings,
+    *,
+    transformed: bool,
+) -> ChunkSize:
+    """Return what `buffer_size` says, within the memory budget.
+
+    Sizes are those of one canonical rank, so that the order does not depend on the number of
+    processes.
+
+    Args:
+        source: the files.
+        columns: names of the columns to read.
+        schema: schema of the batches.
+        layout: how the columns lie in a batch; None while it is not known.
+        settings: settings of the loader.
+        transformed: whether a mapped workflow or function transforms what is read.
+
+    Raises:
+        ValueError: if the budget cannot hold two batches, or cannot bound padded lists; says what
+            would do.
+    """
+    lists = [column.name for column in schema if column.multi_hot]
+    form, budget = settings.multi_hot, settings.memory_budget
+    if budget is not None and form.form == "padded" and lists and not form.max_length:
+        raise ValueError(
+            "multi_hot='padded' with a memory_budget needs a longest list: without it, one long "
+            f"list of {lists} sets the width of its whole batch, which nothing bounds. Give "
+            "MultiHot('padded', max_length=...), or use multi_hot='nnzs'"
+        )
+    counts = [group.num_rows for group in source.row_groups]
+    by_row = functools.partial(_row_bytes, source, columns, lists, layout, settings)
+    partial = not all(map(source.is_whole, range(len(source))))
+    whole = transformed or source.device == "gpu" or partial
+    row, buffer_rows = by_row(whole=whole), settings.buffer_size
+    if buffer_rows is not None and buffer_rows < 1:
+        memory = gpu_memory_bytes() if source.device == "gpu" else host_memory_bytes()
+        buffer_rows = max(1, buffer_rows * memory / row.batch)
+    sized = functools.partial(
+        chunk_size,
+        counts,
+        batch_size=settings.batch_size // settings.ranks_held,
+        shuffle=bool(settings.shuffle),
+        buffer_rows=None if buffer_rows is None else int(buffer_rows),
+        parts_per_chunk=settings.parts_per_chunk,
+        budget_bytes=budget,
+        ranks=settings.ranks_held,
+    )
+    size = sized(row)
+    if budget is not None and not whole and size.partition_rows < max(counts):
+        size = sized(by_row(whole=True))  # slices are decoded all columns at once
+    return size
+
+
+def _row_bytes(
+    source: ParquetSource,
+    columns: Sequence[str],
+    lists: Sequence[str],
+    layout: Layout | None,
     settings: LoaderSettings,
     *,
     whole: bool,
 ) -> RowBytes:
     """Return the bytes of a row of the widest row group.
 
-    Args:
-        source: the files.
-        columns: names of the columns to read.
-        layout_bytes: bytes of a row in a batch, without lists.
-        lists: {column of lists: (bytes of a value in a batch, width if padded)}.
-        settings: settings of the loader.
-        whole: whether all columns of a chunk are decoded before one is gathered, as for a
-            transform, slices of a row group and filters.
+    With `whole`, all columns of a chunk are decoded before one is gathered, as for a transform,
+    slices of a row group and filters.
     """
     largest = max(range(len(source)), key=lambda n: source.row_groups[n].num_rows)
     stored = {}
@@ -179,8 +240,11 @@ def row_bytes(
         varies = is_list or kind == "string"  # from row group to row group
         positions = range(len(source)) if varies else (largest,)
         stored[name] = max(source.row_bytes(n, [name]) for n in positions)
+    layout_bytes = float(layout.row_bytes) if layout else 8.0 * len(columns)
     batch, gathering, ahead = layout_bytes, 0.0, 0.0
-    for name, (value_bytes, width) in lists.items():
+    width = settings.multi_hot.max_length if settings.multi_hot.form == "padded" else None
+    for name in lists:
+        value_bytes = layout.dtypes[name].itemsize if layout else 8
         kind = source.column_types.get(name, ("int64", True))[0]
         itemsize = np.dtype(kind).itemsize if kind in np.sctypeDict else 8
         values = max(0.0, stored.get(name, 64.0) - OFFSET_BYTES) / itemsize
@@ -198,11 +262,22 @@ def row_bytes(
         decoded += MATRIX_COPIES * layout_bytes
     pages = len(columns) * PAGE_BYTES
     whole_bytes = source.row_groups[largest].num_rows * sum(stored.values())
+    ahead_bytes = 3 * batch + (AHEAD_BATCHES * ahead if lists else 0)
     return RowBytes(
         batch=batch,
         decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
         opened=min(pages, whole_bytes),
-        fixed=settings.batch_size
-        // settings.ranks_held
-        * (3 * batch + (AHEAD_BATCHES if lists else 0) * ahead),
+        fixed=settings.batch_size // settings.ranks_held * ahead_bytes,
     )
+
+
+def values_per_row(source: ParquetSource) -> dict[str, float]:
+    """Return {list column: mean number of values in a row} by the footers of a `ParquetSource`.
+
+    Footers count an empty list as one value, and do not count lists of strings.
+    """
+    return {
+        name: max(0.0, source.row_bytes(0, [name]) - 8) / np.dtype(kind).itemsize
+        for name, (kind, is_list) in source.column_types.items()
+        if is_list and kind in np.sctypeDict and len(source)
+    }

@@ -16,7 +16,7 @@ from tutorlib.keras_bridge.backend import (
 )
 from tutorlib.loader.batches import Part
 from tutorlib.loader.layout import Layout
-from tutorlib.loader.lists import PAD
+from tutorlib.loader.settings import PAD
 from tutorlib.memory import aligned_empty
 from tutorlib.schema import Schema
 

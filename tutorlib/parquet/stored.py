@@ -1,4 +1,4 @@
-"""What a source reads from: Parquet files, Arrow files and tables, as row groups of known sizes.
+"""What a source reads from: Parquet files and tables in memory, as row groups of known sizes.
 
 `find_files` finds files and `open_files` reads their footers, on threads. `ParquetRows` and
 `TableRows` have the same methods. Every fault of a file is found here, and its error names file,
@@ -35,10 +35,11 @@ from tutorlib.filesystems import (
 )
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
-ARROW_ENDINGS = (".arrow", ".feather", ".ipc")
 NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
-IN_MEMORY = "the rows in memory"  # what messages call them
-CSV_REMEDY = "CSV files become Parquet by: python -m data_prep csv FILES --to FOLDER"
+OTHER_FILES = (
+    "CSV files become Parquet by: python -m data_prep csv FILES --to FOLDER; an Arrow file is read "
+    "as a table by pyarrow.feather.read_table"
+)
 OPENING_THREADS = 8
 REMOTE_THREADS = 32  # which wait for answers most of the time
 TABLE_ROWS = 131_072  # of a row group of rows in memory
@@ -84,9 +85,6 @@ class DataFile:
 def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     """Return the Parquet files that `paths` means, in a stable order.
 
-    Of a folder without Parquet files, the files of Arrow's IPC format are returned (`.arrow`,
-    `.feather`, `.ipc`).
-
     Args:
         paths: a file, a folder (searched recursively), a glob pattern, or a list of these. A list
             keeps its order; a folder or a pattern is sorted by name, without names that begin with
@@ -120,8 +118,8 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         if not found:
             raise FileNotFoundError(
                 f"no Parquet file at {shown(text)!r} (tried as a file, as a folder of "
-                f"{'/'.join(PARQUET_ENDINGS + ARROW_ENDINGS)} files, and as a glob pattern). "
-                f"{CSV_REMEDY}"
+                f"{'/'.join(PARQUET_ENDINGS)} files, and as a glob pattern). "
+                f"{OTHER_FILES}"
             )
         files += found
     if not files:
@@ -147,8 +145,7 @@ def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
     below = {i.path[start:].strip("/"): i for i in infos}
     names = sorted(n for n in below if not any(p[0] in "._" for p in n.split("/")))
     if is_folder:
-        by_ending = ([n for n in names if n.endswith(e)] for e in (PARQUET_ENDINGS, ARROW_ENDINGS))
-        names = next(filter(None, by_ending), [])
+        names = [name for name in names if name.endswith(PARQUET_ENDINGS)]
     else:
         names = [name for name in names if _fits(name, text[len(root) :].strip("/"))]
     files = []
@@ -348,16 +345,13 @@ class TableRows:
 
     Args:
         table: the rows.
-        path: what messages call them.
-        keys: {name: text} of the folders above an Arrow file.
     """
 
-    is_local = True
+    is_local, path = True, "the rows in memory"
 
-    def __init__(
-        self, table: pa.Table, path: str = IN_MEMORY, keys: Mapping[str, str | None] | None = None
-    ) -> None:
-        self.table, self.path, self.keys, self.schema = table, path, keys or {}, table.schema
+    def __init__(self, table: pa.Table) -> None:
+        self.table, self.schema = table, table.schema
+        self.keys: dict[str, str | None] = {}
         names = table.schema.names
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"{self.path}: column names must be unique, got twice: {twice}")
@@ -405,7 +399,7 @@ StoredRows = ParquetRows | TableRows
 # ---- everything that a source takes --------------------------------------------------------------
 
 
-def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[StoredRows]]:
+def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], Sequence[StoredRows]]:
     """Return (the paths that were given, files or tables with the rows) of what a reader has.
 
     Args:
@@ -425,31 +419,26 @@ def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], list[Stored
     return [], [TableRows(table_of(data))]
 
 
-def open_files(files: Sequence[DataFile]) -> list[StoredRows]:
+def open_files(files: Sequence[DataFile]) -> list[ParquetRows]:
     """Return the files with their footers, which are read on threads."""
     threads = OPENING_THREADS if all(file.is_local for file in files) else REMOTE_THREADS
     some = max(1, len(files) // (8 * threads))  # for each call: a future takes as long as a footer
     parts = [files[first : first + some] for first in range(0, len(files), some)]
     with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-open") as pool:
-        stored = [
-            rows for part in pool.map(lambda part: [*map(_opened, part)], parts) for rows in part
-        ]
+        opened = pool.map(lambda part: [*map(_opened, part)], parts)
+        stored = [*itertools.chain.from_iterable(opened)]
     schemas: dict[Any, pa.Schema] = {}
     for rows in stored:
-        if isinstance(rows, ParquetRows):
-            # Files that were written from one Arrow schema have it in their metadata.
-            written = (rows.footer.metadata or {}).get(b"ARROW:schema", id(rows))
-            if written not in schemas:
-                schemas[written] = rows.footer.schema.to_arrow_schema()
-            rows.schema = schemas[written]
+        # Files that were written from one Arrow schema have it in their metadata.
+        written = (rows.footer.metadata or {}).get(b"ARROW:schema", id(rows))
+        if written not in schemas:
+            schemas[written] = rows.footer.schema.to_arrow_schema()
+        rows.schema = schemas[written]
     return stored
 
 
-def _opened(file: DataFile) -> StoredRows:
-    is_arrow = file.path.endswith(ARROW_ENDINGS)
+def _opened(file: DataFile) -> ParquetRows:
     try:
-        if is_arrow:
-            return TableRows(_arrow_table(file), file.path, file.keys)
         with file.filesystem.open_input_file(file.inner) as opened:
             etag = None if file.is_local else etag_of(opened)
             return ParquetRows(file, pq.read_metadata(opened), etag)
@@ -459,18 +448,9 @@ def _opened(file: DataFile) -> StoredRows:
         if failure := store_failure(error):
             raise ParquetError(f"{file.path}: {failure}") from error
         raise ParquetError(
-            f"{file.path}: not a whole {'Arrow' if is_arrow else 'Parquet'} file ({error}). Write "
-            f"it again, or remove it. {CSV_REMEDY}"
+            f"{file.path}: not a whole Parquet file ({error}). Write "
+            f"it again, or remove it. {OTHER_FILES}"
         ) from error
-
-
-def _arrow_table(file: DataFile) -> pa.Table:
-    """Return an Arrow file; a local one is mapped into memory, and needs none if uncompressed."""
-    where = file.filesystem
-    opened = pa.memory_map(file.inner) if file.is_local else where.open_input_file(file.inner)
-    is_file = opened.read(6) == b"ARROW1"
-    opened.seek(0)
-    return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(opened).read_all()
 
 
 def table_of(data: Any) -> pa.Table:
@@ -508,7 +488,7 @@ def table_of(data: Any) -> pa.Table:
             return pa.RecordBatchReader.from_stream(data).read_all()
     kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
     raise TypeError(
-        "the data must be a path of Parquet or Arrow files (file, folder, glob pattern, URL, or a "
+        "the data must be a path of Parquet files (file, folder, glob pattern, URL, or a "
         "list of these), a ParquetSource, a pyarrow Table, a pandas or polars DataFrame, or a part "
         f"of split_rows, got a {kind}. Values need the names of their columns: "
         "pyarrow.table({'x': values})."
