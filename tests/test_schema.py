@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tutorlib.checks import check_bytes, check_integer
 from tutorlib.display import html_table, shortened
-from tutorlib.loader import KerasSequenceLoader, MultiHot
+from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, Clip, FillMissing, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema, as_schema, embedding_dim_for

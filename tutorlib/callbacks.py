@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tutorlib.checks import check_path, check_positive
+from tutorlib.checks import check_positive
 from tutorlib.keras_bridge.adapter import LoaderAdapter, TimedBatches
 from tutorlib.keras_bridge.processes import gathered, process_count, process_index
 from tutorlib.loader import KerasSequenceLoader
@@ -734,3 +734,15 @@ class KerasSequenceValidater(keras.callbacks.Callback):
                 "KerasSequenceValidater, or give the callback another prefix."
             )
         logs.update(named)
+
+
+def check_path(name: str, value: Any, advice: str) -> None:
+    """Raise TypeError, with advice, if `value` is no path.
+
+    Example:
+        >>> check_path("log_dir", 4096, "Give a folder.")
+        Traceback (most recent call last):
+        TypeError: log_dir must be a path, got 4096. Give a folder.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} must be a path, got {value!r}. {advice}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import keyword
 import math
 import numbers
 import operator
-import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
@@ -90,32 +88,3 @@ def check_bytes(name: str, value: Any) -> int | None:
             f"got {value!r}"
         )
     return int(number)
-
-
-def check_path(name: str, value: Any, advice: str) -> None:
-    """Raise TypeError, with advice, if `value` is no path.
-
-    Example:
-        >>> check_path("log_dir", 4096, "Give a folder.")
-        Traceback (most recent call last):
-        TypeError: log_dir must be a path, got 4096. Give a folder.
-    """
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{name} must be a path, got {value!r}. {advice}")
-
-
-SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")
-SIGNATURE_RULE = (
-    "the name of a signature's tensor begins with a letter, has ASCII letters, digits and "
-    "underscores alone, and is no word of Python."
-)
-
-
-def without_signature(names: Iterable[str]) -> list[str]:
-    """Return the names that TensorFlow would change or refuse in a signature.
-
-    Example:
-        >>> without_signature(["C1", "Item Name", "class"])
-        ['Item Name', 'class']
-    """
-    return [n for n in names if not SIGNATURE_NAME.fullmatch(n) or keyword.iskeyword(n)]

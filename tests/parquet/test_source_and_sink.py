@@ -449,9 +449,6 @@ def test_a_source_has_the_rows_that_pass_in_order(data):
                 assert chunk.num_rows <= step
                 at += chunk.num_rows
             assert at == stop
-        assert [chunk.num_rows for chunk in source.chunks(names, rows=step)] == [
-            min(step, len(rows) - at) for at in range(0, len(rows), step)
-        ]
 
 
 def test_steps_decode_about_a_step_at_a_time_and_close_their_file(tmp_path):

@@ -29,7 +29,7 @@ from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
 
 CHUNK_ROWS = 1_048_576  # rows of an automatic chunk: a fifth of a second of reading
-SCAN_ROWS = 131_072  # rows of a chunk that is not shuffled
+SCAN_ROWS = 262_144  # rows of a chunk that is not shuffled
 CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import keyword
 import math
+import re
 import reprlib
 import sys
 from abc import ABC, abstractmethod
@@ -579,3 +581,20 @@ def take_or_null(column: Any, positions: Array) -> Any:
         return Ragged(column.values, offsets).take(xp.where(there, rows, len(column)))
     values, valid = parts_of(column)
     return with_nulls(take(values, rows), there if valid is None else there & valid[rows])
+
+
+SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")
+SIGNATURE_RULE = (
+    "the name of a signature's tensor begins with a letter, has ASCII letters, digits and "
+    "underscores alone, and is no word of Python."
+)
+
+
+def without_signature(names: Iterable[str]) -> list[str]:
+    """Return the names that TensorFlow would change or refuse in a signature.
+
+    Example:
+        >>> without_signature(["C1", "Item Name", "class"])
+        ['Item Name', 'class']
+    """
+    return [n for n in names if not SIGNATURE_NAME.fullmatch(n) or keyword.iskeyword(n)]

@@ -366,27 +366,13 @@ class ParquetSource:
             for piece in pieces:
                 yield self._chunk(position, piece)
 
-    def chunks(self, columns: Names | None = None, *, rows: int | None = None) -> Iterator[Chunk]:
-        """Yield all rows in order, in memory of one row group and, with `rows`, one chunk.
+    def chunks(self, columns: Names | None = None) -> Iterator[Chunk]:
+        """Yield the row groups in order, in memory of one.
 
         Args:
             columns: names; None for all.
-            rows: rows of a chunk, at least 1 (the last has the rest); None for a row group each.
         """
-        check_positive(rows=rows)
-        held: list[Chunk] = []
-        for position in range(len(self)):
-            held.append(self.read(position, columns))
-            count = sum(chunk.num_rows for chunk in held)
-            if rows is None or count >= rows:
-                whole = Chunk.concat(held)
-                step = rows or count
-                full = count - count % step
-                for start in range(0, full, step):
-                    yield whole.slice(start, start + step)
-                held = [whole.slice(full, count)] if full < count else []
-        if held:
-            yield Chunk.concat(held)
+        return (self.read(position, columns) for position in range(len(self)))
 
     def _known(self, position: int, names: Names) -> list[str]:
         missing = [name for name in names if name not in self.column_types]

@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.saved_model.experimental import TrackableResource
 
-from tutorlib.checks import SIGNATURE_RULE, check_choice, without_signature
+from tutorlib.checks import check_choice
 from tutorlib.ops import ColumnGroup
+from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema
 from tutorlib.serving import tensors
 from tutorlib.serving.ops import SERVED, Functions, ServedOp

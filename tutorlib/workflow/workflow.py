@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib import ops, storage
-from tutorlib.checks import SIGNATURE_RULE, without_signature
 from tutorlib.columns import Chunk, column_from_arrow
 from tutorlib.ops import ColumnGroup
+from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.parquet import file_rows, table_of
 from tutorlib.schema import Column, Schema, column_type, element_type, role_of, type_words
 from tutorlib.workflow import saved
