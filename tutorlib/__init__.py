@@ -43,7 +43,6 @@ _ROOMS = {  # room: its names, one a line
         "movielens_network",
     ],
     "ops": [
-        "Bucketize",
         "Categorify",
         "Clip",
         "FillMedian",
@@ -52,10 +51,8 @@ _ROOMS = {  # room: its names, one a line
         "JoinExternal",
         "LabelEncoder",
         "LambdaOp",
-        "ListSlice",
         "LogOp",
         "Normalize",
-        "NormalizeMinMax",
         "Rename",
         "TargetEncoding",
     ],

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from tutorlib.columns import Chunk
 from tutorlib.ops import (
-    Bucketize,
     Categorify,
     Clip,
     FillMedian,
@@ -22,10 +21,8 @@ from tutorlib.ops import (
     JoinExternal,
     LabelEncoder,
     LambdaOp,
-    ListSlice,
     LogOp,
     Normalize,
-    NormalizeMinMax,
     Rename,
     Select,
     TargetEncoding,
@@ -43,7 +40,6 @@ FILMS = pa.table(
         "genres": [["Drama"], [], ["War", "Comedy"], None, ["Drama"]],
     }
 )
-BOUNDARIES = [0.0, 0.5, 2, 20.0]
 
 
 def table():
@@ -127,7 +123,6 @@ def target_encoding(**options):
 
 
 CASES = {
-    "Bucketize": Case(lambda: ["x", "few", "numbers"] >> Bucketize(BOUNDARIES)),
     "Categorify": Case(lambda: KEYS >> Categorify(num_oov_buckets=3)),
     "Categorify, limited": Case(
         lambda: ["few", "film"] >> Categorify({"few": 30}, vocabularies={"film": ["film 3"]})
@@ -167,12 +162,9 @@ CASES = {
     "LambdaOp of texts, to numbers": Case(
         lambda: ["text", "holes"] >> LambdaOp(lengths, "int32"), served=False
     ),
-    "ListSlice": Case(lambda: ["ids", "numbers", "vector"] >> ListSlice(1)),
-    "ListSlice, last": Case(lambda: ["ids", "numbers"] >> ListSlice(-2)),
-    "ListSlice of texts": Case(lambda: ["tags"] >> ListSlice(0, -1) >> HashBucket(50)),
     "LogOp": Case(lambda: ["positive"] >> LogOp()),
     "Normalize": Case(lambda: NUMBERS >> Normalize()),
-    "NormalizeMinMax": Case(lambda: ["x", "small", "few", "vector"] >> NormalizeMinMax("float64")),
+    "Normalize, float64": Case(lambda: ["x", "small", "few", "vector"] >> Normalize("float64")),
     "Rename": Case(lambda: ["x"] >> Rename(postfix="_raw")),
     "Select": Case(lambda: ["x", "row"] >> Rename() >> Select(["row"])),
     "TargetEncoding": Case(target_encoding),

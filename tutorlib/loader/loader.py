@@ -344,8 +344,8 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(
                 "multi_hot='padded' with a memory_budget needs a longest list: without it, one "
                 f"long list of {lists} sets the width of its whole batch, which nothing bounds. "
-                "Give MultiHot('padded', max_length=...), cut the lists (ListSlice in a "
-                "Workflow), or use multi_hot='nnzs'"
+                "Give MultiHot('padded', max_length=...), cut the lists in the data "
+                "(pyarrow.compute.list_slice), or use multi_hot='nnzs'"
             )
         counts = [group.num_rows for group in source.row_groups]
         partial = not all(map(source.is_whole, range(len(source))))

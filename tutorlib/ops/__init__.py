@@ -33,21 +33,18 @@ from tutorlib.ops.keys import (
     TargetEncoding,
 )
 from tutorlib.ops.numbers import (
-    Bucketize,
     Clip,
     FillMedian,
     FillMissing,
     LambdaOp,
-    ListSlice,
     LogOp,
     Normalize,
-    NormalizeMinMax,
     Rename,
 )
 
 __all__ = [
-    "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Bucketize", "Categorify", "Clip", "ColumnGroup",
+    "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Categorify", "Clip", "ColumnGroup",
     "ColumnOp", "FillMedian", "FillMissing", "HashBucket", "JoinExternal",
-    "LabelEncoder", "LambdaOp", "LearningOp", "ListSlice", "LogOp", "Normalize", "NormalizeMinMax",
+    "LabelEncoder", "LambdaOp", "LearningOp", "LogOp", "Normalize", 
     "Op", "Rename", "Select", "TargetEncoding", "as_group", "op_class", "saved_name",
 ]  # fmt: skip

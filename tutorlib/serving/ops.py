@@ -65,22 +65,6 @@ class ServedRename(ServedOp):
         return self.names[self.op.output_names(self.names).index(output)]
 
 
-class ServedListSlice(ServedOp):
-    """`ListSlice`."""
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return the slice of each list."""
-        if column.splits is None:
-            raise TypeError(f"column {name!r}: ListSlice takes lists, got one value a row")
-
-        places = tf.range(tf.size(column.values))
-        lists = tf.RaggedTensor.from_row_splits(places, column.splits, validate=False)
-        kept = lists[:, self.op.start : self.op.end]
-        valid = None if column.valid is None else tf.gather(column.valid, kept.values)
-        values = tf.gather(column.values, kept.values)
-        return ServedColumn(values, valid, kept.row_splits, column.dtype)
-
-
 class ServedFill(ServedOp):
     """`FillMissing` and `FillMedian`."""
 
@@ -134,8 +118,8 @@ class ServedLogOp(ServedOp):
         return column.with_values(tf.cast(tf.math.log1p(values), self.op.dtype))
 
 
-class ServedScaler(ServedOp):
-    """`Normalize` and `NormalizeMinMax`."""
+class ServedNormalize(ServedOp):
+    """`Normalize`."""
 
     def build(self, functions: Functions) -> None:
         """Keep shift and scale of each column, float64 [2]."""
@@ -147,16 +131,6 @@ class ServedScaler(ServedOp):
         shift, scale = tf.unstack(tf.convert_to_tensor(self.numbers[name]))
         values = (tensors.as_float64(column) - shift) / scale
         return column.with_values(tf.cast(values, self.op.dtype))
-
-
-class ServedBucketize(ServedOp):
-    """`Bucketize`."""
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return int32 ids of the intervals."""
-        values = tensors.as_float64(column)
-        ids = tf.searchsorted(self.op.boundaries, values, side="right") + 2
-        return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
 
 
 class ServedLambdaOp(ServedOp):
@@ -253,7 +227,6 @@ class ServedJoinExternal(ServedOp):
 
 # To serve an op of your own, write a ServedOp for it and enter it: SERVED[MyOp] = ServedMyOp.
 SERVED: dict[type[ops.Op], type[ServedOp]] = {
-    ops.Bucketize: ServedBucketize,
     ops.Categorify: ServedCategorify,
     ops.Clip: ServedClip,
     ops.FillMedian: ServedFill,
@@ -261,10 +234,8 @@ SERVED: dict[type[ops.Op], type[ServedOp]] = {
     ops.HashBucket: ServedHashBucket,
     ops.JoinExternal: ServedJoinExternal,
     ops.LambdaOp: ServedLambdaOp,
-    ops.ListSlice: ServedListSlice,
     ops.LogOp: ServedLogOp,
-    ops.Normalize: ServedScaler,
-    ops.NormalizeMinMax: ServedScaler,
+    ops.Normalize: ServedNormalize,
     ops.Rename: ServedRename,
     ops.Select: ServedOp,
     ops.TargetEncoding: ServedTargetEncoding,
