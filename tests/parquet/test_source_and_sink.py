@@ -215,7 +215,7 @@ KINDS = {
     "RecordBatchReader": lambda: MEMORY.to_reader(max_chunksize=300),
     "polars": lambda: pl.from_arrow(MEMORY),
     "Chunk": lambda: Chunk.from_arrow(MEMORY),
-    "RowSource": lambda: as_source([Chunk.from_arrow(MEMORY.slice(k, 500)) for k in (0, 500)]),
+    "chunks": lambda: as_source([Chunk.from_arrow(MEMORY.slice(k, 500)) for k in (0, 500)]),
 }
 
 
@@ -224,7 +224,7 @@ def test_rows_in_memory_are_a_source_of_the_same_rows_and_identity(kind):
     source = ParquetSource(KINDS[kind]())
     assert rows_of(source) == MEMORY.to_pydict()
     expected = ParquetSource(MEMORY).fingerprint()
-    if kind in ("polars", "Chunk", "RowSource"):  # their strings are large_string
+    if kind in ("polars", "Chunk", "chunks"):  # their strings are large_string
         assert source.fingerprint()["row_counts"] == expected["row_counts"]
     else:
         assert source.fingerprint() == expected
