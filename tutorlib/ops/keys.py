@@ -17,7 +17,6 @@ from tutorlib.checks import check_integer
 from tutorlib.columns import (
     Array,
     Chunk,
-    EncodedStrings,
     Ragged,
     Strings,
     array_namespace,
@@ -25,14 +24,12 @@ from tutorlib.columns import (
     column_from_arrow,
     column_type,
     flat_values,
-    integers_as_strings,
     is_array,
     memory_of,
     missing_in,
     parts_of,
     row_ids,
     slice_rows,
-    strings_as_integers,
     take,
     to_host,
     to_namespace,
@@ -51,6 +48,7 @@ from tutorlib.ops.base import (
     per_column,
     take_or_null,
 )
+from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
 from tutorlib.schema import Column, role_of
 
 _NARROW = 4  # values that a range of integers may have for each row

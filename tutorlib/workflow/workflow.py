@@ -17,7 +17,7 @@ from tutorlib import ops, storage
 from tutorlib.checks import SIGNATURE_RULE, without_signature
 from tutorlib.columns import Chunk, column_from_arrow
 from tutorlib.ops import ColumnGroup
-from tutorlib.parquet import file_rows, table_of
+from tutorlib.parquet import ParquetSource, file_rows, table_of
 from tutorlib.schema import Column, Schema, column_type, element_type, role_of, type_words
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, unfitted_ops
@@ -234,7 +234,7 @@ class Workflow:
             ValueError, TypeError: if values do not fit an op; names op and column.
         """
         self.check_fitted()
-        if isinstance(chunk, str | os.PathLike):
+        if isinstance(chunk, str | os.PathLike | ParquetSource):
             raise TypeError(
                 f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
             )
