@@ -50,7 +50,6 @@ _ROOMS = {  # room: its names, one a line
         "HashBucket",
         "JoinExternal",
         "LabelEncoder",
-        "LambdaOp",
         "LogOp",
         "Normalize",
         "Rename",

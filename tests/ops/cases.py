@@ -20,7 +20,6 @@ from tutorlib.ops import (
     HashBucket,
     JoinExternal,
     LabelEncoder,
-    LambdaOp,
     LogOp,
     Normalize,
     Rename,
@@ -77,27 +76,6 @@ def chunk():
     return Chunk.from_arrow(table())
 
 
-def halves(values):
-    """Return half of each value."""
-    return values / 2
-
-
-def above_three(values):
-    """Return whether each value is above 3, which no NaN is."""
-    return values > 3
-
-
-def without_letters(texts):
-    """Return texts, as Arrow gives them, as Arrow takes them."""
-    return pa.array([text.replace("o", "") for text in texts.to_pylist()], pa.string())
-
-
-def lengths(texts):
-    """Return numbers of texts, in the host's memory."""
-    return np.array([len(text) for text in texts.to_pylist()])
-
-
-FUNCTIONS = {f.__name__: f for f in (halves, above_three, without_letters, lengths)}
 KEYS = ["row", "few", "gaps", "yes", "text", "holes", "ids", "tags"]
 NUMBERS = ["x", "far", "small", "gaps", "numbers", "row", "vector"]
 
@@ -152,15 +130,6 @@ CASES = {
     "LabelEncoder, classes": Case(
         lambda: ["few", "gaps"] >> LabelEncoder([10, 2, -1, *range(3, 10), 1, 0, 2.5, -2]),
         served=False,
-    ),
-    "LambdaOp": Case(lambda: ["x", "few", "gaps", "numbers"] >> LambdaOp(halves)),
-    "LambdaOp, missing": Case(lambda: ["x", "gaps"] >> LambdaOp(above_three)),
-    "LambdaOp of texts": Case(
-        lambda: ["text", "holes", "tags"] >> LambdaOp(without_letters, "string") >> HashBucket(50),
-        served=False,
-    ),
-    "LambdaOp of texts, to numbers": Case(
-        lambda: ["text", "holes"] >> LambdaOp(lengths, "int32"), served=False
     ),
     "LogOp": Case(lambda: ["positive"] >> LogOp()),
     "Normalize": Case(lambda: NUMBERS >> Normalize()),

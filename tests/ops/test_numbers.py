@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,6 @@ from tutorlib.ops import (
     FillMedian,
     FillMissing,
     HashBucket,
-    LambdaOp,
     LogOp,
     Normalize,
     Rename,
@@ -125,54 +123,6 @@ def test_a_column_of_equal_values_becomes_zeros(value):
     assert out.tolist() == [0, 0, 0]
 
 
-def test_a_function_gets_the_values_that_are_there_and_strings_as_arrow():
-    met = []
-
-    def above_three(values):
-        met.extend(values.tolist())
-        assert len(values) > 0
-        return values > 3
-
-    rows = chunk_of(r=[5.0, None, 1.0], l=[[None, 4.0], [2.0], []], none=([None] * 3, pa.int64()))
-    for dtype, missing in (("float32", "nan"), ("int64", "None"), ("bool", "None")):
-        out = (["r", "l", "none"] >> LambdaOp(above_three, dtype)).transform(rows)
-        yes, no = {"float32": ("1.0", "0.0"), "int64": ("1", "0"), "bool": ("True", "False")}[dtype]
-        assert str(out["r"].tolist()) == f"[{yes}, {missing}, {no}]"
-        assert str(out["l"].tolist()) == f"[[{missing}, {yes}], [{no}], []]"
-        assert str(out["none"].tolist()) == str([missing] * 3).replace("'", "")
-    assert not np.isnan(met).any()
-    texts = chunk_of(s=["ab", None, "c"], none=([None] * 3, pa.string()))
-    upper = (["s", "none"] >> LambdaOp(pc.utf8_upper, "string")).transform(texts)
-    assert [upper[name].tolist() for name in upper] == [["AB", None, "C"], [None] * 3]
-    assert (["s"] >> LambdaOp(pc.utf8_length, "int32")).transform(texts)["s"].tolist() == [
-        2,
-        None,
-        1,
-    ]
-    halved = LambdaOp(lambda v: np.where(v > 2, v / 2, np.nan), "int64")  # a null of the function
-    assert (["x"] >> halved).transform(chunk_of(x=[4.0, 1.0]))["x"].tolist() == [2, None]
-
-
-@pytest.mark.parametrize(
-    ("function", "values", "message"),
-    [
-        (lambda x: x[:1], [1, 2], "gave the function a ndarray of 2 values .* as many, got array"),
-        (lambda x: 5, [1, 2], "expects an array of as many, got 5"),
-        (lambda x: x == "a", ["a"], r"got False\. .*pc\.equal\(x, 'a'\) for x == 'a'"),
-    ],
-)
-def test_what_a_function_must_not_return_is_refused_by_column(function, values, message):
-    with pytest.raises(TypeError, match=f"column 'x': LambdaOp .*{message}"):
-        (["x"] >> LambdaOp(function)).transform(chunk_of(x=values))
-
-
-def test_an_error_in_a_function_names_column_and_argument():
-    with pytest.raises(AttributeError) as raised:
-        (["s"] >> LambdaOp(lambda x: x.upper())).transform(chunk_of(s=["a"]))
-    (note,) = raised.value.__notes__
-    assert note == "column 's': LambdaOp called the function with a LargeStringArray"
-
-
 def test_renamed_ids_keep_their_cardinality_and_selected_columns_their_names():
     renamed = ["t"] >> Categorify() >> Rename(postfix="_2")
     fitted = Workflow(renamed).fit(chunk_of(t=[["a", "b", "a"]]))
@@ -221,7 +171,6 @@ def test_a_median_that_a_smaller_dtype_cannot_hold_is_refused():
         (lambda: FillMissing(math.inf), "fill_value must be a finite number"),
         (lambda: LogOp("int32"), "dtype must be float16"),
         (lambda: Normalize("int32"), "dtype must be float16"),
-        (lambda: LambdaOp(5), "function must be callable, got 5"),
         (lambda: ["x"] >> HashBucket({"y": 1}), r"num_buckets has no entry for columns \['x'\]"),
         (lambda: ["a"] >> Rename({"b": "c"}), r"Rename: no columns \['b'\]"),
         (lambda: (["a"] >> LogOp())["c"], r"no columns \['c'\] to select"),

@@ -9,7 +9,7 @@ import math
 import reprlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -78,7 +78,7 @@ class Op(ABC):
         parameters = inspect.signature(type(self)).parameters.values()
         given = {p.name: (_plain(getattr(self, p.name, p.default)), p.default) for p in parameters}
         words = [
-            f"{name}={getattr(value, '__name__', None) or reprlib.repr(value)}"
+            f"{name}={reprlib.repr(value)}"
             for name, (value, default) in given.items()
             if value not in ({}, _plain(default))
         ]
@@ -102,16 +102,8 @@ class Op(ABC):
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
-    def from_config(
-        cls,
-        config: dict[str, Any],
-        tables: Mapping[str, Chunk],
-        functions: Mapping[str, Callable[..., Any]],
-    ) -> Op:
-        """Return the op, not fitted, that `get_config` and `learned_tables` describe.
-
-        `functions` is {name: function}, as the caller of `Workflow.load` passes it.
-        """
+    def from_config(cls, config: dict[str, Any], tables: Mapping[str, Chunk]) -> Op:
+        """Return the op, not fitted, that `get_config` and `learned_tables` describe."""
         return cls(**config)
 
     def unlearned(self, names: Sequence[str]) -> list[str]:

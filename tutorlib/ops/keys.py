@@ -300,7 +300,7 @@ class Categorify(ColumnOp, LearningOp):
         return {**super().get_config(), "vocabularies": list(self.vocabularies)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+    def from_config(cls, config: dict[str, Any], tables: Any) -> Op:
         """Return the op with the given vocabularies."""
         given = {name: tables[name] for name in config["vocabularies"]}
         return cls(**{**config, "vocabularies": given})
@@ -637,7 +637,7 @@ class JoinExternal(Op):
         return {"on": self.on, "columns_ext": self.columns_ext}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+    def from_config(cls, config: dict[str, Any], tables: Any) -> Op:
         """Return the op with its table."""
         return cls(tables["table"], **config)
 

@@ -1,12 +1,11 @@
-"""Ops of values: filled, limited, scaled, renamed; functions of your own."""
+"""Ops of values: filled, limited, scaled, renamed."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,9 @@ from tutorlib.columns import (
     column_to_arrow,
     column_type,
     flat_values,
-    is_array,
     memory_of,
     missing_in,
     parts_of,
-    take,
     to_host,
     to_namespace,
     with_nulls,
@@ -37,7 +34,6 @@ from tutorlib.ops.base import (
     StatisticsOp,
     check_real,
     float_dtype,
-    take_or_null,
 )
 from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column
@@ -337,100 +333,6 @@ class LogOp(ColumnOp):
             rule = f"takes values above -1, {got}. Put Clip(min_value=0) before it."
             raise ValueError(self._wrong(name, rule))
         return array_namespace(values).log1p(values).astype(self.dtype)
-
-
-class LambdaOp(ColumnOp):
-    """Applies a function to each column's values.
-
-    The function gets the values that are neither null nor NaN, at least one: a NumPy array, on a
-    GPU a CuPy array; strings as a `pyarrow` array in host memory, for `pyarrow.compute`. A workflow
-    is saved with the function's name, never its code: `Workflow.load(folder, functions={name: f})`
-    takes the function again.
-
-    Returns (from transform): columns of `dtype`. What is missing stays missing, null or NaN; lists
-    keep their lengths.
-
-    Args:
-        function: array [n] -> array [n].
-        dtype: NumPy name of the result's dtype, or "string".
-
-    Raises:
-        TypeError: if `function` cannot be called or does not return an array of as many values.
-
-    Example:
-        >>> group = ["rating"] >> LambdaOp(lambda rating: rating > 3)
-        >>> group.transform(Chunk({"rating": np.array([3.0, 4.5, np.nan])}))["rating"].tolist()
-        [0.0, 1.0, nan]
-    """
-
-    def __init__(self, function: Callable[[Any], Any], dtype: str = "float32") -> None:
-        if not callable(function):
-            raise TypeError(f"LambdaOp: function must be callable, got {function!r}")
-        self.function = function
-        self.dtype = dtype if dtype == "string" else np.dtype(dtype).name
-        if self.dtype != "string" and np.dtype(self.dtype).kind not in "biuf":
-            raise ValueError(f"LambdaOp: dtype must be of numbers or 'string', got {self.dtype!r}")
-
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Return the function's result for the values that are not missing."""
-        there, xp = ~missing_in(column), memory_of(column)
-        values, rows = parts_of(column)[0], xp.flatnonzero(there)
-        if len(rows) == 0:
-            nothing = pa.nulls(len(values), pa.large_string())
-            if self.dtype == "string":
-                return to_namespace(column_from_arrow(nothing), xp)
-            return with_nulls(xp.zeros(len(values), dtype=self.dtype), there)
-        result = self._call(name, take(values, rows), xp)
-        return take_or_null(result, xp.where(there, xp.cumsum(there), 0))
-
-    def _call(self, name: str, values: Any, xp: Any) -> Any:
-        """Return what the function makes of values, in the op's dtype, as a column."""
-        argument = column_to_arrow(values) if isinstance(values, Strings) else values
-        kind = type(argument).__name__
-        try:
-            result = self.function(argument)
-        except Exception as error:
-            error.add_note(self._wrong(name, f"called the function with a {kind}"))
-            raise
-        is_arrow = isinstance(result, pa.Array | pa.ChunkedArray)
-        if not (is_arrow or is_array(result)) or len(result) != len(values):
-            rule = f"gave the function a {kind} of {len(values)} values and expects an array of as "
-            rule += f"many, got {reprlib.repr(result)}. For strings take pyarrow.compute: pc.equal"
-            raise TypeError(self._wrong(name, f"{rule}(x, 'a') for x == 'a'."))
-        if is_arrow or self.dtype == "string":
-            result = column_from_arrow(result if is_arrow else pa.array(result, pa.large_string()))
-        result = to_namespace(result, xp)  # the function got strings in host memory
-        if self.dtype == "string":
-            return result
-        missing = missing_in(result)  # an integer there is 0
-        numbers = xp.where(missing, 0, parts_of(result)[0])
-        return with_nulls(numbers.astype(self.dtype), ~missing)
-
-    @property
-    def function_name(self) -> str:
-        """Name under which the function is saved; ValueError if it has none."""
-        name = getattr(self.function, "__name__", "<lambda>")
-        if name == "<lambda>":
-            raise ValueError(
-                "LambdaOp: a function without a name cannot be saved. Write `def name(x): ...` and "
-                "pass LambdaOp(name)."
-            )
-        return name
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the function's name and the dtype."""
-        return {"function": self.function_name, "dtype": self.dtype}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
-        """Return the op with the function of that name, which `Workflow.load` was given."""
-        name = config["function"]
-        if name not in functions:
-            raise ValueError(
-                f"LambdaOp: the saved workflow needs the function {name!r}, which is never saved. "
-                f"Pass it: Workflow.load(folder, functions={{{name!r}: {name}}})."
-            )
-        return cls(functions[name], config["dtype"])
 
 
 class Rename(Op):

@@ -26,6 +26,7 @@ from tutorlib import storage
 from tutorlib.checks import check_integer
 from tutorlib.columns import Chunk, to_namespace
 from tutorlib.hashing import hash_integers
+from tutorlib.ops.base import is_builtin
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
 from tutorlib.threads import map_on_threads
@@ -78,7 +79,6 @@ class WriteJob:
 
     def __post_init__(self) -> None:
         self.workflow.check_fitted()
-        self.functions = saved.functions_of(self.workflow)
         if self.shuffle_seed is not None:
             self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
         self.workflows: dict[str, Any] = {}
@@ -104,7 +104,7 @@ class WriteJob:
 
     def metadata(self) -> dict[str, Any] | None:
         """Return what decides what the files hold; None for code of the user."""
-        if self.functions:
+        if not all(is_builtin(type(op)) for group in self.workflow.groups for op in group.ops):
             return None
         settings = ("rows_per_file", "row_group_rows", "shuffle_seed")
         return {
