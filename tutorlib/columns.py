@@ -560,18 +560,19 @@ def column_from_arrow(array: Any) -> Any:
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
         return column_from_arrow(array.dictionary_decode())
-    if vector_length(kind):
-        return _vectors_from_arrow(array)
     if types.is_list(kind) or types.is_large_list(kind):
         return _ragged_from_arrow(array)
     if types.is_fixed_size_list(kind):
+        if kind.list_size and is_number(str(kind.value_type)):
+            return _vectors_from_arrow(array)
         return _ragged_from_arrow(array.cast(pa.large_list(kind.value_type)))
-    text = types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view"
-    if types.is_temporal(kind):
+    row = type_row(str(kind))
+    text = row.kind == "string"
+    if row.kind == "time":
         array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32()).cast(pa.int64())
-    elif not (text or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+    elif row.kind == "other":
         raise TypeError(
-            f"Arrow type {kind} is not supported; {remedy_for(str(kind))}, or leave the column out"
+            f"Arrow type {kind} is not supported; {row.remedy}, or leave the column out"
         )
     valid = None
     if array.null_count:
@@ -580,8 +581,8 @@ def column_from_arrow(array: Any) -> Any:
         fill = "" if text else math.nan if types.is_floating(kind) else 0
         array = pc.fill_null(array, pa.scalar(fill).cast(array.type))
     values: Any = Strings.from_arrow(array) if text else array.to_numpy(zero_copy_only=False)
-    if types.is_temporal(kind):
-        values = values.view(type_row(str(kind)).dtype)
+    if row.kind == "time":
+        values = values.view(row.dtype)
     return values if valid is None or types.is_floating(kind) else Masked(values, valid)
 
 
@@ -598,20 +599,6 @@ def valid_rows(array: Any) -> np.ndarray:
     bits = np.frombuffer(array.buffers()[0], np.uint8, offset=first)
     valid = np.unpackbits(bits, count=skipped + len(array), bitorder="little")
     return valid[skipped:].view(bool)
-
-
-def vector_length(arrow_type: Any) -> int | None:
-    """Return k for an Arrow type of which each value is a vector of k numbers, else None.
-
-    Example:
-        >>> vector_length(pa.list_(pa.float32(), 8)), vector_length(pa.list_(pa.float32()))
-        (8, None)
-    """
-    if isinstance(arrow_type, pa.FixedShapeTensorType):
-        arrow_type = arrow_type.storage_type
-    if not pa.types.is_fixed_size_list(arrow_type):
-        return None
-    return arrow_type.list_size or None if is_number(str(arrow_type.value_type)) else None
 
 
 def _vectors_from_arrow(array: Any) -> Any:

@@ -31,7 +31,7 @@ from tutorlib.columns import (
     with_nulls,
 )
 from tutorlib.display import shortened
-from tutorlib.schema import Column, role_of
+from tutorlib.schema import Column, remedy_for, role_of
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
@@ -147,27 +147,16 @@ class Op(ABC):
             rule = f"has keys of {kinds[0]}, got {kinds[1]}. Give the column one type in all files"
             raise TypeError(self._wrong(name, f"{rule} (of CSV: --types), or fit again."))
 
-    def _require_settings(self, setting: str, names: Sequence[str]) -> list[str]:
-        """Return the names; ValueError for columns that {name: setting} does not have."""
-        missing = [name for name in names if per_column(getattr(self, setting), name) is None]
-        if missing:
-            op = type(self).__name__
-            raise ValueError(f"{op}: {setting} has no entry for columns {missing}")
-        return list(names)
-
     def _numbers(self, name: str, column: Any) -> tuple[Array, Array | None]:
         """Return (values, valid) of a column of numbers; TypeError for strings and dates."""
         values, valid = parts_of(column)
         if isinstance(values, Strings):
             rule = "takes numbers, got strings. Use Categorify or HashBucket."
-            raise TypeError(self._wrong(name, rule))
-        if values.dtype.kind in "mM":
-            rule = (
-                f"takes numbers, got {values.dtype}. Take numbers out of dates in the data, as by "
-            )
-            rule += "pyarrow.compute.year."
-            raise TypeError(self._wrong(name, rule))
-        return values, valid
+        elif values.dtype.kind in "mM":
+            rule = f"takes numbers, got {values.dtype}: {remedy_for(str(values.dtype))}."
+        else:
+            return values, valid
+        raise TypeError(self._wrong(name, rule))
 
     def _floats(self, name: str, column: Any) -> Array:
         """Return numbers as float64, NaN at a null; may share the column's memory."""

@@ -551,7 +551,10 @@ class HashBucket(ColumnOp):
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without buckets."""
-        return self._require_settings("num_buckets", names)
+        missing = [name for name in names if per_column(self.num_buckets, name) is None]
+        if missing:
+            raise ValueError(f"HashBucket: num_buckets has no entry for columns {missing}")
+        return list(names)
 
 
 class JoinExternal(Op):
