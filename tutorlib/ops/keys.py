@@ -49,6 +49,7 @@ from tutorlib.ops.base import (
     take_or_null,
 )
 from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
+from tutorlib.parquet import table_of
 from tutorlib.schema import Column, role_of
 
 _NARROW = 4  # values that a range of integers may have for each row
@@ -567,7 +568,7 @@ class JoinExternal(Op):
     a column of lists.
 
     Args:
-        table: `pandas.DataFrame`, `pyarrow.Table`, `Chunk`, or path of a Parquet file.
+        table: a pyarrow Table, a pandas or polars DataFrame, a `Chunk`, or path of a Parquet file.
         on: key column, integers or strings, with the same name on both sides.
         columns_ext: columns of the table to add; None for all but the key.
 
@@ -587,9 +588,7 @@ class JoinExternal(Op):
     def __init__(self, table: Any, on: str, columns_ext: Sequence[str] | None = None) -> None:
         if isinstance(table, str | os.PathLike):
             table = pq.read_table(table)
-        if not isinstance(table, Chunk | pa.Table):
-            table = pa.Table.from_pandas(table, preserve_index=False)
-        table = table if isinstance(table, Chunk) else Chunk.from_arrow(table)
+        table = table if isinstance(table, Chunk) else Chunk.from_arrow(table_of(table))
         wanted = list(columns_ext or [name for name in table.names if name != on])
         missing = [name for name in [on, *wanted] if name not in table]
         if missing or on in wanted:
