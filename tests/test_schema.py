@@ -14,6 +14,7 @@ import tensorflow as tf
 from tutorlib.checks import check_bytes, check_integer
 from tutorlib.display import html_table, shortened
 from tutorlib.loader import KerasSequenceLoader
+from tutorlib.loader.roles import schema_of_arguments
 from tutorlib.ops import Categorify, Clip, FillMissing, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema, as_schema, embedding_dim_for
@@ -131,17 +132,38 @@ def test_a_width_that_is_not_known_says_what_to_do():
         _ = Column("a", "categorical").width
 
 
+ARGUMENTS = ("schema", "feature_columns", "cat_names", "cont_names", "label_names", "weight_name",
+             "id_names")  # fmt: skip
+
+
+def schema_from(path, **given):
+    return schema_of_arguments(ParquetSource(path), **dict.fromkeys(ARGUMENTS) | given)
+
+
 def test_types_come_from_the_footers(tmp_path):
     table = pa.table({"u": [1], "g": [["a"]], "x": [1.0], "n": [2], "y": [1.0], "t": ["q"]})
     pq.write_table(table, tmp_path / "a.parquet")
-    schema = Schema.from_parquet(ParquetSource(tmp_path), label_names=["y"], cardinalities={"u": 5})
-    assert schema["u"] == Column("u", "categorical", "int64", False, 5)
+    schema = schema_from(tmp_path, label_names=["y"])
+    assert schema["u"] == Column("u", "categorical", "int64")
     assert schema["g"] == Column("g", "categorical", "string", True)
     assert schema.continuous.names == ["x"]
-    chosen = Schema.from_parquet(ParquetSource(tmp_path), cat_names=["u"], cont_names=["x", "n"])
+    chosen = schema_from(tmp_path, cat_names=["u"], cont_names=["x", "n"])
     assert chosen.names == ["u", "x", "n"]
     with pytest.raises(ValueError, match=r"columns \['z'\] are not in the files"):
-        Schema.from_parquet(ParquetSource(tmp_path), label_names=["z"])
+        schema_from(tmp_path, label_names=["z"])
+
+
+def test_arguments_replace_the_targets_of_a_schema_and_a_column_has_one_role(tmp_path):
+    pq.write_table(pa.table({"x": [1.0], "y": [1.0], "w": [2.0]}), tmp_path / "a.parquet")
+    given = Schema([Column("x", "continuous"), Column("w", "weight")])
+    found = schema_from(tmp_path, schema=given, weight_name="y")
+    assert (found.names, found["y"].role) == (["x", "y"], "weight")
+    with pytest.raises(ValueError, match="column 'w' is weight in the schema, but passed as label"):
+        schema_from(tmp_path, schema=given, label_names=["w"])
+    with pytest.raises(ValueError, match=r"appear twice: \['y'\]"):
+        schema_from(tmp_path, label_names=["y"], weight_name="y")
+    with pytest.raises(ValueError, match=r"one column may hold weights, got \['x', 'w'\]"):
+        schema_from(tmp_path, schema=Schema([Column(name, "weight") for name in "xw"]))
 
 
 def test_features_of_one_kind_named_are_all_features(tmp_path):
@@ -150,7 +172,7 @@ def test_features_of_one_kind_named_are_all_features(tmp_path):
     given = {"label_names": ["y"], "weight_name": "w"}
 
     def features(**names):
-        return Schema.from_parquet(ParquetSource(tmp_path), **given, **names).features.names
+        return schema_from(tmp_path, **given, **names).features.names
 
     assert features(cont_names=["x"]) == ["x"]
     assert features(cat_names=["g"]) == ["g"]
@@ -241,8 +263,6 @@ def test_what_inference_leaves_out_is_said_once_with_type_and_remedy(path):
         "'flags' (a list of bool): ",
     ]:
         assert words in message
-    with pytest.warns(UserWarning, match="'payload' .binary.: cast it to string"):
-        Schema.from_parquet(ParquetSource(path), label_names=["y"])
 
 
 def test_nothing_is_said_where_features_are_named_or_a_workflow_makes_them(path):
@@ -250,7 +270,6 @@ def test_nothing_is_said_where_features_are_named_or_a_workflow_makes_them(path)
         warnings.simplefilter("error")
         list(loader_of(path, cont_names=["id"]))
         list(loader_of(path).map(Workflow(["id"]).fit(path)))
-        Schema.from_parquet(ParquetSource(path), cat_names=["id"])
         only = pa.table({"x": np.zeros(3), "n": [1, 2, 3]})
         Workflow(["x"] >> FillMissing()).fit(only)
 

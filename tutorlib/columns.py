@@ -22,7 +22,6 @@ their place, by the functions of this file, which are the protocol of columns:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -204,6 +203,11 @@ class _Compound:
     """Base of the kinds that are made of several arrays."""
 
     @property
+    def memory(self) -> Any:
+        """The array library, numpy or cupy, in whose memory lists or strings are."""
+        return array_namespace(self.offsets)  # type: ignore[attr-defined]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory."""
         parts = [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
@@ -295,69 +299,6 @@ class Strings(_Compound):
         return Strings(data[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-class EncodedStrings(Strings):
-    """Strings as a dictionary of distinct values and a code for each row, decoded on first use.
-
-    Most Parquet files store strings this way. An op that maps each string works on the dictionary,
-    which holds it once. Only on the CPU; concatenated or copied, they become plain `Strings`.
-
-    Attributes:
-        codes: int32 [n], index into the dictionary.
-        dictionary: `pyarrow.LargeStringArray` of distinct strings, no null; some may be unused.
-    """
-
-    codes: np.ndarray
-    dictionary: Any
-
-    def __new__(cls, data: Any, offsets: Any) -> Any:
-        """Return plain `Strings`."""
-        return Strings(data, offsets)
-
-    @classmethod
-    def of(cls, codes: np.ndarray, dictionary: Any) -> EncodedStrings:
-        """Return the strings dictionary[codes]."""
-        strings = object.__new__(cls)
-        strings.codes, strings.dictionary = codes, dictionary
-        return strings
-
-    def __reduce__(self) -> Any:
-        return EncodedStrings.of, (self.codes, self.dictionary)
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    @functools.cached_property
-    def _decoded(self) -> Strings:
-        return Strings.from_arrow(self.to_arrow())
-
-    @property
-    def data(self) -> np.ndarray:
-        """UTF-8 bytes of all rows, uint8 [nbytes]."""
-        return self._decoded.data
-
-    @property
-    def offsets(self) -> np.ndarray:
-        """Offsets of the rows in `data`, int64 [n + 1]."""
-        return self._decoded.offsets
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory before decoding."""
-        return self.codes.nbytes + self.dictionary.nbytes
-
-    def take(self, rows: np.ndarray) -> EncodedStrings:
-        """Return the given rows, in the given order."""
-        return EncodedStrings.of(self.codes[rows], self.dictionary)
-
-    def slice(self, start: int, stop: int) -> EncodedStrings:
-        """Return rows [start, stop), without copying."""
-        return EncodedStrings.of(self.codes[start:stop], self.dictionary)
-
-    def to_arrow(self) -> pa.LargeStringArray:
-        """Return the strings as a `pyarrow.LargeStringArray`."""
-        return self.dictionary.take(pa.array(self.codes))
-
-
 @dataclasses.dataclass(eq=False)
 class Masked(_Compound):
     """Values of which some are null.
@@ -400,9 +341,7 @@ def parts_of(column: Any) -> tuple[Any, Array | None]:
 def memory_of(column: Any) -> Any:
     """Return the array library, numpy or cupy, in whose memory a column is."""
     values, _ = parts_of(column)
-    if isinstance(values, EncodedStrings):
-        return np
-    return array_namespace(values if is_array(values) else values.offsets)
+    return array_namespace(values) if is_array(values) else values.memory
 
 
 def with_nulls(values: Any, valid: Array | None) -> Any:
@@ -558,9 +497,14 @@ def map_arrays(function: Callable[[Array], Array], column: Any) -> Any:
     if is_array(column):
         return function(column)
     parts = {field.name: getattr(column, field.name) for field in dataclasses.fields(column)}
-    return type(column)(
+    return _kind(column)(
         **{n: None if part is None else map_arrays(function, part) for n, part in parts.items()}
     )
+
+
+def _kind(column: Any) -> type[Any]:
+    """Return the class of a column; `Strings` for one derived from it, which may hold less."""
+    return Strings if isinstance(column, Strings) else type(column)
 
 
 def to_namespace(column: Any, xp: Any) -> Any:
@@ -584,7 +528,7 @@ def concat_columns(parts: Sequence[Any]) -> Any:
         valid = xp.concatenate([xp.ones(n, dtype=bool) if m is None else m for m, n in known])
     if any(isinstance(part, Masked) for part in parts):
         return Masked(concat_columns([parts_of(part)[0] for part in parts]), valid)
-    kinds = {Strings if isinstance(part, Strings) else type(part) for part in parts}
+    kinds = {_kind(part) for part in parts}
     if len(kinds) > 1:
         names = sorted(kind.__name__ for kind in kinds)
         raise TypeError(f"only columns of one kind can be concatenated, got {names}")
@@ -616,18 +560,19 @@ def column_from_arrow(array: Any) -> Any:
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
         return column_from_arrow(array.dictionary_decode())
-    if vector_length(kind):
-        return _vectors_from_arrow(array)
     if types.is_list(kind) or types.is_large_list(kind):
         return _ragged_from_arrow(array)
     if types.is_fixed_size_list(kind):
+        if kind.list_size and is_number(str(kind.value_type)):
+            return _vectors_from_arrow(array)
         return _ragged_from_arrow(array.cast(pa.large_list(kind.value_type)))
-    text = types.is_string(kind) or types.is_large_string(kind) or str(kind) == "string_view"
-    if types.is_temporal(kind):
+    row = type_row(str(kind))
+    text = row.kind == "string"
+    if row.kind == "time":
         array = array.cast(pa.int64() if kind.bit_width == 64 else pa.int32()).cast(pa.int64())
-    elif not (text or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+    elif row.kind == "other":
         raise TypeError(
-            f"Arrow type {kind} is not supported; {remedy_for(str(kind))}, or leave the column out"
+            f"Arrow type {kind} is not supported; {row.remedy}, or leave the column out"
         )
     valid = None
     if array.null_count:
@@ -636,8 +581,8 @@ def column_from_arrow(array: Any) -> Any:
         fill = "" if text else math.nan if types.is_floating(kind) else 0
         array = pc.fill_null(array, pa.scalar(fill).cast(array.type))
     values: Any = Strings.from_arrow(array) if text else array.to_numpy(zero_copy_only=False)
-    if types.is_temporal(kind):
-        values = values.view(type_row(str(kind)).dtype)
+    if row.kind == "time":
+        values = values.view(row.dtype)
     return values if valid is None or types.is_floating(kind) else Masked(values, valid)
 
 
@@ -654,20 +599,6 @@ def valid_rows(array: Any) -> np.ndarray:
     bits = np.frombuffer(array.buffers()[0], np.uint8, offset=first)
     valid = np.unpackbits(bits, count=skipped + len(array), bitorder="little")
     return valid[skipped:].view(bool)
-
-
-def vector_length(arrow_type: Any) -> int | None:
-    """Return k for an Arrow type of which each value is a vector of k numbers, else None.
-
-    Example:
-        >>> vector_length(pa.list_(pa.float32(), 8)), vector_length(pa.list_(pa.float32()))
-        (8, None)
-    """
-    if isinstance(arrow_type, pa.FixedShapeTensorType):
-        arrow_type = arrow_type.storage_type
-    if not pa.types.is_fixed_size_list(arrow_type):
-        return None
-    return arrow_type.list_size or None if is_number(str(arrow_type.value_type)) else None
 
 
 def _vectors_from_arrow(array: Any) -> Any:
@@ -706,70 +637,3 @@ def column_to_arrow(column: Any) -> Any:
         values = column_to_arrow(column.values)
         return pc.if_else(pa.array(to_host(column.valid)), values, pa.scalar(None, values.type))
     return column.to_arrow() if isinstance(column, Strings) else pa.array(to_host(column))
-
-
-# Strings as a dictionary and codes.
-
-
-def encoded_column(array: Any) -> EncodedStrings | Masked:
-    """Return an Arrow array of strings, dictionary-encoded or not, as a column of a chunk.
-
-    Args:
-        array: `pyarrow.Array` or `ChunkedArray`, without nulls in the dictionary.
-
-    Example:
-        >>> column = encoded_column(pa.array(["b", None, "b"]).dictionary_encode())
-        >>> column.tolist(), column.values.codes.tolist(), column.values.dictionary.to_pylist()
-        (['b', None, 'b'], [0, 0, 0], ['b'])
-    """
-    if not pa.types.is_dictionary(array.type):
-        array = array.cast(pa.large_string()).dictionary_encode()
-    if isinstance(array, pa.ChunkedArray):
-        chunks = array.unify_dictionaries().chunks or [pa.array([], array.type)]
-        array = pa.concat_arrays(chunks)
-    codes, valid = parts_of(column_from_arrow(array.indices))
-    dictionary = array.dictionary.cast(pa.large_string())
-    if not len(dictionary):  # all rows are null, and code 0 must exist
-        dictionary = pa.array([""], pa.large_string())
-    strings = EncodedStrings.of(codes.astype(np.int32, copy=False), dictionary)
-    return strings if valid is None else Masked(strings, valid)
-
-
-def plain_strings(column: Any) -> Any:
-    """Return a column with its `EncodedStrings`, if it holds any, decoded."""
-    values, valid = parts_of(column)
-    if not isinstance(values, EncodedStrings):
-        return column
-    return values._decoded if valid is None else Masked(values._decoded, valid)
-
-
-def strings_as_integers(strings: Any) -> pa.Array | None:
-    """Return strings that all have 8 bytes as int64 [n]; None for any others.
-
-    Arrow hashes integers two to three times as fast as strings, and ids of 8 hex digits are common.
-
-    Args:
-        strings: Arrow array [n].
-
-    Example:
-        >>> strings = pa.array(["68fd1e64", "05db9164"], pa.large_string())
-        >>> integers_as_strings(strings_as_integers(strings)).to_pylist()
-        ['68fd1e64', '05db9164']
-        >>> strings_as_integers(pa.array(["68fd1e64", "05"], pa.large_string())) is None
-        True
-    """
-    if not len(strings) or strings.null_count or strings.type != pa.large_string():
-        return None
-    _, buffer, data = strings.buffers()
-    offsets = np.frombuffer(buffer, np.int64, len(strings) + 1, strings.offset * 8)
-    if offsets[-1] - offsets[0] != 8 * len(strings) or not (np.diff(offsets) == 8).all():
-        return None
-    integers = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]].view(np.int64)
-    return pa.array(np.require(integers, requirements=["ALIGNED"]))
-
-
-def integers_as_strings(integers: Any) -> Any:
-    """Return the `pyarrow.LargeStringArray` [n] of which `strings_as_integers` made int64 [n]."""
-    offsets = pa.py_buffer(8 * np.arange(len(integers) + 1))
-    data = pa.py_buffer(integers.to_numpy())
-    return pa.LargeStringArray.from_buffers(len(integers), offsets, data)

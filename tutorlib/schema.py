@@ -12,15 +12,13 @@ import functools
 import json
 import re
 import reprlib
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.display import html_table, shortened
 
-ColumnTypes = Mapping[str, tuple[str, bool]]
 ROLES = ("categorical", "continuous", "label", "weight", "id")
 VECTOR_ROLES = ("continuous", "label")
 BATCH_LAYOUTS = ("columns", "stacked")
@@ -402,43 +400,6 @@ class Schema:
             raise ValueError(f"{path}: {error}. Write the schema again.") from error
 
     @classmethod
-    def from_parquet(
-        cls,
-        source: Any,
-        *,
-        label_names: Iterable[str] = (),
-        cat_names: Iterable[str] | None = None,
-        cont_names: Iterable[str] | None = None,
-        weight_name: str | None = None,
-        cardinalities: Mapping[str, int] | None = None,
-        id_names: Iterable[str] = (),
-    ) -> Schema:
-        """Return a schema from the footers of Parquet files, without reading data.
-
-        Args:
-            source: a `ParquetSource`, or any object with its `column_types`.
-            label_names: label columns.
-            cat_names: categorical columns. If neither these nor `cont_names` are given, integers,
-                strings and lists of these are categorical, floating-point numbers and booleans
-                continuous. A warning names the columns that remain, and what to do.
-            cont_names: continuous columns.
-            weight_name: column of sample weights; None for no weights.
-            cardinalities: {name: cardinality} where known.
-            id_names: columns that are no features, unless they are named as such.
-
-        Raises:
-            ValueError: if a named column is not in the files.
-
-        Example:
-            >>> Schema.from_parquet(ParquetSource("data/train"))  # doctest: +SKIP
-        """
-        names = label_names, cat_names, cont_names, weight_name, id_names
-        schema = _from_source(source, *names, cardinalities)
-        if schema.left_out:
-            warnings.warn(schema.left_out, stacklevel=2)
-        return schema
-
-    @classmethod
     def from_feature_columns(cls, feature_columns: Iterable[Any]) -> Schema:
         """Return a schema from `tf.feature_column` objects, without importing TensorFlow.
 
@@ -477,68 +438,6 @@ class Schema:
         return cls(columns)
 
 
-def _from_source(
-    source: Any,
-    label_names: Iterable[str],
-    cat_names: Iterable[str] | None,
-    cont_names: Iterable[str] | None,
-    weight_name: str | None,
-    id_names: Iterable[str],
-    cardinalities: Mapping[str, int] | None = None,
-) -> Schema:
-    """Return the schema of `Schema.from_parquet`, without its warning."""
-    types, id_names = source.column_types, list(id_names)
-    named = {
-        "categorical": list(cat_names or ()),
-        "continuous": list(cont_names or ()),
-        "label": list(label_names),
-        "weight": [weight_name] if weight_name else [],
-    }
-    inferred = cat_names is None and cont_names is None
-    if inferred:
-        taken = {*named["label"], *named["weight"], *id_names}
-        for name, kind in types.items():
-            if name not in taken and remedy_for(*kind) is None:
-                named[role_of(kind[0])].append(name)
-    roles = [(name, role) for role, names in named.items() for name in names]
-    others = {name for name, _ in roles}
-    roles += [(name, "id") for name in id_names if name not in others]
-    _check_in_files(source, [name for name, _ in roles])
-    known = cardinalities or {}
-    columns = [
-        Column(name, role, cardinality=known.get(name)).with_type(*types[name])
-        for name, role in roles
-    ]
-    return Schema(columns, _left_out(types, [c.name for c in columns]) if inferred else "")
-
-
-def _left_out(types: ColumnTypes, used: Collection[str]) -> str:
-    """Return what a warning says of the columns that inference leaves out, "" if there are none."""
-    by_remedy: dict[str | None, list[str]] = {}
-    for name, kind in types.items():
-        if name not in used:
-            by_remedy.setdefault(remedy_for(*kind), []).append(f"{name!r} ({type_words(kind)})")
-    by_remedy.pop(None, None)
-    parts = [f"{shortened(names, MOST_NAMED)}: {words}" for words, names in by_remedy.items()]
-    return (
-        ""
-        if not parts
-        else (
-            f"these columns are not among the features: {'; '.join(parts)}. Name the features "
-            "(cat_names, cont_names) to choose them yourself, without this warning."
-        )
-    )
-
-
-def _check_in_files(source: Any, names: Iterable[str]) -> None:
-    """Raise ValueError for columns that a source does not have, with the reason if files differ."""
-    missing = [name for name in names if name not in source.column_types]
-    if missing:
-        why = source.why_missing(missing) if hasattr(source, "why_missing") else ""
-        have = list(source.column_types)
-        raise ValueError(f"columns {missing} are not in the files, which have {have}{why}")
-
-
 def as_schema(columns: Any) -> Schema:
     """Return a Schema from a Schema, a list of `Column`, or a list of `tf.feature_column`."""
     if isinstance(columns, Schema):
@@ -547,70 +446,3 @@ def as_schema(columns: Any) -> Schema:
     if columns and all(isinstance(column, Column) for column in columns):
         return Schema(columns)
     return Schema.from_feature_columns(columns)
-
-
-def resolve_schema(
-    source: Any,
-    schema: Schema | None,
-    feature_columns: Iterable[Any] | None,
-    cat_names: Iterable[str] | None,
-    cont_names: Iterable[str] | None,
-    label_names: Iterable[str] | None,
-    weight_name: str | None,
-    id_names: Iterable[str] | None = None,
-) -> Schema:
-    """Return the schema from the arguments of a loader, checked against the files.
-
-    Features are named by `schema`, by `feature_columns`, or by `cat_names` and `cont_names`;
-    otherwise they follow from the types of the columns.
-
-    Args:
-        source: a `ParquetSource`, or any object with its `column_types`.
-        schema: all columns of a batch.
-        feature_columns: `tf.feature_column` objects of the features.
-        cat_names: categorical columns.
-        cont_names: continuous columns.
-        label_names: label columns; None means those of `schema`.
-        weight_name: column of sample weights; None means that of `schema`.
-        id_names: columns that are no features, unless they are named as such; None means those of
-            `schema`.
-
-    Raises:
-        ValueError: if features are named in two ways, a column is not in the files, or a column has
-            two roles.
-    """
-    label_names = None if label_names is None else list(label_names)
-    by_name = cat_names is not None or cont_names is not None
-    if (schema is not None) + (feature_columns is not None) + by_name > 1:
-        raise ValueError(
-            "name the features in one way: schema, or feature_columns, or cat_names and cont_names"
-        )
-    if feature_columns is not None:
-        schema = Schema.from_feature_columns(feature_columns)
-    if schema is None:
-        names = label_names or (), cat_names, cont_names, weight_name, id_names or ()
-        return _from_source(source, *names)
-    _check_in_files(source, schema.names)
-    asked = [(name, "label") for name in label_names or ()]
-    asked += [(weight_name, "weight")] if weight_name else []
-    for name, role in asked:
-        if name in schema and schema[name].role != role:
-            raise ValueError(
-                f"column {name!r} is {schema[name].role} in the schema, but passed as {role}"
-            )
-    weights = schema.with_role("weight").names
-    if len(weights) > 1:
-        raise ValueError(f"at most one column may hold weights, got {weights}")
-    more = [name for name in label_names or () if name not in schema]
-    more += [weight_name] if weight_name and weight_name not in schema else []
-    extra = _from_source(
-        source,
-        label_names=[n for n in more if n != weight_name],
-        cat_names=(),
-        cont_names=(),
-        weight_name=weight_name if weight_name in more else None,
-        id_names=[name for name in id_names or () if name not in schema],
-    )
-    wanted = set(label_names) if label_names is not None else set(schema.labels.names)
-    kept = [c for c in schema if c.role != "label" or c.name in wanted]
-    return Schema(column.with_type(*source.column_types[column.name]) for column in [*kept, *extra])

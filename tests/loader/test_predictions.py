@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tutorlib import Categorify, Chunk, KerasSequenceLoader, ParquetSource, Schema, Workflow
+from tutorlib import (
+    Categorify,
+    Chunk,
+    Column,
+    KerasSequenceLoader,
+    ParquetSource,
+    Schema,
+    Workflow,
+)
 
 ROWS = 230
 
@@ -93,9 +101,7 @@ def test_ids_are_not_inferred_as_features_and_may_be_named_as_such(files):
 
 
 def test_a_schema_names_ids(files):
-    schema = Schema.from_parquet(
-        ParquetSource(files), cat_names=[], cont_names=["x"], id_names=["text"]
-    )
+    schema = Schema([Column("x", "continuous"), Column("text", "id", "string")])
     assert Schema.from_json(schema.to_json())["text"].role == "id"
     assert KerasSequenceLoader(files, 32, schema=schema).id_names == ["text"]
     more = KerasSequenceLoader(files, 32, schema=schema, id_names=["big", "text"])

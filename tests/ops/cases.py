@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from tutorlib.columns import Chunk
 from tutorlib.ops import (
-    Bucketize,
     Categorify,
     Clip,
     FillMedian,
@@ -21,11 +20,8 @@ from tutorlib.ops import (
     HashBucket,
     JoinExternal,
     LabelEncoder,
-    LambdaOp,
-    ListSlice,
     LogOp,
     Normalize,
-    NormalizeMinMax,
     Rename,
     Select,
     TargetEncoding,
@@ -43,7 +39,6 @@ FILMS = pa.table(
         "genres": [["Drama"], [], ["War", "Comedy"], None, ["Drama"]],
     }
 )
-BOUNDARIES = [0.0, 0.5, 2, 20.0]
 
 
 def table():
@@ -81,27 +76,6 @@ def chunk():
     return Chunk.from_arrow(table())
 
 
-def halves(values):
-    """Return half of each value."""
-    return values / 2
-
-
-def above_three(values):
-    """Return whether each value is above 3, which no NaN is."""
-    return values > 3
-
-
-def without_letters(texts):
-    """Return texts, as Arrow gives them, as Arrow takes them."""
-    return pa.array([text.replace("o", "") for text in texts.to_pylist()], pa.string())
-
-
-def lengths(texts):
-    """Return numbers of texts, in the host's memory."""
-    return np.array([len(text) for text in texts.to_pylist()])
-
-
-FUNCTIONS = {f.__name__: f for f in (halves, above_three, without_letters, lengths)}
 KEYS = ["row", "few", "gaps", "yes", "text", "holes", "ids", "tags"]
 NUMBERS = ["x", "far", "small", "gaps", "numbers", "row", "vector"]
 
@@ -127,7 +101,6 @@ def target_encoding(**options):
 
 
 CASES = {
-    "Bucketize": Case(lambda: ["x", "few", "numbers"] >> Bucketize(BOUNDARIES)),
     "Categorify": Case(lambda: KEYS >> Categorify(num_oov_buckets=3)),
     "Categorify, limited": Case(
         lambda: ["few", "film"] >> Categorify({"few": 30}, vocabularies={"film": ["film 3"]})
@@ -158,21 +131,9 @@ CASES = {
         lambda: ["few", "gaps"] >> LabelEncoder([10, 2, -1, *range(3, 10), 1, 0, 2.5, -2]),
         served=False,
     ),
-    "LambdaOp": Case(lambda: ["x", "few", "gaps", "numbers"] >> LambdaOp(halves)),
-    "LambdaOp, missing": Case(lambda: ["x", "gaps"] >> LambdaOp(above_three)),
-    "LambdaOp of texts": Case(
-        lambda: ["text", "holes", "tags"] >> LambdaOp(without_letters, "string") >> HashBucket(50),
-        served=False,
-    ),
-    "LambdaOp of texts, to numbers": Case(
-        lambda: ["text", "holes"] >> LambdaOp(lengths, "int32"), served=False
-    ),
-    "ListSlice": Case(lambda: ["ids", "numbers", "vector"] >> ListSlice(1)),
-    "ListSlice, last": Case(lambda: ["ids", "numbers"] >> ListSlice(-2)),
-    "ListSlice of texts": Case(lambda: ["tags"] >> ListSlice(0, -1) >> HashBucket(50)),
     "LogOp": Case(lambda: ["positive"] >> LogOp()),
     "Normalize": Case(lambda: NUMBERS >> Normalize()),
-    "NormalizeMinMax": Case(lambda: ["x", "small", "few", "vector"] >> NormalizeMinMax("float64")),
+    "Normalize, float64": Case(lambda: ["x", "small", "few", "vector"] >> Normalize("float64")),
     "Rename": Case(lambda: ["x"] >> Rename(postfix="_raw")),
     "Select": Case(lambda: ["x", "row"] >> Rename() >> Select(["row"])),
     "TargetEncoding": Case(target_encoding),

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.ops.cases import CASES, FUNCTIONS, chunk, table
+from tests.ops.cases import CASES, chunk, table
 from tests.support.cupy_stand_in import cupy
 from tests.support.gpu import ON_GPU
 from tests.support.ops import bits
@@ -64,7 +64,7 @@ def test_files_on_threads_teach_and_become_what_rows_in_memory_do(name, in_memor
 @EACH
 def test_a_saved_op_makes_the_same_and_learns_nothing_anew(name, in_memory, tmp_path):
     fitted = in_memory[name]
-    loaded = Workflow.load(fitted.save(tmp_path / "saved"), functions=FUNCTIONS)
+    loaded = Workflow.load(fitted.save(tmp_path / "saved"))
     assert loaded.fingerprint == fitted.fingerprint
     assert learned(loaded) == learned(fitted)
     again = loaded.for_training() if CASES[name].training else loaded

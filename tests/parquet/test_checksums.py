@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tutorlib.columns import Chunk
-from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, with_encoded_strings
+from tutorlib.ops.encoded import encoded_column
+from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 
 ROWS = 3000
 
@@ -64,7 +65,7 @@ def test_a_flipped_bit_is_an_error_that_names_its_place_or_changes_nothing(tmp_p
             unnoticed += 1  # a bit of a page header that is not used
             assert values == whole[position][name].tolist()
             continue
-        for other in (source, with_encoded_strings(ParquetSource(path))):
+        for other in (source, ParquetSource(path).with_strings_as(encoded_column)):
             with pytest.raises(ParquetError, match=place):
                 other.read(position, [name])
             with pytest.raises(ParquetError, match=place):

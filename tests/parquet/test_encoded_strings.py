@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 from tests.support.ops_strategies import FEW, TEXTS
 from tutorlib.columns import (
     Chunk,
-    EncodedStrings,
     Masked,
     column_from_arrow,
     column_to_arrow,
-    encoded_column,
-    integers_as_strings,
-    plain_strings,
-    strings_as_integers,
+    to_namespace,
 )
 from tutorlib.ops import Categorify, FillMissing, HashBucket
-from tutorlib.parquet import ParquetSource, with_encoded_strings
+from tutorlib.ops.encoded import (
+    EncodedStrings,
+    encoded_column,
+    integers_as_strings,
+    strings_as_integers,
+)
+from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
 WORDS = ["b", "", None, "Müller", "b", "東京", None, "b", "a", ""]
@@ -55,7 +57,7 @@ def test_encoded_texts_do_what_texts_do(texts, rows, end):
         assert have.tolist() == other.tolist()
         assert column_to_arrow(have).to_pylist() == column_to_arrow(other).to_pylist()
         assert len(have) == len(other)
-    assert plain_strings(column).tolist() == want.tolist()
+    assert to_namespace(column, np).tolist() == want.tolist()
 
 
 HEX_DIGITS = st.text("0123456789abcdef", min_size=8, max_size=8)
@@ -81,7 +83,8 @@ def test_a_source_gives_the_texts_of_the_file_in_whatever_encoding(kind, tmp_pat
         options = {**options, "column_encoding": {"t": options["column_encoding"]}}
     path = tmp_path / "texts.parquet"
     pq.write_table(table, path, row_group_size=6, **options)
-    plain, encoded = ParquetSource(path), with_encoded_strings(ParquetSource(path))
+    plain = ParquetSource(path)
+    encoded = plain.with_strings_as(encoded_column)
     for position, start, stop in ((0, 0, 6), (1, 0, 4), (0, 2, 5), (0, 3, 3)):
         have = encoded.read(position, None, start, stop)
         assert have["t"].tolist() == WORDS[6 * position :][start:stop]

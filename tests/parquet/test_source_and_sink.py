@@ -18,14 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
+from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import (
     ParquetError,
     ParquetSink,
     ParquetSource,
-    with_encoded_strings,
 )
 from tutorlib.workflow import split_rows
-from tutorlib.workflow.fit import as_source
 from tutorlib.workflow.write import RowShare
 
 
@@ -215,7 +214,6 @@ KINDS = {
     "RecordBatchReader": lambda: MEMORY.to_reader(max_chunksize=300),
     "polars": lambda: pl.from_arrow(MEMORY),
     "Chunk": lambda: Chunk.from_arrow(MEMORY),
-    "RowSource": lambda: as_source([Chunk.from_arrow(MEMORY.slice(k, 500)) for k in (0, 500)]),
 }
 
 
@@ -224,7 +222,7 @@ def test_rows_in_memory_are_a_source_of_the_same_rows_and_identity(kind):
     source = ParquetSource(KINDS[kind]())
     assert rows_of(source) == MEMORY.to_pydict()
     expected = ParquetSource(MEMORY).fingerprint()
-    if kind in ("polars", "Chunk", "RowSource"):  # their strings are large_string
+    if kind in ("polars", "Chunk"):  # their strings are large_string
         assert source.fingerprint()["row_counts"] == expected["row_counts"]
     else:
         assert source.fingerprint() == expected
@@ -432,7 +430,7 @@ def test_a_source_has_the_rows_that_pass_in_order(data):
             rows = [rows[k] for k in share(0, len(rows)).tolist()]
             source = source.choose(share)
         if data.draw(st.booleans()):
-            source = pickle.loads(pickle.dumps(with_encoded_strings(source)))
+            source = pickle.loads(pickle.dumps(source.with_strings_as(encoded_column)))
         want, first, step = TABLE.take(rows).select(names), 0, data.draw(st.integers(1, 50))
         assert source.num_rows == len(rows)
         for position, group in enumerate(source.row_groups):

@@ -22,7 +22,6 @@ from tutorlib.ops import (
     Categorify,
     ColumnOp,
     HashBucket,
-    LambdaOp,
     LogOp,
     Normalize,
 )
@@ -31,8 +30,9 @@ from tutorlib.serving import SERVED, ServedOp
 from tutorlib.workflow import Workflow
 
 
-def doubled(values):
-    return values * 2
+class Squared(ColumnOp):
+    def transform_column(self, name, column):
+        return column * column
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_only_the_columns_that_features_are_made_of_are_asked_for():
     workflow = workflow_of_all_kinds().fit(rows_of_all_kinds())
     assert "label" not in workflow.to_keras().types
     assert list(workflow.to_keras(columns=["tags", "count"]).types) == ["count", "tags"]
-    unserved = ["label"] >> LambdaOp(lambda stars: stars > 3)
+    unserved = ["label"] >> Squared()
     workflow = Workflow(["x"] >> Normalize(), unserved)
     workflow.fit(Chunk({"x": np.arange(3.0), "label": np.arange(3.0)}))
     assert list(workflow.to_keras()({"x": np.arange(3.0)})) == ["x"]
-    with pytest.raises(ValueError, match=r"LambdaOp of the columns \['label'\]"):
+    with pytest.raises(ValueError, match=r"Squared of the columns \['label'\]"):
         workflow.to_keras(columns=["label"])
 
 
@@ -117,19 +117,10 @@ def test_what_transform_or_a_loader_refuses_the_graph_refuses():
     assert nulls(Chunk({"n": np.arange(3)}))["n"].numpy().tolist() == [[0], [1], [2]]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"n comes out with a null"):
         nulls(Chunk({"n": column([1, None], pa.int64())}))
-    function = Workflow(["x"] >> LambdaOp(doubled)).fit(Chunk({"x": np.array([1.0])}))
-    short = function.to_keras(functions={"doubled": lambda values: values[1:]})
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"x: LambdaOp expects as many"):
-        short({"x": np.arange(3.0)})
     layer = Workflow(["x"]).fit(Chunk({"x": np.ones(2)})).to_keras()
     with pytest.raises(tf.errors.InvalidArgumentError, match="column x: a value is too large for"):
         layer({"x": np.array([1.0, 1e300])})
     assert layer({"x": np.array([np.inf, np.nan])})["x"].dtype == "float32"
-
-
-class Squared(ColumnOp):
-    def transform_column(self, name, column):
-        return column * column
 
 
 class ServedSquared(ServedOp):
@@ -155,8 +146,6 @@ def test_every_op_of_this_library_but_that_of_labels_has_a_served_version():
         (Squared(), r"Squared of the columns \['a'\] has no TensorFlow version in .*SERVED"),
         (LogOp("float64"), r"LogOp of the columns \['a'\] gives float64"),
         (Normalize("float16"), r"Normalize of the columns \['a'\] gives float16"),
-        (LambdaOp(doubled), r"calls the Python function 'doubled': pass"),
-        (LambdaOp(lambda x: x), "a function without a name"),
     ],
 )
 def test_an_op_that_cannot_be_served_is_refused_with_the_reason(op, reason):

@@ -12,7 +12,6 @@ from tutorlib.ops import (
     JoinExternal,
     LogOp,
     Normalize,
-    NormalizeMinMax,
 )
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.workflow import Workflow
@@ -46,7 +45,7 @@ def workflow():
         (["movieId"] >> JoinExternal(MOVIES, on="movieId"))["genres"] >> Categorify(),
         ["movieId"] >> HashBucket(50),
         ["count"] >> FillMissing(0) >> Clip(min_value=0) >> LogOp() >> Normalize(),
-        ["price"] >> Normalize() >> NormalizeMinMax(),
+        ["price"] >> Normalize() >> Normalize(),
         ["label"],
     )
 

@@ -1,5 +1,6 @@
 """A saved Workflow is loaded to the same bits; a file that was changed is refused by its name."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.workflow_rows import rows, same, workflow
 from tutorlib.columns import Chunk
-from tutorlib.ops import Categorify, LambdaOp, Normalize
+from tutorlib.ops import Categorify, ColumnOp, Normalize, Op
 from tutorlib.storage import MANIFEST_FILE, read_manifest, write_manifest
 from tutorlib.workflow import Workflow
 
@@ -121,27 +122,22 @@ def test_save_replaces_only_with_overwrite_and_load_says_where_a_workflow_is(tmp
         Workflow.load(made)
 
 
-def doubled(values):
-    return values * 2
+class Power(ColumnOp):
+    def __init__(self, exponent=2):
+        self.exponent = exponent
+
+    def transform_column(self, name, column):
+        return column**self.exponent
 
 
-def test_a_function_is_saved_by_name_and_must_be_passed_to_load(tmp_path):
-    folder = Workflow(["x"] >> LambdaOp(doubled)).fit(DATA).save(tmp_path / "named")
-    for functions in (None, {"len": len}):
-        with pytest.raises(ValueError, match=r"needs the function 'doubled'.*functions=\{'doubled"):
-            Workflow.load(folder, functions=functions)
-    loaded = Workflow.load(folder, functions={"doubled": doubled})
-    assert loaded.transform(DATA)["x"].tolist() == [2, 4]
-    two = Workflow(["x"] >> LambdaOp(doubled), ["y"] >> LambdaOp(lambda y: y))
-    two.groups[1].ops[0].function.__name__ = "doubled"
-    with pytest.raises(ValueError, match="two functions are called 'doubled'"):
-        two.save(tmp_path / "two")
-
-
-def test_a_lambda_transforms_but_cannot_be_saved_or_written(tmp_path):
-    fitted = Workflow(["x"] >> LambdaOp(lambda x: -x)).fit(DATA)
-    assert fitted.transform(DATA)["x"].tolist() == [-1, -2]
-    for write in (fitted.save, lambda folder: fitted.transform_to_parquet(DATA, folder)):
-        with pytest.raises(ValueError, match="a function without a name cannot be saved"):
-            write(tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+def test_an_op_of_ones_own_is_saved_by_its_name_and_found_where_it_is_defined(tmp_path):
+    fitted = Workflow(["x"] >> Power(3)).fit(DATA)
+    folder = fitted.save(tmp_path / "saved")
+    assert Workflow.load(folder).transform(DATA)["x"].tolist() == [1, 8]
+    out = fitted.transform_to_parquet(DATA, tmp_path / "out")
+    assert pq.read_table(out)["x"].to_pylist() == [1, 8]
+    assert json.loads((out / "_manifest.json").read_text())["metadata"] is None  # of its code
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Op, "registry", {})
+        with pytest.raises(ValueError, match=r"test_saved.Power' is not known.*import the module"):
+            Workflow.load(folder)

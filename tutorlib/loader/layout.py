@@ -244,7 +244,7 @@ class Layout:
                 raise ValueError(
                     f"column {column.name!r}: a list of {lengths[row]} values at row "
                     f"{first_row + row}, but multi_hot has max_length={longest}. Cut the lists "
-                    "(ListSlice in a Workflow), or allow longer ones."
+                    "in the data (pyarrow.compute.list_slice), or allow longer ones."
                 )
         values = self.cells(column, lists.values, first_row=first_row, offsets=lists.offsets)
         return Ragged(values, lists.offsets)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tutorlib.columns import Chunk
+from tutorlib.display import shortened
 from tutorlib.filesystems import read_text, shown
 from tutorlib.parquet import ParquetSource
 from tutorlib.parquet.stored import PARQUET_ENDINGS
-from tutorlib.schema import Column, Schema, resolve_schema
+from tutorlib.schema import MOST_NAMED, Column, Schema, remedy_for, role_of, type_words
 
 SCHEMA_FILE = "_schema.json"
 
@@ -50,7 +51,7 @@ def folder_schema(paths: Iterable[Any], filesystem: Any = None) -> Schema | None
 
 
 def schema_of_arguments(
-    source: Any,
+    source: ParquetSource,
     schema: Schema | None,
     feature_columns: Iterable[Any] | None,
     cat_names: Iterable[str] | None,
@@ -59,50 +60,88 @@ def schema_of_arguments(
     weight_name: str | None,
     id_names: Iterable[str] | None,
 ) -> Schema:
-    """Return what `resolve_schema` does, with the schema of the folder where arguments are silent.
+    """Return the columns that a loader reads, from its arguments, checked against the files.
+
+    Features are named by `schema`, by `feature_columns`, or by `cat_names` and `cont_names`;
+    otherwise they are those of the folder's schema, or follow from the types of the columns.
 
     Args:
-        source: a `ParquetSource`.
-        schema: columns; replaces the schema of the folder.
+        source: the files.
+        schema: all columns; replaces the schema of the folder.
         feature_columns: `tf.feature_column` objects; replace the schema of the folder.
         cat_names: categorical columns, with the cardinalities of the folder's schema.
         cont_names: continuous columns.
         label_names: label columns; None means those of either schema.
         weight_name: column of sample weights; None means that of either schema.
         id_names: columns that are no features, unless they are named as such.
+
+    Raises:
+        ValueError: if features are named in two ways, a column is not in the files, or a column has
+            two roles.
     """
-    stored = None
-    if schema is None and feature_columns is None:
-        stored = folder_schema(source.paths, source.filesystem)
     by_name = cat_names is not None or cont_names is not None
-    cat_names, cont_names, label_names, id_names = (
-        None if names is None else list(names)
-        for names in (cat_names, cont_names, label_names, id_names)
-    )
-    if stored is not None:
-        features = {*(cat_names or ()), *(cont_names or ())}
-        taken = {*(label_names or ()), *(id_names or ()), weight_name, *features}
-        if label_names is None:
-            label_names = [name for name in stored.labels.names if name not in taken]
-        if weight_name is None:
-            weights = [name for name in stored.with_role("weight").names if name not in taken]
-            weight_name = next(iter(weights), None)
-        if not by_name:
-            schema = Schema(column for column in stored.features if column.name not in taken)
-    resolved = resolve_schema(
-        source, schema, feature_columns, cat_names, cont_names, label_names, weight_name, id_names
-    )
-    if stored is None or not by_name:
-        return resolved
-    return Schema((_with_sizes(column, stored) for column in resolved), resolved.left_out)
+    if (schema is not None) + (feature_columns is not None) + by_name > 1:
+        raise ValueError(
+            "name the features in one way: schema, or feature_columns, or cat_names and cont_names"
+        )
+    if feature_columns is not None:
+        schema = Schema.from_feature_columns(feature_columns)
+    labels = None if label_names is None else list(label_names)
+    targets = {"label": labels, "weight": [weight_name] if weight_name else None}
+    asked = [Column(name, role) for role, names in targets.items() for name in names or ()]
+    ids = [Column(name, "id") for name in id_names or ()]
+    types, left_out = source.column_types, ""
+    if schema is not None:
+        given = list(schema)
+        for column in (c for c in asked if c.name in schema and schema[c.name].role != c.role):
+            raise ValueError(
+                f"column {column.name!r} is {schema[column.name].role} in the schema, but passed "
+                f"as {column.role}"
+            )
+        asked = [column for column in asked if column.name not in schema]
+    else:
+        stored = folder_schema(source.paths, source.filesystem)
+        known = stored or Schema([])
+        given = [*known.features, *known.labels, *known.with_role("weight")]
+        if by_name:
+            sizes = {column.name: column for column in known.categorical}
+            named = [sizes.get(name, Column(name, "categorical")) for name in cat_names or ()]
+            named += [Column(name, "continuous") for name in cont_names or ()]
+            asked = [*named, *asked]
+            given = [column for column in given if column.role in targets]
+        elif stored is None:
+            usable = (name for name, kind in types.items() if remedy_for(*kind) is None)
+            given = [Column(name, role_of(types[name][0])) for name in usable]
+            given.sort(key=lambda column: column.role)
+        taken = {column.name for column in [*asked, *ids]}
+        given = [column for column in given if column.name not in taken]
+        if stored is None and not by_name:
+            left_out = _left_out(types, taken | {column.name for column in given})
+    kept = [c for c in given if (names := targets.get(c.role)) is None or c.name in names]
+    columns = [*kept, *asked]
+    columns += [column for column in ids if column.name not in {c.name for c in columns}]
+    if missing := [column.name for column in columns if column.name not in types]:
+        why = source.why_missing(missing)
+        raise ValueError(f"columns {missing} are not in the files, which have {[*types]}{why}")
+    weights = [column.name for column in columns if column.role == "weight"]
+    if len(weights) > 1:
+        raise ValueError(f"at most one column may hold weights, got {weights}")
+    return Schema((column.with_type(*types[column.name]) for column in columns), left_out)
 
 
-def _with_sizes(column: Any, stored: Schema) -> Any:
-    if column.name not in stored or stored[column.name].role != column.role:
-        return column
-    known = stored[column.name]
-    return dataclasses.replace(
-        column, cardinality=known.cardinality, embedding_dim=known.embedding_dim
+def _left_out(types: Mapping[str, tuple[str, bool]], used: Collection[str]) -> str:
+    """Return what a warning says of the columns that inference leaves out, "" if there are none."""
+    by_remedy: dict[str | None, list[str]] = {}
+    for name, kind in types.items():
+        if name not in used:
+            by_remedy.setdefault(remedy_for(*kind), []).append(f"{name!r} ({type_words(kind)})")
+    by_remedy.pop(None, None)
+    parts = [f"{shortened(names, MOST_NAMED)}: {words}" for words, names in by_remedy.items()]
+    if not parts:
+        return ""
+    return (
+        f"these columns are not among the features: {'; '.join(parts)}. Name the features "
+        "(cat_names, cont_names) to choose them yourself, without this warning."
     )
 
 

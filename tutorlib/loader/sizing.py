@@ -193,7 +193,8 @@ def size_of_chunks(
         raise ValueError(
             "multi_hot='padded' with a memory_budget needs a longest list: without it, one long "
             f"list of {lists} sets the width of its whole batch, which nothing bounds. Give "
-            "MultiHot('padded', max_length=...), or use multi_hot='nnzs'"
+            "MultiHot('padded', max_length=...), cut the lists in the data "
+            "(pyarrow.compute.list_slice), or use multi_hot='nnzs'"
         )
     counts = [group.num_rows for group in source.row_groups]
     by_row = functools.partial(_row_bytes, source, columns, lists, layout, settings)

@@ -6,7 +6,7 @@ that learns makes a state of each row range, and the states are merged in the or
 For every op: a column of lists is transformed value by value and keeps its lists, or is refused;
 computed numbers are float32 unless `dtype` says otherwise; errors name the op and the column.
 Transforms run on NumPy and CuPy arrays alike. Learning, and what Arrow does to strings
-(FillMissing, LambdaOp), happens in host memory.
+(FillMissing), happens in host memory.
 
 To add an op: a class here, its name below, a row in `tests/ops/cases.py`, and a `ServedOp` in
 `tutorlib/serving` if a model is to carry it.
@@ -33,21 +33,17 @@ from tutorlib.ops.keys import (
     TargetEncoding,
 )
 from tutorlib.ops.numbers import (
-    Bucketize,
     Clip,
     FillMedian,
     FillMissing,
-    LambdaOp,
-    ListSlice,
     LogOp,
     Normalize,
-    NormalizeMinMax,
     Rename,
 )
 
 __all__ = [
-    "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Bucketize", "Categorify", "Clip", "ColumnGroup",
+    "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Categorify", "Clip", "ColumnGroup",
     "ColumnOp", "FillMedian", "FillMissing", "HashBucket", "JoinExternal",
-    "LabelEncoder", "LambdaOp", "LearningOp", "ListSlice", "LogOp", "Normalize", "NormalizeMinMax",
+    "LabelEncoder", "LearningOp", "LogOp", "Normalize", 
     "Op", "Rename", "Select", "TargetEncoding", "as_group", "op_class", "saved_name",
 ]  # fmt: skip

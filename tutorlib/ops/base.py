@@ -11,7 +11,7 @@ import re
 import reprlib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ from tutorlib.columns import (
     with_nulls,
 )
 from tutorlib.display import shortened
-from tutorlib.schema import Column, role_of
+from tutorlib.schema import Column, remedy_for, role_of
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
@@ -80,7 +80,7 @@ class Op(ABC):
         parameters = inspect.signature(type(self)).parameters.values()
         given = {p.name: (_plain(getattr(self, p.name, p.default)), p.default) for p in parameters}
         words = [
-            f"{name}={getattr(value, '__name__', None) or reprlib.repr(value)}"
+            f"{name}={reprlib.repr(value)}"
             for name, (value, default) in given.items()
             if value not in ({}, _plain(default))
         ]
@@ -104,16 +104,8 @@ class Op(ABC):
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
-    def from_config(
-        cls,
-        config: dict[str, Any],
-        tables: Mapping[str, Chunk],
-        functions: Mapping[str, Callable[..., Any]],
-    ) -> Op:
-        """Return the op, not fitted, that `get_config` and `learned_tables` describe.
-
-        `functions` is {name: function}, as the caller of `Workflow.load` passes it.
-        """
+    def from_config(cls, config: dict[str, Any], tables: Mapping[str, Chunk]) -> Op:
+        """Return the op, not fitted, that `get_config` and `learned_tables` describe."""
         return cls(**config)
 
     def unlearned(self, names: Sequence[str]) -> list[str]:
@@ -157,27 +149,16 @@ class Op(ABC):
             rule = f"has keys of {kinds[0]}, got {kinds[1]}. Give the column one type in all files"
             raise TypeError(self._wrong(name, f"{rule} (of CSV: --types), or fit again."))
 
-    def _require_settings(self, setting: str, names: Sequence[str]) -> list[str]:
-        """Return the names; ValueError for columns that {name: setting} does not have."""
-        missing = [name for name in names if per_column(getattr(self, setting), name) is None]
-        if missing:
-            op = type(self).__name__
-            raise ValueError(f"{op}: {setting} has no entry for columns {missing}")
-        return list(names)
-
     def _numbers(self, name: str, column: Any) -> tuple[Array, Array | None]:
         """Return (values, valid) of a column of numbers; TypeError for strings and dates."""
         values, valid = parts_of(column)
         if isinstance(values, Strings):
             rule = "takes numbers, got strings. Use Categorify or HashBucket."
-            raise TypeError(self._wrong(name, rule))
-        if values.dtype.kind in "mM":
-            rule = (
-                f"takes numbers, got {values.dtype}. Take numbers out of dates in the data, as by "
-            )
-            rule += "pyarrow.compute.year."
-            raise TypeError(self._wrong(name, rule))
-        return values, valid
+        elif values.dtype.kind in "mM":
+            rule = f"takes numbers, got {values.dtype}: {remedy_for(str(values.dtype))}."
+        else:
+            return values, valid
+        raise TypeError(self._wrong(name, rule))
 
     def _floats(self, name: str, column: Any) -> Array:
         """Return numbers as float64, NaN at a null; may share the column's memory."""

@@ -17,7 +17,6 @@ from tutorlib.checks import check_integer
 from tutorlib.columns import (
     Array,
     Chunk,
-    EncodedStrings,
     Ragged,
     Strings,
     array_namespace,
@@ -25,14 +24,12 @@ from tutorlib.columns import (
     column_from_arrow,
     column_type,
     flat_values,
-    integers_as_strings,
     is_array,
     memory_of,
     missing_in,
     parts_of,
     row_ids,
     slice_rows,
-    strings_as_integers,
     take,
     to_host,
     to_namespace,
@@ -51,6 +48,8 @@ from tutorlib.ops.base import (
     per_column,
     take_or_null,
 )
+from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
+from tutorlib.parquet import table_of
 from tutorlib.schema import Column, role_of
 
 _NARROW = 4  # values that a range of integers may have for each row
@@ -302,7 +301,7 @@ class Categorify(ColumnOp, LearningOp):
         return {**super().get_config(), "vocabularies": list(self.vocabularies)}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+    def from_config(cls, config: dict[str, Any], tables: Any) -> Op:
         """Return the op with the given vocabularies."""
         given = {name: tables[name] for name in config["vocabularies"]}
         return cls(**{**config, "vocabularies": given})
@@ -553,7 +552,10 @@ class HashBucket(ColumnOp):
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without buckets."""
-        return self._require_settings("num_buckets", names)
+        missing = [name for name in names if per_column(self.num_buckets, name) is None]
+        if missing:
+            raise ValueError(f"HashBucket: num_buckets has no entry for columns {missing}")
+        return list(names)
 
 
 class JoinExternal(Op):
@@ -566,7 +568,7 @@ class JoinExternal(Op):
     a column of lists.
 
     Args:
-        table: `pandas.DataFrame`, `pyarrow.Table`, `Chunk`, or path of a Parquet file.
+        table: a pyarrow Table, a pandas or polars DataFrame, a `Chunk`, or path of a Parquet file.
         on: key column, integers or strings, with the same name on both sides.
         columns_ext: columns of the table to add; None for all but the key.
 
@@ -586,9 +588,7 @@ class JoinExternal(Op):
     def __init__(self, table: Any, on: str, columns_ext: Sequence[str] | None = None) -> None:
         if isinstance(table, str | os.PathLike):
             table = pq.read_table(table)
-        if not isinstance(table, Chunk | pa.Table):
-            table = pa.Table.from_pandas(table, preserve_index=False)
-        table = table if isinstance(table, Chunk) else Chunk.from_arrow(table)
+        table = table if isinstance(table, Chunk) else Chunk.from_arrow(table_of(table))
         wanted = list(columns_ext or [name for name in table.names if name != on])
         missing = [name for name in [on, *wanted] if name not in table]
         if missing or on in wanted:
@@ -639,7 +639,7 @@ class JoinExternal(Op):
         return {"on": self.on, "columns_ext": self.columns_ext}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
+    def from_config(cls, config: dict[str, Any], tables: Any) -> Op:
         """Return the op with its table."""
         return cls(tables["table"], **config)
 

@@ -1,50 +1,39 @@
-"""Ops of values: filled, limited, scaled, cut into intervals, sliced; functions of your own."""
+"""Ops of values: filled, limited, scaled, renamed."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.checks import check_integer
 from tutorlib.columns import (
     Array,
     Chunk,
-    Ragged,
     Strings,
     array_namespace,
-    as_lists,
     column_from_arrow,
     column_to_arrow,
     column_type,
     flat_values,
-    is_array,
     memory_of,
     missing_in,
     parts_of,
-    row_ids,
-    take,
     to_host,
     to_namespace,
     with_nulls,
 )
 from tutorlib.hashing import blocks_of
 from tutorlib.ops.base import (
-    NULL_ID,
     ColumnOp,
     Op,
     StatisticsOp,
     check_real,
     float_dtype,
-    take_or_null,
-    with_lists,
 )
 from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column
@@ -171,47 +160,7 @@ class FillMedian(_Filler, StatisticsOp):
         return [float(low + high) / 2]
 
 
-class _Scaler(StatisticsOp):
-    """(x - shift) / scale, with the two statistics of each column."""
-
-    def __init__(self, dtype: str = "float32") -> None:
-        self.dtype = float_dtype(dtype, type(self).__name__)
-        super().__init__()
-
-    @abstractmethod
-    def state_of(self, values: np.ndarray) -> Any:
-        """Return the state of finite float64 values [n], at least one, in the CPU's memory."""
-
-    def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {column: state}, None without a value; NaN and nulls are left out."""
-        state = {}
-        for name, column in chunk.items():
-            values = to_host(self._floats(name, flat_values(column)))
-            missing = np.isnan(values)
-            values = values[~missing] if bool(missing.any()) else values
-            self._check_size(name, values)
-            state[name] = self.state_of(values) if len(values) else None
-        return state
-
-    def transform_column(self, name: str, column: Any) -> Array:
-        """Return (x - shift) / scale, computed in float64."""
-        values = self._floats(name, column)
-        xp = array_namespace(values)
-        result = xp.empty(len(values), dtype=self.dtype)
-        shift, scale = self.shift_and_scale(name)
-        for block in blocks_of(len(values), xp):
-            part = values[block] - shift
-            part /= scale
-            result[block] = part
-        return result
-
-    def shift_and_scale(self, name: str) -> tuple[float, float]:
-        """Return the learned (shift, scale) of a column; scale is infinite for equal values."""
-        shift, scale = (numbers[name] for numbers in self._learned.values())
-        return shift, scale or math.inf
-
-
-class Normalize(_Scaler):
+class Normalize(StatisticsOp):
     """Shifts and scales each column to mean 0 and standard deviation 1.
 
     Mean and population standard deviation are those of all values that are not missing. Squares are
@@ -241,7 +190,22 @@ class Normalize(_Scaler):
 
     statistics = ("mean", "std")
 
-    def state_of(self, values: np.ndarray) -> tuple[int, float, float]:
+    def __init__(self, dtype: str = "float32") -> None:
+        self.dtype = float_dtype(dtype, "Normalize")
+        super().__init__()
+
+    def partial(self, chunk: Chunk) -> dict[str, Any]:
+        """Return {column: state}, None without a value; NaN and nulls are left out."""
+        state = {}
+        for name, column in chunk.items():
+            values = to_host(self._floats(name, flat_values(column)))
+            missing = np.isnan(values)
+            values = values[~missing] if bool(missing.any()) else values
+            self._check_size(name, values)
+            state[name] = self._state_of(values) if len(values) else None
+        return state
+
+    def _state_of(self, values: np.ndarray) -> tuple[int, float, float]:
         """Return (count, mean, sum of the squared distances from the mean)."""
         first = float(values[0])  # equal values have exactly this mean and no distance
         mean = first + float((values - first).mean())
@@ -249,12 +213,9 @@ class Normalize(_Scaler):
 
     def merge_states(self, states: Sequence[Any]) -> Any:
         """Return count, mean and squared distances of the values of all states."""
-        merged = None
-        for state in states:
-            if merged is None or state is None:
-                merged = merged or state
-                continue
-            (count, mean, squares), (more, other_mean, other_squares) = merged, state
+        merged, *others = [state for state in states if state] or [None]
+        for more, other_mean, other_squares in others:
+            count, mean, squares = merged
             total, apart = count + more, other_mean - mean
             squares += other_squares + apart * apart * (count * more / total)
             merged = total, mean + apart * (more / total), squares
@@ -267,42 +228,21 @@ class Normalize(_Scaler):
         count, mean, squares = state
         return mean, math.sqrt(squares / count)
 
+    def transform_column(self, name: str, column: Any) -> Array:
+        """Return (x - mean) / standard deviation, computed in float64."""
+        values = self._floats(name, column)
+        xp = array_namespace(values)
+        result = xp.empty(len(values), dtype=self.dtype)
+        shift, scale = self.shift_and_scale(name)
+        for block in blocks_of(len(values), xp):
+            part = values[block] - shift
+            part /= scale
+            result[block] = part
+        return result
 
-class NormalizeMinMax(_Scaler):
-    """Shifts and scales each column so that the smallest value becomes 0 and the largest 1.
-
-    Returns (from transform): columns of `dtype`; a null becomes NaN, lists keep their lengths. A
-    column of equal values becomes zeros. Values beyond those learned leave [0, 1].
-
-    Args:
-        dtype: of the result, "float16", "float32" or "float64".
-
-    Raises:
-        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
-        TypeError: for strings.
-
-    Example:
-        >>> op = NormalizeMinMax()
-        >>> chunk = Chunk({"x": np.array([2, 6, 4])})
-        >>> op.finalize(op.partial(chunk))
-        >>> op.transform(chunk)["x"].tolist()
-        [0.0, 1.0, 0.5]
-    """
-
-    statistics = ("min", "range")
-
-    def state_of(self, values: np.ndarray) -> tuple[float, float]:
-        """Return (smallest, largest)."""
-        return float(values.min()) + 0.0, float(values.max()) + 0.0  # so that -0.0 becomes 0.0
-
-    def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the smallest and the largest of all states."""
-        lows, highs = zip(*(state for state in states if state) or [((), ())], strict=True)
-        return (min(lows), max(highs)) if lows else None
-
-    def statistics_of(self, name: str, state: Any) -> tuple[float, float] | None:
-        """Return (minimum, range)."""
-        return None if state is None else (state[0], state[1] - state[0])
+    def shift_and_scale(self, name: str) -> tuple[float, float]:
+        """Return the learned (mean, standard deviation) of a column; infinite for equal values."""
+        return self._learned["mean"][name], self._learned["std"][name] or math.inf
 
 
 class Clip(ColumnOp):
@@ -393,185 +333,6 @@ class LogOp(ColumnOp):
             rule = f"takes values above -1, {got}. Put Clip(min_value=0) before it."
             raise ValueError(self._wrong(name, rule))
         return array_namespace(values).log1p(values).astype(self.dtype)
-
-
-class Bucketize(ColumnOp):
-    """Maps numbers to ids of the intervals between boundaries.
-
-    Returns (from transform): int32 ids. As in Categorify 0 is padding and 1 is null or NaN; the
-    intervals have the ids from 2. k boundaries make k + 1 intervals and a cardinality of k + 3.
-
-    Args:
-        boundaries: rising numbers. A value that equals a boundary belongs to the interval above
-            it. Numbers are compared as float64.
-
-    Raises:
-        ValueError: if boundaries do not rise or one is not finite.
-        TypeError: for strings.
-
-    Example:
-        >>> group = ["age"] >> Bucketize([18, 65])
-        >>> group.transform(Chunk({"age": np.array([3.0, 18, 99, np.nan])}))["age"].tolist()
-        [2, 3, 4, 1]
-    """
-
-    def __init__(self, boundaries: Sequence[float]) -> None:
-        for number in boundaries:
-            check_real("Bucketize: each boundary", number)
-        if not len(boundaries) or any(low >= high for low, high in itertools.pairwise(boundaries)):
-            raise ValueError(f"Bucketize: boundaries must rise, got {list(boundaries)}")
-        self.boundaries = np.asarray(boundaries, np.float64)
-
-    def transform_column(self, name: str, column: Any) -> Array:
-        """Return the id of each value's interval."""
-        values = self._floats(name, column)
-        xp = array_namespace(values)
-        ids = xp.searchsorted(xp.asarray(self.boundaries), values, side="right")
-        return xp.where(xp.isnan(values), NULL_ID, ids + 2).astype(np.int32)
-
-    def cardinality(self, name: str) -> int:
-        """Return the number of ids of a column."""
-        return len(self.boundaries) + 3
-
-
-class ListSlice(Op):
-    """Keeps values [start, end) of each list, as Python's slices do.
-
-    Returns (from transform): columns of lists; dtype, nulls and the cardinality of ids stay.
-
-    Args:
-        start: first value; negative counts from the end of the list.
-        end: one past the last value; negative counts from the end, None is the end.
-
-    Raises:
-        TypeError: for a column without lists.
-
-    Example:
-        >>> column = Ragged(np.array([3, 4, 5, 6]), np.array([0, 3, 4]))
-        >>> (["tags"] >> ListSlice(-2)).transform(Chunk({"tags": column}))["tags"].tolist()
-        [[4, 5], [6]]
-    """
-
-    def __init__(self, start: int = 0, end: int | None = None) -> None:
-        for name, position in (("start", start), ("end", end or 0)):
-            check_integer(f"ListSlice: {name}", position, at_least=-(2**31), bits=31)
-        self.start, self.end = start, end
-
-    def transform(self, chunk: Chunk) -> Chunk:
-        """Return the slices."""
-        return Chunk({name: self._sliced(name, as_lists(c)) for name, c in chunk.items()})
-
-    def _sliced(self, name: str, lists: Any) -> Ragged:
-        if not isinstance(lists, Ragged):
-            raise TypeError(self._wrong(name, f"takes lists, got {column_type(lists)[0]}"))
-        xp, rows = array_namespace(lists.offsets), row_ids(lists.offsets)
-        lengths = xp.diff(lists.offsets)
-        first, last = (
-            xp.maximum(lengths + at, 0) if at < 0 else xp.minimum(lengths, at)
-            for at in (self.start, 2**31 if self.end is None else self.end)
-        )
-        places = xp.arange(len(rows)) - lists.offsets[:-1][rows]  # of each value in its list
-        kept = xp.flatnonzero((places >= first[rows]) & (places < last[rows]))
-        ends = xp.cumsum(xp.maximum(last - first, 0))
-        return Ragged(take(lists.values, kept), xp.append(lists.offsets[:1], ends))
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return columns of lists."""
-        return [with_lists(column) for column in columns]
-
-
-class LambdaOp(ColumnOp):
-    """Applies a function to each column's values.
-
-    The function gets the values that are neither null nor NaN, at least one: a NumPy array, on a
-    GPU a CuPy array; strings as a `pyarrow` array in host memory, for `pyarrow.compute`. A workflow
-    is saved with the function's name, never its code: `Workflow.load(folder, functions={name: f})`
-    takes the function again.
-
-    Returns (from transform): columns of `dtype`. What is missing stays missing, null or NaN; lists
-    keep their lengths.
-
-    Args:
-        function: array [n] -> array [n].
-        dtype: NumPy name of the result's dtype, or "string".
-
-    Raises:
-        TypeError: if `function` cannot be called or does not return an array of as many values.
-
-    Example:
-        >>> group = ["rating"] >> LambdaOp(lambda rating: rating > 3)
-        >>> group.transform(Chunk({"rating": np.array([3.0, 4.5, np.nan])}))["rating"].tolist()
-        [0.0, 1.0, nan]
-    """
-
-    def __init__(self, function: Callable[[Any], Any], dtype: str = "float32") -> None:
-        if not callable(function):
-            raise TypeError(f"LambdaOp: function must be callable, got {function!r}")
-        self.function = function
-        self.dtype = dtype if dtype == "string" else np.dtype(dtype).name
-        if self.dtype != "string" and np.dtype(self.dtype).kind not in "biuf":
-            raise ValueError(f"LambdaOp: dtype must be of numbers or 'string', got {self.dtype!r}")
-
-    def transform_column(self, name: str, column: Any) -> Any:
-        """Return the function's result for the values that are not missing."""
-        there, xp = ~missing_in(column), memory_of(column)
-        values, rows = parts_of(column)[0], xp.flatnonzero(there)
-        if len(rows) == 0:
-            nothing = pa.nulls(len(values), pa.large_string())
-            if self.dtype == "string":
-                return to_namespace(column_from_arrow(nothing), xp)
-            return with_nulls(xp.zeros(len(values), dtype=self.dtype), there)
-        result = self._call(name, take(values, rows), xp)
-        return take_or_null(result, xp.where(there, xp.cumsum(there), 0))
-
-    def _call(self, name: str, values: Any, xp: Any) -> Any:
-        """Return what the function makes of values, in the op's dtype, as a column."""
-        argument = column_to_arrow(values) if isinstance(values, Strings) else values
-        kind = type(argument).__name__
-        try:
-            result = self.function(argument)
-        except Exception as error:
-            error.add_note(self._wrong(name, f"called the function with a {kind}"))
-            raise
-        is_arrow = isinstance(result, pa.Array | pa.ChunkedArray)
-        if not (is_arrow or is_array(result)) or len(result) != len(values):
-            rule = f"gave the function a {kind} of {len(values)} values and expects an array of as "
-            rule += f"many, got {reprlib.repr(result)}. For strings take pyarrow.compute: pc.equal"
-            raise TypeError(self._wrong(name, f"{rule}(x, 'a') for x == 'a'."))
-        if is_arrow or self.dtype == "string":
-            result = column_from_arrow(result if is_arrow else pa.array(result, pa.large_string()))
-        result = to_namespace(result, xp)  # the function got strings in host memory
-        if self.dtype == "string":
-            return result
-        missing = missing_in(result)  # an integer there is 0
-        numbers = xp.where(missing, 0, parts_of(result)[0])
-        return with_nulls(numbers.astype(self.dtype), ~missing)
-
-    @property
-    def function_name(self) -> str:
-        """Name under which the function is saved; ValueError if it has none."""
-        name = getattr(self.function, "__name__", "<lambda>")
-        if name == "<lambda>":
-            raise ValueError(
-                "LambdaOp: a function without a name cannot be saved. Write `def name(x): ...` and "
-                "pass LambdaOp(name)."
-            )
-        return name
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the function's name and the dtype."""
-        return {"function": self.function_name, "dtype": self.dtype}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Any, functions: Any) -> Op:
-        """Return the op with the function of that name, which `Workflow.load` was given."""
-        name = config["function"]
-        if name not in functions:
-            raise ValueError(
-                f"LambdaOp: the saved workflow needs the function {name!r}, which is never saved. "
-                f"Pass it: Workflow.load(folder, functions={{{name!r}: {name}}})."
-            )
-        return cls(functions[name], config["dtype"])
 
 
 class Rename(Op):

@@ -5,7 +5,7 @@ it. `sink` writes files that a loader reads fast. `gpu` decodes on a GPU.
 """
 
 from tutorlib.parquet.sink import ParquetSink, fast_encoding, file_rows
-from tutorlib.parquet.source import ParquetSource, RowGroup, RowRange, with_encoded_strings
+from tutorlib.parquet.source import ParquetSource, RowGroup, RowRange
 from tutorlib.parquet.stored import ParquetError, find_files, table_of
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "file_rows",
     "find_files",
     "table_of",
-    "with_encoded_strings",
 ]

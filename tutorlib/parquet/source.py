@@ -17,7 +17,7 @@ import itertools
 import operator
 import re
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tutorlib.checks import check_positive
-from tutorlib.columns import Chunk, column_from_arrow, encoded_column
+from tutorlib.columns import Chunk, column_from_arrow
 from tutorlib.memory import resolve_device
 from tutorlib.parquet.stored import (
     OPENING_THREADS,
@@ -141,7 +141,7 @@ class ParquetSource:
             for index, rows in enumerate(stored.row_counts)
             if rows
         ]
-        self._encoded = False
+        self._string_column: Callable[[Any], Any] = column_from_arrow
         self._filter: RowFilter | None = None
         # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
         self._choices: list[tuple[Any, dict[tuple[int, int], tuple[int, int]]]] = []
@@ -211,13 +211,21 @@ class ParquetSource:
         group = self.row_groups[position]
         return group.num_rows == self._stored[group.file].row_counts[group.index]
 
-    def with_encoded_strings(self) -> ParquetSource:
-        """Return a source that reads strings as `EncodedStrings`, without decoding dictionaries.
+    def with_strings_as(self, column: Callable[[Any], Any]) -> ParquetSource:
+        """Return a source that reads strings without decoding dictionaries.
 
         Reading 26 columns of 8 hex digits takes 0.4 of the time of plain strings, counting them a
         tenth. Strings within lists, and on a GPU, are read as plain strings.
+
+        Args:
+            column: returns an Arrow array of strings, dictionary-encoded where the file has them
+                so, as a column of a chunk: `tutorlib.ops.encoded.encoded_column`.
         """
-        return self._changed(_encoded=self.device == "cpu")
+        return self._changed(_string_column=column)
+
+    @property
+    def _encoded(self) -> bool:
+        return self._string_column is not column_from_arrow
 
     def _changed(self, **attributes: Any) -> ParquetSource:
         other = copy.copy(self)
@@ -457,9 +465,9 @@ class ParquetSource:
             array = table[name]
             if pa.types.is_null(array.type):
                 array = array.cast(pa.float32())
-            encoded = self._encoded and self.column_types[name] == ("string", False)
+            is_text = self.column_types[name] == ("string", False)
             try:
-                columns[name] = (encoded_column if encoded else column_from_arrow)(array)
+                columns[name] = (self._string_column if is_text else column_from_arrow)(array)
             except (TypeError, ValueError) as error:
                 place = self.location(position)
                 raise ParquetError(f"{place}, column {name!r}: {error}") from error
@@ -564,17 +572,6 @@ class _FirstRows:
     def __call__(self, first: int, rows: int) -> range:
         """Return the chosen ones of `rows` rows from number `first` on."""
         return range(max(0, min(rows, self.count - first)))
-
-
-def with_encoded_strings(source: Any) -> Any:
-    """Return a source of the same rows that reads strings as `EncodedStrings`, where it can.
-
-    Args:
-        source: what `as_source` returns. Chunks in memory stay as they are.
-    """
-    if hasattr(source, "with_encoded_strings"):
-        return source.with_encoded_strings()
-    return source
 
 
 def _hash(metadata: Any) -> str:

@@ -458,8 +458,7 @@ def table_of(data: Any) -> pa.Table:
 
     Args:
         data: a pyarrow Table, RecordBatch or RecordBatchReader; a DataFrame of pandas, whose index
-            must not have a name, or of polars; any object with `__arrow_c_stream__`; a `Chunk`; or
-            any object with the members of `RowSource`.
+            must not have a name, or of polars; any object with `__arrow_c_stream__`; or a `Chunk`.
 
     Raises:
         TypeError: for anything else; it says what to do instead.
@@ -467,10 +466,6 @@ def table_of(data: Any) -> pa.Table:
     """
     if isinstance(data, Chunk):
         return data.to_arrow()
-    if hasattr(data, "row_groups") and hasattr(data, "read"):  # a RowSource
-        names, groups = list(data.column_types), enumerate(data.row_groups)
-        parts = [data.read(position, names, 0, group.num_rows) for position, group in groups]
-        return pa.concat_tables([part.to_arrow() for part in parts])
     if isinstance(data, pa.RecordBatch):
         return pa.table(data)
     if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):

@@ -21,7 +21,7 @@ from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema
 from tutorlib.serving import tensors
-from tutorlib.serving.ops import SERVED, Functions, ServedOp
+from tutorlib.serving.ops import SERVED, ServedOp
 from tutorlib.serving.tensors import ServedColumn
 from tutorlib.storage import new_folder, refuse_existing
 
@@ -51,8 +51,6 @@ class WorkflowLayer(keras.layers.Layer):
     Args:
         workflow: a fitted `Workflow`.
         columns: names of the output columns; None for all features, without labels and weights.
-        functions: {name: function of tensors} for the Python functions of LambdaOps; None if there
-            are none.
         batch_layout: "columns" or "stacked", as the model was made: see `keras_inputs`.
         multi_hot: "nnzs", "offsets", "ragged" or "padded", as the model was made: see
             `keras_inputs`.
@@ -78,7 +76,6 @@ class WorkflowLayer(keras.layers.Layer):
         workflow: Any,
         columns: Iterable[str] | None = None,
         *,
-        functions: Functions | None = None,
         batch_layout: str = "columns",
         multi_hot: str = "nnzs",
         **kwargs: Any,
@@ -100,7 +97,7 @@ class WorkflowLayer(keras.layers.Layer):
         # In a tf.Module: Keras would take a plain list of them for layers.
         self._chains = tf.Module()
         self._chains.all = [
-            _Chain(group, self.schema.names, functions or {})
+            _Chain(group, self.schema.names)
             for group in workflow.groups
             if not set(self.schema.names).isdisjoint(group.output_names)
         ]
@@ -161,7 +158,7 @@ class WorkflowLayer(keras.layers.Layer):
 class _Chain(tf.Module):
     """The ops of one group, for those of its columns that are among `outputs`."""
 
-    def __init__(self, group: ColumnGroup, outputs: Sequence[str], functions: Functions) -> None:
+    def __init__(self, group: ColumnGroup, outputs: Sequence[str]) -> None:
         super().__init__()
         wanted = [name for name in group.output_names if name in outputs]
         served: list[ServedOp] = []
@@ -169,7 +166,7 @@ class _Chain(tf.Module):
             try:
                 if type(op) not in SERVED:
                     raise ValueError("has no TensorFlow version in tutorlib.serving.SERVED")
-                served.append(SERVED[type(op)](op, names, wanted, functions))
+                served.append(SERVED[type(op)](op, names, wanted))
             except ValueError as error:
                 what = f"{type(op).__name__} of the columns {names}"
                 raise ValueError(f"an op cannot be served: {what} {error}") from error
@@ -188,7 +185,6 @@ def export_serving(
     path: str | os.PathLike[str],
     *,
     nullable: Iterable[str] | None = None,
-    functions: Functions | None = None,
     batch_layout: str = "columns",
     multi_hot: str = "nnzs",
     overwrite: bool = False,
@@ -211,7 +207,6 @@ def export_serving(
         nullable: raw columns that may hold nulls; None for those that held nulls when the workflow
             was fitted. Each has a second tensor, `{name}__valid`: bool, False at a null.
             Floating-point columns need none, their null is NaN.
-        functions: {name: function of tensors} for the Python functions of LambdaOps.
         batch_layout: as the model was made: see `keras_inputs`.
         multi_hot: as the model was made: see `keras_inputs`.
         overwrite: whether an existing folder is replaced.
@@ -232,7 +227,6 @@ def export_serving(
     wanted = _inputs_of(model)
     layer = workflow.to_keras(
         columns=None if wanted is None else _columns_of(workflow.output_schema, wanted),
-        functions=functions,
         batch_layout=batch_layout,
         multi_hot=multi_hot,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,6 @@ from tutorlib.ops import FIRST_OOV_ID, NULL_ID
 from tutorlib.ops.base import id_dtype
 from tutorlib.serving import tensors
 from tutorlib.serving.tensors import ServedColumn
-
-Functions = Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
 
 
 class ServedOp(tf.Module):
@@ -28,20 +26,17 @@ class ServedOp(tf.Module):
         op: the fitted op.
         names: all columns that go into the op, in order.
         wanted: the columns to make, some of the op's output.
-        functions: {name: TensorFlow function} for the Python functions of LambdaOps.
 
     Raises:
         ValueError: if an op with these settings cannot be served, with the reason.
     """
 
-    def __init__(
-        self, op: Any, names: Sequence[str], wanted: Sequence[str], functions: Functions
-    ) -> None:
+    def __init__(self, op: Any, names: Sequence[str], wanted: Sequence[str]) -> None:
         super().__init__()
         self.op, self.names, self.wanted = op, tuple(names), tuple(wanted)
-        self.build(functions)
+        self.build()
 
-    def build(self, functions: Functions) -> None:
+    def build(self) -> None:
         """Create the variables that hold what the op has learned."""
 
     def source(self, output: str) -> str:
@@ -63,22 +58,6 @@ class ServedRename(ServedOp):
     def source(self, output: str) -> str:
         """Return the name of the column at the same place."""
         return self.names[self.op.output_names(self.names).index(output)]
-
-
-class ServedListSlice(ServedOp):
-    """`ListSlice`."""
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return the slice of each list."""
-        if column.splits is None:
-            raise TypeError(f"column {name!r}: ListSlice takes lists, got one value a row")
-
-        places = tf.range(tf.size(column.values))
-        lists = tf.RaggedTensor.from_row_splits(places, column.splits, validate=False)
-        kept = lists[:, self.op.start : self.op.end]
-        valid = None if column.valid is None else tf.gather(column.valid, kept.values)
-        values = tf.gather(column.values, kept.values)
-        return ServedColumn(values, valid, kept.row_splits, column.dtype)
 
 
 class ServedFill(ServedOp):
@@ -122,7 +101,7 @@ def refuse_dtypes(op: Any, *dtypes: str) -> None:
 class ServedLogOp(ServedOp):
     """`LogOp`."""
 
-    def build(self, functions: Functions) -> None:
+    def build(self) -> None:
         """Refuse dtypes whose last bits would differ."""
         refuse_dtypes(self.op, "float16", "float64")
 
@@ -134,10 +113,10 @@ class ServedLogOp(ServedOp):
         return column.with_values(tf.cast(tf.math.log1p(values), self.op.dtype))
 
 
-class ServedScaler(ServedOp):
-    """`Normalize` and `NormalizeMinMax`."""
+class ServedNormalize(ServedOp):
+    """`Normalize`."""
 
-    def build(self, functions: Functions) -> None:
+    def build(self) -> None:
         """Keep shift and scale of each column, float64 [2]."""
         refuse_dtypes(self.op, "float16")
         self.numbers = {n: tensors.fixed(np.array(self.op.shift_and_scale(n))) for n in self.wanted}
@@ -147,39 +126,6 @@ class ServedScaler(ServedOp):
         shift, scale = tf.unstack(tf.convert_to_tensor(self.numbers[name]))
         values = (tensors.as_float64(column) - shift) / scale
         return column.with_values(tf.cast(values, self.op.dtype))
-
-
-class ServedBucketize(ServedOp):
-    """`Bucketize`."""
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return int32 ids of the intervals."""
-        values = tensors.as_float64(column)
-        ids = tf.searchsorted(self.op.boundaries, values, side="right") + 2
-        return column.with_values(tf.where(tf.math.is_nan(values), NULL_ID, ids))
-
-
-class ServedLambdaOp(ServedOp):
-    """`LambdaOp`, with a function of tensors in place of the one of arrays."""
-
-    def build(self, functions: Functions) -> None:
-        """Keep the function; ValueError if there is none."""
-        name = self.op.function_name
-        if name not in functions:
-            raise ValueError(
-                f"calls the Python function {name!r}: pass one of TensorFlow operations that does "
-                f"the same, functions={{{name!r}: function}}"
-            )
-        self.function = functions[name]
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return what the function makes of the values; a null stays null."""
-        result = tf.convert_to_tensor(self.function(column.values))
-        if self.op.dtype != "string":
-            result = tf.cast(result, self.op.dtype)
-        rule = f"column {name!r}: LambdaOp expects as many values from the function as it gave"
-        tensors.require(tf.reduce_all(tf.equal(tf.shape(result), tf.shape(column.values))), rule)
-        return column.with_values(result, ~column.missing())
 
 
 class ServedHashBucket(ServedOp):
@@ -194,7 +140,7 @@ class ServedHashBucket(ServedOp):
 class ServedCategorify(ServedOp):
     """`Categorify`."""
 
-    def build(self, functions: Functions) -> None:
+    def build(self) -> None:
         """Keep the vocabularies; columns that share one share its variables."""
         one_column = {self.op.vocabulary_key(name): name for name in self.wanted}
         self.tables = {
@@ -217,7 +163,7 @@ class ServedCategorify(ServedOp):
 class ServedTargetEncoding(ServedRename):
     """`TargetEncoding`: the means of all rows, found by key."""
 
-    def build(self, functions: Functions) -> None:
+    def build(self) -> None:
         """Keep the keys, and the means of each wanted column after that of a new key."""
         refuse_dtypes(self.op, "float16")
         keys = {name: self.source(name) for name in self.wanted}
@@ -233,7 +179,7 @@ class ServedTargetEncoding(ServedRename):
 class ServedJoinExternal(ServedOp):
     """`JoinExternal`; the table is in variables, its columns only where they are wanted."""
 
-    def build(self, functions: Functions) -> None:
+    def build(self) -> None:
         """Keep the keys and the wanted columns of the table."""
         joined = [name for name in self.wanted if name not in self.names]
         self.keys = tensors.KeyTable(self.op.index.keys) if joined else None
@@ -253,18 +199,14 @@ class ServedJoinExternal(ServedOp):
 
 # To serve an op of your own, write a ServedOp for it and enter it: SERVED[MyOp] = ServedMyOp.
 SERVED: dict[type[ops.Op], type[ServedOp]] = {
-    ops.Bucketize: ServedBucketize,
     ops.Categorify: ServedCategorify,
     ops.Clip: ServedClip,
     ops.FillMedian: ServedFill,
     ops.FillMissing: ServedFill,
     ops.HashBucket: ServedHashBucket,
     ops.JoinExternal: ServedJoinExternal,
-    ops.LambdaOp: ServedLambdaOp,
-    ops.ListSlice: ServedListSlice,
     ops.LogOp: ServedLogOp,
-    ops.Normalize: ServedScaler,
-    ops.NormalizeMinMax: ServedScaler,
+    ops.Normalize: ServedNormalize,
     ops.Rename: ServedRename,
     ops.Select: ServedOp,
     ops.TargetEncoding: ServedTargetEncoding,

@@ -24,6 +24,7 @@ from tutorlib.columns import Chunk, Masked, flat_values
 from tutorlib.filesystems import as_arrow_filesystem
 from tutorlib.memory import thread_count
 from tutorlib.ops import ColumnGroup
+from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import element_type
 from tutorlib.storage import row_bar
@@ -213,7 +214,7 @@ class FitPass:
     source: ParquetSource
 
     def __post_init__(self) -> None:
-        self.source = self.source.with_encoded_strings()
+        self.source = self.source.with_strings_as(encoded_column)
         self.ops: list[Any] = [group.ops[index] for group, index in self.unfitted]
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.columns import Chunk
-from tutorlib.ops import ColumnGroup, LambdaOp, op_class, saved_name
+from tutorlib.ops import ColumnGroup, op_class, saved_name
 from tutorlib.storage import MANIFEST_FILE, read_manifest, write_manifest
 
 FORMAT_VERSION = 5
@@ -25,14 +25,13 @@ SUBFOLDER = "_workflow"  # of a folder of transformed rows
 
 def write_files(workflow: Any, folder: Path) -> None:
     """Write a fitted workflow into a folder, which is made if it is missing."""
-    functions_of(workflow)  # raises
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in _tables(workflow):
         (folder / file).write_bytes(data)
     write_manifest(folder, _description(workflow))
 
 
-def read_files(kind: type[Any], folder: Path, functions: Mapping[str, Callable[..., Any]]) -> Any:
+def read_files(kind: type[Any], folder: Path) -> Any:
     """Return the workflow of class `kind` that `write_files` wrote, as `Workflow.load` says."""
     if not (folder / MANIFEST_FILE).is_file():
         below = folder / SUBFOLDER
@@ -52,7 +51,7 @@ def read_files(kind: type[Any], folder: Path, functions: Mapping[str, Callable[.
                 name: Chunk.from_arrow(pq.read_table(folder / _table_file(g, o, t)))
                 for t, name in enumerate(op["tables"])
             }
-            ops.append(op_class(op["op"]).from_config(op["config"], tables, functions))
+            ops.append(op_class(op["op"]).from_config(op["config"], tables))
             ops[-1].restore(op["learned"], tables)
         groups.append(ColumnGroup(group["columns"], ops))
     workflow = kind(
@@ -61,18 +60,6 @@ def read_files(kind: type[Any], folder: Path, functions: Mapping[str, Callable[.
     workflow.input_types = {name: tuple(kind) for name, kind in description["inputs"].items()}
     workflow.nullable = description["nullable"]
     return workflow
-
-
-def functions_of(workflow: Any) -> dict[str, Any]:
-    """Return {name: function of the user}; ValueError for one without a name, or two of one."""
-    functions: dict[str, Any] = {}
-    for op in (op for group in workflow.groups for op in group.ops if isinstance(op, LambdaOp)):
-        if functions.setdefault(op.function_name, op.function) != op.function:
-            raise ValueError(
-                f"two functions are called {op.function_name!r}. Rename one, so that "
-                "Workflow.load can tell them apart."
-            )
-    return functions
 
 
 def fingerprint(workflow: Any) -> str:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from tutorlib import ops, storage
 from tutorlib.columns import Chunk, column_from_arrow
 from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
-from tutorlib.parquet import file_rows, table_of
+from tutorlib.parquet import ParquetSource, file_rows, table_of
 from tutorlib.schema import Column, Schema, column_type, element_type, role_of, type_words
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, unfitted_ops
@@ -234,7 +234,7 @@ class Workflow:
             ValueError, TypeError: if values do not fit an op; names op and column.
         """
         self.check_fitted()
-        if isinstance(chunk, str | os.PathLike):
+        if isinstance(chunk, str | os.PathLike | ParquetSource):
             raise TypeError(
                 f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
             )
@@ -481,7 +481,7 @@ class Workflow:
         together with a model.
 
         Args:
-            options: `columns`, `functions`, `batch_layout` and `multi_hot` of `WorkflowLayer`.
+            options: `columns`, `batch_layout` and `multi_hot` of `WorkflowLayer`.
 
         Returns:
             A `WorkflowLayer`.
@@ -504,7 +504,7 @@ class Workflow:
         """SHA-256 of everything that decides the output; equal workflows have equal ones.
 
         Raises:
-            ValueError: before `fit`, or if the function of an op has no name.
+            ValueError: before `fit`.
         """
         self.check_fitted()
         return saved.fingerprint(self)
@@ -524,7 +524,7 @@ class Workflow:
 
         Raises:
             FileExistsError: if the folder exists and `overwrite` is False.
-            ValueError: before `fit`, or if the function of an op has no name.
+            ValueError: before `fit`.
         """
         self.check_fitted()
         target = storage.output_path(folder, filesystem)
@@ -538,7 +538,6 @@ class Workflow:
         cls,
         folder: str | os.PathLike[str],
         *,
-        functions: Mapping[str, Callable[..., Any]] | None = None,
         data: Any = None,
         filesystem: Any = None,
     ) -> Self:
@@ -546,18 +545,17 @@ class Workflow:
 
         Args:
             folder: the folder that was given to `save`, also as a URL.
-            functions: {name: function} of the workflow's LambdaOps.
             data: what `fit` takes, to check its columns with `check_data`; None to check later.
             filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
 
         Raises:
             FileNotFoundError: if the folder holds no workflow.
             ValueError: if a file was changed after it was saved, with its name; if the files have
-                another format version, name an op that is not defined or a function that was not
-                passed, or if `data` has other columns.
+                another format version or name an op that is not defined, or if `data` has other
+                columns.
         """
         with storage.local_copy(folder, filesystem) as local:
-            workflow = saved.read_files(cls, local, functions or {})
+            workflow = saved.read_files(cls, local)
         if data is not None:
             workflow.check_data(data)
         return workflow

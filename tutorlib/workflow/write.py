@@ -24,8 +24,10 @@ import pyarrow as pa
 
 from tutorlib import storage
 from tutorlib.checks import check_integer
-from tutorlib.columns import Chunk, plain_strings, to_namespace
+from tutorlib.columns import Chunk, to_namespace
 from tutorlib.hashing import hash_integers
+from tutorlib.ops.base import is_builtin
+from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
 from tutorlib.threads import map_on_threads
 from tutorlib.workflow import saved
@@ -77,7 +79,6 @@ class WriteJob:
 
     def __post_init__(self) -> None:
         self.workflow.check_fitted()
-        self.functions = saved.functions_of(self.workflow)
         if self.shuffle_seed is not None:
             self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
         self.workflows: dict[str, Any] = {}
@@ -88,7 +89,7 @@ class WriteJob:
             self.workflows[split] = self.workflow.for_columns(source.column_types)
         self.schemas = {split: w.output_schema.to_json() for split, w in self.workflows.items()}
         self.inputs = [path for source in self.sources.values() for path in input_paths(source)]
-        self.sources = {name: s.with_encoded_strings() for name, s in self.sources.items()}
+        self.sources = {n: s.with_strings_as(encoded_column) for n, s in self.sources.items()}
 
     def part_files(self) -> list[PartFile]:
         """Return the part files: `rows_per_file` rows each."""
@@ -103,7 +104,7 @@ class WriteJob:
 
     def metadata(self) -> dict[str, Any] | None:
         """Return what decides what the files hold; None for code of the user."""
-        if self.functions:
+        if not all(is_builtin(type(op)) for group in self.workflow.groups for op in group.ops):
             return None
         settings = ("rows_per_file", "row_group_rows", "shuffle_seed")
         return {
@@ -119,7 +120,7 @@ class WriteJob:
         chunk = read_range(source, row_range, workflow.input_names)
         with locate_errors(source, row_range):
             done = workflow.transform(chunk)
-        return Chunk({n: to_namespace(plain_strings(column), np) for n, column in done.items()})
+        return Chunk({n: to_namespace(column, np) for n, column in done.items()})
 
     def write(self, folder: Path, part: PartFile, chunks: Iterable[Chunk] | None = None) -> None:
         """Write a part file of these transformed rows; None transforms them here."""
