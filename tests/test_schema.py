@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from tutorlib.checks import check_bytes, check_integer
-from tutorlib.display import html_table, shortened
+from tutorlib.checks import check_bytes, check_integer, html_table, shortened
 from tutorlib.loader import KerasSequenceLoader, MultiHot
 from tutorlib.ops import Categorify, Clip, FillMissing, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource

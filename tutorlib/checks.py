@@ -1,14 +1,14 @@
-"""Checks of arguments: each error names the argument, the rule and the value received."""
+"""What users are told: errors about arguments, with the rule and the value received; tables."""
 
 from __future__ import annotations
 
+import html
 import keyword
 import math
 import numbers
 import operator
-import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?)(i?)B\s*", re.IGNORECASE)
@@ -92,18 +92,6 @@ def check_bytes(name: str, value: Any) -> int | None:
     return int(number)
 
 
-def check_path(name: str, value: Any, advice: str) -> None:
-    """Raise TypeError, with advice, if `value` is no path.
-
-    Example:
-        >>> check_path("log_dir", 4096, "Give a folder.")
-        Traceback (most recent call last):
-        TypeError: log_dir must be a path, got 4096. Give a folder.
-    """
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{name} must be a path, got {value!r}. {advice}")
-
-
 SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")
 SIGNATURE_RULE = (
     "the name of a signature's tensor begins with a letter, has ASCII letters, digits and "
@@ -119,3 +107,58 @@ def without_signature(names: Iterable[str]) -> list[str]:
         ['Item Name', 'class']
     """
     return [n for n in names if not SIGNATURE_NAME.fullmatch(n) or keyword.iskeyword(n)]
+
+
+# ---- what `repr` and a notebook show -------------------------------------------------------------
+
+# Colours come from the page, so that tables fit light and dark themes.
+_CELL = "text-align:{align};vertical-align:top;padding:2px 12px;white-space:pre-line"
+_RULE = "border-bottom:1px solid rgba(128,128,128,.4)"
+
+
+def shortened(items: Iterable[object], most: int = 6) -> str:
+    """Return the first items as text, and how many more there are.
+
+    Args:
+        items: any number of items.
+        most: items to show, at least 1.
+
+    Example:
+        >>> shortened(f"C{i}" for i in range(1, 27))
+        'C1, C2, C3, C4, C5, C6, ... 20 more'
+    """
+    words = [str(item) for item in items]
+    rest = len(words) - most
+    return ", ".join(words if rest < 2 else [*words[:most], f"... {rest:,} more"])
+
+
+def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return an HTML table that scrolls if it is higher than about half a screen.
+
+    Args:
+        title: text above the table.
+        head: names of the columns.
+        rows: the cells of each row; integers get separators of thousands and stand on the right, a
+            newline begins a new line, and None is empty.
+
+    Example:
+        >>> "&lt;b&gt;" in html_table("", ["name"], [["<b>"]])
+        True
+    """
+    lines = [_row("th", [str(word) for word in head]), *(_row("td", row) for row in rows)]
+    return (
+        '<div style="max-height:32em;overflow:auto">'
+        f'<div style="padding:4px 12px"><b>{html.escape(title)}</b></div>'
+        f'<table style="border-collapse:collapse">{"".join(lines)}</table></div>'
+    )
+
+
+def _row(tag: str, cells: Sequence[object]) -> str:
+    return f"<tr>{''.join(_cell(tag, cell) for cell in cells)}</tr>"
+
+
+def _cell(tag: str, value: object) -> str:
+    number = isinstance(value, int) and not isinstance(value, bool)
+    style = f"{_CELL.format(align='right' if number else 'left')};{_RULE}"
+    text = f"{value:,}" if number else "" if value is None else html.escape(str(value))
+    return f'<{tag} style="{style}">{text}</{tag}>'

@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tutorlib.checks import check_choice, check_integer
-from tutorlib.display import html_table, shortened
+from tutorlib.checks import check_choice, check_integer, html_table, shortened
 
 ColumnTypes = Mapping[str, tuple[str, bool]]
 ROLES = ("categorical", "continuous", "label", "weight", "id")

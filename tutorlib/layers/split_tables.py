@@ -17,8 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tutorlib.checks import check_bytes, check_integer
-from tutorlib.display import shortened
+from tutorlib.checks import check_bytes, check_integer, shortened
 from tutorlib.schema import Schema, as_schema
 
 MEBIBYTE = 2**20

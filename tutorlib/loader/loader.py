@@ -23,10 +23,10 @@ from typing import Any, Self
 import keras
 import pyarrow as pa
 
+from tutorlib.checks import html_table
 from tutorlib.columns import Chunk
-from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
-from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu, wait_for_gpu
+from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
 from tutorlib.keras_bridge.processes import data_share, process_count
 from tutorlib.loader.batches import Assembler, ChunkReader, Part
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
@@ -40,8 +40,8 @@ from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings
 from tutorlib.loader.sizing import BudgetTooSmall, ChunkSize, RowBytes, chunk_size, row_bytes
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
-from tutorlib.memory import BufferPool, gpu_doubts, gpu_memory_bytes, host_memory_bytes
-from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.memory import BufferPool, gpu_doubts, host_memory_bytes
+from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema
 
 CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
@@ -353,7 +353,11 @@ class KerasSequenceLoader(LoaderAdapter):
         rows = self._row_bytes(whole=whole)
         buffer_rows = settings.buffer_size
         if buffer_rows is not None and buffer_rows < 1:
-            memory = gpu_memory_bytes() if source.device == "gpu" else host_memory_bytes()
+            memory = host_memory_bytes()
+            if source.device == "gpu":
+                from tutorlib.gpu import gpu_memory_bytes
+
+                memory = gpu_memory_bytes()
             buffer_rows = max(1, int(buffer_rows * memory / rows.batch))
         sized = functools.partial(
             chunk_size,
@@ -487,7 +491,9 @@ class KerasSequenceLoader(LoaderAdapter):
             )
         self._warn_once()
         on_gpu, budget = source.device == "gpu", settings.memory_budget
-        if not on_gpu:
+        if on_gpu:
+            from tutorlib.keras_bridge.gpu import wait_for_gpu
+        else:
             self._pool.limit_bytes = self._size.peak_bytes * settings.ranks_held
         if isinstance(budget, int):  # what is kept for later must leave room for decoding
             largest = max((chunk.num_rows for chunk in plan.chunks), default=0)
@@ -745,9 +751,10 @@ class KerasSequenceLoader(LoaderAdapter):
             stack.enter_context(contextlib.closing(tables))
             if to is None:
                 return pa.concat_tables(tables)
+            from tutorlib.parquet import ParquetSink
+
             first = next(tables)
-            sink = ParquetSink(to, overwrite=overwrite, schema=first.schema)
-            stack.enter_context(sink)
+            sink = stack.enter_context(ParquetSink(to, overwrite=overwrite, schema=first.schema))
             for table in itertools.chain([first], tables):
                 sink.write(table)
         return Path(to)

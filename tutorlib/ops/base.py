@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tutorlib.checks import shortened
 from tutorlib.columns import (
     Array,
     Chunk,
@@ -30,7 +31,6 @@ from tutorlib.columns import (
     with_null_rows,
     with_nulls,
 )
-from tutorlib.display import shortened
 from tutorlib.schema import Column, role_of
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
