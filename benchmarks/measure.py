@@ -28,12 +28,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tutorlib.memory import (
-    host_memory_bytes,
-    limit_tensorflow_memory,
-    missing_for_gpu,
-    usable_cores,
-)
+from tutorlib.gpu import limit_tensorflow_memory, missing_for_gpu
+from tutorlib.memory import host_memory_bytes, usable_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -27,7 +27,7 @@ from tutorlib.checks import check_choice
 from tutorlib.memory import thread_count
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.storage import remove
-from tutorlib.threads import map_on_threads
+from tutorlib.workflow.threads import map_on_threads
 
 RAW_SCHEMA = pa.schema([("label", pa.int32()), *((n, pa.int64()) for n in COLUMN_NAMES[1:])])
 RAW_ROW_GROUP_ROWS = 131_072

@@ -243,7 +243,7 @@ def loader_device() -> str:
     """
     import tensorflow as tf
 
-    from tutorlib.memory import limit_tensorflow_memory, missing_for_gpu
+    from tutorlib.gpu import limit_tensorflow_memory, missing_for_gpu
 
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:

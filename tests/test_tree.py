@@ -23,7 +23,7 @@ TUTORLIB = ROOT / "tutorlib"
 
 # The rooms of tutorlib, lowest first: a room imports only rooms above it in this list.
 ROOMS = [
-    "checks", "display", "schema", "columns", "threads", "filesystems", "storage", "keras_bridge",
+    "checks", "display", "schema", "columns", "filesystems", "storage", "keras_bridge", "gpu",
     "memory", "hashing",
     "parquet", "loader", "shuffling", "ops", "layers", "models", "optimizers", "serving",
     "workflow", "callbacks", "diagnose",
@@ -43,7 +43,7 @@ OPTIONAL = {
     "tqdm",
 }
 OPTIONAL |= {"tf_keras", "IPython", "tensorboard", "tensorboard_plugin_profile", "jax", "torch"}
-WITHOUT_TENSORFLOW = ["columns", "memory", "ops", "parquet", "schema", "storage", "workflow"]
+WITHOUT_TENSORFLOW = ["columns", "gpu", "memory", "ops", "parquet", "schema", "storage", "workflow"]
 
 MODULES = sorted(TUTORLIB.rglob("*.py"))
 
@@ -237,59 +237,100 @@ with KerasSequenceLoader(
     "train", 256, label_names=["label"], cat_names=["user"], cont_names=["age"]
 ) as loader:
     losses = model.fit(loader, epochs=3, verbose=0).history["loss"]
-print("losses", *losses)
 # The best possible is the entropy of a label that is flipped in one of ten rows: 0.325.
 assert 0.30 < losses[-1] < 0.40 < losses[0], losses
 """
 
 
+def run_copy(script: str, python: Path, folder: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
+    done = run_python(script, python=python, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_a_copy_of_tutorlib_trains_beside_tensorflow_numpy_and_pyarrow_alone(bare_python, tmp_path):
     shutil.copytree(TUTORLIB, tmp_path / "tutorlib", ignore=shutil.ignore_patterns("__pycache__"))
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = run_python(TRAINING_SCRIPT, python=bare_python, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith("losses ")
+    run_copy(TRAINING_SCRIPT, bare_python, tmp_path)
 
 
 LOADER_ALONE_SCRIPT = """
+import pathlib
+
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
 
 keras.utils.set_random_seed(0)
 x = np.random.default_rng(0).standard_normal(8192).astype("float32")
-with ParquetSink("train.parquet", row_group_rows=1024) as sink:
-    sink.write(Chunk({"x": x, "label": (x > 0).astype("float32")}))
+table = pa.table({"x": x, "label": (x > 0).astype("float32")})
+pq.write_table(table, "train.parquet", row_group_size=1024)
 inputs = {"x": keras.Input((1,), name="x")}
 model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(inputs["x"]))
 model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
-with KerasSequenceLoader(
-    "train.parquet", 256, label_names=["label"], cat_names=[], cont_names=["x"]
-) as loader:
-    losses = model.fit(loader, epochs=3, verbose=0).history["loss"]
-print("losses", *losses)
-assert losses[-1] < 0.2 and losses[-1] < losses[0] / 2, losses
+named = {"label_names": ["label"], "cat_names": [], "cont_names": ["x"]}
+loader = KerasSequenceLoader("train.parquet", 256, **named)
+
+def told(use):
+    try:
+        use()
+    except (ModuleNotFoundError, ValueError) as error:
+        return str(error)
 """
+# What README says files are for: code that uses them.
+USES = {
+    "": """
+losses = model.fit(loader, epochs=3, verbose=0).history["loss"]
+assert losses[-1] < 0.2 and losses[-1] < losses[0] / 2, losses
+assert loader.predict(model, verbose=0).num_rows == 8192
+refusal = told(lambda: KerasSequenceLoader("train.parquet", 256, device="gpu", **named))
+assert "keras_bridge/gpu.py" in refusal and "Copy them too" in refusal, refusal
+assert "tutorlib.parquet.sink" in told(lambda: loader.predict(model, to="to.parquet"))
+
+from tutorlib.memory import gpu_doubts
+pathlib.Path.glob = lambda *_: ["/dev/nvidia0"]
+assert "this machine has a GPU" in gpu_doubts("cpu")[0] and not gpu_doubts("gpu")
+""",
+    "to write files": """
+from tutorlib import ParquetSink, ParquetSource
+with ParquetSink("copy") as sink:
+    sink.write(table)
+path = loader.predict(model, to="to.parquet", verbose=0)
+assert ParquetSource("copy").num_rows == ParquetSource(path).num_rows == 8192
+""",
+    "for a GPU": """
+import tutorlib.keras_bridge.gpu, tutorlib.parquet.gpu
+from tutorlib import limit_tensorflow_memory
+assert limit_tensorflow_memory() is None
+refusal = told(lambda: KerasSequenceLoader("train.parquet", 256, device="gpu", **named))
+assert "CuPy cannot be imported" in refusal, refusal
+""",
+    "for the callbacks": """
+from tutorlib import LoaderCheckpoint, StallReport
+report = StallReport(loader)
+model.fit(loader, callbacks=[report, LoaderCheckpoint("saved", loader)], verbose=0)
+assert report.stalls and next(pathlib.Path("saved").iterdir()).is_dir()
+""",
+}
 
 
-def test_the_rooms_that_the_readme_names_for_the_loader_alone_train_a_model(bare_python, tmp_path):
+@pytest.mark.parametrize("use", USES)
+def test_the_files_that_the_readme_names_for_each_use_suffice(bare_python, tmp_path, use):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = re.search(r"<!-- loader alone: begin -->(.*?)<!-- .*end -->", readme, re.DOTALL)[1]
-    names = re.findall(r"`([\w./]+)`", named)
-    for name in names:
+    listed = re.search(r"alone: begin -->(.*?)<!-- .*? -->\n(.*?)\n\n", readme, re.DOTALL)
+    named, more = listed.groups()
+    lines = {line[2:].partition(" (")[0]: line for line in more.splitlines()}
+    assert [*USES] == ["", *lines]
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", named + lines.get(use, "")):
         source, target = TUTORLIB / name, tmp_path / "tutorlib" / name
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, target)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = run_python(LOADER_ALONE_SCRIPT, python=bare_python, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith("losses ")
+    run_copy(LOADER_ALONE_SCRIPT + USES[use], bare_python, tmp_path)
 
 
 README_DATA = """

@@ -12,7 +12,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ROOMS = {  # room: its names, one a line
+_ROOMS = {  # room: its names
     "callbacks": [
         "KerasSequenceValidater",
         "LoaderCheckpoint",
@@ -21,7 +21,7 @@ _ROOMS = {  # room: its names, one a line
         "ThroughputLogger",
     ],
     "columns": ["Chunk", "Masked", "Ragged", "Strings"],
-    "memory": ["limit_tensorflow_memory"],
+    "gpu": ["limit_tensorflow_memory"],
     "layers": [
         "DenseFeatures",
         "DotProductInteraction",
@@ -32,16 +32,9 @@ _ROOMS = {  # room: its names, one a line
         "ScalarDenseFeatures",
         "keras_inputs",
     ],
-    "loader": [
-        "KerasSequenceLoader",
-        "MultiHot",
-    ],
+    "loader": ["KerasSequenceLoader", "MultiHot"],
     "shuffling": ["ShuffleQuality", "shuffle_quality"],
-    "models": [
-        "DLRM",
-        "WideAndDeep",
-        "movielens_network",
-    ],
+    "models": ["DLRM", "WideAndDeep", "movielens_network"],
     "ops": [
         "Categorify",
         "Clip",

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tutorlib.keras_bridge.adapter import TimedBatches
+from tutorlib.callbacks import TimedBatches
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.memory import usable_cores
 

@@ -1,13 +1,8 @@
-"""Memory, cores and devices: how much this process may use, and memory for batches.
-
-Importing limits nothing: the user calls `limit_tensorflow_memory()` before TensorFlow first uses a
-GPU, so that TensorFlow and the loader can share it.
-"""
+"""Memory, cores and devices: how much this process may use, and memory for batches."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import mmap
 import os
 import sys
@@ -23,9 +18,6 @@ from tutorlib.checks import check_choice, check_integer
 ALIGNMENT = 64  # bytes: a cache line, and what DLPack consumers require
 SMALL_BYTES = 65_536  # smaller arrays come from the C library's heap
 HUGE_PAGE_BYTES = 2**21
-ENVIRONMENT_VARIABLE = "TF_MEMORY_ALLOCATION"
-DEVICES = ("cpu", "gpu")
-GPU_RESERVE = 0.1  # of the free memory, for kernels and other libraries
 
 
 # Cores and memory of this process.
@@ -178,178 +170,39 @@ def _mapped(nbytes: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8)
 
 
-# The GPU. All of tutorlib works on the first GPU that CUDA shows, on CUDA's default stream.
-
-
-def has_gpu() -> bool:
-    """Return whether the driver of an NVIDIA GPU shows a device (on Linux)."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
-
-
-def missing_for_gpu() -> str | None:
-    """Return in words what `device="gpu"` lacks on this machine; None if it lacks nothing."""
-    try:
-        import cupy
-    except ImportError as error:
-        return f"CuPy cannot be imported ({error})"
-    try:
-        if not cupy.cuda.runtime.getDeviceCount():
-            return "there is no GPU"
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"CUDA finds no GPU ({error})"
-    try:
-        import cudf  # noqa: F401
-        import rmm  # noqa: F401
-    except ImportError as error:
-        return f"cuDF cannot be imported ({error})"
-    return None
+# Where batches are made. A copy of tutorlib for CPUs alone lacks `tutorlib.gpu`.
 
 
 def resolve_device(device: str | None) -> str:
     """Return the device on which batches are made, "cpu" or "gpu"; None means "cpu".
 
     Raises:
-        ValueError: for another device, or for "gpu" without a GPU or the packages that it needs.
+        ValueError: for another device, or for "gpu" without a GPU, or the packages or files that it
+            needs.
     """
-    check_choice("device", device, (None, *DEVICES))
+    check_choice("device", device, (None, "cpu", "gpu"))
     if device == "gpu":
-        if missing := missing_for_gpu():
+        try:
+            from tutorlib.gpu import use_gpu
+        except ModuleNotFoundError as error:
             raise ValueError(
-                f"device='gpu' needs an NVIDIA GPU, cuDF and CuPy, but {missing}. Install the "
-                "packages with `pip install 'tutorlib[gpu]'`, or leave device='cpu'."
-            )
-        _share_gpu_memory()
+                "device='gpu' needs gpu.py, keras_bridge/gpu.py and parquet/gpu.py of tutorlib, "
+                "which are not in this copy. Copy them too, or leave device='cpu'."
+            ) from error
+        use_gpu()
     return device or "cpu"
-
-
-@functools.cache
-def _share_gpu_memory() -> None:
-    """Let CuPy allocate from RMM, as cuDF does, up to what is free less a reserve.
-
-    A memory resource that the program has given RMM stays in use.
-    """
-    import cupy
-    import rmm
-    from rmm.allocators.cupy import rmm_cupy_allocator
-
-    cupy.cuda.set_allocator(rmm_cupy_allocator)
-    if isinstance(rmm.mr.get_current_device_resource(), rmm.mr.CudaMemoryResource):
-        limit = gpu_memory_bytes() // 256 * 256
-        asynchronous = rmm.mr.CudaAsyncMemoryResource()
-        resource = rmm.mr.LimitingResourceAdaptor(asynchronous, allocation_limit=limit)
-        rmm.mr.set_current_device_resource(resource)
-
-
-@functools.cache
-def gpu_memory_bytes() -> int:
-    """Return the bytes of GPU memory that loaders may use: what was free first, less a tenth.
-
-    Memory that TensorFlow was given by `limit_tensorflow_memory`, but has not taken yet, is not
-    counted as free.
-    """
-    import cupy
-
-    free, total = cupy.cuda.runtime.memGetInfo()
-    promised = _given.get("tensorflow", 0) - (total - free)
-    return int((free - max(0, promised)) * (1 - GPU_RESERVE))
-
-
-_given: dict[str, int] = {}  # bytes of the GPU's memory
-
-
-def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None:
-    """Give TensorFlow a fixed part of the first GPU's memory and leave the rest to the loader.
-
-    Call it before anything runs on the GPU; TensorFlow otherwise allocates nearly all its memory.
-
-    Args:
-        allocation: below 1 a fraction of the GPU's free memory, from 1 on mebibytes; None reads the
-            environment variable TF_MEMORY_ALLOCATION, and means 0.5 if that is not set.
-
-    Returns:
-        Bytes given to TensorFlow; None, without any effect, if TensorFlow sees no GPU.
-
-    Raises:
-        ValueError: if `allocation` is not a number or exceeds the GPU's memory.
-        RuntimeError: if TensorFlow has already initialised the GPU.
-
-    Example:
-        >>> limit_tensorflow_memory(0.5)  # doctest: +SKIP
-        42949672960
-
-    Source: TensorFlow guide "Use a GPU", section "Limiting GPU memory growth".
-    """
-    import tensorflow as tf
-
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        _given["tensorflow"] = 0
-        return None
-    import cupy
-
-    if allocation is None:
-        allocation = os.environ.get(ENVIRONMENT_VARIABLE, "0.5")
-    limit = parse_allocation(allocation, cupy.cuda.runtime.memGetInfo()[0])
-    configuration = tf.config.LogicalDeviceConfiguration(memory_limit=limit // 2**20)
-    try:
-        tf.config.set_logical_device_configuration(gpus[0], [configuration])
-    except RuntimeError as error:
-        raise RuntimeError(
-            "TensorFlow has already initialised the GPU, so its memory can no longer be limited. "
-            "Call limit_tensorflow_memory() right after importing tensorflow."
-        ) from error
-    _given["tensorflow"] = limit
-    return limit
-
-
-def parse_allocation(text: str | float, free_bytes: int) -> int:
-    """Return the bytes that a memory allocation means.
-
-    Args:
-        text: below 1 a fraction of `free_bytes`; from 1 on mebibytes.
-        free_bytes: memory of the device that nobody uses.
-
-    Raises:
-        ValueError: if it is not a number above 0, or exceeds `free_bytes`.
-
-    Example:
-        >>> parse_allocation("0.5", 8 * 2**30) == parse_allocation(4096, 8 * 2**30) == 4 * 2**30
-        True
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not value > 0:
-        raise ValueError(
-            f"{ENVIRONMENT_VARIABLE}={text!r} must be a number above 0: below 1 a fraction of the "
-            "memory, from 1 on mebibytes"
-        )
-    wanted = int(value * free_bytes) if value < 1 else int(value * 2**20)
-    if wanted > free_bytes:
-        raise ValueError(
-            f"{ENVIRONMENT_VARIABLE}={text!r} asks for {wanted / 2**20:,.0f} MiB, but the device "
-            f"has {free_bytes / 2**20:,.0f} MiB free"
-        )
-    return wanted
 
 
 def gpu_doubts(device: str) -> list[str]:
     """Return warnings: a GPU that is not used, or TF_MEMORY_ALLOCATION without effect."""
-    doubts = []
-    if device == "cpu" and has_gpu():
-        missing = missing_for_gpu()
-        remedy = "pass device='gpu' to make them there"
-        if missing is not None:
-            remedy = f"device='gpu' cannot be used, since {missing}"
-        doubts.append(
-            f"this machine has a GPU, but batches are made on the CPU: {remedy}, or device='cpu' "
-            "to keep it so without this warning"
+    found = []
+    if device == "cpu" and any(Path("/dev").glob("nvidia[0-9]*")):  # as its driver shows on Linux
+        found.append(
+            "this machine has a GPU, but batches are made on the CPU: pass device='gpu' to make "
+            "them there, or device='cpu' to keep it so without this warning"
         )
-    allocation = os.environ.get(ENVIRONMENT_VARIABLE)
-    if allocation is not None and "tensorflow" not in _given:
-        doubts.append(
-            f"{ENVIRONMENT_VARIABLE}={allocation} is set, but does not limit TensorFlow until "
-            "limit_tensorflow_memory() is called, right after tensorflow is imported"
-        )
-    return doubts
+    with contextlib.suppress(ModuleNotFoundError):
+        from tutorlib.gpu import allocation_doubts
+
+        found += allocation_doubts()
+    return found

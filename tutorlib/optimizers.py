@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 
-from tutorlib.keras_bridge.variables import compiled_by_xla, gather_rows
+from tutorlib.layers.tables import compiled_by_xla, gather_rows
 
 register = keras.saving.register_keras_serializable(package="tutorlib")
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from tests.support.leftovers import come_to_an_end, reader_threads
 from tests.support.loaders import loader_with
 from tests.support.training import compiled_model, data
+from tutorlib.callbacks import TimedBatches
 from tutorlib.columns import Ragged
-from tutorlib.keras_bridge.adapter import TimedBatches
 from tutorlib.loader import KerasSequenceLoader
 
 ROWS = 500

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.loaders import loader_with
-from tutorlib.keras_bridge.adapter import TimedBatches
+from tutorlib.callbacks import TimedBatches
 
 ROWS = 300
 BATCH = 64

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tutorlib.memory import missing_for_gpu
+from tutorlib.gpu import missing_for_gpu
 
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # TensorFlow else takes all memory
 MISSING = missing_for_gpu()

@@ -13,7 +13,6 @@ import keras
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.keras_bridge.backend import min_int_dtype_of_models
 from tutorlib.layers.tables import COMBINERS, EmbeddingBag, list_batch_size, register
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema, as_schema
 
@@ -397,3 +396,16 @@ class LinearFeatures(_TableFeatures):
     def compute_output_shape(self, input_shape: Mapping[str, Any]) -> tuple[int | None, int]:
         """Return (batch, 1)."""
         return (self.batch_size(input_shape), 1)
+
+
+def min_int_dtype_of_models() -> str:
+    """Return the narrowest dtype of integer inputs of models on this machine: "int32" or "int64".
+
+    A model that casts a GPU's int64 ids to int32 would copy them to the host and back
+    (`min_int_dtype_on_gpu`).
+    """
+    if keras.backend.backend() != "tensorflow":
+        return "int32"
+    import tensorflow as tf
+
+    return "int64" if tf.config.list_physical_devices("GPU") else "int32"

@@ -10,9 +10,14 @@ import numpy as np
 from keras import ops
 
 from tutorlib.checks import check_choice
-from tutorlib.keras_bridge.variables import compiled_by_xla, take_rows
 from tutorlib.layers.features import INT32_IDS, FeatureLayer, features_of, refuse_multi_hot
-from tutorlib.layers.tables import add_table, embedding_initializer, register
+from tutorlib.layers.tables import (
+    add_table,
+    compiled_by_xla,
+    embedding_initializer,
+    register,
+    take_rows,
+)
 
 
 @register
@@ -117,8 +122,7 @@ class FusedEmbedding(FeatureLayer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
-        initializer = self.embeddings_initializer
         return super().get_config() | {
             "aggregation": self.aggregation,
-            "embeddings_initializer": initializer and keras.initializers.serialize(initializer),
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
         }

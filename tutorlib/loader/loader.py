@@ -26,7 +26,7 @@ import pyarrow as pa
 from tutorlib.columns import Chunk
 from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
-from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu, wait_for_gpu
+from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
 from tutorlib.keras_bridge.processes import data_share, process_count
 from tutorlib.loader.batches import Assembler, ChunkReader, Part
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
@@ -40,7 +40,7 @@ from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.memory import BufferPool, gpu_doubts
-from tutorlib.parquet import ParquetSink, ParquetSource
+from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema
 
 CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
@@ -435,6 +435,8 @@ class KerasSequenceLoader(LoaderAdapter):
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
         self._pool.limit_bytes = kept * settings.ranks_held
+        if on_gpu:
+            from tutorlib.keras_bridge.gpu import wait_for_gpu
         reader = ChunkReader(
             source,
             self._columns,
@@ -681,9 +683,10 @@ class KerasSequenceLoader(LoaderAdapter):
             stack.enter_context(contextlib.closing(tables))
             if to is None:
                 return pa.concat_tables(tables)
+            from tutorlib.parquet import ParquetSink
+
             first = next(tables)
-            sink = ParquetSink(to, overwrite=overwrite, schema=first.schema)
-            stack.enter_context(sink)
+            sink = stack.enter_context(ParquetSink(to, overwrite=overwrite, schema=first.schema))
             for table in itertools.chain([first], tables):
                 sink.write(table)
         return Path(to)

@@ -24,7 +24,7 @@ import numpy as np
 
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.settings import PLANNED_THREADS, LoaderSettings
-from tutorlib.memory import gpu_memory_bytes, host_memory_bytes
+from tutorlib.memory import host_memory_bytes
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
 
@@ -202,7 +202,11 @@ def size_of_chunks(
     whole = transformed or source.device == "gpu" or partial
     row, buffer_rows = by_row(whole=whole), settings.buffer_size
     if buffer_rows is not None and buffer_rows < 1:
-        memory = gpu_memory_bytes() if source.device == "gpu" else host_memory_bytes()
+        memory = host_memory_bytes()
+        if source.device == "gpu":
+            from tutorlib.gpu import gpu_memory_bytes
+
+            memory = gpu_memory_bytes()
         buffer_rows = max(1, buffer_rows * memory / row.batch)
     sized = functools.partial(
         chunk_size,

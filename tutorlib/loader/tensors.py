@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 
 from tutorlib.columns import Ragged, array_namespace, to_host
-from tutorlib.keras_bridge.backend import (
-    eager_scope,
-    gpu_tensor_maker,
-    tensor_maker,
-    unstacking_maker,
-)
+from tutorlib.keras_bridge.backend import eager_scope, tensor_maker, unstacking_maker
 from tutorlib.loader.batches import Part
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.settings import PAD
@@ -52,9 +47,11 @@ class BatchMaker:
             raise ValueError("multi_hot='ragged' gives tensors; for NumPy use 'nnzs' or 'padded'")
         self._fields, self._lists = [field.name for field in layout.fields], [*layout.ragged]
         self._labels, self._weights = schema.labels.names, schema.with_role("weight").names
-        self._tensor: Callable[[Any], Any] = to_host
-        if not as_numpy:
-            self._tensor = gpu_tensor_maker() if on_gpu else tensor_maker()
+        self._tensor: Callable[[Any], Any] = to_host if as_numpy else tensor_maker()
+        if on_gpu and not as_numpy:
+            from tutorlib.keras_bridge.gpu import gpu_tensor_maker
+
+            self._tensor = gpu_tensor_maker()
         together = not (as_numpy or on_gpu)
         self._tensors = unstacking_maker() if together else lambda a: list(map(self._tensor, a))
 

@@ -1,21 +1,28 @@
 """Parquet: files to chunks of columns and back.
 
 `source` reads a data set of one or many files, or rows in memory; `stored` is one file or table of
-it. `sink` writes files that a loader reads fast. `gpu` decodes on a GPU.
+it. `sink` writes files that a loader reads fast. `gpu` decodes on a GPU. Nothing that reads on a
+CPU imports the last two.
 """
 
-from tutorlib.parquet.sink import ParquetSink, fast_encoding, file_rows
-from tutorlib.parquet.source import ParquetSource, RowGroup, RowRange
+from typing import Any
+
+from tutorlib.parquet.source import ParquetSource, RowRange
 from tutorlib.parquet.stored import ParquetError, find_files, table_of
 
 __all__ = [
     "ParquetError",
     "ParquetSink",
     "ParquetSource",
-    "RowGroup",
     "RowRange",
-    "fast_encoding",
-    "file_rows",
     "find_files",
     "table_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("ParquetSink", "fast_encoding", "file_rows"):
+        raise AttributeError(f"module 'tutorlib.parquet' has no attribute {name!r}")
+    import tutorlib.parquet.sink as sink
+
+    return getattr(sink, name)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tutorlib.checks import check_positive
+from tutorlib.checks import check_choice, check_positive
 from tutorlib.columns import Chunk
 from tutorlib.parquet.stored import PARQUET_ENDINGS
 from tutorlib.schema import is_list
@@ -69,8 +69,7 @@ class ParquetSink:
         schema: pa.Schema | None = None,
         filesystem: Any = None,
     ) -> None:
-        if encoding not in ("fast", "default"):
-            raise ValueError(f"encoding must be 'fast' or 'default', got {encoding!r}")
+        check_choice("encoding", encoding, ("fast", "default"))
         self.path = output_path(path, filesystem)
         refuse_existing(self.path, overwrite)
         self.single_file = self.path.suffix in PARQUET_ENDINGS
@@ -230,5 +229,4 @@ def fast_encoding(schema: pa.Schema) -> dict[str, Any]:
         "compression": "lz4",
         "use_dictionary": dictionary or False,
         "use_byte_stream_split": split or False,
-        "write_statistics": True,
     }

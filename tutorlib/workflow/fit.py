@@ -28,7 +28,7 @@ from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import element_type
 from tutorlib.storage import row_bar
-from tutorlib.threads import map_on_threads
+from tutorlib.workflow.threads import map_on_threads
 
 RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row
 FAN_IN = 8  # states merged at a time

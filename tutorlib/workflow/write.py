@@ -29,7 +29,6 @@ from tutorlib.hashing import hash_integers
 from tutorlib.ops.base import is_builtin
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
-from tutorlib.threads import map_on_threads
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import (
     as_source,
@@ -41,6 +40,7 @@ from tutorlib.workflow.fit import (
     threads_without,
     write_on_cluster,
 )
+from tutorlib.workflow.threads import map_on_threads
 
 MANIFEST = "_manifest.json"
 PREFETCH = 2  # row ranges of a part file that are transformed while one is written
