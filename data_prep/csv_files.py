@@ -212,7 +212,7 @@ def read_tables(
             if len(end) == BLOCK_CHARACTERS and not end.endswith("\n"):
                 line = number + block.count("\n")
                 raise DataPrepError(f"{path}:{line}: a line longer than {len(end):,} characters")
-            if not part and not block.endswith("\n"):
+            if not block.endswith("\n"):  # the last line of the file
                 block += "\n"
             records: list[Record] = []
             if (table := _parsed(block, options)) is None:

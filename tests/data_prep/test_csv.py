@@ -134,7 +134,7 @@ def test_text_written_by_pythons_csv_module_is_read_back(tmp_path_factory, rows,
 
 BAD = (
     'id,x,text\n1,0.5,a\n2,0.5\n\n3,0.5,"line\nbreak"\n4,0.5,b,more\n5,many,c\n'
-    '6,1.5,\xff\n7,2,"Weird Al" Yankovic\n8,2,5" disk\n9,2,"d\n10,1,e\n'
+    '6,1.5,\xff\n7,2,"Weird Al" Yankovic\n8,2,5" disk\n9,2,"d\n10,1,e'
 )
 REASONS = {
     3: "2 fields instead of 3",
@@ -186,6 +186,7 @@ def test_malformed_lines_are_left_out_counted_and_kept(convert, tmp_path, capsys
         (("a,a\n1,2\n",), {}, r"0\.csv: several columns have the same name: \['a', 'a'\]"),
         (("",), {}, r"0\.csv is empty"),
         (("a,b\n",), {}, r"0\.csv.*no rows"),
+        (("a,b\n1\n2,3",), {}, r"^1 malformed lines in .*0\.csv:2: 1 fields instead of 2"),
         (('a,"b\n',), {}, r"0\.csv: its first record is malformed"),
         ((gzip.compress(b"a\n1\n" * 999)[:-9],), {}, r"0\.csv cannot be unpacked"),
         (("x\nJosé\n".encode("latin-1"),), {"encoding": "ascii"}, r"0\.csv:2: not encoded in asc"),
