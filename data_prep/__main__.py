@@ -33,25 +33,21 @@ COMMANDS = {  # {name: (module:function, its --output)}
 FLAGS = {"output": ("--output", "--to"), "source": ("--from",)}  # others are --name-of-argument
 # Of MovieLens: README.txt of each archive; of Criteo: the page of the data set.
 TERMS = {
-    "synthetic": """Data:     synthetic (Criteo, MovieLens, Adult or n-hot shape), drawn from a seed
-Terms:    none: no row describes a real person or company""",
-    "movielens": """Data:     MovieLens (GroupLens, University of Minnesota), or data in its schema
-Source:   https://grouplens.org/datasets/movielens/
-Terms:    MovieLens: research use; commercial use only with permission; no endorsement implied.
-          ml-latest-small may be redistributed under the same conditions; it changes over time:
-          report no results on it. ml-25m: not to be redistributed without permission
-Cite:     F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and
-          Context. ACM Transactions on Interactive Intelligent Systems 5, 4: 19:1-19:19.
-          https://doi.org/10.1145/2827872""",
-    "criteo": """Data:     Criteo 1TB Click Logs, or data in its format, as given by --from
-Source:   https://huggingface.co/datasets/criteo/CriteoClickLogs
-Terms:    Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike)
-Cite:     Criteo AI Lab. Criteo 1TB Click Logs dataset.""",
-    "adult": """Data:     UCI Adult, or data in its format, as given by --from
-Source:   https://archive.ics.uci.edu/dataset/2/adult
-Terms:    Adult: CC BY 4.0 (name the source, say what was changed)
-Cite:     Barry Becker and Ronny Kohavi. 1996. Adult. UCI Machine Learning Repository.
-          https://doi.org/10.24432/C5XW20""",
+    "synthetic": "Terms:  none: drawn from a seed; no row describes a real person or company",
+    "movielens": """Source: https://grouplens.org/datasets/movielens/, or data in its schema
+Terms:  MovieLens: research use; commercial use only with permission; no endorsement implied.
+        ml-latest-small may be redistributed under the same conditions; it changes over time:
+        report no results on it. ml-25m: not to be redistributed without permission
+Cite:   F. Maxwell Harper and Joseph A. Konstan. 2015. The MovieLens Datasets: History and Context.
+        ACM Transactions on Interactive Intelligent Systems 5, 4: 19:1-19:19.
+        https://doi.org/10.1145/2827872""",
+    "criteo": """Source: https://huggingface.co/datasets/criteo/CriteoClickLogs, or its format
+Terms:  Criteo: CC BY-NC-SA 4.0 (name the source, no commercial use, share alike)
+Cite:   Criteo AI Lab. Criteo 1TB Click Logs dataset.""",
+    "adult": """Source: https://archive.ics.uci.edu/dataset/2/adult, or data in its format
+Terms:  Adult: CC BY 4.0 (name the source, say what was changed)
+Cite:   Barry Becker and Ronny Kohavi. 1996. Adult. UCI Machine Learning Repository.
+        https://doi.org/10.24432/C5XW20""",
 }
 
 
@@ -107,7 +103,7 @@ def _add_options(
         elif origin is Sequence:
             options["nargs"] = "+"
         elif origin is Mapping:
-            options |= {"nargs": "+", "type": _pair, "metavar": "NAME=VALUE"}
+            options |= {"nargs": "+", "type": pair, "metavar": "NAME=VALUE"}
         else:
             options["type"] = kind
         if name == "files":
@@ -118,10 +114,9 @@ def _add_options(
             command.add_argument(*flags, dest=name, **options)
 
 
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.rpartition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+def pair(text: str) -> tuple[str, str]:
+    """Return (name, value) of NAME=VALUE."""
+    name, value = text.rsplit("=", 1)
     return name, value
 
 
@@ -132,23 +127,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.pop("kind", None)
     if command in TERMS:
         print(TERMS[command], flush=True)
-    if options.get("types"):
-        options["types"] = dict(options["types"])
     status = 1
     try:
-        made = run(**options)
-        if command == "csv":
-            summary = pkgutil.resolve_name("data_prep.csv_files:summary")
-            print(summary(options["output"], made), flush=True)
+        run(**options)
         return 0
-    except (DataPrepError, ValueError) as error:
+    except (DataPrepError, ValueError, OSError, NotImplementedError) as error:
         message = str(error)
-    except OSError as error:
-        message = str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             message = (
-                f"no space left while writing to {options['output']} ({error.strerror}); no "
-                "incomplete output was left. Free some space or choose another --output."
+                f"no space left while writing to {options['output']} ({message}); no incomplete "
+                "output was left. Free some space or choose another --output."
             )
     except KeyboardInterrupt:
         message, status = "interrupted; no incomplete output was left. Run the command again.", 130

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from data_prep.csv_files import csv_to_parquet
+from data_prep.csv_files import CsvOptions, convert
 from data_prep.download import fetch
 from data_prep.output import fingerprint, make_once
 from data_prep.synthetic_adult import COLUMNS, FILES
@@ -50,10 +50,11 @@ def prepare(
         for part, path in files.items():
             with open(path, "rb") as file:  # adult.test begins with a comment
                 comment = file.read(1) == b"|"
-            made = csv_to_parquet(
-                [path], folder / part, names=COLUMNS, delimiter=",", null_values=["?"],
-                strip=" .", skip_lines=int(comment),
-            )  # fmt: skip
+            options = CsvOptions(
+                names=COLUMNS, null_values=["?"], strip=" .", delimiter=",", skip_lines=int(comment)
+            )
+            (folder / part).mkdir()
+            made = convert([path], folder / part, options)
             rows[f"{part}_rows"] = made["rows"]
         print(f"{output}: {rows['train_rows']:,} rows in train/, {rows['valid_rows']:,} in valid/")
         return rows

@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +18,9 @@ import pyarrow.parquet as pq
 from data_prep.download import fetch
 from data_prep.output import DataPrepError, fingerprint, make_once, read_settings
 from tutorlib.checks import check_choice
+from tutorlib.ops import Categorify
+from tutorlib.parquet import ParquetSource
+from tutorlib.workflow import Workflow
 
 BASE_URL = "https://files.grouplens.org/datasets/movielens"
 # SHA-256 of the archives, as TensorFlow Datasets publishes them:
@@ -37,6 +38,7 @@ STARS = (0.5, 5.0)  # least and most of a rating
 LIKED_ABOVE = 3.0  # stars; a higher rating has label 1
 BLOCK_ROWS = 262_144  # that are joined at a time
 ROW_GROUP_ROWS = 65_536  # of train/ and valid/
+VALID_SHARE = 0.2  # of the ratings
 SEED = 42  # of the random split and of the order of the training rows
 
 
@@ -46,7 +48,6 @@ def prepare(
     source: str | Path | None = None,
     variant: Literal["ml-latest-small", "ml-25m"] = "ml-latest-small",
     split: Literal["random", "time"] = "random",
-    valid_share: float = 0.2,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Make MovieLens ready for training: train/, valid/, movies/, workflow/.
@@ -58,8 +59,7 @@ def prepare(
         output: output folder.
         source: local zip archive, or folder with ratings.csv and movies.csv, instead of a download.
         variant: archive to download: 0.1 M or 25 M ratings.
-        split: ratings for validation: drawn at random (seed 42), or the latest.
-        valid_share: share of the ratings for validation, in (0, 1).
+        split: the fifth of the ratings that validates: drawn at random (seed 42), or the latest.
         overwrite: replace an output made with other settings.
 
     Returns:
@@ -67,15 +67,14 @@ def prepare(
     """
     urls = {f"{BASE_URL}/{variant}.zip": SHA256[variant]}
     raw = fetch(output, source, urls, FILES, overwrite=overwrite)
-    return etl(raw, output, split=split, valid_share=valid_share, overwrite=overwrite)
+    return etl(raw, output, split=split, overwrite=overwrite)
 
 
 def etl(
     source: str | Path,
     output: str | Path,
     *,
-    split: str = "random",
-    valid_share: float = 0.2,
+    split: Literal["random", "time"] = "random",
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write train/, valid/, movies/ and workflow/ into `output`.
@@ -89,35 +88,26 @@ def etl(
     Args:
         source: folder with ratings.csv and movies.csv.
         output: output folder.
-        split: "random" draws the validation rows, "time" uses the latest ratings, and among equal
-            timestamps the last in the file.
-        valid_share: share of the ratings for validation, in (0, 1).
+        split: how a fifth of the ratings is chosen for validation: "random" draws them, "time"
+            uses the latest, and among equal timestamps the last in the file.
         overwrite: replace an output made with other settings.
 
     Returns:
-        {"train_rows", "valid_rows", "train_positive_share", "valid_positive_share",
-        "valid_base_log_loss", "cardinalities", "source"}. The base log loss is the loss of
-        predicting the positive share of the training rows for every validation row. "source" is
-        what `source_of` returns.
+        {"train_rows": n, "valid_rows": n, "source": what `source_of` returns}.
 
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: if `split` is neither.
+        OSError: if a file cannot be read.
         DataPrepError: if a file is malformed, or the output exists with other settings.
     """
     check_choice("split", split, ("random", "time"))
-    if not 0 < valid_share < 1:
-        raise ValueError(f"valid_share must be in (0, 1), got {valid_share}")
     source = Path(source)
     files = [source / name for name in FILES]
-    if missing := [path.name for path in files if not path.is_file()]:
-        raise DataPrepError(
-            f"{source} lacks {' and '.join(missing)}. Put them there, as they were."
-        )
 
     def write(folder: Path) -> dict[str, Any]:
         ratings, movies = read_ratings(files[0]), read_movies(files[1])
         rows = ratings.num_rows
-        valid_rows = max(1, round(rows * valid_share))
+        valid_rows = max(1, round(rows * VALID_SHARE))
         if valid_rows >= rows:
             raise DataPrepError(
                 f"{files[0]} has {rows} ratings, too few to split. Provide more ratings."
@@ -132,28 +122,13 @@ def etl(
         pq.write_table(movies, folder / "movies/movies.parquet", write_page_checksum=True)
         sides = {"train": np.flatnonzero(~is_valid), "valid": np.flatnonzero(is_valid)}
         _join(ratings, movies, sides, folder / "joined")
-        sizes = _fit_and_write(folder)
-        liked = ratings["rating"].to_numpy() > LIKED_ABOVE
-        of_train, of_valid = (float(liked[chosen].mean()) for chosen in sides.values())
-        guess = min(max(of_train, 1e-7), 1 - 1e-7)
-        loss = -of_valid * math.log(guess) - (1 - of_valid) * math.log(1 - guess)
-        print(
-            f"{output}: {rows - valid_rows:,} ratings in train/, {valid_rows:,} in valid/, "
-            f"{movies.num_rows:,} films",
-            flush=True,
-        )
-        return {
-            "train_rows": rows - valid_rows,
-            "valid_rows": valid_rows,
-            "train_positive_share": round(of_train, 5),
-            "valid_positive_share": round(of_valid, 5),
-            "valid_base_log_loss": round(loss, 5),
-            "cardinalities": sizes,
-            "source": _source(source),
-        }
+        _fit_and_write(folder)
+        print(f"{output}: {rows - valid_rows:,} ratings in train/, {valid_rows:,} in valid/")
+        counts = {"train_rows": rows - valid_rows, "valid_rows": valid_rows}
+        return {**counts, "source": _source(source)}
 
-    settings = {"command": "movielens etl", "version": 2, "split": split,
-                "valid_share": valid_share, "files": fingerprint(files)}  # fmt: skip
+    settings = {"command": "movielens etl", "version": 3, "split": split,
+                "files": fingerprint(files)}  # fmt: skip
     parts = ("train", "valid", "movies", "workflow")
     return make_once(output, settings, write, parts=parts, inputs=[source], overwrite=overwrite)
 
@@ -176,9 +151,7 @@ def source_of(output: str | Path) -> dict[str, Any]:
 
 
 def _source(folder: Path) -> dict[str, Any]:
-    made: dict[str, Any] = {"settings": {}, "metadata": {}}
-    with contextlib.suppress(DataPrepError):  # a `_settings.json` of the user's own
-        made = read_settings(folder) or made
+    made = read_settings(folder) or {"settings": {}, "metadata": {}}
     downloaded = any(made["settings"].get("archive") == [digest] for digest in SHA256.values())
     kind = "synthetic" if made["settings"].get("command") == "synthetic movielens" else "local"
     return {**made, "kind": "downloaded" if downloaded else kind, "folder": str(folder.resolve())}
@@ -245,9 +218,8 @@ def _join(ratings: pa.Table, movies: pa.Table, sides: dict[str, np.ndarray], fol
     schema = pa.schema([("userId", pa.int64()), ("movieId", pa.int64()),
                         ("genres", genres.type), ("rating", pa.float32())])  # fmt: skip
     for side, rows in sides.items():
-        with pq.ParquetWriter(
-            folder / f"{side}.parquet", schema, write_page_checksum=True
-        ) as writer:
+        path = folder / f"{side}.parquet"
+        with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
             for start in range(0, len(rows), BLOCK_ROWS):
                 part = ratings.take(pa.array(rows[start : start + BLOCK_ROWS]))
                 film = pc.index_in(part["movieId"], movies["movieId"])
@@ -257,12 +229,8 @@ def _join(ratings: pa.Table, movies: pa.Table, sides: dict[str, np.ndarray], fol
                 writer.write_table(pa.table(columns, schema=schema))
 
 
-def _fit_and_write(folder: Path) -> dict[str, int]:
-    """Transform the joined ratings by a Workflow; return the cardinalities."""
-    from tutorlib.ops import Categorify
-    from tutorlib.parquet import ParquetSource
-    from tutorlib.workflow import Workflow
-
+def _fit_and_write(folder: Path) -> None:
+    """Fit a Workflow to the joined ratings, and transform them."""
     sources = {n: ParquetSource(folder / "joined" / f"{n}.parquet") for n in ("train", "valid")}
     workflow = Workflow(
         ["userId", "movieId"] >> Categorify(),
@@ -277,5 +245,3 @@ def _fit_and_write(folder: Path) -> dict[str, int]:
             sources[name], folder / name, row_group_rows=ROW_GROUP_ROWS, shuffle_seed=shuffle_seed
         )
     workflow.save(folder / "workflow")
-    sizes = workflow.embedding_sizes()
-    return {name: int(cardinality) for name, (cardinality, _) in sizes.items()}

@@ -45,8 +45,7 @@ class LabelStatistics:
         p = np.where(label == 1, probability, 1 - probability)
         self._loss -= float(np.log(p).sum())
         bins = np.minimum((probability * self.BINS).astype(np.int64), self.BINS - 1)
-        for value in (0, 1):
-            self._histogram[value] += np.bincount(bins[label == value], minlength=self.BINS)
+        np.add.at(self._histogram, (label, bins), 1)
 
     def result(self) -> dict[str, float]:
         """Return the statistics of all rows.
@@ -129,12 +128,8 @@ def write_once(
         scale = {"unit": f" {unit}", "unit_scale": True}
         with tqdm(total=rows, desc=command, disable=None, **scale) as bar:
             found = write(path, bar).result()
-        print(
-            f"{folder}: {rows:,} {unit}; label 1 in {found['positive_share']:.1%}; log loss "
-            f"{found['base_log_loss']:.3f} for predicting this share, at best "
-            f"{found['bayes_log_loss']:.3f} (AUC {found['bayes_auc']:.3f})",
-            flush=True,
-        )
+        best = f"log loss {found['bayes_log_loss']:.3f}, AUC {found['bayes_auc']:.3f}"
+        print(f"{folder}: {rows:,} {unit}; the best possible model: {best}", flush=True)
         return found
 
     return make_once(folder, settings, draw, overwrite=overwrite)

@@ -50,11 +50,7 @@ _UNRELATED = ("race", "sex", "native_country")  # no such bias is taught
 
 
 def write_adult(
-    output: str | Path,
-    *,
-    rows: int = 48_842,
-    seed: int = 0,
-    overwrite: bool = False,
+    output: str | Path, *, rows: int = 48_842, seed: int = 0, overwrite: bool = False
 ) -> dict[str, float]:
     """Write `adult.data` and `adult.test` into a folder; return the statistics of the labels.
 
@@ -74,7 +70,6 @@ def write_adult(
     check_integer("rows", rows, at_least=2)
     settings = {"command": "synthetic adult", "version": 1, "rows": rows, "seed": seed}
     of_test = max(1, round(rows / 3))
-
     counts = (rows - of_test, of_test)
 
     def write(path: Path, bar: tqdm) -> LabelStatistics:

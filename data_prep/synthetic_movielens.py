@@ -114,18 +114,13 @@ class Films:
         rng = random_stream(seed, 1)
         self.movie_id = np.cumsum(1 + rng.geometric(0.6, number)) - 1
         self.by_rank = rng.permutation(number)
-        self.genres = self._draw_genres(rng, number)
-        self.quality = (0.45 * rng.standard_normal(number)).astype(np.float32)
-        self.traits = rng.standard_normal((number, _TRAITS)).astype(np.float32)
-        self._rng = rng
-
-    @staticmethod
-    def _draw_genres(rng: np.random.Generator, number: int) -> np.ndarray:
         # Up to five distinct genres: those with the largest log(share) + Gumbel noise.
         how_many = rng.choice(6, number, p=[0.04, 0.36, 0.33, 0.18, 0.07, 0.02])
         keys = np.log(_GENRE_SHARES) + rng.gumbel(size=(number, len(GENRES)))
-        rank = np.argsort(np.argsort(-keys, axis=1), axis=1)
-        return rank < how_many[:, None]
+        self.genres = np.argsort(np.argsort(-keys, axis=1), axis=1) < how_many[:, None]
+        self.quality = (0.45 * rng.standard_normal(number)).astype(np.float32)
+        self.traits = rng.standard_normal((number, _TRAITS)).astype(np.float32)
+        self._rng = rng
 
     def write(self, path: Path) -> None:
         """Write movies.csv: movieId, title, genres; titles are quoted where necessary."""
@@ -233,14 +228,12 @@ def _draw_ratings(
     # Above 3 means 3.5 or more, that is `noisy` above 3.25.
     statistics.add((halves > 6).astype(np.int8), _normal_above((3.25 - expected) / _NOISE))
     seconds = users.joined[who] + (rng.exponential(90 * 86_400, len(who))).astype(np.int64)
-    stars = np.array([f"{half / 2:.1f}" for half in range(11)])
+    stars = pa.array([f"{half / 2:.1f}" for half in range(11)])
     return pa.table(
         {
             "userId": who + 1,
             "movieId": films.movie_id[film],
-            "rating": pa.DictionaryArray.from_arrays(
-                pa.array(halves, pa.int32()), pa.array(stars.tolist())
-            ).cast(pa.string()),
+            "rating": stars.take(pa.array(halves)),
             "timestamp": np.minimum(seconds, _LAST_SECOND),
         }
     )

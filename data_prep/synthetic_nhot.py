@@ -78,10 +78,7 @@ def schema_of(scale: float) -> Schema:
     return Schema(
         [
             *(Column(name, "continuous", "float32") for name in NUMBER_NAMES),
-            *(
-                Column(name, "categorical", "int32", name in LIST_NAMES, size)
-                for name, size in sizes.items()
-            ),
+            *(Column(n, "categorical", "int32", n in LIST_NAMES, k) for n, k in sizes.items()),
             Column("label", "label", "int8"),
         ]
     )
@@ -101,12 +98,9 @@ def draw_block(seed: int, part: int, block: int, sizes: dict[str, int]) -> Drawn
     rng = synthetic.random_stream(seed, part, block)
     n = BLOCK_ROWS
     numbers = _draw_numbers(rng, n)
-    ids = np.stack(
-        [synthetic.power_law_ids(rng, n, sizes[name], np.int32) for name in ONE_HOT_NAMES]
-    )
-    lists = np.stack(
-        [synthetic.power_law_ids(rng, (n, MOST_IDS), sizes[name], np.int32) for name in LIST_NAMES]
-    )
+    draw = functools.partial(synthetic.power_law_ids, rng, dtype=np.int32)
+    ids = np.stack([draw(n, sizes[name]) for name in ONE_HOT_NAMES])
+    lists = np.stack([draw((n, MOST_IDS), sizes[name]) for name in LIST_NAMES])
     lengths = rng.integers(0, MOST_IDS + 1, (len(LIST_NAMES), n, 1))
     listed = (np.arange(MOST_IDS) < lengths) & ~_repeated(lists)
     label, probability = synthetic.draw_labels(rng, _logit(numbers, ids, lists, listed))

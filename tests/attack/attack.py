@@ -190,8 +190,8 @@ def read_criteo(folder: Path) -> None:
     from data_prep import criteo, output
 
     output.read_settings(folder / "raw")
-    criteo.raw_to_parquet(folder / "raw", folder / "lax", on_bad_lines="skip", workers=1)
-    criteo.raw_to_parquet(folder / "raw", folder / "strict", workers=1)
+    criteo.raw_to_parquet(folder / "raw", folder / "lax", on_bad_lines="skip")
+    criteo.raw_to_parquet(folder / "raw", folder / "strict")
 
 
 def make_csv(folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""Click logs: each line is checked, split by day and fitted as promised, whoever does the work."""
+"""Click logs: each line is checked, split by day and fitted as promised."""
 
-import contextlib
+import dataclasses
 import gzip
 import shutil
 
@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep import criteo, csv_files
-from data_prep.__main__ import main
 from data_prep.csv_files import BadLines
 from data_prep.output import DataPrepError, read_settings
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES, write_criteo
-from tests.support.processes import free_ports, started, wait_for_port
 from tutorlib.parquet import ParquetSource
+from tutorlib.workflow import Workflow
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +66,11 @@ def test_days_are_split_and_transformed_as_computed_by_hand(raw, prepared):
     np.testing.assert_array_equal(train["label"], lines["label"])
     want = np.log1p(lines["I2"].fillna(0).clip(lower=0)).to_numpy()
     np.testing.assert_allclose(train["I2"], (want - want.mean()) / want.std(), atol=1e-4)
+    sizes = Workflow.load(output / "workflow").embedding_sizes()
     for name in CATEGORICAL_NAMES:
-        assert train[name].between(0, metadata["cardinalities"][name] - 1).all()
+        assert train[name].between(0, sizes[name][0] - 1).all()
     often = (lines["C7"].value_counts() >= 5).sum()  # of the training days only
-    assert metadata["cardinalities"]["C7"] == often + 3  # padding, null, unknown
+    assert sizes["C7"][0] == often + 3  # padding, null, unknown
     valid = pq.read_table(ParquetSource(output / "valid").files)["label"].to_numpy()
     np.testing.assert_array_equal(valid, read_raw(raw / "day_2.tsv")["label"])
 
@@ -90,43 +90,31 @@ def test_gzip_and_the_published_names_are_read(raw, prepared, tmp_path):
 
 
 REFUSED = {
-    "no folder": ({}, {}, "no day files"),
-    "empty": ({"day_0.tsv": b""}, {}, r"day_0\.tsv is empty"),
-    "same day": ({"day_0.tsv": b"", "day_0.gz": b""}, {}, "are the same day"),
-    "cut": ({"day_0.gz": gzip.compress(b"0\t" * 9999)[:-9]}, {}, r"day_0\.gz cannot be unpacked"),
+    "no folder": ({}, "no day files"),
+    "empty": ({"day_0.tsv": b""}, r"day_0\.tsv is empty"),
+    "same day": ({"day_0.tsv": b"", "day_0.gz": b""}, "are the same day"),
+    "cut": ({"day_0.gz": gzip.compress(b"0\t" * 9999)[:-9]}, r"day_0\.gz cannot be unpacked"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, case):
-    files, options, message = REFUSED[case]
+    files, message = REFUSED[case]
     (tmp_path / "raw").mkdir()
     for name, content in files.items():
         (tmp_path / "raw" / name).write_bytes(content)
     with pytest.raises(DataPrepError, match=message):
-        criteo.prepare(tmp_path / "raw", tmp_path / "data", **options)
+        criteo.prepare(tmp_path / "raw", tmp_path / "data")
     assert not (tmp_path / "data/parquet").exists()
 
 
 def test_the_only_day_is_split_by_time(raw, tmp_path):
     (tmp_path / "raw").mkdir()
     shutil.copy(raw / "day_1.tsv", tmp_path / "raw/day_1_head.tsv")
-    metadata = criteo.prepare(tmp_path / "raw", tmp_path / "data", valid_share=0.15)
-    assert (metadata["train_rows"], metadata["valid_rows"]) == (3_400, 600)
+    metadata = criteo.prepare(tmp_path / "raw", tmp_path / "data", freq_threshold=5)
+    assert (metadata["train_rows"], metadata["valid_rows"]) == (3_200, 800)
     have = pq.read_table(ParquetSource(tmp_path / "data/valid").files)["label"].to_numpy()
-    np.testing.assert_array_equal(have, read_raw(raw / "day_1.tsv")["label"][3_400:])
-
-
-def test_days_and_workers_that_cannot_be_had_are_refused(raw, prepared, tmp_path, capsys):
-    output = tmp_path / "data"
-    with pytest.raises(DataPrepError, match="leaves none to train on"):
-        criteo.prepare(raw, output, valid_days=3)
-    arguments = ["criteo", "--from", str(raw), "--output", str(output)]
-    assert main([*arguments, "--workers", "0"]) == 1
-    assert "--workers must be at least 1, got 0" in capsys.readouterr().err
-    assert main([*arguments, "--dask", "tcp://127.0.0.1:1"]) == 1
-    assert "--dask tcp://127.0.0.1:1: no scheduler answers there" in capsys.readouterr().err
-    assert not (output / "train").exists()
+    np.testing.assert_array_equal(have, read_raw(raw / "day_1.tsv")["label"][3_200:])
 
 
 # ---- malformed lines ---------------------------------------------------------------------------
@@ -178,9 +166,10 @@ def test_malformed_lines_are_refused_or_reported_with_their_numbers(
 def read(folder, lines, name="day_0.tsv", end="\n"):
     """Return (rows, malformed lines) of a file of these lines."""
     path, bad = folder / name, BadLines(name)
+    options = dataclasses.replace(criteo.LINES, on_bad_lines="skip")
     data = (end.join(lines) + end).encode()
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    return sum(table.num_rows for table in criteo.read_day(path, bad)), bad
+    return sum(map(len, csv_files.read_tables(path, options, criteo.RULES, bad))), bad
 
 
 VALUES = st.one_of(
@@ -211,48 +200,6 @@ def test_a_long_line_is_malformed_and_one_longer_than_a_block_is_refused(
     lines = [GOOD, "x" * 14_000, GOOD, "short", *[GOOD] * 200, "y" * 14_000]
     rows, bad = read(tmp_path, lines, name, end)
     assert rows == lines.count(GOOD)
-    assert [number for number, _ in bad.lines] == [2, 4, len(lines)]
+    assert [int(text.split(":")[1]) for text in bad.first] == [2, 4, len(lines)]
     with pytest.raises(DataPrepError, match=rf"{name}:3: a line longer than 16,384 characters"):
         read(tmp_path, [GOOD, GOOD, "x" * 99_000, GOOD], name, end)
-
-
-# ---- who works, and kills ----------------------------------------------------------------------
-
-
-def contents(folder):
-    """Return {name: bytes} of the files that a run makes, without the times in its settings."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for side in ("parquet", "train", "valid", "workflow")
-        for path in sorted((folder / side).rglob("*"))
-        if path.is_file() and path.name != "_settings.json"
-    }
-
-
-@contextlib.contextmanager
-def cluster_of_commands(folder):
-    """Give the address of a scheduler and of a worker with two processes, as on any machine."""
-    (port,) = free_ports(1)
-    address = f"tcp://127.0.0.1:{port}"
-    scheduler = ["scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
-    worker = ["worker", address, "--nworkers", "2", "--nthreads", "1", "--no-dashboard"]
-    with (
-        (folder / "dask.log").open("w") as log,
-        started(["-m", "dask", *scheduler], log, folder),  # in another folder than the client
-    ):
-        wait_for_port(port)
-        with started(["-m", "dask", *worker], log, folder):
-            yield address
-
-
-def test_the_files_are_the_same_whoever_works(raw, prepared, tmp_path):
-    pytest.importorskip("distributed")
-    want = contents(prepared[0])
-    arguments = ["criteo", "--from", str(raw), "--freq-threshold", "5", "--output"]
-    assert main([*arguments, str(tmp_path / "one"), "--workers", "1"]) == 0
-    with cluster_of_commands(tmp_path) as address:
-        assert main([*arguments, str(tmp_path / "dask"), "--dask", address]) == 0
-    for name in ("one", "dask"):
-        assert contents(tmp_path / name) == want
-        made = {path.name for path in (tmp_path / name).iterdir()}
-        assert made == {"parquet", "train", "valid", "workflow", "_settings.json"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data_prep import csv_files
 from data_prep.__main__ import main
-from data_prep.csv_files import KINDS, TEXT, csv_to_parquet, fitting, summary
+from data_prep.csv_files import KINDS, TEXT, csv_to_parquet, fitting
 from data_prep.output import DataPrepError, read_settings
 from tutorlib.parquet import ParquetSource
 
@@ -75,18 +75,11 @@ def test_the_last_row_of_many_blocks_decides_a_type_too(convert, monkeypatch, la
     table, made = convert("id,x\n" + "".join(f"{i},{i}\n" for i in range(2_000)) + f"2000,{last}\n")
     assert made["types"] == {"id": "int64", "x": kind}
     assert table["x"].to_pylist()[-2:] == ([1999.0, 0.5] if kind == "double" else ["1999", last])
-    notes = " ".join(made["notes"])
-    assert ("x is text because of 'unknown'" in notes) == (kind == "string") == ("2002." in notes)
 
 
-def test_numbers_and_dates_of_other_countries_are_text_with_a_note(convert, tmp_path):
+def test_numbers_and_dates_of_other_countries_are_text(convert):
     _, made = convert("price;day;word\n1.234,5;31.12.2024;a\n2;1.1.2025;b\n")
     assert set(made["types"].values()) == {"string"}
-    assert len(made["notes"]) == 2
-    told = summary(tmp_path / "out", made)
-    assert "note: price is text because of '1.234,5'" in told
-    assert "decimal comma" in told
-    assert "write 2024-12-31" in told
 
 
 def test_given_types_and_null_values_are_kept(convert):
@@ -101,7 +94,7 @@ def test_given_types_and_null_values_are_kept(convert):
 FORMS = {
     "gzip": (gzip.compress(b"a,b\n1,x\n2,y\n"), {}),
     "tabs": ("a\tb\n1\tx\n2\ty\n", {}),
-    "tabs by name": ("a\tb\n1\tx\n2\ty\n", {"delimiter": r"\t"}),
+    "tabs by name": ("a\tb\n1\tx\n2\ty\n", {"delimiter": "\t"}),
     "semicolons": ("a;b\n1;x\n2;y\n", {}),
     "any delimiter": ("a~b\n1~x\n2~y\n", {"delimiter": "~"}),
     "no header": ("1,x\n2,y\n", {"names": ["a", "b"]}),
@@ -112,7 +105,6 @@ FORMS = {
     "blank lines": ("\n\na,b\n1,x\n\n2,y\n\n", {}),
     "lines before the header": ("made by hand\n\na,b\n1,x\n2,y\n", {"skip_lines": 2}),
     "spaces": ("a, b\n1, x\n2, y.\n", {"strip": " ."}),
-    "single quotes": ("a,b\n1,'x'\n2,y\n", {"quote": "'"}),
 }
 
 
@@ -142,15 +134,15 @@ def test_text_written_by_pythons_csv_module_is_read_back(tmp_path_factory, rows,
 
 BAD = (
     'id,x,text\n1,0.5,a\n2,0.5\n\n3,0.5,"line\nbreak"\n4,0.5,b,more\n5,many,c\n'
-    '6,1.5,\xff\n7,2,"Weird Al" Yankovic\n8,2,5" disk\n9,2,"d\n10,1,e\n'
+    '6,1.5,\xff\n7,2,"Weird Al" Yankovic\n8,2,5" disk\n9,2,"d\n10,1,e'
 )
 REASONS = {
     3: "2 fields instead of 3",
     7: "4 fields instead of 3",
     8: "x is 'many', must be double",
     9: "not encoded in utf-8",
-    10: "malformed quotes (',' expected after '\"')",
-    12: "malformed quotes (unexpected end of data)",
+    10: "malformed quotes",
+    12: "malformed quotes",
 }
 
 
@@ -173,7 +165,7 @@ def test_malformed_lines_are_refused_with_file_line_and_rule(
     assert [path.name for path in tmp_path.iterdir()] == ["0.csv"]
 
 
-def test_malformed_lines_are_left_out_counted_and_kept(convert, tmp_path):
+def test_malformed_lines_are_left_out_counted_and_kept(convert, tmp_path, capsys):
     table, made = convert(BAD.encode("latin-1"), types={"x": "float64"}, on_bad_lines="skip")
     assert table["id"].to_pylist() == [1, 3, 8, 10]
     assert table["text"].to_pylist() == ["a", "line\nbreak", '5" disk', "e"]
@@ -184,22 +176,23 @@ def test_malformed_lines_are_left_out_counted_and_kept(convert, tmp_path):
         number: line["reason"][: len(REASONS[number])] for number, line in kept.items()
     } == REASONS
     assert {line["text"] for line in kept.values()} >= {"2,0.5", "4,0.5,b,more", '9,2,"d'}
-    assert "skipped: 6 malformed lines" in summary(tmp_path / "out", made)
+    assert "skipped: 6 malformed lines" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("texts", "options", "message"),
     [
         (("a,b\n1,2\n", "a,c\n1,2\n"), {}, r"1\.csv has the columns \['a', 'c'\], but .*0\.csv"),
-        (("a,a\n1,2\n",), {}, r"0\.csv: several columns are called \['a'\]"),
-        (("",), {}, r"0\.csv: it is empty"),
+        (("a,a\n1,2\n",), {}, r"0\.csv: several columns have the same name: \['a', 'a'\]"),
+        (("",), {}, r"0\.csv is empty"),
         (("a,b\n",), {}, r"0\.csv.*no rows"),
+        (("a,b\n1\n2,3",), {}, r"^1 malformed lines in .*0\.csv:2: 1 fields instead of 2"),
         (('a,"b\n',), {}, r"0\.csv: its first record is malformed"),
         ((gzip.compress(b"a\n1\n" * 999)[:-9],), {}, r"0\.csv cannot be unpacked"),
         (("x\nJosé\n".encode("latin-1"),), {"encoding": "ascii"}, r"0\.csv:2: not encoded in asc"),
-        ((b"a,b\n1,2",), {"encoding": "utf-16"}, r"0\.csv: not encoded in utf-16.*--encoding"),
+        ((b"a,b\n1,2",), {"encoding": "utf-16"}, r"0\.csv.* not encoded in utf-16.*--encoding"),
         (("a\n1\n",), {"types": {"b": "int64"}}, r"types names the columns \['b'\]"),
-        (("a\n1\n",), {"types": {"a": "list"}}, "no type that text can have"),
+        (("a\n1\n",), {"types": {"a": "list"}}, "No type alias for list"),
         (("a\n1\n",), {"delimiter": ",,"}, "delimiter must be one ASCII character"),
         (("a\n1\n",), {"encoding": "utf-9"}, "encoding must be a codec"),
         ((), {}, "no CSV file is given"),

@@ -22,17 +22,6 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def wait_for_port(port, timeout=60):
-    """Wait until a process listens on a port of this machine."""
-    end = time.monotonic() + timeout
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            assert time.monotonic() < end, f"nothing listens on port {port}"
-            time.sleep(0.05)
-
-
 @contextlib.contextmanager
 def started(arguments, output, cwd=None, **environment):
     """Start Python with these arguments; it ends with the block, at the latest.

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import itertools
 import os
 import sys
 import time
@@ -33,7 +32,6 @@ from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan, RankPlan
-from tutorlib.loader.predict import ids_of_batches, predicted
 from tutorlib.loader.ranks import check_joined_batches, hash_of, refuse_other_ranks
 from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
@@ -627,6 +625,8 @@ class KerasSequenceLoader(LoaderAdapter):
             >>> for ids, (inputs, labels) in loader.with_ids():  # doctest: +SKIP
             ...     print(ids["user_id"][0], labels[0])
         """
+        from tutorlib.loader.predict import ids_of_batches
+
         if not self.id_names:
             raise ValueError("there are no ids: give the loader id_names=[...]")
         with contextlib.closing(iter(self)) as batches:
@@ -677,19 +677,10 @@ class KerasSequenceLoader(LoaderAdapter):
             >>> loader.predict(model).sort_by("prediction")  # doctest: +SKIP
             >>> loader.predict(model, to="predictions.parquet")  # doctest: +SKIP
         """
-        with contextlib.ExitStack() as stack:
-            loader = self.in_file_order(labels=labels)
-            tables = predicted(loader, model, labels, name, verbose)
-            stack.enter_context(contextlib.closing(tables))
-            if to is None:
-                return pa.concat_tables(tables)
-            from tutorlib.parquet import ParquetSink
+        from tutorlib.loader.predict import predictions
 
-            first = next(tables)
-            sink = stack.enter_context(ParquetSink(to, overwrite=overwrite, schema=first.schema))
-            for table in itertools.chain([first], tables):
-                sink.write(table)
-        return Path(to)
+        loader = self.in_file_order(labels=labels)
+        return predictions(loader, model, labels, name, verbose, to, overwrite)
 
     # ---- what Keras and other ranks ask ----
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
+import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib.loader.plan import EpochPlan
-from tutorlib.parquet import ParquetSource
+from tutorlib.parquet import ParquetSink, ParquetSource
 
 
 def ids_of_batches(
@@ -53,14 +56,16 @@ def ids_of_batches(
         yield parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
 
-def predicted(
+def predictions(
     loader: Any,
     model: keras.Model,
     labels: bool,
     name: str,
     verbose: str | int,
-) -> Generator[pa.Table]:
-    """Yield the table of each batch: ids, labels if asked for, and predictions.
+    to: str | os.PathLike[str] | None,
+    overwrite: bool,
+) -> pa.Table | Path:
+    """Return the table of ids, labels if asked for, and predictions, or the path of its files.
 
     Args:
         loader: `KerasSequenceLoader` in the order of the files.
@@ -68,7 +73,23 @@ def predicted(
         labels: whether the table has the labels.
         name: name of the column of predictions.
         verbose: how progress is shown.
+        to: file or folder to write; None for none.
+        overwrite: whether it is replaced.
     """
+    with contextlib.closing(_tables(loader, model, labels, name, verbose)) as tables:
+        if to is None:
+            return pa.concat_tables(tables)
+        first = next(tables)
+        with ParquetSink(to, overwrite=overwrite, schema=first.schema) as sink:
+            for table in itertools.chain([first], tables):
+                sink.write(table)
+    return Path(to)
+
+
+def _tables(
+    loader: Any, model: keras.Model, labels: bool, name: str, verbose: str | int
+) -> Generator[pa.Table]:
+    """Yield the table of each batch."""
     label_names = loader.schema.labels.names
     if labels and not label_names:
         raise ValueError("labels=True needs a loader with label_names")
