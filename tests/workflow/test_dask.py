@@ -58,6 +58,48 @@ def test_a_cluster_writes_the_same_bytes_as_threads(two_workers, source, tmp_pat
     assert ParquetSource(workers).read(0).names == OUTPUTS
 
 
+WRITE = """
+import os, signal, sys, threading, time
+from distributed import Client, LocalCluster
+from tutorlib.workflow import Workflow
+
+def finished(target):
+    return [n for *_, names in os.walk(f"{target}.partial") for n in names if n[:4] == "part"]
+
+def die_at(count, target):
+    while len(finished(target)) < count:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    made, source, target = Workflow.load(sys.argv[1]), *sys.argv[2:4]
+    threading.Thread(target=die_at, args=(3, target), daemon=True).start()
+    options = {"row_group_rows": 20, "rows_per_file": 20, "shuffle_seed": 3}
+    with LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
+        made.transform_to_parquet(source, target, client=client, **options)
+"""
+
+
+def test_what_the_workers_of_a_killed_client_finished_is_kept(two_workers, source, tmp_path):
+    fitted = workflow().fit(source)
+    saved, target = fitted.save(tmp_path / "saved"), tmp_path / "out"
+    (tmp_path / "write.py").write_text(WRITE)
+    with (tmp_path / "log").open("w") as log:
+        arguments = ["write.py", *map(str, (saved, source, target))]
+        with started(arguments, log, tmp_path) as process:
+            assert process.wait(120) == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert not target.exists()
+    [partial] = (tmp_path / "out.partial").glob("[!.]*")
+    kept = {path.name: path.stat().st_mtime_ns for path in partial.glob("part_*")}
+    assert 3 <= len(kept) < 100
+    options = {"row_group_rows": 20, "rows_per_file": 20, "shuffle_seed": 3}
+    fitted.transform_to_parquet(source, target, client=two_workers, **options)
+    assert kept == {name: (target / name).stat().st_mtime_ns for name in kept}
+    alone = fitted.transform_to_parquet(source, tmp_path / "alone", **options)
+    for path in alone.rglob("*.*"):
+        assert path.read_bytes() == (target / path.relative_to(alone)).read_bytes(), path
+
+
 class Deadly(Normalize):
     """Normalize whose process dies, as by the system, once for each file in `folder`.
 
