@@ -133,16 +133,24 @@ def new_folder(
             target.replace_by(Path(folder))
         return
     target = local_path(target)
-    _check_folder(target)
+    old = target.with_name(target.name + ".replaced")
+    _check_folders(target, old)
     # The name is the identity: a worker that still writes for a killed run writes elsewhere.
     name = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:16]
     with _staging(target, name if run else None) as staging:
-        _recover(target)
+        if target.exists():
+            remove(old)
+        elif (old / MARK).exists():  # a kill struck between the two renamings below
+            old.rename(target)
         building = staging / name
         building.mkdir(exist_ok=True)
         mark(building)
         yield building
-        _replace(target, building)
+        _check_folders(target, old)
+        if os.path.lexists(target):
+            target.rename(old)
+        building.rename(target)
+        remove(old)
 
 
 @contextlib.contextmanager
@@ -153,8 +161,7 @@ def _staging(target: Path, kept: str | None = None) -> Iterator[Path]:
     keeps other processes out.
     """
     folder = target.with_name(target.name + ".partial")
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file. Move it away, or choose another name.")
+    _check_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         handle = os.open(folder, os.O_RDONLY)
@@ -168,7 +175,6 @@ def _staging(target: Path, kept: str | None = None) -> Iterator[Path]:
                 f"another process is writing {folder}. Wait until it is done, or choose another "
                 "output."
             ) from error
-        refuse_foreign(folder)
         mark(folder)
         _clear(folder, kept)
         try:
@@ -184,33 +190,12 @@ def _staging(target: Path, kept: str | None = None) -> Iterator[Path]:
                 )
 
 
-def _check_folder(target: Path) -> None:
-    """Raise FileExistsError unless the folder `target` may be made or replaced."""
-    for path in (target, target.with_name(target.name + ".replaced")):
+def _check_folders(*paths: Path) -> None:
+    """Raise FileExistsError unless each path may be made or replaced as a folder."""
+    for path in paths:
         if path.exists() and not path.is_dir():
-            raise FileExistsError(f"{path} is a file. Move it away, or choose another folder.")
+            raise FileExistsError(f"{path} is a file. Move it away, or choose another output.")
         refuse_foreign(path)
-
-
-def _recover(target: Path) -> None:
-    """Clear up what a kill within `_replace` left; call it with the lock of the staging folder."""
-    old = target.with_name(target.name + ".replaced")
-    if target.exists():
-        remove(old)
-    elif (old / MARK).exists():
-        old.rename(target)
-
-
-def _replace(target: Path, new: Path) -> None:
-    """Rename a folder to `target`; a folder there that was made here is removed."""
-    old = target.with_name(target.name + ".replaced")
-    _check_folder(target)
-    if target.is_symlink():
-        target.unlink()
-    elif target.exists():
-        target.rename(old)
-    new.rename(target)
-    remove(old)
 
 
 # ---- which folders may be removed ----------------------------------------------------------------

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.workflow_rows import all_rows, rows, same, workflow, write
+from tests.support.workflow_rows import all_rows, contents, rows, same, workflow, write
 from tutorlib.columns import Chunk
 from tutorlib.ops import LambdaOp, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
@@ -36,15 +36,6 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fitted(source):
     return workflow().fit(source)
-
-
-def contents(folder):
-    """Return {name: bytes} of all files below a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_the_folder_has_the_transformed_rows_their_schema_and_the_workflow(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -162,10 +163,13 @@ def fit_graph(
             number += 1
             work = FitPass(unfitted, source)
             with row_bar(f"fit, pass {number}", source.num_rows, progress) as done:
-                if client is None:
-                    nulls |= _fit_on_threads(work, threads, done)
-                else:
+                if client is not None:
                     nulls |= _fit_on_cluster(client, work, done)
+                else:
+                    found, *states = work.learn_from(row_ranges_in(work.source), threads, done)
+                    nulls |= found
+                    for op, state in zip(work.ops, states, strict=True):
+                        op.finalize(state)
             read.update(work.columns)
         nulls |= columns_with_nulls(source, [n for n in graph.input_names if n not in read])
     except BaseException:
@@ -222,7 +226,10 @@ class FitPass:
         return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.fit_names))
 
     def learn_from(
-        self, row_ranges: list[RowRange], threads: int, done: Callable[[int], None]
+        self,
+        row_ranges: list[RowRange],
+        threads: int = 1,
+        done: Callable[[int], None] = lambda rows: None,
     ) -> States:
         """Return the states of the rows in row ranges; `done` gets the rows of each range."""
         merger = OrderedMerge(self.merge, len(row_ranges))
@@ -243,6 +250,11 @@ class FitPass:
         nulls, *by_op = zip(*several, strict=True)
         merged = [op.merge(*states) for op, states in zip(self.ops, by_op, strict=True)]
         return [set().union(*nulls), *merged]
+
+    def learned_from(self, states: States) -> list[Any]:
+        """Return the columns with nulls, then (small part, tables) of what each op learned."""
+        nulls, *of_ops = states
+        return [nulls, *(op.learned_from(s) for op, s in zip(self.ops, of_ops, strict=True))]
 
 
 class OrderedMerge:
@@ -290,14 +302,6 @@ class OrderedMerge:
         self.result = state
 
 
-def _fit_on_threads(work: FitPass, threads: int, done: Callable[[int], None]) -> set[str]:
-    """Fit the ops of a pass, and return the columns that hold nulls."""
-    nulls, *states = work.learn_from(row_ranges_in(work.source), threads, done)
-    for op, state in zip(work.ops, states, strict=True):
-        op.finalize(state)
-    return nulls
-
-
 def with_nulls_in(chunk: Chunk) -> set[str]:
     """Return the columns that hold a null that is not NaN."""
     columns = {name: flat_values(column) for name, column in chunk.items()}
@@ -341,12 +345,13 @@ def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> 
         step *= FAN_IN
     tasks = [row_ranges[start : start + step] for start in range(0, len(row_ranges), step)]
     on_worker = _sent(client, work)
-    leaves = [client.submit(_learn, on_worker, task, pure=False) for task in tasks]
+    leaves = [client.submit(_call, FitPass.learn_from, on_worker, t, pure=False) for t in tasks]
+    merge = functools.partial(client.submit, _call, pure=False, priority=1)
     level = list(leaves)
     while len(level) > 1:
         groups = [level[start : start + FAN_IN] for start in range(0, len(level), FAN_IN)]
-        level = [client.submit(_merge, on_worker, g, pure=False, priority=1) for g in groups]
-    learned = client.submit(_finalize, on_worker, level.pop(), pure=False, priority=1)
+        level = [merge(FitPass.merge, on_worker, g) if len(g) > 1 else g[0] for g in groups]
+    learned = merge(FitPass.learned_from, on_worker, level.pop())
     try:
         _wait(leaves, [sum(r.num_rows for r in task) for task in tasks], done)
         nulls, *results = learned.result()
@@ -369,7 +374,7 @@ def write_on_cluster(
     A part may be written twice, when a worker dies.
     """
     on_worker = _sent(client, write)
-    futures = [client.submit(_write, on_worker, part, pure=False) for part in parts]
+    futures = [client.submit(_call, on_worker, part, pure=False) for part in parts]
     every = list(futures)
     try:
         _wait(futures, rows, done)
@@ -405,15 +410,9 @@ def _release(futures: Iterable[Any]) -> None:
 
 def _sent(client: Any, value: Any) -> Any:
     """Return the future of a value that each worker unpickles once, not for each task."""
-    from distributed.protocol.pickle import dumps
+    from distributed.protocol.pickle import dumps, loads
 
-    return client.submit(_unpickled, dumps(value), pure=False)
-
-
-def _unpickled(data: bytes) -> Any:
-    from distributed.protocol.pickle import loads
-
-    return loads(data)
+    return client.submit(loads, dumps(value), pure=False)
 
 
 @contextlib.contextmanager
@@ -440,22 +439,5 @@ def _memory_kept() -> Iterator[None]:
 
 
 @_memory_kept()
-def _learn(work: FitPass, row_ranges: list[RowRange]) -> States:
-    return work.learn_from(row_ranges, threads=1, done=lambda rows: None)
-
-
-@_memory_kept()
-def _merge(work: FitPass, states: list[States]) -> States:
-    return states[0] if len(states) == 1 else work.merge(states)
-
-
-@_memory_kept()
-def _finalize(work: FitPass, states: States) -> list[Any]:
-    """Return the columns with nulls, then (small part, tables) of what each op learned."""
-    nulls, *of_ops = states
-    return [nulls, *(op.learned_from(s) for op, s in zip(work.ops, of_ops, strict=True))]
-
-
-@_memory_kept()
-def _write(write: Callable[[Part], None], part: Part) -> None:
-    write(part)
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)

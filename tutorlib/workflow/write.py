@@ -82,7 +82,6 @@ class WriteJob:
 
     def __post_init__(self) -> None:
         self.workflow.check_fitted()
-        self.functions = saved.functions_of(self.workflow)
         if self.shuffle_seed is not None:
             self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
         self.workflows: dict[str, Any] = {}
@@ -108,7 +107,7 @@ class WriteJob:
 
     def metadata(self) -> dict[str, Any] | None:
         """Return what decides what the files hold; None for code of the user."""
-        if self.functions:
+        if saved.functions_of(self.workflow):
             return None
         settings = ("rows_per_file", "row_group_rows", "shuffle_seed")
         return {
@@ -168,9 +167,8 @@ def write_data_set(
     progress: bool | None,
 ) -> None:
     """Write all part files into a folder that appears whole, or those that a stopped run lacks."""
-    is_remote = isinstance(folder, storage.RemotePath)
     threads = threads_without(client, threads)
-    if client is not None and is_remote:
+    if client is not None and isinstance(folder, storage.RemotePath):
         raise ValueError(
             f"with client=, workers write to a folder that all of them see, not to {folder}. "
             "Write to a shared folder and copy that, or write without client=."
@@ -312,9 +310,5 @@ class RowShare:
         if self.seed is None:
             return range(max(0, self.low - first), max(0, min(rows, self.high - first)))
         start = int(hash_integers(np.array([self.seed]))[0])
-        numbers = np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start)
-        hashes = hash_integers(numbers)
-        chosen = hashes >= np.uint64(self.low)
-        if self.high < HASHES:
-            chosen &= hashes < np.uint64(self.high)
-        return np.flatnonzero(chosen)
+        hashes = hash_integers(np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start))
+        return np.flatnonzero((hashes >= self.low) & (hashes < self.high))
