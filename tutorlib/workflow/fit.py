@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
@@ -38,7 +38,6 @@ DEFAULT_MMAP_BYTES, KEPT_BYTES = 128 << 10, 32 << 20  # the latter is the most t
 
 ColumnType = tuple[str, bool]  # NumPy name of one value or "string", whether a row holds a list
 States = list[Any]  # columns with nulls, then {key: state} of each op that is fitted
-Part = TypeVar("Part")
 
 
 # What a Workflow reads.
@@ -90,17 +89,16 @@ def split_by_rows(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRan
         >>> [[row_range.num_rows for row_range in some] for some in split_by_rows(ranges, 4)]
         [[4], [1, 3], [2]]
     """
-    lists: list[list[RowRange]] = [[]]
-    room = rows
+    lists: list[list[RowRange]] = []
+    taken = 0
     for row_range in row_ranges:
         start = row_range.start
-        while row_range.stop - start > room:
-            if room:
-                lists[-1].append(RowRange(row_range.row_group, start, start + room))
-            lists.append([])
-            start, room = start + room, rows
-        lists[-1].append(RowRange(row_range.row_group, start, row_range.stop))
-        room -= row_range.stop - start
+        while start < row_range.stop:
+            if taken % rows == 0:
+                lists.append([])
+            end = min(row_range.stop, start + rows - taken % rows)
+            lists[-1].append(RowRange(row_range.row_group, start, end))
+            taken, start = taken + end - start, end
     return lists
 
 
@@ -200,12 +198,10 @@ def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]
     """Return each group with an unfitted op, and the index of its first one."""
     unfitted = []
     for group in groups:
-        names: Sequence[str] = group.names
-        for index, op in enumerate(group.ops):
+        for index, (op, names) in enumerate(group.steps()):
             if op.unlearned(names):
                 unfitted.append((group, index))
                 break
-            names = op.output_names(names)
     return unfitted
 
 
@@ -364,8 +360,8 @@ def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> 
 
 def write_on_cluster(
     client: Any,
-    write: Callable[[Part], None],
-    parts: Sequence[Part],
+    write: Callable[[Any], None],
+    parts: Sequence[Any],
     rows: Sequence[int],
     done: Callable[[int], None],
 ) -> None:
@@ -375,11 +371,10 @@ def write_on_cluster(
     """
     on_worker = _sent(client, write)
     futures = [client.submit(_call, on_worker, part, pure=False) for part in parts]
-    every = list(futures)
     try:
-        _wait(futures, rows, done)
+        _wait(list(futures), rows, done)
     finally:
-        _release([*every, on_worker])
+        _release([*futures, on_worker])
 
 
 def _wait(futures: list[Any], rows: Sequence[int], done: Callable[[int], None]) -> None:

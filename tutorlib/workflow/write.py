@@ -210,24 +210,21 @@ def _write_on_threads(
     One shared pool transforms the rows, so that the last part file has all threads.
     """
     stop = threading.Event()  # set after an error or an interrupt
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="transform")
+    with ThreadPoolExecutor(threads, thread_name_prefix="transform") as pool:
 
-    def chunks_of(part: PartFile) -> Iterator[Chunk]:
-        """Yield the transformed row ranges in order, while the next ones are transformed."""
-        begun = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
-        ahead = collections.deque(itertools.islice(begun, PREFETCH))
-        while ahead:
-            chunk = ahead.popleft().result()
-            if stop.is_set():
-                raise CancelledError
-            done(chunk.num_rows)
-            ahead.extend(itertools.islice(begun, 1))
-            yield chunk
+        def chunks_of(part: PartFile) -> Iterator[Chunk]:
+            """Yield the transformed row ranges in order, while the next ones are transformed."""
+            begun = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
+            ahead = collections.deque(itertools.islice(begun, PREFETCH))
+            while ahead:
+                chunk = ahead.popleft().result()
+                if stop.is_set():
+                    raise CancelledError
+                done(chunk.num_rows)
+                ahead.extend(itertools.islice(begun, 1))
+                yield chunk
 
-    try:
         map_on_threads(lambda part: job.write(folder, part, chunks_of(part)), parts, threads, stop)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def split_rows(
