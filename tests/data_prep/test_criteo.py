@@ -17,6 +17,7 @@ from data_prep.csv_files import BadLines
 from data_prep.output import DataPrepError, read_settings
 from data_prep.synthetic_criteo import CATEGORICAL_NAMES, COLUMN_NAMES, INTEGER_NAMES, write_criteo
 from tests.support.processes import free_ports, started, wait_for_port
+from tests.support.workflow_rows import contents
 from tutorlib.parquet import ParquetSource
 
 
@@ -219,14 +220,10 @@ def test_a_long_line_is_malformed_and_one_longer_than_a_block_is_refused(
 # ---- who works, and kills ----------------------------------------------------------------------
 
 
-def contents(folder):
-    """Return {name: bytes} of the files that a run makes, without the times in its settings."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for side in ("parquet", "train", "valid", "workflow")
-        for path in sorted((folder / side).rglob("*"))
-        if path.is_file() and path.name != "_settings.json"
-    }
+def contents_of(folder):
+    """Return the files that a run makes, without the times in its settings."""
+    made = [contents(folder / side) for side in ("parquet", "train", "valid", "workflow")]
+    return [{n: data for n, data in side.items() if n != "_settings.json"} for side in made]
 
 
 @contextlib.contextmanager
@@ -247,12 +244,12 @@ def cluster_of_commands(folder):
 
 def test_the_files_are_the_same_whoever_works(raw, prepared, tmp_path):
     pytest.importorskip("distributed")
-    want = contents(prepared[0])
+    want = contents_of(prepared[0])
     arguments = ["criteo", "--from", str(raw), "--freq-threshold", "5", "--output"]
     assert main([*arguments, str(tmp_path / "one"), "--workers", "1"]) == 0
     with cluster_of_commands(tmp_path) as address:
         assert main([*arguments, str(tmp_path / "dask"), "--dask", address]) == 0
     for name in ("one", "dask"):
-        assert contents(tmp_path / name) == want
+        assert contents_of(tmp_path / name) == want
         made = {path.name for path in (tmp_path / name).iterdir()}
         assert made == {"parquet", "train", "valid", "workflow", "_settings.json"}
