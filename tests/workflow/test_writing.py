@@ -248,7 +248,13 @@ def test_a_stopped_run_goes_on_only_if_nothing_has_changed(tmp_path, monkeypatch
     assert not Path(f"{folder}.partial").exists()
 
 
-@pytest.mark.parametrize(("parts_before", "op"), [(0, LogOp()), (5, LambdaOp(np.abs))])
+class OwnOp(LogOp):
+    """An op whose code may change from run to run."""
+
+
+@pytest.mark.parametrize(
+    ("parts_before", "op"), [(0, LogOp()), (5, LambdaOp(np.abs)), (5, OwnOp())]
+)
 def test_an_error_leaves_no_files_that_no_run_can_use(tmp_path, monkeypatch, parts_before, op):
     data, options = Chunk({"x": np.ones(3000)}), {"error": OSError, "rows_per_file": 200}
     monkeypatch.setattr(parts, "RANGE_ROWS", 50)

@@ -339,7 +339,8 @@ class Workflow:
         are whole are kept, and the others are written, also those of a shuffle. If the workflow,
         the source, the times of its files, `rows_per_file`, `row_group_rows`, `shuffle_seed`, or
         the version of tutorlib, pyarrow or NumPy is another, all files are written again. So they
-        are for a URL, and for a workflow with a `LambdaOp`, whose code nothing can compare.
+        are for a URL, and for a workflow with a `LambdaOp` or an op of your own, whose code nothing
+        can compare.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that

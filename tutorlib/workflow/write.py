@@ -107,7 +107,9 @@ class WriteJob:
 
     def metadata(self) -> dict[str, Any] | None:
         """Return what decides what the files hold; None for code of the user."""
-        if saved.functions_of(self.workflow):
+        kinds = [type(op) for group in self.workflow.groups for op in group.ops]
+        own = [kind for kind in kinds if not kind.__module__.startswith("tutorlib.")]
+        if own or saved.functions_of(self.workflow):
             return None
         settings = ("rows_per_file", "row_group_rows", "shuffle_seed")
         return {
