@@ -292,7 +292,7 @@ from tutorlib.memory import gpu_doubts
 pathlib.Path.glob = lambda *_: ["/dev/nvidia0"]
 assert "this machine has a GPU" in gpu_doubts("cpu")[0] and not gpu_doubts("gpu")
 """,
-    "to write files": """
+    "to write files, and for predictions joined to ids": """
 from tutorlib import ParquetSink, ParquetSource
 with ParquetSink("copy") as sink:
     sink.write(table)

@@ -1,8 +1,7 @@
 """The three writers: a record per row, a record per batch, and bare cells.
 
-Every writer takes the options of `WriteOptions` by name and writes into `FOLDER.partial`, which it
-renames at the end. An error removes that folder; what a killed process leaves of it is removed by
-the next call.
+Every writer takes the options of `WriteOptions` by name and writes below `FOLDER.partial`, which is
+gone at the end and after an error. What a killed process leaves of it is removed by the next call.
 """
 
 from __future__ import annotations

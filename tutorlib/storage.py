@@ -1,8 +1,9 @@
 """Outputs that are whole or absent, checkpoints whose hashes are verified, and progress bars.
 
-An output is written under its name with the ending `.partial` and renamed at the end: an error or a
-kill leaves the old one, or none. A folder that was made here holds a file `MARK`; no other folder
-is ever replaced or removed. What goes to an object store is made in TMPDIR and copied at the end.
+An output is written in a folder of its name with the ending `.partial` and renamed at the end: an
+error or a kill leaves the old one, or none. A folder that was made here holds a file `MARK`; no
+other folder is ever replaced or removed. What goes to an object store is made in TMPDIR and copied
+at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -92,11 +94,14 @@ def new_file(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
         raise IsADirectoryError(f"{target} is a folder. Move it away, or choose another file.")
     with _staging(target) as folder:
         yield folder / target.name
+        _flush(folder / target.name)  # a power cut must not leave the name of half a file
         (folder / target.name).replace(target)
 
 
 @contextlib.contextmanager
-def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
+def new_folder(
+    target: str | os.PathLike[str] | RemotePath, run: Mapping[str, Any] | None = None
+) -> Iterator[Path]:
     """Give an empty folder, which becomes `target` when the block ends without an error.
 
     A kill leaves the old folder, the new one or none: where it struck between two renamings, the
@@ -104,6 +109,10 @@ def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
 
     Args:
         target: the folder, by `output_path` if it may be a URL; one that was made here is replaced.
+        run: JSON values that decide what the files will hold. If a kill, an interrupt or an error
+            ends the block, the next call with equal values gives the folder with the files that are
+            in it; a call with other values removes them. None begins with an empty folder, as do
+            all outputs to URLs.
 
     Raises:
         FileExistsError: if `target`, or its name with `.partial` appended, holds files and was not
@@ -124,22 +133,35 @@ def new_folder(target: str | os.PathLike[str] | RemotePath) -> Iterator[Path]:
             target.replace_by(Path(folder))
         return
     target = local_path(target)
-    _check_folder(target)
-    with _staging(target) as staging:
-        _recover(target)
-        yield staging
-        _replace(target, staging)
+    old = target.with_name(target.name + ".replaced")
+    _check_folders(target, old)
+    # The name is the identity: a worker that still writes for a killed run writes elsewhere.
+    name = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:16]
+    with _staging(target, name if run else None) as staging:
+        if target.exists():
+            remove(old)
+        elif (old / MARK).exists():  # a kill struck between the two renamings below
+            old.rename(target)
+        building = staging / name
+        building.mkdir(exist_ok=True)
+        mark(building)
+        yield building
+        _check_folders(target, old)
+        if os.path.lexists(target):
+            target.rename(old)
+        building.rename(target)
+        remove(old)
 
 
 @contextlib.contextmanager
-def _staging(target: Path) -> Iterator[Path]:
-    """Give the empty folder `{target}.partial`, which is removed after the block unless renamed.
+def _staging(target: Path, kept: str | None = None) -> Iterator[Path]:
+    """Give the folder `{target}.partial`, empty but for an entry to keep; removed after the block.
 
-    A lock, which ends with the process, however it ends, keeps other processes out.
+    It stays as long as the entry holds files. A lock, which ends with the process, however it ends,
+    keeps other processes out.
     """
     folder = target.with_name(target.name + ".partial")
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file. Move it away, or choose another name.")
+    _check_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         handle = os.open(folder, os.O_RDONLY)
@@ -147,51 +169,33 @@ def _staging(target: Path) -> Iterator[Path]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(handle), folder.stat()):
-                raise BlockingIOError("it was renamed by the process that had the lock")
+                raise BlockingIOError("it was removed by the process that had the lock")
         except (BlockingIOError, FileNotFoundError) as error:
             raise BlockingIOError(
                 f"another process is writing {folder}. Wait until it is done, or choose another "
                 "output."
             ) from error
-        refuse_foreign(folder)
         mark(folder)
-        _clear(folder)
+        _clear(folder, kept)
         try:
             yield folder
         finally:
-            # Once it is renamed, another process may make a new folder of the same name.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(folder.stat(), os.fstat(handle)):
-                    remove(folder)
+            found = (folder / kept).rglob("*") if kept else ()
+            if not any(path.is_file() and path.name != MARK for path in found):
+                remove(folder)
+            elif stopped := sys.exception():
+                stopped.add_note(
+                    f"What is finished stays in {folder}: the same call goes on with the rest. "
+                    "Or delete that folder."
+                )
 
 
-def _check_folder(target: Path) -> None:
-    """Raise FileExistsError unless the folder `target` may be made or replaced."""
-    for path in (target, target.with_name(target.name + ".replaced")):
+def _check_folders(*paths: Path) -> None:
+    """Raise FileExistsError unless each path may be made or replaced as a folder."""
+    for path in paths:
         if path.exists() and not path.is_dir():
-            raise FileExistsError(f"{path} is a file. Move it away, or choose another folder.")
+            raise FileExistsError(f"{path} is a file. Move it away, or choose another output.")
         refuse_foreign(path)
-
-
-def _recover(target: Path) -> None:
-    """Clear up what a kill within `_replace` left; call it with the lock of the staging folder."""
-    old = target.with_name(target.name + ".replaced")
-    if target.exists():
-        remove(old)
-    elif (old / MARK).exists():
-        old.rename(target)
-
-
-def _replace(target: Path, new: Path) -> None:
-    """Rename a folder to `target`; a folder there that was made here is removed."""
-    old = target.with_name(target.name + ".replaced")
-    _check_folder(target)
-    if target.is_symlink():
-        target.unlink()
-    elif target.exists():
-        target.rename(old)
-    new.rename(target)
-    remove(old)
 
 
 # ---- which folders may be removed ----------------------------------------------------------------
@@ -277,12 +281,12 @@ def remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _clear(folder: Path) -> None:
-    """Remove everything in a folder but its mark."""
+def _clear(folder: Path, kept: str | None = None) -> None:
+    """Remove everything in a folder but its mark and the entry to keep."""
     for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
+        if entry.is_dir() and not entry.is_symlink() and entry.name != kept:
             shutil.rmtree(entry)
-        elif entry.name != MARK:
+        elif entry.name not in (MARK, kept):
             entry.unlink()
 
 

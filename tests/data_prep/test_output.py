@@ -152,7 +152,7 @@ def run(*arguments, **keywords):
 def test_a_killed_run_leaves_nothing_that_looks_whole_and_can_be_repeated(tmp_path, how):
     output = tmp_path / "raw"
     process = run("synthetic", "criteo", "--rows", "50000000", "--output", str(output))
-    while not list(tmp_path.glob("raw.partial/day_0.tsv")):
+    while not list(tmp_path.glob("raw.partial/*/day_0.tsv")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     process.send_signal(how)

@@ -67,8 +67,3 @@ def assert_permuted(read, rows):
 def batch_sizes(dataset):
     """Return the rows of each batch."""
     return [batch[1].shape[0] for batch in dataset]
-
-
-def contents(folder):
-    """Return {name: bytes} of the files in a folder."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

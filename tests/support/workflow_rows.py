@@ -74,6 +74,12 @@ def same(a, b):
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
+def contents(folder):
+    """Return {name: bytes} of all files below a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
 def all_rows(folder, names=None):
     """All rows of Parquet files, in order."""
     return Chunk.concat(list(ParquetSource(folder).chunks(names)))

@@ -14,10 +14,10 @@ from tests.support.tfrecords_rows import (
     as_lists,
     assert_permuted,
     batch_sizes,
-    contents,
     gathered,
     strings,
 )
+from tests.support.workflow_rows import contents
 from tfrecords import (
     check_records,
     native_dataset,

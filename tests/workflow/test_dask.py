@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.documents import code_below
 from tests.support.processes import run_together, started
-from tests.support.workflow_rows import OUTPUTS, all_rows, rows, same, workflow, write
+from tests.support.workflow_rows import OUTPUTS, all_rows, contents, rows, same, workflow, write
 from tutorlib.ops import Categorify, LogOp, Normalize, TargetEncoding
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
@@ -49,13 +49,41 @@ def test_a_cluster_writes_the_same_bytes_as_threads(two_workers, source, tmp_pat
     workers = fitted.transform_to_parquet(
         source, tmp_path / "workers", client=two_workers, **options
     )
-    files = sorted(path.relative_to(threads) for path in threads.rglob("*.*"))
-    assert files == sorted(path.relative_to(workers) for path in workers.rglob("*.*"))
-    assert len([file for file in files if file.name.startswith("part_")]) == 7
-    for file in files:
-        assert (threads / file).read_bytes() == (workers / file).read_bytes(), file
+    assert len(list(threads.glob("part_*"))) == 7
+    assert contents(threads) == contents(workers)
     assert sorted(all_rows(workers)["label"].tolist()) == sorted(rows(2000)["label"].to_pylist())
     assert ParquetSource(workers).read(0).names == OUTPUTS
+
+
+WRITE = """
+import sys
+from distributed import Client
+from tutorlib.workflow import Workflow
+
+made, options = Workflow.load(sys.argv[2]), {"row_group_rows": 20, "rows_per_file": 20}
+with Client(sys.argv[1]) as client:
+    made.transform_to_parquet(*sys.argv[3:], client=client, shuffle_seed=3, **options)
+"""
+
+
+def test_what_the_workers_of_a_killed_client_finished_is_kept(two_workers, source, tmp_path):
+    """They may write on when the same call is made again."""
+    fitted, target = workflow().fit(source), tmp_path / "out"
+    saved, address = fitted.save(tmp_path / "saved"), two_workers.scheduler.address
+    (tmp_path / "write.py").write_text(WRITE)
+    arguments = ["write.py", address, *map(str, (saved, source, target))]
+    with started(arguments, None, tmp_path) as process:
+        while len(kept := list(tmp_path.glob("out.partial/*/part_*"))) < 3:
+            assert process.poll() is None
+        process.kill()
+    assert not target.exists()
+    times = {path.name: path.stat().st_mtime_ns for path in kept}
+    with started(arguments, None, tmp_path) as process:
+        assert process.wait(120) == 0
+    assert times == {name: (target / name).stat().st_mtime_ns for name in times}
+    options = {"row_group_rows": 20, "rows_per_file": 20, "shuffle_seed": 3}
+    alone = fitted.transform_to_parquet(source, tmp_path / "alone", **options)
+    assert contents(target) == contents(alone)
 
 
 class Deadly(Normalize):

@@ -11,6 +11,7 @@ from pyarrow import fs
 
 from tests.support.documents import code_below
 from tests.support.object_store import object_store
+from tests.support.workflow_rows import contents
 from tutorlib.filesystems import UNFINISHED_FILE
 from tutorlib.ops import Categorify, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource, find_files
@@ -39,17 +40,6 @@ def workflow():
     return Workflow(["item"] >> Categorify(), ["x"] >> Normalize())
 
 
-def content(folder):
-    """Return {name: bytes} of the files in a folder."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
-def without_times(files):
-    """Return the files without the manifest, which tells when the inputs were written."""
-    return {name: data for name, data in files.items() if name != "_manifest.json"}
-
-
 def test_a_workflow_is_fitted_transforms_and_is_saved_in_the_store_as_on_this_machine(store):
     bucket = store.folder / "bucket"
     near = workflow().fit(bucket / "raw")
@@ -58,7 +48,7 @@ def test_a_workflow_is_fitted_transforms_and_is_saved_in_the_store_as_on_this_ma
     options = {"rows_per_file": 1000, "row_group_rows": 250, "shuffle_seed": 4}
     near.transform_to_parquet(bucket / "raw", store.folder / "near", **options)
     assert far.transform_to_parquet(URL, "s3://bucket/far", **options) == "s3://bucket/far"
-    assert without_times(content(bucket / "far")) == without_times(content(store.folder / "near"))
+    assert contents(bucket / "far") == contents(store.folder / "near")
     assert far.save("s3://bucket/saved") == "s3://bucket/saved"
     own = fs.S3FileSystem(endpoint_override=f"127.0.0.1:{store.port}", scheme="http")
     for folder, filesystem in (("s3://bucket/saved", None), ("bucket/far/_workflow", own)):
@@ -109,7 +99,7 @@ def test_an_upload_that_fails_leaves_nothing_that_a_reader_takes(store):
     store.requests()
     fitted.transform_to_parquet(URL, "s3://bucket/out", **options)
     fitted.transform_to_parquet(URL, store.folder / "near", **options)
-    assert content(store.folder / "bucket" / "out") == content(store.folder / "near")
+    assert contents(store.folder / "bucket" / "out") == contents(store.folder / "near")
     store.requests(first=1000, how=403, method="PUT")
     with pytest.raises(OSError, match="object store failed"):
         with ParquetSink("s3://bucket/one.parquet") as sink:

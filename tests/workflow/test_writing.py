@@ -1,21 +1,25 @@
-"""transform_to_parquet: the same bytes for any number of threads; whole or absent after a kill."""
+"""transform_to_parquet: equal bytes for any number of threads; a killed run is resumed."""
 
+import glob
 import json
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.workflow_rows import all_rows, rows, same, workflow, write
+from tests.support.workflow_rows import all_rows, contents, rows, same, workflow, write
 from tutorlib.columns import Chunk
-from tutorlib.ops import LogOp, Normalize
+from tutorlib.ops import LambdaOp, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Schema
 from tutorlib.storage import MARK
@@ -33,15 +37,6 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fitted(source):
     return workflow().fit(source)
-
-
-def contents(folder):
-    """Return {name: bytes} of all files below a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_the_folder_has_the_transformed_rows_their_schema_and_the_workflow(
@@ -158,8 +153,7 @@ def test_a_random_split_keeps_the_order_and_draws_evenly():
 
 WRITE = """
 import sys
-from tutorlib.workflow import Workflow
-from tutorlib.workflow import split_rows
+from tutorlib.workflow import Workflow, split_rows
 
 made = Workflow.load(sys.argv[1])
 split = split_rows(sys.argv[2], {"train": 0.8, "valid": 0.2}, seed=1)
@@ -177,49 +171,42 @@ def start(*arguments):
     return process
 
 
-def kill_after(parts, process, finished, moments):
+def finished(target):
+    """Return {part file of a run or its output: (inode, time)}: others if it was written again."""
+    folder = target if target.exists() else next(Path(f"{target}.partial").glob("[!.]*"), target)
+    states = {path.relative_to(folder): path.stat() for path in folder.rglob("part_*.parquet")}
+    return {str(path): (state.st_ino, state.st_mtime_ns) for path, state in states.items()}
+
+
+def kill_after(parts, process, target, moments):
     """Kill a run at a random moment after `parts` more part files; return its status."""
-    wanted = len(finished()) + parts
-    while process.poll() is None and len(finished()) < wanted:
+    wanted = parts + len(glob.glob(f"{target}.partial/*/*/part_*"))
+    while process.poll() is None and len(glob.glob(f"{target}.partial/*/*/part_*")) < wanted:
         time.sleep(0.001)
     time.sleep(moments.uniform(0, 0.02))
     process.send_signal(signal.SIGKILL)
     return process.wait()
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_leaves_a_whole_output_or_none(tmp_path, kills):
+@pytest.mark.parametrize("most", [16, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_moments_goes_on_where_it_was(tmp_path, most):
+    """Nothing is at the target meanwhile, and no part file that is whole is written again."""
     source = write(tmp_path / "rows.parquet", rows(40_000), 3000)
     saved = workflow().fit(source).save(tmp_path / "saved")
     assert start(saved, source, tmp_path / "undisturbed").wait() == 0
-    want = contents(tmp_path / "undisturbed")
-    moments, target, partial = random.Random(0), tmp_path / "out", tmp_path / "out.partial"
-    names = {name for name in want if "/part_" in name}
-    deaths = 0
-
-    def finished():
-        return {name for name in names if (partial / name).exists()}
-
-    for turn in range(100):
-        process = start(saved, source, target)
-        deaths += kill_after(moments.randrange(12), process, finished, moments) != 0
-        if target.exists():  # it was at its end
-            assert contents(target) == want
-            target.rename(tmp_path / f"finished_{turn}")
-        if deaths == kills:
-            break
-    assert deaths == kills
-    if not target.exists():
-        assert start(saved, source, target).wait() == 0
-    assert contents(target) == want
-    assert not partial.exists()
+    moments, target, kept, resumed = random.Random(0), tmp_path / "out", {}, 0
+    while not target.exists():
+        status = kill_after(moments.randrange(most), start(saved, source, target), target, moments)
+        now = finished(target)
+        assert kept.items() <= now.items()
+        assert target.exists() or status == -signal.SIGKILL
+        resumed += 0 < len(kept) < len(now)
+        kept = now
+    assert resumed >= 2
+    assert contents(target) == contents(tmp_path / "undisturbed")
 
 
-class Interrupted(BaseException):
-    pass
-
-
-def run_until(number, fitted, source, target, monkeypatch, error=Interrupted, **options):
+def run_until(number, fitted, source, target, monkeypatch, error=KeyboardInterrupt, **options):
     """Write until so many parts are transformed, then raise an error in a thread."""
     transform, counted, lock = Workflow.transform, [], threading.Lock()
 
@@ -237,13 +224,42 @@ def run_until(number, fitted, source, target, monkeypatch, error=Interrupted, **
     return raised.value
 
 
-@pytest.mark.parametrize(("parts_before", "data"), [(0, None), (5, Chunk.from_arrow(rows(3000)))])
-def test_an_error_leaves_no_files_that_no_run_can_use(
-    fitted, source, tmp_path, monkeypatch, parts_before, data
-):
-    data = source if data is None else data
+@pytest.mark.parametrize("changed", [None, "seed", "workflow", "time of a file", "rows"])
+def test_a_stopped_run_goes_on_only_if_nothing_has_changed(tmp_path, monkeypatch, changed):
     monkeypatch.setattr(parts, "RANGE_ROWS", 50)
-    error = run_until(parts_before, fitted, data, tmp_path / "out", monkeypatch, error=OSError)
+    source, made = write(tmp_path / "rows.parquet", rows(3000), 50), workflow()
+    options = {**SIZES, "shuffle_seed": 3, "rows_per_file": 200}
+    error = run_until(5, made.fit(source), source, tmp_path / "out", monkeypatch, **options)
+    assert re.match(r"What is finished stays in .*out.partial: the same call", *error.__notes__)
+    kept = finished(tmp_path / "out")
+    if changed == "seed":
+        options["shuffle_seed"] = 4
+    if changed == "workflow":
+        made.fit(ParquetSource(source).head(2000))
+    if changed == "time of a file":
+        os.utime(source, (1, 1))
+    if changed == "rows":
+        source = write(tmp_path / "fewer.parquet", rows(2999), 50)
+    folder = made.transform_to_parquet(source, tmp_path / "out", **options)
+    assert len(kept) == 5
+    assert len(kept.items() & finished(folder).items()) == (0 if changed else 5)
+    alone = made.transform_to_parquet(source, tmp_path / "alone", **options)
+    assert contents(folder) == contents(alone)
+    assert not Path(f"{folder}.partial").exists()
+
+
+class OwnOp(LogOp):
+    """An op whose code may change from run to run."""
+
+
+@pytest.mark.parametrize(
+    ("parts_before", "op"), [(0, LogOp()), (5, LambdaOp(np.abs)), (5, OwnOp())]
+)
+def test_an_error_leaves_no_files_that_no_run_can_use(tmp_path, monkeypatch, parts_before, op):
+    data, options = Chunk({"x": np.ones(3000)}), {"error": OSError, "rows_per_file": 200}
+    monkeypatch.setattr(parts, "RANGE_ROWS", 50)
+    made = Workflow(["x"] >> op).fit(data)
+    error = run_until(parts_before, made, data, tmp_path / "out", monkeypatch, **options)
     assert not hasattr(error, "__notes__")
     assert list(tmp_path.iterdir()) == []
 

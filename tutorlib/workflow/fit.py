@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
@@ -38,7 +39,6 @@ DEFAULT_MMAP_BYTES, KEPT_BYTES = 128 << 10, 32 << 20  # the latter is the most t
 
 ColumnType = tuple[str, bool]  # NumPy name of one value or "string", whether a row holds a list
 States = list[Any]  # columns with nulls, then {key: state} of each op that is fitted
-Part = TypeVar("Part")
 
 
 # What a Workflow reads.
@@ -90,17 +90,16 @@ def split_by_rows(row_ranges: Iterable[RowRange], rows: int) -> list[list[RowRan
         >>> [[row_range.num_rows for row_range in some] for some in split_by_rows(ranges, 4)]
         [[4], [1, 3], [2]]
     """
-    lists: list[list[RowRange]] = [[]]
-    room = rows
+    lists: list[list[RowRange]] = []
+    taken = 0
     for row_range in row_ranges:
         start = row_range.start
-        while row_range.stop - start > room:
-            if room:
-                lists[-1].append(RowRange(row_range.row_group, start, start + room))
-            lists.append([])
-            start, room = start + room, rows
-        lists[-1].append(RowRange(row_range.row_group, start, row_range.stop))
-        room -= row_range.stop - start
+        while start < row_range.stop:
+            if taken % rows == 0:
+                lists.append([])
+            end = min(row_range.stop, start + rows - taken % rows)
+            lists[-1].append(RowRange(row_range.row_group, start, end))
+            taken, start = taken + end - start, end
     return lists
 
 
@@ -163,10 +162,13 @@ def fit_graph(
             number += 1
             work = FitPass(unfitted, source)
             with row_bar(f"fit, pass {number}", source.num_rows, progress) as done:
-                if client is None:
-                    nulls |= _fit_on_threads(work, threads, done)
-                else:
+                if client is not None:
                     nulls |= _fit_on_cluster(client, work, done)
+                else:
+                    found, *states = work.learn_from(row_ranges_in(work.source), threads, done)
+                    nulls |= found
+                    for op, state in zip(work.ops, states, strict=True):
+                        op.finalize(state)
             read.update(work.columns)
         nulls |= columns_with_nulls(source, [n for n in graph.input_names if n not in read])
     except BaseException:
@@ -197,12 +199,10 @@ def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]
     """Return each group with an unfitted op, and the index of its first one."""
     unfitted = []
     for group in groups:
-        names: Sequence[str] = group.names
-        for index, op in enumerate(group.ops):
+        for index, (op, names) in enumerate(group.steps()):
             if op.unlearned(names):
                 unfitted.append((group, index))
                 break
-            names = op.output_names(names)
     return unfitted
 
 
@@ -223,7 +223,10 @@ class FitPass:
         return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.fit_names))
 
     def learn_from(
-        self, row_ranges: list[RowRange], threads: int, done: Callable[[int], None]
+        self,
+        row_ranges: list[RowRange],
+        threads: int = 1,
+        done: Callable[[int], None] = lambda rows: None,
     ) -> States:
         """Return the states of the rows in row ranges; `done` gets the rows of each range."""
         merger = OrderedMerge(self.merge, len(row_ranges))
@@ -244,6 +247,11 @@ class FitPass:
         nulls, *by_op = zip(*several, strict=True)
         merged = [op.merge(*states) for op, states in zip(self.ops, by_op, strict=True)]
         return [set().union(*nulls), *merged]
+
+    def learned_from(self, states: States) -> list[Any]:
+        """Return the columns with nulls, then (small part, tables) of what each op learned."""
+        nulls, *of_ops = states
+        return [nulls, *(op.learned_from(s) for op, s in zip(self.ops, of_ops, strict=True))]
 
 
 class OrderedMerge:
@@ -291,14 +299,6 @@ class OrderedMerge:
         self.result = state
 
 
-def _fit_on_threads(work: FitPass, threads: int, done: Callable[[int], None]) -> set[str]:
-    """Fit the ops of a pass, and return the columns that hold nulls."""
-    nulls, *states = work.learn_from(row_ranges_in(work.source), threads, done)
-    for op, state in zip(work.ops, states, strict=True):
-        op.finalize(state)
-    return nulls
-
-
 def with_nulls_in(chunk: Chunk) -> set[str]:
     """Return the columns that hold a null that is not NaN."""
     columns = {name: flat_values(column) for name, column in chunk.items()}
@@ -342,12 +342,13 @@ def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> 
         step *= FAN_IN
     tasks = [row_ranges[start : start + step] for start in range(0, len(row_ranges), step)]
     on_worker = _sent(client, work)
-    leaves = [client.submit(_learn, on_worker, task, pure=False) for task in tasks]
+    leaves = [client.submit(_call, FitPass.learn_from, on_worker, t, pure=False) for t in tasks]
+    merge = functools.partial(client.submit, _call, pure=False, priority=1)
     level = list(leaves)
     while len(level) > 1:
         groups = [level[start : start + FAN_IN] for start in range(0, len(level), FAN_IN)]
-        level = [client.submit(_merge, on_worker, g, pure=False, priority=1) for g in groups]
-    learned = client.submit(_finalize, on_worker, level.pop(), pure=False, priority=1)
+        level = [merge(FitPass.merge, on_worker, g) if len(g) > 1 else g[0] for g in groups]
+    learned = merge(FitPass.learned_from, on_worker, level.pop())
     try:
         _wait(leaves, [sum(r.num_rows for r in task) for task in tasks], done)
         nulls, *results = learned.result()
@@ -360,8 +361,8 @@ def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> 
 
 def write_on_cluster(
     client: Any,
-    write: Callable[[Part], None],
-    parts: Sequence[Part],
+    write: Callable[[Any], None],
+    parts: Sequence[Any],
     rows: Sequence[int],
     done: Callable[[int], None],
 ) -> None:
@@ -370,12 +371,11 @@ def write_on_cluster(
     A part may be written twice, when a worker dies.
     """
     on_worker = _sent(client, write)
-    futures = [client.submit(_write, on_worker, part, pure=False) for part in parts]
-    every = list(futures)
+    futures = [client.submit(_call, on_worker, part, pure=False) for part in parts]
     try:
-        _wait(futures, rows, done)
+        _wait(list(futures), rows, done)
     finally:
-        _release([*every, on_worker])
+        _release([*futures, on_worker])
 
 
 def _wait(futures: list[Any], rows: Sequence[int], done: Callable[[int], None]) -> None:
@@ -406,15 +406,9 @@ def _release(futures: Iterable[Any]) -> None:
 
 def _sent(client: Any, value: Any) -> Any:
     """Return the future of a value that each worker unpickles once, not for each task."""
-    from distributed.protocol.pickle import dumps
+    from distributed.protocol.pickle import dumps, loads
 
-    return client.submit(_unpickled, dumps(value), pure=False)
-
-
-def _unpickled(data: bytes) -> Any:
-    from distributed.protocol.pickle import loads
-
-    return loads(data)
+    return client.submit(loads, dumps(value), pure=False)
 
 
 @contextlib.contextmanager
@@ -441,22 +435,5 @@ def _memory_kept() -> Iterator[None]:
 
 
 @_memory_kept()
-def _learn(work: FitPass, row_ranges: list[RowRange]) -> States:
-    return work.learn_from(row_ranges, threads=1, done=lambda rows: None)
-
-
-@_memory_kept()
-def _merge(work: FitPass, states: list[States]) -> States:
-    return states[0] if len(states) == 1 else work.merge(states)
-
-
-@_memory_kept()
-def _finalize(work: FitPass, states: States) -> list[Any]:
-    """Return the columns with nulls, then (small part, tables) of what each op learned."""
-    nulls, *of_ops = states
-    return [nulls, *(op.learned_from(s) for op, s in zip(work.ops, of_ops, strict=True))]
-
-
-@_memory_kept()
-def _write(write: Callable[[Part], None], part: Part) -> None:
-    write(part)
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)

@@ -332,9 +332,15 @@ class Workflow:
 
         The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`), `_workflow/`
         (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
-        appears when it is whole; until then all files are in `{folder}.partial`, which the next
-        call clears if this one was killed. The files are the same to the byte for any number of
-        threads or workers.
+        appears when it is whole; until then all files are in `{folder}.partial`. The files are the
+        same to the byte for any number of threads or workers.
+
+        If a kill, an interrupt or an error stops the call, the same call goes on: part files that
+        are whole are kept, and the others are written, also those of a shuffle. If the workflow,
+        the source, the times of its files, `rows_per_file`, `row_group_rows`, `shuffle_seed`, or
+        the version of tutorlib, pyarrow or NumPy is another, all files are written again. So they
+        are for a URL, and for a workflow with a `LambdaOp` or an op of your own, whose code nothing
+        can compare.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that

@@ -1,8 +1,8 @@
 """Transformed rows as Parquet part files, written in parallel by threads or by Dask workers.
 
-The rows of each part file are chosen before the first row is read. So they do not depend on who
-writes it, and a part file that an earlier run finished can be kept. `split_rows` makes sources of
-training and validation rows.
+The rows of each part file, and their order, are chosen before the first row is read. So they do not
+depend on who writes it, and a run keeps each part file that an earlier one finished and was stopped
+after. `split_rows` makes sources of training and validation rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import functools
 import itertools
 import json
 import re
+import shutil
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import tutorlib
 from tutorlib import storage
 from tutorlib.checks import check_integer
 from tutorlib.columns import Chunk, to_namespace
@@ -29,6 +32,7 @@ from tutorlib.hashing import hash_integers
 from tutorlib.ops.base import is_builtin
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
+from tutorlib.parquet.stored import ParquetRows
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import (
     as_source,
@@ -43,6 +47,7 @@ from tutorlib.workflow.fit import (
 from tutorlib.workflow.threads import map_on_threads
 
 MANIFEST = "_manifest.json"
+WRITING = "_writing"  # folder of part files that are not finished
 PREFETCH = 2  # row ranges of a part file that are transformed while one is written
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][\w.=-]*")
 HASHES = 2**64  # number of different hashes
@@ -110,7 +115,7 @@ class WriteJob:
         return {
             "workflow": self.workflow.fingerprint,
             "sources": {name: source.fingerprint() for name, source in self.sources.items()},
-            "pyarrow": pa.__version__,
+            "versions": [tutorlib.__version__, pa.__version__, np.__version__],
             **{name: getattr(self, name) for name in settings},
         }
 
@@ -131,15 +136,13 @@ class WriteJob:
             order = np.random.default_rng([self.shuffle_seed, 1, part.number])
             chunks = [whole.take(order.permutation(whole.num_rows))]
             del whole
-        # Overwrites what a worker of a cluster left that died, or was thought to be dead.
-        with ParquetSink(
-            folder / part.path,
-            rows_per_file=2**62,
-            row_group_rows=self.row_group_rows,
-            overwrite=True,
-        ) as sink:
+        # A name of its own: a worker that was thought to be dead may write the same part file.
+        path = folder / WRITING / f"{uuid.uuid4().hex}.parquet"
+        with ParquetSink(path, rows_per_file=2**62, row_group_rows=self.row_group_rows) as sink:
             for chunk in chunks:
                 sink.write(chunk)
+        (folder / part.path).parent.mkdir(exist_ok=True)
+        path.replace(folder / part.path)
 
 
 def named_sources(source: Any) -> dict[str, ParquetSource]:
@@ -165,25 +168,31 @@ def write_data_set(
     threads: int | None,
     progress: bool | None,
 ) -> None:
-    """Write all part files into a folder that appears whole."""
-    is_remote = isinstance(folder, storage.RemotePath)
+    """Write all part files into a folder that appears whole, or those that a stopped run lacks."""
     threads = threads_without(client, threads)
-    if client is not None and is_remote:
+    if client is not None and isinstance(folder, storage.RemotePath):
         raise ValueError(
             f"with client=, workers write to a folder that all of them see, not to {folder}. "
             "Write to a shared folder and copy that, or write without client=."
         )
-    parts = job.part_files()
+    parts, metadata = job.part_files(), job.metadata()
     rows = sum(source.num_rows for source in job.sources.values())
+    # A file may have other values and the same footer, but not the same time of its last change.
+    stored = [stored for source in job.sources.values() for stored in source._stored]
+    times = [file.file.version for file in stored if isinstance(file, ParquetRows)]
     with (
         storage.row_bar("transform", rows, progress) as done,
-        storage.new_folder(folder) as building,
+        storage.new_folder(folder, metadata and {**metadata, "times": times}) as building,
     ):
+        shutil.rmtree(building / WRITING, ignore_errors=True)
+        missing = [part for part in parts if not (building / part.path).exists()]
+        done(rows - sum(part.num_rows for part in missing))
         if client is not None:
             write = functools.partial(job.write, building.absolute())  # workers may be elsewhere
-            write_on_cluster(client, write, parts, [part.num_rows for part in parts], done)
+            write_on_cluster(client, write, missing, [part.num_rows for part in missing], done)
         else:
-            _write_on_threads(job, building, parts, threads, done)
+            _write_on_threads(job, building, missing, threads, done)
+        shutil.rmtree(building / WRITING, ignore_errors=True)
         for split, schema in job.schemas.items():
             (building / split / "_schema.json").write_text(schema, encoding="utf-8")
         saved.write_files(job.workflow, building / saved.SUBFOLDER)
@@ -191,7 +200,7 @@ def write_data_set(
             {"name": p.path, "rows": p.num_rows, "bytes": (building / p.path).stat().st_size}
             for p in parts
         ]
-        manifest = {"metadata": job.metadata(), "files": files}
+        manifest = {"metadata": metadata, "files": files}
         (building / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
 
@@ -203,24 +212,21 @@ def _write_on_threads(
     One shared pool transforms the rows, so that the last part file has all threads.
     """
     stop = threading.Event()  # set after an error or an interrupt
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="transform")
+    with ThreadPoolExecutor(threads, thread_name_prefix="transform") as pool:
 
-    def chunks_of(part: PartFile) -> Iterator[Chunk]:
-        """Yield the transformed row ranges in order, while the next ones are transformed."""
-        begun = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
-        ahead = collections.deque(itertools.islice(begun, PREFETCH))
-        while ahead:
-            chunk = ahead.popleft().result()
-            if stop.is_set():
-                raise CancelledError
-            done(chunk.num_rows)
-            ahead.extend(itertools.islice(begun, 1))
-            yield chunk
+        def chunks_of(part: PartFile) -> Iterator[Chunk]:
+            """Yield the transformed row ranges in order, while the next ones are transformed."""
+            begun = (pool.submit(job.transform, part.split, rows) for rows in part.row_ranges)
+            ahead = collections.deque(itertools.islice(begun, PREFETCH))
+            while ahead:
+                chunk = ahead.popleft().result()
+                if stop.is_set():
+                    raise CancelledError
+                done(chunk.num_rows)
+                ahead.extend(itertools.islice(begun, 1))
+                yield chunk
 
-    try:
         map_on_threads(lambda part: job.write(folder, part, chunks_of(part)), parts, threads, stop)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def split_rows(
@@ -303,9 +309,5 @@ class RowShare:
         if self.seed is None:
             return range(max(0, self.low - first), max(0, min(rows, self.high - first)))
         start = int(hash_integers(np.array([self.seed]))[0])
-        numbers = np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start)
-        hashes = hash_integers(numbers)
-        chosen = hashes >= np.uint64(self.low)
-        if self.high < HASHES:
-            chosen &= hashes < np.uint64(self.high)
-        return np.flatnonzero(chosen)
+        hashes = hash_integers(np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start))
+        return np.flatnonzero((hashes >= self.low) & (hashes < self.high))
