@@ -339,7 +339,7 @@ class Workflow:
         are whole are kept, and the others are written, also those of a shuffle. If the workflow,
         the source, the times of its files, `rows_per_file`, `row_group_rows`, `shuffle_seed`, or
         the version of tutorlib, pyarrow or NumPy is another, all files are written again. So they
-        are for a URL, and for a workflow with a `LambdaOp` or an op of your own, whose code nothing
+        are for a URL, and for a workflow with an op of your own, whose code nothing
         can compare.
 
         Args:
