@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from tutorlib.checks import check_bytes, check_integer
 from tutorlib.display import html_table, shortened
+from tutorlib.layers.features import as_schema
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.loader.roles import schema_of_arguments
 from tutorlib.ops import Categorify, Clip, FillMissing, Normalize
 from tutorlib.parquet import ParquetSink, ParquetSource
-from tutorlib.schema import Column, Schema, as_schema, embedding_dim_for
+from tutorlib.schema import Column, Schema, embedding_dim_for
 from tutorlib.workflow import Workflow
 
 
@@ -404,7 +405,7 @@ def test_a_loader_as_a_table_shows_its_plan_and_its_columns(
     ).map(workflow)  # fmt: skip
     rows = Cells(loader._repr_html_()).rows
     assert ["rows", "400"] in rows
-    assert ["memory budget, MiB", "64"] in rows
+    assert ["budget bytes", "67,108,864"] in rows
     columns = {row[0]: row[1:] for row in rows if len(row) == 4}
     assert columns["genres"] == ["categorical", "int32", "6"]
     assert columns["I2"] == ["continuous", "float32", ""]

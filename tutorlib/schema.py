@@ -436,13 +436,3 @@ class Schema:
                 "not; move other transformations into a Workflow."
             )
         return cls(columns)
-
-
-def as_schema(columns: Any) -> Schema:
-    """Return a Schema from a Schema, a list of `Column`, or a list of `tf.feature_column`."""
-    if isinstance(columns, Schema):
-        return columns
-    columns = [columns] if isinstance(columns, Column) else list(columns)
-    if columns and all(isinstance(column, Column) for column in columns):
-        return Schema(columns)
-    return Schema.from_feature_columns(columns)

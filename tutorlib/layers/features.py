@@ -14,9 +14,19 @@ from keras import ops
 
 from tutorlib.checks import check_choice
 from tutorlib.layers.tables import COMBINERS, EmbeddingBag, list_batch_size, register
-from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema, as_schema
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema
 
 INT32_IDS = 2**31  # ids of a larger table need int64
+
+
+def as_schema(columns: Any) -> Schema:
+    """Return a Schema from a Schema, a list of `Column`, or a list of `tf.feature_column`."""
+    if isinstance(columns, Schema):
+        return columns
+    columns = [columns] if isinstance(columns, Column) else list(columns)
+    if columns and all(isinstance(column, Column) for column in columns):
+        return Schema(columns)
+    return Schema.from_feature_columns(columns)
 
 
 def features_of(columns: Any) -> Schema:

@@ -19,7 +19,8 @@ import numpy as np
 
 from tutorlib.checks import check_bytes, check_integer
 from tutorlib.display import shortened
-from tutorlib.schema import Schema, as_schema
+from tutorlib.layers.features import as_schema
+from tutorlib.schema import Schema
 
 MEBIBYTE = 2**20
 # How the names of this library's tables and those of keras.layers.Embedding end. A plan knows the

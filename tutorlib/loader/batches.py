@@ -114,8 +114,6 @@ class ChunkReader:
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
         self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
         self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
-        names = [field.columns for field in layout.fields]
-        self._fields = [[column.name for column in columns] for columns in names]
 
     def work_on(self, plan: RankPlan, chunk: ChunkPlan, first_batch: int) -> ChunkWork:
         """Return the work that a chunk is; asked for in the order of the chunks.
@@ -240,7 +238,7 @@ class ChunkReader:
             raise RuntimeError(
                 "map(): the function raised StopIteration; it must return a Chunk for every chunk"
             ) from error
-        names = [*itertools.chain.from_iterable(self._fields), *self.layout.ragged]
+        names = [*self.layout.dtypes]
         if not isinstance(result, Chunk):
             raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
         missing = [name for name in names if name not in result]

@@ -799,21 +799,8 @@ class KerasSequenceLoader(LoaderAdapter):
         )
 
     def _repr_html_(self) -> str:
-        plan = self.describe()
-        budget = plan["budget_bytes"]
-        numbers = {
-            "files": plan["files"],
-            "row groups": plan["row_groups"],
-            "rows": plan["rows"],
-            "batches": plan["batches"],
-            "rows of a batch": plan["batch_size"],
-            "rows shuffled together": plan["shuffle_window_rows"],
-            "threads": plan["threads"],
-            "planned memory, MiB": round(plan["peak_bytes"] / 2**20),
-            "memory budget, MiB": "none" if budget is None else round(budget / 2**20),
-            "device": self.device,
-        }
-        table = html_table(type(self).__name__, ("plan", ""), numbers.items())
+        numbers = [(name.replace("_", " "), value) for name, value in self.describe().items()]
+        table = html_table(type(self).__name__, ("plan", ""), numbers)
         try:
             dtypes, title = self.layout.dtypes, "Batches"
         except ValueError as error:  # strings, before a workflow is mapped

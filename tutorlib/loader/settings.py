@@ -163,15 +163,11 @@ class LoaderSettings:
                 f"buffer_size must be above 0 and finite, got {self.buffer_size}; for a chunk of "
                 "all rows, give their number"
             )
-        if (self.global_size is None) != (self.global_rank is None):
+        size, rank = self.global_size, self.global_rank
+        if (size is None) != (rank is None) or (rank or 0) >= (size or 1):
             raise ValueError(
-                "give both of global_size and global_rank, or neither; got "
-                f"global_size={self.global_size}, global_rank={self.global_rank}"
-            )
-        if self.global_rank is not None and self.global_rank >= (self.global_size or 1):
-            raise ValueError(
-                f"global_rank must be in [0, global_size={self.global_size}), got "
-                f"{self.global_rank}"
+                "give both of global_size and global_rank, which must be in [0, global_size), or "
+                f"neither; got global_size={size}, global_rank={rank}"
             )
         self._check_canonical_ranks()
         if not isinstance(self.nulls, Mapping) and self.nulls not in ("error", "fill"):
@@ -194,11 +190,10 @@ class LoaderSettings:
             return
         ranks, size, held = self.canonical_ranks, self.global_size or 1, self.ranks_held
         if ranks % size:
-            sizes = [n for n in range(1, ranks + 1) if not ranks % n]
             raise ValueError(
                 f"canonical_ranks={ranks} must be a multiple of the number of ranks, "
-                f"global_size={size}, so that each gives the rows of equally many; use one of "
-                f"{sizes} ranks, or canonical_ranks={size * max(1, round(ranks / size))}"
+                f"global_size={size}, so that each gives the rows of equally many; "
+                f"{size * max(1, round(ranks / size))} would do"
             )
         if held > 1 and (self.buffer_size or 1) < 1:
             raise ValueError(
@@ -207,12 +202,10 @@ class LoaderSettings:
                 "must not depend on it: give a number of rows from 1 on, or None"
             )
         if self.batch_size % held:
-            least = self.batch_size // held * held
-            better = f"{least} or {least + held}" if least else f"{held}"
             raise ValueError(
                 f"batch_size={self.batch_size} must be a multiple of {held}: each of the {held} "
                 f"canonical ranks of this process (canonical_ranks={ranks}, global_size={size}) "
-                f"gives equally many rows of a batch; {better} would do"
+                f"gives equally many rows of a batch; {-(-self.batch_size // held) * held} would do"
             )
 
     @property
