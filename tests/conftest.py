@@ -48,7 +48,7 @@ def folder(request, columns, tmp_path_factory):
 @pytest.fixture
 def no_thread_is_left():
     """A pass ends with its loader, also one that was interrupted."""
-    from tests.support.leftovers import come_to_an_end, reader_threads
+    from tests.support.loaders import come_to_an_end, reader_threads
 
     yield
     assert come_to_an_end(reader_threads)

@@ -157,7 +157,7 @@ from tutorlib.schema import Column, Schema
 lists = [Column(n, "categorical", cardinality=60, embedding_dim=4, multi_hot=True) for n in "h"]
 schema = Schema([*lists, Column("y", "label")])
 counts = []
-for bucketed in (True, False):
+for bucketed, epochs in ((True, 2), (False, 1)):
     model = keras.Model(inputs := keras_inputs(schema), keras.layers.Dense(1)(
         DenseFeatures(Schema(lists))(inputs)))
     model.compile("sgd", "mse", jit_compile=True)
@@ -165,7 +165,7 @@ for bucketed in (True, False):
     before = len(list(pathlib.Path(dump).glob("*step*.before_optimizations.txt")))
     loader = KerasSequenceLoader(
         folder, 100, schema=schema, drop_last=True, multi_hot=MultiHot(bucketed=bucketed))
-    model.fit(loader, epochs=2, verbose=0)
+    model.fit(loader, epochs=epochs, verbose=0)
     counts.append(len(list(pathlib.Path(dump).glob("*step*.before_optimizations.txt"))) - before)
 print(json.dumps(counts))
 """
@@ -178,7 +178,7 @@ def test_xla_compiles_few_shapes(folder, tmp_path, root):
     assert done.returncode == 0, done.stderr[-3000:]
     few, many = json.loads(done.stdout.splitlines()[-1])
     assert 1 <= few <= 2
-    assert many >= 10
+    assert many >= 8
 
 
 def test_what_cannot_be_is_refused():

@@ -113,9 +113,10 @@ def test_a_row_group_is_two_requests_and_many_are_read_ahead(store):
     source.read(3)
     assert [r["method"] for r in store.requests()] == ["HEAD", "GET"]
     loader = loader_of(source)
-    store.requests(delay_ms=60)
+    opening = store.requests(delay_ms=60)
+    assert [r["path"] for r in opening] == ["/bucket/train/_schema.json"] * 3
     assert len(list(loader)) == len(loader)
-    requests = [r for r in store.requests() if "_schema.json" not in r["path"]]
+    requests = store.requests()
     assert len(requests) == 2 * FILES * GROUPS
     assert most_at_once(requests) >= 3
 
@@ -195,7 +196,7 @@ def test_a_request_that_keeps_failing_is_named_with_its_tries_and_ends_the_pass(
     ):
         list(loader)
     failed = [r for r in store.requests() if r["fault"]]
-    assert len(failed) >= 3  # tries
+    assert 3 <= len(failed) <= 3 * GROUPS  # its row groups may have been read at the same time
 
 
 def test_a_pass_over_local_files_resumes_after_they_were_copied_to_the_store(store):
@@ -222,7 +223,10 @@ def test_an_object_written_again_is_noticed_by_its_tag(store):
     pq.write_table(table.take(order), path, row_group_size=ROWS, write_page_checksum=True)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     position = next(n for n in range(len(source)) if path.name in source.location(n))
-    with pytest.raises(ParquetError, match=r"1\.parquet: the file has changed"):
+    with pytest.raises(
+        ParquetError,
+        match=r"1\.parquet: the file has changed since it was opened\. Open the source again",
+    ):
         source.read(position)
     table = table.set_column(1, "x", pa.array(np.zeros(GROUPS * ROWS, "float32")))
     pq.write_table(table, path, row_group_size=ROWS)

@@ -1,6 +1,16 @@
-"""loader_with: loaders with the same settings, except for those that a test changes."""
+"""Loaders with common settings; what they must not leave behind: threads, memory of batches."""
+
+import gc
+import os
+import threading
+import time
 
 from tutorlib.loader import KerasSequenceLoader
+from tutorlib.loader.batches import ChunkWork
+from tutorlib.loader.cursor import Batches
+from tutorlib.loader.pipeline import Pipeline
+
+PROMPT_S = 30  # far less than a hang, far more than a slow machine needs
 
 
 def loader_with(batch_size=64, **settings):
@@ -10,3 +20,36 @@ def loader_with(batch_size=64, **settings):
         return KerasSequenceLoader(source, batch_size, **{**settings, **changes})
 
     return loader_of
+
+
+def reader_threads():
+    """Names of the loaders' threads that run, once what nobody holds is gone."""
+
+    def running():
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name.startswith("tutorlib-reader")]
+
+    if running():
+        gc.collect()  # a second, beside TensorFlow
+    return running()
+
+
+def come_to_an_end(left):
+    """Whether `left()` becomes empty: what is dropped stops by itself, and nobody waits for it."""
+    deadline = time.monotonic() + PROMPT_S
+    while something := left():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return not something
+
+
+def passes_in_memory():
+    """Passes, and the chunks of their batches, that something still holds."""
+    kinds = (Batches, Pipeline, ChunkWork)
+    return [held for held in gc.get_objects() if type(held) in kinds]
+
+
+def open_files():
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))

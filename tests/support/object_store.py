@@ -74,7 +74,7 @@ def object_store(folder: Path):
 def serve(folder: Path) -> None:
     import localbucket
 
-    settings, seen, lock = {"delay_ms": 0}, [], threading.Lock()
+    settings, seen, begun, lock = {"delay_ms": 0}, [], [], threading.Condition()
 
     class Handler(localbucket.S3Handler):
         data_root = folder
@@ -98,11 +98,15 @@ def serve(folder: Path) -> None:
         def _dispatch(self, action):
             if self.path == "/-/":
                 new = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with lock:
+                with lock:  # a client may have its answer before the request is noted
+                    lock.wait_for(lambda: len(begun) == len(seen), timeout=2)
+                    begun.clear()
                     settings.clear()
                     settings.update(new)
                     log, seen[:] = [*seen], []
                 return self._send(200, json.dumps(log).encode())
+            with lock:
+                begun.append(self)
             started, fault = time.monotonic(), self.fault()
             time.sleep(settings["delay_ms"] / 1000)
             if self.command == "PUT" and self.path.endswith("/"):  # a folder, for this server
@@ -125,6 +129,7 @@ def serve(folder: Path) -> None:
                     "method": self.command, "path": self.path, "fault": fault,
                     "range": self.headers.get("Range"), "start": started, "end": time.monotonic(),
                 })  # fmt: skip
+                lock.notify_all()
 
         def _send_file(self, status, file, start, length, headers, include_body):
             self._send_headers(status, length, headers)

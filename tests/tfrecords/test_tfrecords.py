@@ -7,19 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.support.tfrecords_rows import (
-    ROWS,
-    SCALARS,
-    SCHEMA,
-    as_lists,
-    assert_permuted,
-    batch_sizes,
-    gathered,
-    strings,
-)
-from tests.support.workflow_rows import contents
 from tfrecords import (
     check_records,
+    encode_examples,
     native_dataset,
     parsed_batches,
     prebatched_dataset,
@@ -30,10 +20,95 @@ from tfrecords import (
     write_prebatched,
     write_raw,
 )
-from tutorlib.columns import Chunk, Ragged
+from tutorlib.columns import Chunk, Ragged, Strings
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.parquet import ParquetSink
+from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema
+
+ROWS = 1000
+SCHEMA = Schema(
+    [
+        Column("C1", "categorical", "int32", cardinality=100_000),
+        Column("genres", "categorical", "int64", multi_hot=True),
+        Column("I1", "continuous", "float32"),
+        Column("label", "label", "float32"),
+    ]
+)
+SCALARS = Schema(column for column in SCHEMA if not column.multi_hot)
+
+
+def some_rows(rows=ROWS):
+    """Return rows of the columns of SCHEMA."""
+    rng = np.random.default_rng(0)
+    i1 = rng.normal(size=rows).astype(np.float32)
+    label = rng.integers(0, 2, rows).astype(np.float32)
+    c1 = rng.integers(0, 100_000, rows).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 6, rows))])
+    genres = Ragged(rng.integers(0, 300, offsets[-1]), offsets)
+    return Chunk({"I1": i1, "label": label, "C1": c1, "genres": genres})
+
+
+def strings(values):
+    """Return a column of strings."""
+    return Strings.from_arrow(pa.array(values, pa.string()))
+
+
+def gathered(dataset):
+    """Return all rows of a dataset in order, as {name: list}; a row of lists is a list."""
+    columns = {}
+    for inputs, label in dataset:
+        batch = {name: tensor.numpy() for name, tensor in inputs.items()}
+        nnzs, values = batch.pop("genres__nnzs", None), batch.pop("genres__values", None)
+        if nnzs is not None:
+            split = np.split(values[:, 0], np.cumsum(nnzs[:, 0])[:-1])
+            columns.setdefault("genres", []).extend(part.tolist() for part in split)
+        for name, array in {**batch, "label": label.numpy()}.items():
+            columns.setdefault(name, []).extend(array[:, 0].tolist())
+    return columns
+
+
+def as_lists(chunk):
+    """Return the columns of a chunk as {name: list}."""
+    return {name: column.tolist() for name, column in chunk.items()}
+
+
+def assert_permuted(read, rows):
+    """Assert that the gathered rows are the rows of a chunk, each once, in another order."""
+    expected = as_lists(rows)
+    assert read["I1"] != expected["I1"]
+    order = [expected["I1"].index(value) for value in read["I1"]]
+    assert sorted(order) == list(range(ROWS))
+    assert read == {name: [column[i] for i in order] for name, column in expected.items()}
+
+
+def batch_sizes(dataset):
+    """Return the rows of each batch."""
+    return [batch[1].shape[0] for batch in dataset]
+
+
+def contents(folder):
+    """Return {name: bytes} of the files in a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def rows():
+    return some_rows()
+
+
+@pytest.fixture
+def parquet(tmp_path, rows):
+    """The rows as a source of two files and four row groups."""
+    with ParquetSink(tmp_path / "parquet", row_group_rows=300, rows_per_file=600) as sink:
+        sink.write(rows)
+    return ParquetSource(tmp_path / "parquet")
+
+
+@pytest.fixture
+def examples(tmp_path, parquet):
+    write_examples(parquet, tmp_path / "examples", rows_per_file=400, progress=False)
+    return tmp_path / "examples"
+
 
 WRITERS = {
     "examples": partial(write_examples, rows_per_file=400),
@@ -256,3 +331,71 @@ def test_files_that_were_changed_are_refused_by_name(written):
         with pytest.raises(ValueError, match=rf"{first.name}: {match}"):
             check_records(written["examples"])
         assert check_records(second) == 400
+
+
+# ---- encoding: the bytes that protobuf writes ----------------------------------------------------
+
+
+def by_protobuf(chunk):
+    """Serialize the rows one by one with TensorFlow's own classes: the oracle."""
+    import tensorflow as tf
+
+    kinds = {bytes: "bytes_list", float: "float_list", int: "int64_list"}
+    columns = {name: column.tolist() for name, column in chunk.items()}
+    records = []
+    for row in range(chunk.num_rows):
+        example = tf.train.Example()
+        for name, values in columns.items():
+            flat = values[row] if isinstance(values[row], list) else [values[row]]
+            flat = [v.encode() if isinstance(v, str) else v for v in flat]
+            kind = "float_list" if "float" in name else kinds[type(flat[0])] if flat else name
+            getattr(example.features.feature[name], kind).value.extend(flat)
+        records.append(example.SerializeToString(deterministic=True))
+    return records
+
+
+def test_an_encoded_row_has_the_bytes_that_protobuf_writes():
+    edges = np.array([0, 1, 127, 128, 16_383, 16_384, 2**31, 2**63 - 1, -1, -(2**63)])
+    n = len(edges)
+    rng = np.random.default_rng(1)
+    letters = strings(["", "a", "ä" * 70, "x" * 200] + ["name"] * (n - 4))
+    tags = strings([f"tag {i}" for i in range(30)])
+    chunk = Chunk(
+        {
+            "edges": edges,
+            "small": np.arange(n, dtype=np.int8),
+            "unsigned": np.arange(n, dtype=np.uint32),
+            "flags": np.arange(n) % 2 == 0,
+            "float32": rng.normal(size=n).astype(np.float32),
+            "float64": rng.normal(size=n).astype(np.float32).astype(np.float64),
+            "float with a long name " + "and longer " * 20: np.zeros(n, np.float32),
+            "letters": letters,
+            "int64_list": Ragged(
+                np.arange(500), np.array([0, 0, 1, 3, 3, 200, 201, 250, 500, 500, 500])
+            ),
+            "float_list": Ragged(
+                rng.normal(size=n).astype(np.float32), np.array([0] + [5] * (n - 1) + [n])
+            ),
+            "bytes_list": Ragged(tags, np.array([0, 0, *range(1, n - 1), 30])),
+        }
+    )  # fmt: skip
+    assert list(encode_examples(chunk)) == by_protobuf(
+        chunk.with_columns({"flags": chunk["flags"].astype(np.int64)})
+    )
+
+
+def test_empty_lists_and_chunks_without_rows_are_encoded():
+    nothing = Ragged(np.zeros(0, np.int64), np.zeros(4, np.int64))
+    chunk = Chunk({"int64_list": nothing, "a": np.arange(3)})
+    assert list(encode_examples(chunk)) == by_protobuf(chunk)
+    assert list(encode_examples(chunk.slice(1, 1))) == []
+
+
+def test_rows_with_very_long_lists_are_encoded_in_smaller_blocks():
+    lengths = np.array([3, 3_000_000, 2, 5])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    chunk = Chunk({"int64_list": Ragged(np.ones(offsets[-1], np.int64), offsets)})
+    sizes = [len(record) for record in encode_examples(chunk)]
+    overhead = sizes[2] - 2
+    assert sizes[0] == 3 + overhead
+    assert 3_000_000 < sizes[1] < 3_000_000 + 100

@@ -195,7 +195,7 @@ def refuse_ignored_arguments(
     Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
     `batch_size` and `shuffle`. It asks for `num_batches` in a constructor, so the caller of that is
     `fit`, `evaluate` or `predict`, whose public arguments are looked at. With a Keras in which this
-    is not so they are ignored, and nothing else changes; test_ignored_arguments then fails.
+    is not so they are ignored, and nothing else changes; tests/keras_bridge/test_fit.py then fails.
 
     `predict` out of order is refused too: nobody could tell which row a prediction is of. So are
     `fit` and `evaluate` without labels if the model compares its output with labels.

@@ -1,1 +1,0 @@
-"""Attacks on what is read from outside: damaged files are read, or refused by name."""
