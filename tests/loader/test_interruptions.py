@@ -81,10 +81,12 @@ def test_a_break_a_close_and_a_drop_end_the_pass_and_the_next_is_whole(folder):
     assert reader_threads()
     del loader, batches
     assert come_to_an_end(reader_threads)
-    gc.collect()
-    assert come_to_an_end(passes_in_memory)
-    assert come_to_an_end(lambda: open_files() != files)
-    assert dropped() is source() is None
+
+    def left():  # a thread that ends may be the last to hold them, in a cycle
+        gc.collect()
+        return [*passes_in_memory(), *filter(None, (dropped(), source(), open_files() - files))]
+
+    assert come_to_an_end(left)
 
 
 def test_a_loader_that_is_dropped_before_its_pass_gives_the_rest(folder):

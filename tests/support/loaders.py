@@ -37,11 +37,11 @@ def reader_threads():
 def come_to_an_end(left):
     """Whether `left()` becomes empty: what is dropped stops by itself, and nobody waits for it."""
     deadline = time.monotonic() + PROMPT_S
-    while something := left():
+    while left():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
-    return not something
+    return True
 
 
 def passes_in_memory():
