@@ -161,8 +161,9 @@ def read_parquet(folder: Path) -> None:
     from tutorlib.parquet import ParquetSource
 
     source = ParquetSource(folder)
-    for chunk in source.chunks(rows=70):
-        chunk.to_arrow()
+    for position in range(len(source)):
+        for chunk in source.steps(position, [*source.column_types], 70):
+            chunk.to_arrow()
 
 
 def make_workflow(folder: Path) -> None:

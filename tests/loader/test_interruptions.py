@@ -332,15 +332,17 @@ signal.signal(signal.SIGINT, interrupt)
 threading.Thread(target=send, daemon=True).start()
 while interrupted < TIMES:
     try:
-        left = 1 + interrupted % 2  # the second one finds the loader closing
-        while True:
-            for batch in loader:
-                pass
-            left = left or 1  # Python drops an interrupt that comes inside a __del__
-    except KeyboardInterrupt:
+        try:
+            left = 1 + interrupted % 2  # the second one finds the loader closing
+            while True:
+                for batch in loader:
+                    pass
+                left = left or 1  # Python drops an interrupt that comes inside a __del__
+        except KeyboardInterrupt:
+            left = 0
+    except KeyboardInterrupt:  # the second one came before that
         pass
     interrupted += 1
-left = 0
 loader.close()
 print(reader_threads_in_the_end(), rows_of(loader) == list(range(1000)))
 """
