@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.costs import SIZES, START_S
-from benchmarks.measure import RESULTS, ROOT, UNITS, describe_hardware, rates
+from benchmarks.measure import RESULTS, ROOT, UNITS, describe_hardware, rates, ratios
 
 SUMMARY = "draw imgs/ from benchmarks/results/"
 IMAGES = ROOT / "imgs"
@@ -43,6 +43,7 @@ class Bars:
         limit: option with the limit of that value, in MiB, that a broken line shows.
         ordered: whether the ways stay in the order of the report.
         log: whether a tenfold rate is one step further instead of ten.
+        only: {way: what the figure calls it} of those to draw; all if empty.
     """
 
     benchmark: str
@@ -52,9 +53,22 @@ class Bars:
     limit: str = ""
     ordered: bool = False
     log: bool = False
+    only: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 FIGURES: dict[str, Bars] = {
+    "first_page": Bars(
+        "peers",
+        {"train": "Training one DLRM: rows per second"},
+        "Narrow layers, all four compiled by XLA, batches of {train_batch_size:,}, files in the "
+        "page cache.",
+        only={
+            "tf.data, make_batched_features_dataset": "TFRecord, one feature a column",
+            "Keras arrays in memory": "Keras, arrays in memory",
+            "tf.data, prebatched TFRecord, not shuffled": "TFRecord, whole batches, not shuffled",
+            "loader, columns": "loader, from Parquet",
+        },
+    ),
     "loader_throughput": Bars(
         "loader",
         {"readers": "Rows per second into the training step"},
@@ -177,18 +191,26 @@ def rate_and_ratio(entry: Mapping[str, Any]) -> str:
 
 def draw_bars(bars: Bars, result: Mapping[str, Any], path: Path) -> None:
     """Draw rates, and one more value, of the ways of some sections."""
-    sections = {
-        section: [entry for entry in result["ways"] if entry["section"] == section]
-        for section in bars.sections
-    }
-    sections = {section: entries[::-1] for section, entries in sections.items() if entries}
-    options, heights = result["options"], [len(entries) for entries in sections.values()]
+    drawn: dict[str, list[dict[str, Any]]] = {}
+    bases = []
+    for section in bars.sections:
+        ways = [entry for entry in result["ways"] if entry["section"] == section]
+        for entry in reversed(ways):
+            if not bars.only or entry["name"] in bars.only:
+                name, ratio = entry["name"], statistics.median(ratios(entry, ways[0]))
+                entry = {**entry, "name": bars.only.get(name, name), "ratio": ratio}
+                drawn.setdefault(section, []).append(entry)
+        bases += drawn.get(section, [])[-1:]
+    if not drawn:
+        needed = f"python -m benchmarks {bars.benchmark} --only {' '.join(bars.sections)}"
+        raise FileNotFoundError(f"{path.stem} needs a run of `{needed}` first")
+    options, heights = result["options"], [len(entries) for entries in drawn.values()]
     with page(path, 0.36 * sum(heights) + 0.3 * len(heights) + 1.1) as figure:
         panels = figure.subplots(
-            len(sections), 1 + bool(bars.value), sharey="row", squeeze=False,
+            len(drawn), 1 + bool(bars.value), sharey="row", squeeze=False,
             height_ratios=heights, width_ratios=(5, 4)[: 1 + bool(bars.value)],
         )  # fmt: skip
-        for (section, entries), row in zip(sections.items(), panels, strict=True):
+        for (section, entries), row in zip(drawn.items(), panels, strict=True):
             if not bars.ordered:
                 entries.sort(key=lambda entry: entry["rows_per_s"])
             title = bars.sections[section].format(**options)
@@ -199,10 +221,9 @@ def draw_bars(bars: Bars, result: Mapping[str, Any], path: Path) -> None:
             if bars.limit:
                 row[1].axvline(options[bars.limit] * 2**20, color=TEXT, linestyle=(0, (4, 3)))
         turns = len(result["ways"][0]["elapsed_s"])
-        first = ", ".join(dict.fromkeys(e["name"] for s in sections for e in result["ways"]
-                                        if e["section"] == s and e["ratio"] == 1))  # fmt: skip
+        first = ", ".join(dict.fromkeys(base["name"] for base in bases))
         what = f"{bars.what.format(**options)} Median and range of {turns} turns.\n"
-        caption(figure, result, f"{what}Factors are relative to {first}.")
+        caption(figure, result, f"{what}Factors: medians of the turns' ratios to {first}.")
 
 
 def _panel(

@@ -8,17 +8,14 @@
 A page keeps the outputs of two kinds of cells: `keep_output`, the same on every machine, and
 `recorded_output`, the outputs of one run on the machine and day that the page names; `headline` is
 of the second kind. What was written to stderr stands on no page.
-
-The tables of lessons in the READMEs end with the headlines of the pages; they are written here too.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,31 +103,6 @@ def renew(path: Path, executed: Path) -> None:
     nbformat.write(page, path)
 
 
-def with_headlines(table: str, headlines: Mapping[str, str]) -> str:
-    """Return a page whose table of lessons ends, in each row, with the lesson's headline.
-
-    Example:
-        >>> row = "| 01 | [etl](notebooks/01_etl.ipynb) | raw clicks to Parquet | |"
-        >>> with_headlines(row, {"01_etl": "9 M rows/s"})
-        '| 01 | [etl](notebooks/01_etl.ipynb) | raw clicks to Parquet | 9 M rows/s |'
-    """
-
-    def measured(row: re.Match[str]) -> str:
-        return f"{row[1]} {headlines[row[2]]} |" if row[2] in headlines else row[0]
-
-    return re.sub(
-        r"(?m)^(\| \d\d \| \[\w+\]\([a-z/]*(\w+)\.ipynb\) \|.* \|)[^|]*\|$", measured, table
-    )
-
-
-def write_headlines() -> None:
-    """Write the headlines of the pages into the tables of the READMEs."""
-    lines = {path.stem: run.find_headline(path) for path in run.find_lessons(HERE)}
-    headlines = {name: line.replace("|", "/") for name, line in lines.items() if line}
-    for path in (ROOT / "README.md", HERE / "README.md"):
-        path.write_text(with_headlines(path.read_text("utf-8"), headlines), "utf-8")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 if a lesson failed, or did not bear a claim out.
 
@@ -160,7 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed = 1
         else:
             print(f"renewed: {path.name}")
-    write_headlines()
     return failed
 
 

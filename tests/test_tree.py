@@ -242,14 +242,26 @@ assert 0.30 < losses[-1] < 0.40 < losses[0], losses
 """
 
 
-def run_copy(script: str, python: Path, folder: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""}
+def run_copy(script: str, python: Path, folder: Path, path: str = "") -> str:
+    """Run a script in a folder, with `path` as PYTHONPATH; return what it printed."""
+    environment = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
     done = run_python(script, python=python, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def copy_folder(name: str, target: Path) -> None:
+    shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def code_of(page: str, language: str = "python") -> str:
+    """Return the code of a page, all blocks of the language one after the other."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return "".join(re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL))
 
 
 def test_a_copy_of_tutorlib_trains_beside_tensorflow_numpy_and_pyarrow_alone(bare_python, tmp_path):
-    shutil.copytree(TUTORLIB, tmp_path / "tutorlib", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_folder("tutorlib", tmp_path)
     run_copy(TRAINING_SCRIPT, bare_python, tmp_path)
 
 
@@ -315,53 +327,70 @@ assert report.stalls and next(pathlib.Path("saved").iterdir()).is_dir()
 }
 
 
-@pytest.mark.parametrize("use", USES)
-def test_the_files_that_the_readme_names_for_each_use_suffice(bare_python, tmp_path, use):
+def copy_listed(use: str, folder: Path) -> None:
+    """Copy the files that README lists for the loader alone, and those that a use adds."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     listed = re.search(r"alone: begin -->(.*?)<!-- .*? -->\n(.*?)\n\n", readme, re.DOTALL)
     named, more = listed.groups()
     lines = {line[2:].partition(" (")[0]: line for line in more.splitlines()}
     assert [*USES] == ["", *lines]
-    for name in re.findall(r"`([\w/]+(?:\.py|/))`", named + lines.get(use, "")):
-        source, target = TUTORLIB / name, tmp_path / "tutorlib" / name
+    for name in re.findall(r"`([\w/]+\.py)`", named + lines.get(use, "")):
+        target = folder / "tutorlib" / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, target)
+        shutil.copy(TUTORLIB / name, target)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_files_that_the_readme_names_for_each_use_suffice(bare_python, tmp_path, use):
+    copy_listed(use, tmp_path)
     run_copy(LOADER_ALONE_SCRIPT + USES[use], bare_python, tmp_path)
 
 
-README_DATA = """
-import numpy as np
-from tutorlib.columns import Chunk
-from tutorlib.parquet import ParquetSink
+def test_the_program_in_the_readme_runs_with_the_loader_alone(bare_python, tmp_path):
+    copy_listed("", tmp_path)
+    assert "Epoch 2/2" in run_copy(code_of("README.md"), bare_python, tmp_path)
+
+
+DATA_WITH_BLANKS = """
+import os
+import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 
 rng = np.random.default_rng(0)
 for folder in ("train", "valid"):
-    with ParquetSink(folder + "/part.parquet") as sink:
-        columns = {name: rng.random(5000, dtype="float32") for name in ("x1", "x2", "label")}
-        sink.write(Chunk(columns))
+    os.mkdir(folder)
+    x1, x2, label = rng.random((3, 5000), dtype="float32")
+    columns = {"x1": pa.array(x1, mask=x1 < 0.1), "x2": pa.array(x2, mask=x2 < 0.1)}
+    pq.write_table(pa.table({**columns, "label": label}), f"{folder}/part.parquet")
 with open("people.csv", "w") as file:
     file.write("person,city,age,income\\n")
     for n in range(600):
-        file.write(f"p{n},{rng.choice(['Lyon', 'Oslo'])},{20 + n % 50},{['low', 'high'][n % 2]}\\n")
+        city, age = rng.choice(["Lyon", "Oslo", ""]), rng.choice([20 + n % 50, ""])
+        file.write(f"p{n},{city},{age},{['low', 'high'][n % 2]}\\n")
 """
 
 
-def test_the_examples_in_the_readme_run_one_after_the_other(tmp_path):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    examples = "".join(re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL))
-    for folder in ("train", "valid"):
-        (tmp_path / folder).mkdir()
-    assert run_python(README_DATA, cwd=tmp_path).returncode == 0
-    command = re.search(r"^python -m (data_prep csv .*)$", readme, flags=re.MULTILINE)[1]
-    csv = f"import data_prep.__main__ as m; m.main({command.split()[1:]!r})"
-    assert run_python(csv, cwd=tmp_path).returncode == 0
-    done = run_python(examples, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "val_loss" in done.stdout
+def test_the_code_of_using_md_runs_beside_what_it_names_on_data_with_blanks(bare_python, tmp_path):
+    """Beside tutorlib/: data_prep/ and tqdm for CSV files, JAX for a loop in it."""
+    copy_folder("tutorlib", tmp_path)
+    copy_folder("data_prep", tmp_path)
+    more = tmp_path / "more"
+    link_distributions(with_dependencies("tqdm", "jax") - with_dependencies("tensorflow"), more)
+    run_copy(DATA_WITH_BLANKS, bare_python, tmp_path)
+    [command] = code_of("docs/using.md", "bash").splitlines()
+    main = f"from data_prep.__main__ import main; main({command.split()[3:]!r})"
+    assert command.startswith("python -m data_prep ")
+    run_copy(main, bare_python, tmp_path, str(more))
+    printed = run_copy(code_of("docs/using.md"), bare_python, tmp_path, str(more))
+    assert "val_loss" in printed
     assert list((tmp_path / "checkpoints").iterdir())
+
+
+def test_the_readme_is_short_and_links_of_pages_lead_to_files():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "notebooks" / "README.md"]
+    for page in pages:
+        links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
 
 
 def test_make_help_lists_the_targets_the_readme_names():

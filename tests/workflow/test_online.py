@@ -71,7 +71,7 @@ def test_a_column_that_is_passed_through_keeps_its_cardinality(tmp_path):
     [
         (["tags", "userId"] >> HashBucket(9) >> Rename({"userId": "tags__values"}),
          "'tags__values' has the name of a tensor that a list column becomes"),
-        (["word"], "'word' holds strings"),
+        (["word"], "'word' holds strings.*, or name it in id_names"),
     ],
 )  # fmt: skip
 def test_columns_that_no_batch_can_hold_are_refused_when_they_are_mapped(raw, group, message):

@@ -39,10 +39,12 @@ def batch_dtype(column: Column) -> np.dtype:
             and for types that no batch can hold (decimals, binary, ...).
     """
     if column.dtype == "string":
-        op = "LabelEncoder" if column.role == "label" else "Categorify or HashBucket"
+        op, or_id = "Categorify or HashBucket", ", or name it in id_names"
+        if column.role == "label":
+            op, or_id = "LabelEncoder", ""
         raise ValueError(
             f"column {column.name!r} holds strings; turn them into ids with a Workflow ({op}) and "
-            "loader.map(workflow)"
+            f"loader.map(workflow){or_id}"
         )
     if not is_number(column.dtype):
         raise ValueError(

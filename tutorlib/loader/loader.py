@@ -814,7 +814,7 @@ class KerasSequenceLoader(LoaderAdapter):
             return
         self._warned = True
         if self.schema.left_out:
-            warnings.warn(self.schema.left_out, stacklevel=2)
+            warnings.warn(self.schema.left_out, stacklevel=_level_of_user())
         settings, plan, count = self._settings, self._any_plan(), len(self.source)
         size, doubts = settings.global_size or 1, []
         automatic = settings.buffer_size is None and settings.parts_per_chunk is None
@@ -822,8 +822,8 @@ class KerasSequenceLoader(LoaderAdapter):
         mixed, read = plan.row_groups_per_chunk(), plan.row_groups_per_rank()
         if automatic and several and mixed < FEW_ROW_GROUPS:
             doubts.append(
-                f"rows are shuffled within chunks that mix {mixed:.1f} of the {count} row groups "
-                "of the files, so rows that are near each other in the files come near each other"
+                f"rows are shuffled chunk by chunk, and a chunk has rows of about {mixed:.0f} row "
+                f"groups (the files have {count}), so rows near each other in the files stay near"
             )
         if size > 1 and read < FEW_ROW_GROUPS:
             doubts.append(
@@ -838,8 +838,18 @@ class KerasSequenceLoader(LoaderAdapter):
                 "row_group_rows=..., shuffle_seed=0); for sorted rows, of the parts that "
                 f"split_rows(..., seed=0) gives, as its docstring shows){larger}. Measure it with "
                 "shuffle_quality().",
-                stacklevel=2,
+                stacklevel=_level_of_user(),
             )
+
+
+def _level_of_user() -> int:
+    """Return the `stacklevel` with which a warning of the caller names the user's line."""
+    folders = Path(__file__).parents[1], Path(keras.__file__).parent
+    inner = tuple(f"{folder}{os.sep}" for folder in folders)
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _refuse_other_workers(global_size: int | None) -> None:
