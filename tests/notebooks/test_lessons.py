@@ -103,7 +103,7 @@ def test_profiles_and_tables_of_lessons_are_those_of_the_pages(runner, pages, ro
     """Profiles name parameters that exist; the READMEs link each lesson and have its headline."""
     lessons = runner.find_lessons(root / "notebooks")
     for path in (root / "notebooks" / "params").glob("*.yaml"):
-        runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
+        runner.plan_parameters(lessons, lessons, runner.load_profile(path))
     headlines = {path.stem: runner.find_headline(path).replace("|", "/") for path in lessons}
     for path in (root / "README.md", root / "notebooks" / "README.md"):
         text = path.read_text(encoding="utf-8")
