@@ -4,11 +4,6 @@ NATIVE (grey) is TensorFlow's own way, LOADER (green) is tutorlib's loader, WAIT
 spent waiting for data.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
 import matplotlib.pyplot as plt
 import pandas as pd
 
@@ -17,7 +12,7 @@ from traces import LOADER, NATIVE, TEXT, WAITING, draw_timeline
 __all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces", "in_digits"]
 
 
-def in_digits(value: float) -> str:
+def in_digits(value):
     """Return a number with at most three significant digits, in full.
 
     Example:
@@ -27,15 +22,7 @@ def in_digits(value: float) -> str:
     return f"{float(f'{value:.3g}'):,.15g}"
 
 
-def draw_bars(
-    values: pd.Series | pd.DataFrame | Mapping[str, float],
-    unit: str,
-    colours: Mapping[str, str] | None = None,
-    *,
-    log: bool = False,
-    axes: Any = None,
-    slowest: pd.Series | pd.DataFrame | None = None,
-) -> Any:
+def draw_bars(values, unit, colours=None, *, log=False, axes=None, slowest=None):
     """Draw horizontal bars with their values, the first on top; return the matplotlib figure.
 
     Args:
@@ -81,7 +68,7 @@ def draw_bars(
     return axes[0].figure
 
 
-def draw_traces(traces: Mapping[str, Any], steps: int = 4) -> Any:
+def draw_traces(traces, steps=4):
     """Draw the last steps of traces below each other, on one scale of time; return the figure.
 
     Args:
@@ -90,9 +77,7 @@ def draw_traces(traces: Mapping[str, Any], steps: int = 4) -> Any:
     """
     shown = [list(trace.steps.values())[-steps:] for trace in traces.values()]
     span_ms = max(spans[-1][1] - spans[0][0] for spans in shown)
-    rows = [sum(bool(list(lane)) for lane in trace.lanes.values()) for trace in traces.values()]
-    grid = {"squeeze": False, "layout": "constrained", "height_ratios": rows}
-    figure, axes = plt.subplots(len(traces), figsize=(8, 3.5), **grid)
+    figure, axes = plt.subplots(len(traces), figsize=(8, 3.5), squeeze=False, layout="constrained")
     for panel, (title, trace) in zip(axes[:, 0], traces.items(), strict=True):
         draw_timeline(trace, steps, panel, span_ms)
         panel.set_title(title, loc="left", fontsize=9, pad=16)

@@ -1,25 +1,23 @@
 """What several lessons need and none of them teaches."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
+import json
 import os
 import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+NUMBERS = Path(__file__).resolve().parents[1] / "build" / "numbers.json"
 NOT_BORNE_OUT = "not borne out by this run:"  # run.py looks for lines that begin so
 
 
-def check(claim: str, holds: object) -> None:
+def check(claim, holds):
     """Print a claim that holds, or stop the lesson. `check_measured` is for claims about time.
 
     Args:
@@ -38,7 +36,7 @@ def check(claim: str, holds: object) -> None:
     print("ok:", claim)
 
 
-def check_measured(claim: str, holds: object) -> None:
+def check_measured(claim, holds):
     """Print whether this run bears out a claim about time; the lesson goes on either way.
 
     A time also depends on what else the machine does, so one run cannot refute the claim.
@@ -58,7 +56,7 @@ def check_measured(claim: str, holds: object) -> None:
     print("ok:" if holds else NOT_BORNE_OUT, claim)
 
 
-def criteo_rows(data_dir: str) -> Path:
+def criteo_rows(data_dir):
     """Return the folder with `train` and `valid` of the Criteo rows that lesson 01 prepares.
 
     Data that exists is kept; if there is none, synthetic rows are made.
@@ -73,9 +71,7 @@ def criteo_rows(data_dir: str) -> Path:
     return folder
 
 
-def measure_rates(
-    measured: Mapping[str, Any], turns: int = 3, at_least_s: float = 0.5
-) -> pd.DataFrame:
+def measure_rates(measured, turns=3, at_least_s=0.5):
     """Measure in turns how fast batches can be read, and how fast models train on them.
 
     All rates are measured in one way, so that they can be compared: rows of whole epochs, over the
@@ -104,25 +100,18 @@ def measure_rates(
     """
     from tutorlib.diagnose import cores_awake  # lesson 12 imports a copy of tutorlib later
 
-    rates: list[dict[str, float]] = []
+    rates = [{} for _ in range(1 + turns)]
     with cores_awake():
-        for _ in range(1 + turns):
-            rates.append({})
+        for turn in rates:
             for name, subject in measured.items():
                 rows_and_s = np.zeros(2)
                 while not rows_and_s[0] or rows_and_s[1] < at_least_s:
                     rows_and_s += _train(*subject) if isinstance(subject, tuple) else _read(subject)
-                rates[-1][name] = rows_and_s[0] / rows_and_s[1]
+                turn[name] = rows_and_s[0] / rows_and_s[1]
     return pd.DataFrame(rates[1:])
 
 
-def measure_ms(
-    functions: Mapping[Any, Callable[[], object]],
-    turns: int = 3,
-    *,
-    calls: int = 1,
-    warm_up: int = 1,
-) -> pd.DataFrame:
+def measure_ms(functions, turns=3, *, calls=1, warm_up=1):
     """Measure in turns, A B C, A B C, how long functions take; a GPU's work is waited for.
 
     Args:
@@ -141,7 +130,7 @@ def measure_ms(
     """
     import tensorflow as tf
 
-    times: dict[Any, list[float]] = {name: [] for name in functions}
+    times = {name: [] for name in functions}
     for _ in range(warm_up + turns):
         for name, function in functions.items():
             begin = time.perf_counter()
@@ -152,7 +141,7 @@ def measure_ms(
     return pd.DataFrame(times).iloc[warm_up:].reset_index(drop=True)
 
 
-def clearly_faster(rates: Iterable[float], others: Iterable[float]) -> bool:
+def clearly_faster(rates, others):
     """Return whether every turn of one is faster than every turn of the other.
 
     Two that are equally fast differ so by chance in 1 of 20 cases with 3 turns each, in 1 of 252
@@ -167,7 +156,7 @@ def clearly_faster(rates: Iterable[float], others: Iterable[float]) -> bool:
     return min(rates) > max(others)
 
 
-def _read(batches: Any) -> tuple[int, float]:
+def _read(batches):
     """Read and discard one epoch; return its rows and seconds.
 
     A dataset is read in a compiled function, as `fit` reads it: a loop over it in Python waits
@@ -188,20 +177,20 @@ def _read(batches: Any) -> tuple[int, float]:
 
 
 @functools.cache
-def _next_rows() -> Any:
+def _next_rows():
     """Return a compiled function that takes a batch from an iterator and returns its rows."""
     import tensorflow as tf
 
     return tf.function(lambda iterator: tf.shape(iterator.get_next()[1])[0])
 
 
-def _train(model: Any, batches: Any) -> tuple[int, float]:
+def _train(model, batches):
     """Train one epoch; return its rows and seconds."""
     import keras
 
-    times: list[float] = []
+    times = []
 
-    def tick(_: int, logs: Any) -> None:
+    def tick(_, logs):
         times.append(time.perf_counter())
 
     clock = keras.callbacks.LambdaCallback(on_epoch_begin=tick, on_train_batch_end=tick)
@@ -216,26 +205,35 @@ def _train(model: Any, batches: Any) -> tuple[int, float]:
     return rows, times[-1] - times[0]
 
 
-def kernel_counts(operations: Sequence[str]) -> pd.DataFrame:
-    """Return how many kernels the installed TensorFlow has for operations, on CPU and GPU.
+def save_number(name, value):
+    """Write a measured number down for later lessons, in build/numbers.json.
 
-    They are counted in TensorFlow's registry, which a wheel built with CUDA fills on every machine;
-    a wheel without CUDA has none for GPUs.
+    One lesson measures a number, and later ones state it, so that pages agree.
 
     Args:
-        operations: names of TensorFlow's operations, such as "Unique".
+        name: what is measured, with its unit: "native reading, rows/s".
+        value: the number. It replaces what an earlier run wrote under this name.
     """
-    from tensorflow.python.framework import kernels  # TensorFlow has no public way to list them
+    from tutorlib.storage import new_file  # lesson 12 imports a copy of tutorlib later
 
-    found = {
-        name: [kernel.device_type for kernel in kernels.get_registered_kernels_for_op(name).kernel]
-        for name in operations
-    }
-    counts = {device: {n: k.count(device) for n, k in found.items()} for device in ("CPU", "GPU")}
-    return pd.DataFrame(counts).loc[list(operations)]
+    with new_file(NUMBERS) as part:  # written beside, then renamed
+        part.write_text(json.dumps(_numbers() | {name: float(value)}, indent=2), "utf-8")
 
 
-def loader_device() -> str:
+def saved_number(name):
+    """Return a number that an earlier lesson saved, or None if it has not run here.
+
+    Example:
+        >>> saved_number("furlongs per fortnight")
+    """
+    return _numbers().get(name)
+
+
+def _numbers():
+    return json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.is_file() else {}
+
+
+def loader_device():
     """Return where a loader can make its batches, "gpu" or "cpu", and print why.
 
     TensorFlow gets part of the GPU's memory and leaves the rest to the loader (lesson 04), so call
@@ -258,7 +256,7 @@ def loader_device() -> str:
     return "gpu"
 
 
-def show_tensorboard(log_dir: str, show: bool) -> None:
+def show_tensorboard(log_dir, show):
     """Open TensorBoard below the cell, or print the command that opens it.
 
     Args:

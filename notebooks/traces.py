@@ -7,26 +7,21 @@ picture that the lessons explain.
 Source: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 TEXT = "#757f89"  # mid-tones: readable on white and on black
-LOADER, NATIVE, WAITING, COPIES = "#2f9e75", "#7a8fa6", "#d0605e", "#b08d57"
+LOADER, NATIVE, WAITING = "#2f9e75", "#7a8fa6", "#d0605e"
 WAIT, READ = "waiting for data", "tf.data's threads"
-COLOURS = {"ops": LOADER, "kernels": LOADER, "copies": COPIES, WAIT: WAITING, READ: NATIVE}
+COLOURS = {"ops": LOADER, "kernels": LOADER, WAIT: WAITING, READ: NATIVE}
 GPU, CPU = "/device:GPU:", "CPU (TensorFlow's executor threads)"
 EXECUTOR = "ExecutorState::Process"  # a thread runs ops, one after the other
 # A step waits for tf.data, or for a loader (an event that `keras_bridge` records).
 WAITS = r"IteratorGetNext\w*::DoCompute|KerasSequenceLoader::next"
 READS = r"(?!Prefetch)\w+Produce"  # a thread of tf.data makes an element
-COPY = "(?i)memcpy|memset"
 OP = r"^(?:StatefulPartitionedCall/)?([^:]+:[A-Za-z_]\w*)$"  # "dense/MatMul:MatMul"
 SPAN, STATS = ["start", "stop"], ["step_num", "tf_op"]
 
@@ -43,7 +38,7 @@ class Intervals:
         ([(0.0, 3.0), (5.0, 6.0)], 4.0, [(2.0, 3.0), (5.0, 5.5)])
     """
 
-    def __init__(self, pairs: Iterable[Any]) -> None:
+    def __init__(self, pairs):
         spans = np.array(list(pairs), float).reshape(-1, 2)
         spans = spans[spans[:, 1] > spans[:, 0]]
         starts, stops = spans[np.argsort(spans[:, 0])].T
@@ -52,20 +47,20 @@ class Intervals:
         self.spans = np.stack([starts[first], reach[np.roll(first, -1)]], 1)
         self.total_ms = float(np.diff(self.spans).sum())
 
-    def within(self, start: float, stop: float) -> Intervals:
+    def within(self, start, stop):
         """Return the part between two times, ms."""
         return Intervals(self.spans.clip(start, stop))
 
-    def gaps(self, start: float = -np.inf, stop: float = np.inf) -> Intervals:
+    def gaps(self, start=-np.inf, stop=np.inf):
         """Return what is missing between two times, ms."""
         edges = np.r_[start, self.spans.clip(start, stop).ravel(), stop]
         return Intervals(edges.reshape(-1, 2))
 
-    def overlap(self, other: Intervals) -> Intervals:
+    def overlap(self, other):
         """Return the times that are in both: what is missing in neither."""
         return Intervals([*self.gaps(), *other.gaps()]).gaps()
 
-    def __iter__(self) -> Iterator[tuple[float, float]]:
+    def __iter__(self):
         return map(tuple, self.spans.tolist())
 
 
@@ -75,7 +70,7 @@ class Trace:
     Args:
         name: "/device:GPU:0", or `CPU`.
         steps: {number: (start, stop)}.
-        lanes: {kind of work: when it was done}: "ops", or "kernels" and "copies" of a GPU; when a
+        lanes: {kind of work: when it was done}: "ops", or "kernels" (and copies) of a GPU; when a
             step waited for data; when threads of tf.data worked.
         ops: what all runs of each op took, the longest first: tuples (name, total_ms, share, runs).
             On a GPU, the name is that of the kernel if the trace names no op for it.
@@ -86,12 +81,10 @@ class Trace:
         busy: when the device worked; idle, when it did not.
         waiting: when a step waited for data; reading, when threads of tf.data worked.
         idle_share: share of the time in which the device was idle, 0 to 1.
-        wait_share: share of the time in which a step waited for data, 0 to 1.
         idle_wait_share: share of the idle time in which a step waited for data, 0 to 1.
-        idle_shares: {number of a step: share of it in which the device was idle}.
     """
 
-    def __init__(self, name: str, steps: dict[int, Any], lanes: dict[str, Any], ops: Any) -> None:
+    def __init__(self, name, steps, lanes, ops):
         self.name, self.steps, self.lanes, self.ops = name, steps, lanes, ops
         self.on_gpu = name.startswith(GPU)
         self.start_ms = min(start for start, _ in steps.values())
@@ -102,23 +95,10 @@ class Trace:
         self.busy = Intervals(span for lane in inside.values() for span in lane)
         self.idle = self.busy.gaps(self.start_ms, self.stop_ms)
         self.idle_share = self.idle.total_ms / self.length_ms
-        self.wait_share = self.waiting.total_ms / self.length_ms
         self.idle_wait_share = self.idle.overlap(self.waiting).total_ms / (self.idle.total_ms or 1)
-        self.idle_shares = {
-            number: self.idle.within(start, stop).total_ms / (stop - start)
-            for number, (start, stop) in steps.items()
-        }
-
-    def __repr__(self) -> str:
-        text = (
-            f"Trace of {len(self.steps)} steps, {self.length_ms:,.0f} ms\n"
-            f"  {self.name}: busy {1 - self.idle_share:.0%}, idle {self.idle_share:.0%} "
-            f"({self.idle_wait_share:.0%} of it waiting for data)"
-        )
-        return text + "".join(f"\n    {op.share:4.0%}  {op.name}" for op in self.ops[:3])
 
 
-def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
+def read_trace(log_dir):
     """Return when the device worked, from the newest trace of TensorFlow's profiler in a folder.
 
     A GPU is busy while a kernel or a copy runs on one of its streams; of several, the first is
@@ -143,8 +123,7 @@ def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
     # The lines of a GPU other than its streams repeat what ran there by op.
     work = work[work["line"].str.startswith("Stream")]
     if on_gpu := len(work) > 0:
-        copies = work["name"].str.contains(COPY)
-        found = {"kernels": work[~copies], "copies": work[copies]}
+        found = {"kernels": work}
         work = work.assign(op=work["tf_op"].fillna(work["name"]))
     else:
         work = host[~host["line"].str.startswith("tf_data_")]
@@ -164,7 +143,7 @@ def read_trace(log_dir: str | os.PathLike[str]) -> Trace:
     return Trace(gpu if on_gpu else CPU, steps, lanes, traced)
 
 
-def _events(plane: Any) -> pd.DataFrame:
+def _events(plane):
     """Return all events of a device or the host, with the stats that are read here.
 
     A line is a thread or a GPU stream; times are in ms from the start of the profiler.
@@ -186,7 +165,7 @@ def _events(plane: Any) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["line", "name", *SPAN, *STATS])
 
 
-def draw_timeline(trace: Trace, steps: int, axes: Any, span_ms: float | None = None) -> None:
+def draw_timeline(trace, steps, axes, span_ms=None):
     """Draw when the device worked and when the step waited for data into matplotlib axes.
 
     There is a row per kind of work, one for waiting for data, and one for tf.data's threads; dashed

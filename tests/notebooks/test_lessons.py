@@ -103,7 +103,7 @@ def test_profiles_and_tables_of_lessons_are_those_of_the_pages(runner, root):
     """Profiles name parameters that exist; the READMEs link each lesson."""
     lessons = runner.find_lessons(root / "notebooks")
     for path in (root / "notebooks" / "params").glob("*.yaml"):
-        runner.plan_parameters(lessons, lessons, runner.load_profile(path), {})
+        runner.plan_parameters(lessons, lessons, runner.load_profile(path))
     for path in (root / "README.md", root / "notebooks" / "README.md"):
         text = path.read_text(encoding="utf-8")
         linked = re.findall(r"^\| \d\d \| .*?(\d\d_\w+\.ipynb)\) \|", text, re.MULTILINE)

@@ -53,7 +53,7 @@ def test_lessons_run_in_their_folder_and_the_first_that_fails_ends_the_run(runne
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 1
     assert re.findall(r"] +\d+\.\d s  (.*)", done.stdout) == ["A good lesson", "Count", "Divides"]
-    assert "02_bad, section 'Divides': cell 3, In [2]: ZeroDivisionError" in done.stdout
+    assert "02_bad: cell 3, In [2]: ZeroDivisionError" in done.stdout
     table = done.stdout[done.stdout.index("lesson   seconds") :].splitlines()
     assert table[1].endswith(f"6 rows in {folder.name}")
     assert "FAILED: cell 3" in table[2]
@@ -70,7 +70,7 @@ def test_lessons_run_in_their_folder_and_the_first_that_fails_ends_the_run(runne
     ("source", "said"),
     [
         ("import os\nos.write(2, b'Killed for its memory')\nos._exit(9)", "Killed for its memory"),
-        ("import sys\nsys.exit()", "cell 3 was never reached"),
+        ("import sys\nsys.exit()", "cell 3 was never finished"),
     ],
 )
 def test_a_lesson_whose_kernel_ends_early_fails_and_says_why(runner, tmp_path, source, said):
@@ -84,26 +84,19 @@ def test_a_lesson_whose_kernel_ends_early_fails_and_says_why(runner, tmp_path, s
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-p", "ROW=3"], "-p ROW: no such parameter; there are: NAME, RATE, ROWS"),
-        (["-p", "ROWS"], "expected NAME=VALUE, got 'ROWS'"),
         (["--profile", "tiny"], "no profile 'tiny'"),
-        (["--profile", "wrong"], "09_none: no parameter 'ROWS'; there are: no such lesson"),
+        (["--profile", "wrong"], "do not exist: ['01_good: RAW', '09_none: ROWS']"),
         (["7"], "no lesson '7'. Pass a number or a name; there are: 01_good."),
     ],
 )
 def test_wrong_requests_are_refused_before_anything_runs(runner, good, capsys, arguments, message):
-    (good.parent / "params" / "wrong.yaml").write_text("09_none: {ROWS: 3}\n")
+    (good.parent / "params" / "wrong.yaml").write_text(
+        "09_none: {ROWS: 3}\n01_good: {RAW: 3, ROWS: 3}\n"
+    )
     with pytest.raises(SystemExit, match="2"):
         runner.main(["--folder", str(good.parent), *arguments])
     said = capsys.readouterr()
     assert (message in said.err, said.out) == (True, "")
-
-
-def test_an_override_beats_the_profile_in_every_lesson_that_declares_it(runner, good, tmp_path):
-    other = write_lesson(tmp_path, "02_other", "# Other", ("BATCH = 4  # rows", "parameters"))
-    lessons, profile = [good, other], {"01_good": {"ROWS": 1, "RATE": 1}}
-    plan = runner.plan_parameters(lessons, lessons, profile, {"ROWS": 2, "BATCH": 8})
-    assert plan == {good: {"ROWS": 2, "RATE": 1}, other: {"BATCH": 8}}
 
 
 def test_a_page_takes_the_outputs_of_its_run(pages, runner, tmp_path):
