@@ -27,6 +27,11 @@ FILES = (
     "tests/**/*.py",
 )  # fmt: skip
 
+# The reference begins with what a reader uses first; the rest of tutorlib follows by name.
+FIRST = (
+    "loader", "workflow", "ops", "callbacks", "layers", "models", "optimizers", "parquet", "schema",
+)  # fmt: skip
+
 TOCTREE = """
 ```{{toctree}}
 :hidden:
@@ -73,10 +78,12 @@ def copy_lessons(executed: Path, source: Path) -> list[str]:
 
 
 def write_reference(source: Path) -> list[str]:
-    """Write a page of docstrings for each room of tutorlib; return the names of the pages."""
+    """Write a page of docstrings for each folder and file of tutorlib; return the pages' names."""
     (source / "reference").mkdir()
     pages = []
-    for path in sorted((ROOT / "tutorlib").iterdir()):
+    order = {name: place for place, name in enumerate(FIRST)}
+    paths = sorted((ROOT / "tutorlib").iterdir())
+    for path in sorted(paths, key=lambda path: order.get(path.stem, len(order))):
         is_package = (path / "__init__.py").is_file()
         if path.name.startswith("__") or not (is_package or path.suffix == ".py"):
             continue
@@ -91,12 +98,11 @@ def write_reference(source: Path) -> list[str]:
 
 def write_contents(source: Path, lessons: list[str], reference: list[str]) -> None:
     """Add to the first page the lists of pages that the side bar shows."""
-    guides = sorted(
-        path.relative_to(source).with_suffix("").as_posix()
-        for path in source.rglob("*.md")
-        if path != source / "README.md"
-    )
-    parts = {"Lessons": lessons, "Guides": guides, "Reference": reference}
+    paths = set(source.rglob("*.md")) - {source / "README.md"}
+    names = sorted(path.relative_to(source).with_suffix("").as_posix() for path in paths)
+    guides = [name for name in names if name.startswith("docs/")]
+    project = [name for name in names if name not in guides]
+    parts = {"Lessons": lessons, "Guides": guides, "Reference": reference, "Project": project}
     with open(source / "README.md", "a", encoding="utf-8") as page:
         for caption, entries in parts.items():
             page.write(TOCTREE.format(caption=caption, entries="\n".join(entries)))

@@ -19,6 +19,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # docstrings say types with shapes and units
 toc_object_entries_show_parents = "hide"  # `map()`, not `KerasSequenceLoader.map()`
 napoleon_google_docstring = True
+napoleon_use_ivar = True  # a property that `Attributes` lists too is described once
 napoleon_custom_sections = [("Source", "notes")]
 
 html_theme = "sphinx_book_theme"
