@@ -12,6 +12,8 @@ import nbformat
 import pytest
 from nbformat import v4
 
+import lesson as lessons
+
 PARAMETERS = "ROWS = 10  # rows\nRATE = 0.5  # learning rate\nNAME = 'a'  # a label"
 
 
@@ -130,3 +132,13 @@ def test_a_page_takes_no_outputs_of_a_run_that_did_not_bear_out_a_claim(pages, r
     assert "01_page: it is fast" in runner.format_table([result])
     with pytest.raises(ValueError, match="it is fast"):
         pages.renew(path, tmp_path / "out" / path.name)
+
+
+def test_a_saved_number_is_read_later_and_the_newest_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(lessons, "NUMBERS", tmp_path / "build" / "numbers.json")
+    assert lessons.saved_number("reading, rows/s") is None
+    for value in (1, 2.5):
+        lessons.save_number("reading, rows/s", value)
+    lessons.save_number("training, samples/s", 3)
+    assert lessons.saved_number("reading, rows/s") == 2.5
+    assert [path.name for path in lessons.NUMBERS.parent.iterdir()] == ["numbers.json"]
