@@ -10,14 +10,10 @@ A page keeps the outputs of two kinds of cells: `keep_output`, the same on every
 of the second kind. What was written to stderr stands on no page.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import run
@@ -28,17 +24,17 @@ ROOT = HERE.parent
 KEPT = ("keep_output", "recorded_output", "headline")
 
 
-def has_tag(cell: Any, *tags: str) -> bool:
+def has_tag(cell, *tags):
     """Return whether a cell has one of the tags."""
     return not set(tags).isdisjoint(cell.metadata.get("tags", []))
 
 
-def is_recorded(cell: Any) -> bool:
+def is_recorded(cell):
     """Return whether a cell has outputs that vary."""
     return has_tag(cell, "recorded_output") or (has_tag(cell, "headline") and bool(cell.outputs))
 
 
-def strip_page(page: Any) -> None:
+def strip_page(page):
     """Remove what a page does not keep: other outputs, stderr, what an editor adds.
 
     Code cells are counted from 1, because nbval skips cells without a count.
@@ -60,7 +56,7 @@ def strip_page(page: Any) -> None:
     page.metadata = {"kernelspec": page.metadata["kernelspec"], "language_info": {"name": "python"}}
 
 
-def take_outputs(page: Any, executed: Any, recorded_on: str) -> None:
+def take_outputs(page, executed, recorded_on):
     """Give the cells of a page the outputs that they have in an executed copy.
 
     Raises:
@@ -78,7 +74,7 @@ def take_outputs(page: Any, executed: Any, recorded_on: str) -> None:
         page.cells.insert(1, new_markdown_cell(line, id=run.RECORDED))
 
 
-def machine_and_date(executed: Path) -> str:
+def machine_and_date(executed):
     """Return this machine in words, with its GPU or "no GPU", and the date of a run."""
     from benchmarks.measure import describe_hardware, hardware
 
@@ -88,7 +84,7 @@ def machine_and_date(executed: Path) -> str:
     return f"{describe_hardware(machine)}{gpu}, {date}"
 
 
-def renew(path: Path, executed: Path) -> None:
+def renew(path, executed):
     """Write into a page the outputs of its executed copy.
 
     Raises:
@@ -103,7 +99,7 @@ def renew(path: Path, executed: Path) -> None:
     nbformat.write(page, path)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     """Run the command; return 1 if a lesson failed, or did not bear a claim out.
 
     Such a page stays as it was.
