@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+NUMBERS = Path(__file__).resolve().parents[1] / "build" / "numbers.json"
 NOT_BORNE_OUT = "not borne out by this run:"  # run.py looks for lines that begin so
 
 
@@ -104,15 +106,14 @@ def measure_rates(
     """
     from tutorlib.diagnose import cores_awake  # lesson 12 imports a copy of tutorlib later
 
-    rates: list[dict[str, float]] = []
+    rates: list[dict[str, float]] = [{} for _ in range(1 + turns)]
     with cores_awake():
-        for _ in range(1 + turns):
-            rates.append({})
+        for turn in rates:
             for name, subject in measured.items():
                 rows_and_s = np.zeros(2)
                 while not rows_and_s[0] or rows_and_s[1] < at_least_s:
                     rows_and_s += _train(*subject) if isinstance(subject, tuple) else _read(subject)
-                rates[-1][name] = rows_and_s[0] / rows_and_s[1]
+                turn[name] = rows_and_s[0] / rows_and_s[1]
     return pd.DataFrame(rates[1:])
 
 
@@ -216,23 +217,32 @@ def _train(model: Any, batches: Any) -> tuple[int, float]:
     return rows, times[-1] - times[0]
 
 
-def kernel_counts(operations: Sequence[str]) -> pd.DataFrame:
-    """Return how many kernels the installed TensorFlow has for operations, on CPU and GPU.
+def save_number(name: str, value: float) -> None:
+    """Write a measured number down for later lessons, in build/numbers.json.
 
-    They are counted in TensorFlow's registry, which a wheel built with CUDA fills on every machine;
-    a wheel without CUDA has none for GPUs.
+    One lesson measures a number, and later ones state it, so that pages agree.
 
     Args:
-        operations: names of TensorFlow's operations, such as "Unique".
+        name: what is measured, with its unit: "native reading, rows/s".
+        value: the number. It replaces what an earlier run wrote under this name.
     """
-    from tensorflow.python.framework import kernels  # TensorFlow has no public way to list them
+    from tutorlib.storage import new_file  # lesson 12 imports a copy of tutorlib later
 
-    found = {
-        name: [kernel.device_type for kernel in kernels.get_registered_kernels_for_op(name).kernel]
-        for name in operations
-    }
-    counts = {device: {n: k.count(device) for n, k in found.items()} for device in ("CPU", "GPU")}
-    return pd.DataFrame(counts).loc[list(operations)]
+    with new_file(NUMBERS) as part:  # written beside, then renamed
+        part.write_text(json.dumps(_numbers() | {name: float(value)}, indent=2), "utf-8")
+
+
+def saved_number(name: str) -> float | None:
+    """Return a number that an earlier lesson saved, or None if it has not run here.
+
+    Example:
+        >>> saved_number("furlongs per fortnight")
+    """
+    return _numbers().get(name)
+
+
+def _numbers() -> dict[str, float]:
+    return json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.is_file() else {}
 
 
 def loader_device() -> str:
