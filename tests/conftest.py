@@ -84,7 +84,7 @@ def profile(runner):
 
 @pytest.fixture(scope="session")
 def stage():
-    """A folder in which lessons run as in the tree, with imgs/ and data/ of a fixed seed.
+    """A folder in which lessons run as in the tree, with data/ of a fixed seed.
 
     The data of whoever works in the tree is neither needed nor touched, and what is kept on a page
     does not depend on it. It stays for the next session; `make clean` removes it.
@@ -95,7 +95,8 @@ def stage():
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
     for module in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(module, folder / "notebooks")
-    shutil.copytree(ROOT / "imgs", folder / "imgs", dirs_exist_ok=True)
+    for name in ("imgs", "tutorlib", "data_prep"):  # lesson 12 copies the last two
+        shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
     for name in ("criteo", "movielens", "adult"):
         data = folder / "data" / name
         assert data_prep(["synthetic", name, "--output", str(data / "raw")]) == 0
