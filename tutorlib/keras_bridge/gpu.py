@@ -21,8 +21,8 @@ def gpu_tensor_maker() -> Callable[[Any], Any]:
     """Return a function that makes a tensor of Keras's backend from a CuPy array without a copy.
 
     DLPack is used without stream synchronisation: all work on the array must be done
-    (`MemorySpace.finish`). The tensor keeps the array's memory alive; it must not be written again
-    before the backend is done with it (`DevicePool`).
+    (readers synchronize their stream when they have gathered a column). The tensor keeps the array's
+    memory alive; it must not be written again before the backend is done with it.
 
     Raises:
         ValueError: for a backend that has no GPU tensors or sees no GPU.
