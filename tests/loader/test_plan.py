@@ -242,7 +242,7 @@ def test_a_larger_budget_never_gives_less_and_an_ample_one_what_none_gives(
         ([1_000_000] * 20, {}, (131_072, 8)),  # eight row groups in slices, ...
         ([65_536] * 100, {}, (65_536, 16)),  # ... or as many whole ones as make a million rows
         ([1_000_000] * 20, {"row": RowBytes(4096, 4)}, (16_384, 8)),  # 512 MiB of wide rows
-        ([1000] * 3, {"shuffle": False}, (262_144, 1)),
+        ([1000] * 3, {"shuffle": False}, (131_072, 2)),
     ],
 )
 def test_sizes_worked_out_by_hand(counts, changes, want):

@@ -144,7 +144,8 @@ def chunk_size(
             )
         wanted = min(wanted, most)
     if not shuffle and buffer_rows is None:
-        rows, parts = wanted, 1
+        parts = 2 if 2 * largest <= wanted else 1
+        rows = wanted // parts
     elif buffer_rows is not None or parts_per_chunk is not None:
         parts = min(parts_per_chunk or 1, wanted)
         rows = wanted // parts
