@@ -1,13 +1,14 @@
 """The GPU: what it needs, and how TensorFlow and the loader share its memory.
 
-All of tutorlib works on the first GPU that CUDA shows, on CUDA's default stream: choose another GPU
-with CUDA_VISIBLE_DEVICES, one for each process. Importing limits nothing. Who takes how much:
+All of tutorlib works on the first GPU that CUDA shows (choose another with CUDA_VISIBLE_DEVICES, one
+for each process), and on CUDA's default stream, the one that all threads share. Importing limits nothing. Who takes how much:
 
 - TensorFlow takes nearly all memory with its first tensor. Call `limit_tensorflow_memory()` before.
 - JAX takes 75 % of all memory with its first array, or the part that the environment variable
-  XLA_PYTHON_CLIENT_MEM_FRACTION says (".5"). The loader has it do so before it looks what is free.
-- PyTorch takes what it needs when it needs it. Loaders may use what was free when the first of them
-  was made, less a tenth, and keep what they used: bound that with `memory_budget`.
+  XLA_CLIENT_MEM_FRACTION says (".5"). The loader has it do so before it looks what is free.
+- PyTorch takes what it needs when it needs it, and so does JAX with
+  XLA_PYTHON_CLIENT_PREALLOCATE=false. Loaders may use what was free when the first of them was
+  made, less a tenth, and keep what they used: bound that with `memory_budget`.
 """
 
 from __future__ import annotations
