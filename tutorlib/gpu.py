@@ -1,7 +1,8 @@
 """The GPU: what it needs, and how TensorFlow and the loader share its memory.
 
-All of tutorlib works on the first GPU that CUDA shows (choose another with CUDA_VISIBLE_DEVICES, one
-for each process), and on CUDA's default stream, the one that all threads share. Importing limits nothing. Who takes how much:
+All of tutorlib works on the first GPU that CUDA shows (CUDA_VISIBLE_DEVICES chooses another, one for
+each process), and on CUDA's default stream, which all threads share. Importing limits nothing. Who
+takes how much:
 
 - TensorFlow takes nearly all memory with its first tensor. Call `limit_tensorflow_memory()` before.
 - JAX takes 75 % of all memory with its first array, or the part that the environment variable
