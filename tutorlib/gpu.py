@@ -1,7 +1,7 @@
 """The GPU: what it needs, and how TensorFlow and the loader share its memory.
 
-All of tutorlib works on the first GPU that CUDA shows (CUDA_VISIBLE_DEVICES chooses another, one for
-each process), and on CUDA's default stream, which all threads share. Importing limits nothing. Who
+All of tutorlib works on the first GPU that CUDA shows, on CUDA's default stream, which all threads
+share. CUDA_VISIBLE_DEVICES chooses another GPU, one for each process. Importing limits nothing. Who
 takes how much:
 
 - TensorFlow takes nearly all memory with its first tensor. Call `limit_tensorflow_memory()` before.
