@@ -267,7 +267,7 @@ class ChunkReader:
             raise MemoryError(
                 f"{error} ({where}). Give a smaller memory_budget, buffer_size or batch_size, or "
                 "leave the device more memory (limit_tensorflow_memory; "
-                "XLA_PYTHON_CLIENT_MEM_FRACTION for JAX)"
+                "XLA_CLIENT_MEM_FRACTION for JAX)"
             ) from error
         except Exception as error:
             error.add_note(where)
