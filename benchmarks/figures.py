@@ -48,25 +48,25 @@ FIGURES: dict[str, Bars] = {
     "first_page": Bars(
         "loader",
         {
-            "readers": "Rows per second, this project's files",
-            "plain": "Rows per second, PyArrow's default files",
+            "readers": "Rows/s, this project's files",
+            "plain": "Rows/s, PyArrow's default files",
         },
         "13 numbers + 26 ids + label, sorted by time, in the page cache; batches of "
-        "{batch_size:,}.\nWorth: as many random rows tell as much about the time as a batch does.",
-        ("worth_rows", "A batch is worth, rows"),
+        "{batch_size:,}.\nA batch tells as much about the time as so many random rows do.",
+        ("worth_rows", "A batch is worth"),
         log=True,
         only=(*loader.RIVALS, loader.COLUMNS, loader.STACKED, loader.ARROW),
     ),
     "train": Bars(
         "train",
         {
-            "dlrm": "DLRM: samples per second",
-            "movielens": "MovieLens: samples per second",
-            "wide_and_deep": "Wide & Deep: samples per second",
+            "dlrm": "DLRM: samples/s",
+            "movielens": "MovieLens: samples/s",
+            "wide_and_deep": "Wide & Deep: samples/s",
         },
         "Epochs of {rows:,} rows in batches of {batch_size:,}, {optimizer}, {widths} widths.\n"
         "native: TFRecord, one example a row; prebatched: one record a batch, not shuffled.",
-        ("wait_share", "Waiting for data"),
+        ("wait_share", "Waiting"),
     ),
 }
 LIBRARIES = "tensorflow", "pyarrow"  # in captions
@@ -163,7 +163,9 @@ def table(results: Path = measure.RESULTS) -> str:
 def rate_and_ratio(entry: Mapping[str, Any]) -> str:
     """Return the rows per second of an entry as a reader would say it, and its ratio."""
     rate, ratio = entry["rows_per_s"], entry["ratio"]
-    said = f"{rate / 1e3:.0f} thousand" if rate < 1e6 else f"{rate / 1e6:.2g} million"
+    said = (
+        f"{rate / 1e3:.0f} thousand" if rate < 1e6 else f"{rate / 1e6:.{int(rate < 1e7)}f} million"
+    )
     return f"{said}  ({ratio:,.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}x)"
 
 
@@ -197,12 +199,12 @@ def draw(bars: Bars, result: Mapping[str, Any], path: Path) -> None:
             _panel(right, title, entries, values, name, bars.log)
         shown = [entry for entries in drawn.values() for entry in entries]
         shaky = sum(measure.unsteady(measure.rates(entry)) for entry in shown)
-        turns, first = len(result["ways"][0]["elapsed_s"]), ", ".join(dict.fromkeys(bases))
+        turns, first = len(result["ways"][0]["elapsed_s"]), "; ".join(dict.fromkeys(bases))
         what = f"{bars.what.format(**options)}\nMedian and range of {turns} turns"
         what += f"; {shaky} ways vary by more than {measure.STEADY:.0%}." if shaky else "."
         libraries = ", ".join(f"{n} {result['versions'][n]}" for n in LIBRARIES)
         machine = measure.describe_hardware(result["hardware"])
-        text = f"{what} Factors: medians of the turns' ratios to {first}.\n{machine}, "
+        text = f"{what} Factors: medians of the turns' ratios to\n{first}.\n{machine}, "
         text += f"{libraries}, {result['date'][:10]}"
         figure.supxlabel(text, fontsize=9, x=0.01, ha="left", linespacing=1.5)
         figure.savefig(path, transparent=True, metadata={"Date": None})
@@ -233,7 +235,7 @@ def _panel(
     axes.set_yticks(range(len(entries)), [entry["name"] for entry in entries], color=TEXT)
     axes.set_ylim(-0.6, len(entries) - 0.4)
     most = max(max(of_turns, default=0) for of_turns in values)
-    axes.set_xlim(0, 1.6 * most)
+    axes.set_xlim(0, 2 * most)
     if log:
         axes.set_xscale("log")
         axes.set_xlim(0.5, most**1.6)
