@@ -78,7 +78,8 @@ TABLE = {  # (benchmark, section): what its claims are called on the page; other
     ("train", "movielens"): "training on lists (MovieLens)",
     ("train", "wide_and_deep"): "training Wide & Deep",
     ("large-tables", "adam"): "training 188.7 million parameters",
-    ("peers", "read"): "reading, other libraries",
+    ("peers", "own"): "reading, other libraries, this project's files",
+    ("peers", "read"): "reading, other libraries, PyArrow's default files",
     ("peers", "train"): "training, other libraries",
     ("layers", "fused"): "26 columns of ids",
     ("layers", "steps of small batches"): "a step, tables of a million rows",
@@ -163,9 +164,8 @@ def table(results: Path = measure.RESULTS) -> str:
 def rate_and_ratio(entry: Mapping[str, Any]) -> str:
     """Return the rows per second of an entry as a reader would say it, and its ratio."""
     rate, ratio = entry["rows_per_s"], entry["ratio"]
-    said = (
-        f"{rate / 1e3:.0f} thousand" if rate < 1e6 else f"{rate / 1e6:.{int(rate < 1e7)}f} million"
-    )
+    millions = f"{rate / 1e6:.{int(rate < 1e7)}f} million"
+    said = millions if rate >= 1e6 else f"{rate / 1e3:.0f} thousand"
     return f"{said}  ({ratio:,.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}x)"
 
 
