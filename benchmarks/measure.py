@@ -370,7 +370,8 @@ def measured(claimed: Mapping[str, Any]) -> str:
         f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
         for value in (claimed["median"], min(values), max(values))
     )
-    return f"{middle} ({least} to {most}{', unsteady' * unsteady(values)})"
+    range_ = f" ({least} to {most}{', unsteady' * unsteady(values)})"
+    return middle + range_ * (len(values) > 1)
 
 
 def reached(claimed: Mapping[str, Any]) -> str:

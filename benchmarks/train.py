@@ -55,6 +55,10 @@ MEASURABLE_S = 1e-8  # of a row: what is less is not told from nothing
 COMPARED_STEPS, VALID_BATCHES = 16, 4
 NATIVE_ADAM, NATIVE_SPARSE = "native, Adam", "native, row-sparse Adam"
 LOADER_ADAM, LOADER_SPARSE = "loader, Adam", "loader, stacked and fused, row-sparse Adam"
+ADAM_BOUNDS = (
+    ("adam", LOADER_SPARSE, NATIVE_ADAM, 10), ("adam", LOADER_SPARSE, NATIVE_SPARSE, 1),
+    ("adam", LOADER_SPARSE, LOADER_ADAM, None), ("adam", LOADER_ADAM, NATIVE_ADAM, None),
+)  # fmt: skip
 WIDTH, BOTTOM, TOP = 8, [32], [32]  # of the DLRM with large tables
 
 
@@ -268,7 +272,7 @@ LARGE_TABLES = Benchmark(
         "batch_size": (4096, "rows per batch"),
         "table_share": (0.75, "rows of each table, as a share of Criteo's ids"),
     },
-    faster([("adam", LOADER_SPARSE, NATIVE_ADAM, 10), ("adam", LOADER_SPARSE, NATIVE_SPARSE, 1)]),
+    faster(ADAM_BOUNDS),
     repeat=3,
     device=True,
 )
