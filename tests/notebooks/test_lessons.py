@@ -83,6 +83,9 @@ def test_each_exercise_is_solved_below_its_name(lesson, page, pages, runner):
     recorded = [cell.source for cell in solutions.cells if cell.id == runner.RECORDED]
     assert all(re.fullmatch(RECORDED_ON, line, re.IGNORECASE) for line in recorded)
     assert any(cell.outputs for cell in rest) == bool(recorded)
+    outputs = [output for cell in rest for output in cell.outputs]
+    said = [o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in outputs]
+    assert not re.search(WRONG, "\n".join(said))
 
 
 def test_a_page_has_the_outputs_of_tagged_cells_and_no_others(lesson, page, pages, runner):
