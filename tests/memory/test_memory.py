@@ -200,7 +200,7 @@ PADDED = {"multi_hot": {"form": "padded", "max_length": 100}}
 LAYOUTS = {  # {kind: (rows of row groups, columns, most of the budget, arguments)}
     "numbers": ((50_000,) * 15, FLOATS, 1.1, {}),
     "slices": ((750_000,), FLOATS, 1.1, {}),
-    "stacked": ((50_000,) * 15, FLOATS, 1.1, {"batch_layout": "stacked"}),
+    "stacked": ((50_000,) * 15, FLOATS, 1.2, {"batch_layout": "stacked"}),
     "filters": ((4_000_000,), {"c": "int8", "d": "int32"}, 1.1, {"filters": [("c", "<", 50)]}),
     "lists": ((100_000,) * 5, {"g": ("list", "uniform", 4), "x": "int32"}, 1.25, {}),
     "padded": ((100_000,) * 5, {"g": ("list", "sorted", 4), "x": "int32"}, 1.25, PADDED),
