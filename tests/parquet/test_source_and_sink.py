@@ -51,6 +51,9 @@ def test_every_kind_of_column_comes_back(tmp_path, encoding):
     assert [type(column) for column in chunk.values()] == kinds
     with ParquetSink(tmp_path / "x.parquet", row_group_rows=4, encoding=encoding) as sink:
         sink.write(chunk)
+    stored = pq.read_metadata(tmp_path / "x.parquet").row_group(0).column(0)
+    assert stored.compression == {"fast": "LZ4", "default": "SNAPPY"}[encoding]
+    assert ("BYTE_STREAM_SPLIT" in stored.encodings) == (encoding == "fast")
     source = ParquetSource(tmp_path / "x.parquet")
     assert [group.num_rows for group in source.row_groups] == [4, 4, 2]
     assert source.column_types["l"] == ("int64", True)
