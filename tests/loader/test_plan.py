@@ -149,6 +149,13 @@ def test_every_pair_of_rows_shares_a_batch_equally_often(batch_size):
     assert far / epochs == pytest.approx((batch_size - 1) / 63, abs=0.01)
 
 
+def test_each_of_very_many_batches_has_rows_from_the_whole_chunk():
+    """More than 16 bits can number."""
+    order = RankPlan([2**18], batch_size=2, partition_rows=2**18).order(0)
+    means = order.reshape(2**16, 2, 2).mean(axis=(0, 2))  # of even batches, of odd ones
+    np.testing.assert_allclose(means, 2**17, rtol=0.01)
+
+
 def test_every_chunk_rank_epoch_and_seed_has_an_order_of_its_own():
     changes = [{}, {"seed": 2}, {"seed": 2**64 - 1}, {"epoch": 1}, {"rank": 1}]
     orders = []

@@ -312,6 +312,24 @@ def test_a_budget_holds_one_pass_at_a_time_also_one_that_waits_on_another_thread
     assert len(list(zip(without, without, strict=True))) == len(without)
 
 
+def test_rows_that_were_given_out_do_not_count_for_a_budget(tmp_path):
+    offsets = np.arange(0, 4 * 1_200_000 + 1, 4)
+    lists = pa.LargeListArray.from_arrays(offsets, np.arange(offsets[-1]) % 1000)
+    pq.write_table(pa.table({"g": lists}), tmp_path / "x.parquet", row_group_size=40_000)
+    made = {"buffer_size": 40_000, "memory_budget": 28 * MB}  # 30 row groups of 1.6 MB
+    loader = KerasSequenceLoader(tmp_path, 1000, **made)
+    assert sum(inputs["g__values"].shape[0] for inputs, _ in loader) == offsets[-1]
+
+
+def test_threads_are_at_most_three_chunks_ahead_without_a_budget(small):
+    rows = []
+    loader = KerasSequenceLoader(small, 10, buffer_size=50)
+    loader.map(lambda chunk: rows.append(chunk.num_rows) or chunk)
+    for number, _ in enumerate(loader):
+        time.sleep(0.005)  # the threads get as far as they may
+        assert sum(rows) <= 50 * (number // 5 + 3)
+
+
 def test_batches_of_numbers_that_are_kept_are_no_fault_of_a_budget():
     table = pa.table({"x": np.arange(2_000_000.0)})
     loader = KerasSequenceLoader(table, 1000, memory_budget=4 * MB, shuffle=False)
