@@ -111,7 +111,7 @@ test: setup ## run the tests: units, doctests, then every lesson (ARGS="-m slow"
 	@$(if $(ARGS),,$(PY) -m pytest tests -m notebook)
 
 pages: setup data ## run the lessons (LESSONS=), renew the outputs that their pages show
-	@$(PY) notebooks/pages.py $(ARGS) $(LESSONS)
+	@PYTHONPATH=. $(PY) notebooks/pages.py $(ARGS) $(LESSONS)
 
 site: setup ## build a browsable site of the lessons as make tutorial ran them, guides and reference
 	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[site]'

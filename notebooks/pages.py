@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Renew the outputs that the pages of the lessons show before anything runs.
 
-    python notebooks/pages.py [lesson ...]      # run with the small profile, renew the pages
+    make pages LESSONS=...                      # run with the small profile, renew the pages
     python notebooks/pages.py --executed 04     # take the outputs of the last run instead
     python notebooks/pages.py --strip FILE ...  # remove all other outputs (pre-commit does this)
 
