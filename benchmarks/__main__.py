@@ -14,8 +14,7 @@ from benchmarks import measure
 
 MODULES = {  # command: (module, name of the `Benchmark` in it)
     "loader": ("loader", "LOADER"),
-    "memory": ("costs", "MEMORY"),
-    "growth": ("costs", "GROWTH"),
+    "memory": ("memory", "MEMORY"),
     "layers": ("layers", "LAYERS"),
     "etl": ("etl", "ETL"),
     "train": ("train", "TRAIN"),

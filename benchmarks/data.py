@@ -302,23 +302,3 @@ def nhot_shape(folder: Path, rows: int) -> Dataset:
         return dict(zip(rows.column_names, rows.columns, strict=True))
 
     return Dataset(folder, "nhot-shape", synthetic_nhot.schema_of(SCALE), rows, make)
-
-
-def flat_shape(folder: Path, rows: int, columns: int, row_group_rows: int) -> Dataset:
-    """Return rows of a label, and numbers and ids in turn: `columns` in all, at least 2."""
-    numbers = [f"number_{k}" for k in range((columns - 1) // 2)]
-    ids = [f"id_{k}" for k in range(columns - 1 - len(numbers))]
-    schema = Schema(
-        [
-            Column("label", "label", "int32"),
-            *(Column(name, "continuous", "float32") for name in numbers),
-            *(Column(name, "categorical", "int32", cardinality=1_000) for name in ids),
-        ]
-    )
-
-    def make(start: int, count: int, rng: np.random.Generator) -> dict[str, Any]:
-        made: dict[str, Any] = {"label": rng.integers(0, 2, count, np.int32)}
-        made |= {name: rng.random(count, np.float32) for name in numbers}
-        return made | {name: rng.integers(0, 1_000, count, np.int32) for name in ids}
-
-    return Dataset(folder, f"flat-{columns}", schema, rows, make, row_group_rows)
