@@ -41,7 +41,7 @@ SMALL = {  # options of a run of seconds, and the number of ways that it measure
     "etl": ["--scale 0.01", 3],
     "train": ["--batch-size 1024 --only movielens", 4],
     "large-tables": ["--slow-rows 2048 --batch-size 512 --table-share 0.001", 4],
-    "peers": ["--only read --slow-rows 1000 --copies 2 --batch-size 1000 --environments none", 6],
+    "peers": ["--only read --slow-rows 2048 --batch-size 1000 --environments none", 5],
 }
 
 
@@ -86,7 +86,7 @@ def test_peers_trains_on_every_reader_of_this_process(folder):
     assert main(["peers", *options, "--out", str(path)]) == 0
     result = json.loads(path.read_text())
     assert [entry["rows"] for entry in result["ways"]] == [2048] * 5
-    assert list(result["not_measured"]) == ["PyTorch"]
+    assert list(result["not_measured"]) == [title for _, title in peers.TRAININGS.values()]
 
 
 def test_every_reader_delivers_exactly_the_rows_of_the_files(folder):
@@ -321,9 +321,9 @@ def test_libraries_that_wrote_different_values_are_refused(tmp_path):
 SERVER = """
 import json, sys
 settings = json.loads(sys.stdin.readline())
-print(json.dumps({"readers": {"in order": "words"}, "versions": {"demo": "1.0"}}), flush=True)
+print(json.dumps({"settings": "words", "versions": {"demo": "1.0"}}), flush=True)
 for number, line in enumerate(sys.stdin, 1):
-    if json.loads(line)["reader"] == "broken":
+    if json.loads(line)["do"] == "broken":
         raise KeyError("no such reader, " + settings["label"])
     print(json.dumps({"rows": number}), flush=True)
 """
@@ -334,10 +334,11 @@ def test_a_peer_runs_an_epoch_on_request_and_its_error_has_its_last_output(tmp_p
     script.write_text(SERVER)
     peer = peers.Peer([sys.executable, str(script)], {"label": "label"})
     try:
-        assert (peer.readers, peer.versions) == ({"in order": "words"}, {"demo": "1.0"})
-        assert [peer.do("in order", "epoch")["rows"] for _ in range(3)] == [1, 2, 3]
+        assert peer.facts == {"settings": "words", "versions": {"demo": "1.0"}}
+        assert [peer.ask({"do": "epoch"})["rows"] for _ in range(3)] == [1, 2, 3]
+        assert peer.watched("epoch")[0]["rows"] == 4
         with pytest.raises(peers.PeerError, match=r"status 1 .*\n(.*\n)*KeyError: 'no such reader"):
-            peer.do("broken", "epoch")
+            peer.ask({"do": "broken"})
     finally:
         peer.close()
     with pytest.raises(peers.PeerError, match="ended with status 2"):
@@ -348,14 +349,18 @@ def test_a_peer_that_reads_other_values_than_the_files_hold_is_refused(tmp_path)
     data = criteo_shape(tmp_path, 2048)
     files, names = files_of(data.parquet), data.schema.names
     settings = {
-        "cells": str(data.raw_rows() / "cells.bin"), "names": names, "label": "label",
+        "cells": str(data.raw_rows() / "cells.bin"), "names": names, "label": "label", "row": "I1",
         "continuous": data.schema.continuous.names, "categorical": data.schema.categorical.names,
+        "order": str(tmp_path / "order.npz"),
     }  # fmt: skip
-    rows = peer_readers.first_rows(settings, 1000)
-    batches = [peer_readers.as_matrices(part.tobytes(), settings) for part in np.split(rows, 4)]
-    reader = peer_readers.Reader("words", lambda: batches)
-    answer = peer_readers.epoch(reader, True, settings)
-    assert answer["rows"] == 1000
+    rows = peer_readers.all_rows(settings)[:1000]
+    batches = [peer_readers.as_matrices(part, settings) for part in np.split(rows, 4)]
+    reader = peer_readers.Reader("words", "page", lambda: batches)
+    answer = peer_readers.check(reader, settings)
+    assert answer["rows"] == peer_readers.epoch(reader)["rows"] == 1000
+    with np.load(settings["order"]) as order:
+        assert order["sizes"].tolist() == [250] * 4
+        assert np.array_equal(order["numbers"], rows[:, names.index("I1")].view(np.float32))
     peers.check_sums("honest", 1000, answer["sums"], files)
     sums = column_sums(files, 1000)
     with pytest.raises(peers.PeerError, match="'C3'"):
@@ -365,4 +370,32 @@ def test_a_peer_that_reads_other_values_than_the_files_hold_is_refused(tmp_path)
         peers.check_sums("less", 1000, sums, files)
     batches[1]["label"] = batches[1]["label"][:9]
     with pytest.raises(ValueError, match="9, 250"):
-        peer_readers.epoch(reader, False, settings)
+        peer_readers.check(reader, settings)
+
+
+@pytest.mark.parametrize("size", [7, 10, 64])
+def test_chunks_cut_into_batches_keep_every_row_in_order_and_only_the_last_is_smaller(size):
+    chunks = [{"x": part} for part in np.split(np.arange(60), [13, 30, 31])]
+    batches = [batch["x"] for batch in peer_readers.rebatch(chunks, size)]
+    assert np.array_equal(np.concatenate(batches), np.arange(60))
+    assert {len(batch) for batch in batches[:-1]} <= {size}
+
+
+def test_rows_by_time_are_numbered_in_the_order_of_the_files(tmp_path):
+    data = peers.by_time(tmp_path, 150_000)
+    rows = np.concatenate([pq.read_table(f)[peers.ROW].to_numpy() for f in files_of(data.plain)])
+    assert np.array_equal(rows, np.arange(150_000))
+
+
+def test_tables_of_reading_begin_with_the_fastest_way():
+    def entry(section, name, seconds):
+        return {
+            "section": section, "name": name, "rows": 8, "elapsed_s": [seconds],
+            "rows_per_s": 8 / seconds,
+        }  # fmt: skip
+
+    ways = [entry("read", "a", 4.0), entry("read", "b", 1.0), entry("train", "c", 9.0)]
+    result = {"ways": [*ways, entry("own", "d", 2.0)]}
+    peers.fastest_first(result)
+    assert [e["name"] for e in result["ways"]] == ["b", "a", "d", "c"]
+    assert result["ways"][1]["ratio"] == 0.25
