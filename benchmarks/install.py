@@ -1,6 +1,6 @@
 """Make an environment for each library of `peers`, with `venv` and pip; measure nothing.
 
-Environments take 4 GB. merlin-dataloader needs Python 3.11 or older.
+Environments take 7 GB. merlin-dataloader needs Python 3.11 or older.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import ROOT
 
-SUMMARY = "make the environments that peers needs (4 GB)"
+SUMMARY = "make the environments that peers needs (7 GB)"
 ENVIRONMENTS = ROOT / "build" / "peers"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"  # PyTorch without CUDA's 3 GB
 TORCH, ARROW = "torch==2.13.0", "pyarrow==26.0.1"
