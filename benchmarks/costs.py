@@ -26,14 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import (
-    Dataset,
-    criteo_shape,
-    files_of,
-    flat_shape,
-    linked,
-    movielens_shape,
-)
+from benchmarks.data import Dataset, criteo_shape, files_of, flat_shape, linked, movielens_shape
 from benchmarks.measure import Benchmark, Epoch, MemoryWatch, Way, claim, in_fresh_process
 from tutorlib import Schema
 
@@ -148,19 +141,13 @@ def special(arguments: argparse.Namespace) -> list[Way]:
     rows = LARGE_ROW_GROUP * arguments.budget_mib * 2**20 // ROW_BYTES["criteo"]
     huge = criteo_shape(arguments.data, rows, row_group_rows=rows)
     group_rows = arguments.row_group_rows
-    lists = movielens_shape(
-        arguments.data, ROW_GROUPS_PER_FILE * group_rows, row_group_rows=group_rows
-    )
+    lists_rows = ROW_GROUPS_PER_FILE * group_rows
+    lists = movielens_shape(arguments.data, lists_rows, row_group_rows=group_rows)
     one = f"loader, one row group of {LARGE_ROW_GROUP} x the budget"
+    many = f"loader, lists, {MULTI_HOT_SIZE} x the budget"
     return [
         _of_budgets(arguments, one, huge, "criteo", LARGE_ROW_GROUP),
-        _of_budgets(
-            arguments,
-            f"loader, lists, {MULTI_HOT_SIZE} x the budget",
-            lists,
-            "lists",
-            MULTI_HOT_SIZE,
-        ),
+        _of_budgets(arguments, many, lists, "lists", MULTI_HOT_SIZE),
     ]
 
 

@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tutorlib import Column, ParquetSink, Schema
+from tutorlib import Chunk, Column, ParquetSink, ParquetSource, Schema
+from tutorlib.columns import Ragged
 
 SCALE = 0.01  # factor on the real cardinalities, as in the lessons
 ROW_GROUP_ROWS = 131_072
@@ -28,8 +29,9 @@ ROWS_PER_FILE = 524_288
 MOVIELENS_ROW_GROUP_ROWS = 65_536  # as data_prep writes it
 USERS, MOVIES, GENRES = 162_541, 59_047, 21  # MovieLens 25M
 NUMBERS, IDS = [f"I{k}" for k in range(1, 14)], [f"C{k}" for k in range(1, 27)]  # of Criteo
+TIME = NUMBERS[-1]  # holds the time of each row, in days; the files are sorted by it
 
-Make = Callable[[int, np.random.Generator], Mapping[str, Any]]  # rows -> their columns
+Make = Callable[[int, int, np.random.Generator], Mapping[str, Any]]  # first row, rows -> columns
 
 
 class Dataset:
@@ -40,7 +42,7 @@ class Dataset:
         name: name of the shape, part of the data set's folder name.
         schema: the columns.
         rows: number of rows.
-        make: function of (rows, random generator) that returns so many rows as columns.
+        make: function of (first row, rows, random generator) that returns these rows as columns.
         row_group_rows: rows per row group.
         seed: for the values.
     """
@@ -80,7 +82,7 @@ class Dataset:
         ) as sink:
             for start in range(0, self.rows, ROW_GROUP_ROWS):
                 count = min(ROW_GROUP_ROWS, self.rows - start)
-                sink.write(pa.table(dict(self._make(count, rng))))
+                sink.write(pa.table(dict(self._make(start, count, rng))))
 
     @property
     def plain(self) -> Path:
@@ -118,11 +120,29 @@ class Dataset:
             lambda path: tfrecords.write_prebatched(self.parquet, path, batch_size=batch_size),
         )
 
-    def raw_rows(self) -> Path:
-        """Return a folder with all rows as raw 4-byte cells, row by row, in schema order."""
+    def vectors(self, rows: int) -> Path:
+        """Return a folder with the first rows as TFRecord, each the vectors of its roles."""
         import tfrecords  # starts TensorFlow
 
-        return self._format("raw-rows", lambda path: tfrecords.write_raw(self.parquet, path))
+        def write(path: Path) -> None:
+            chunk = Chunk.concat(list(ParquetSource(self.parquet).head(rows).chunks()))
+            fields = {}
+            for role in ("continuous", "categorical", "label"):
+                names = self.schema.with_role(role).names
+                matrix = np.stack([chunk[name] for name in names], axis=1)
+                fields[role] = Ragged(matrix.ravel(), np.arange(rows + 1) * len(names))
+            tfrecords.write_examples(Chunk(fields), path)
+
+        return self._format(f"vectors-{rows}", write)
+
+    def raw_rows(self, rows: int | None = None) -> Path:
+        """Return a folder with the first rows, or all, as raw 4-byte cells, in schema order."""
+        import tfrecords  # starts TensorFlow
+
+        return self._format(
+            f"raw-rows-{rows or self.rows}",
+            lambda path: tfrecords.write_raw(self.parquet, path, limit_rows=rows),
+        )
 
     def _format(self, name: str, write: Callable[[Path], Any]) -> Path:
         path = self.folder / name
@@ -193,29 +213,47 @@ def _labels(log_odds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return rng.random(len(log_odds)) < 1 / (1 + np.exp(-log_odds))
 
 
-def criteo_shape(folder: Path, rows: int, *, row_group_rows: int = ROW_GROUP_ROWS) -> Dataset:
-    """Return rows as the Criteo ETL leaves them: log counts, frequent ids first, a label."""
-    from data_prep.synthetic_criteo import column_sizes
+def criteo_shape(
+    folder: Path, rows: int, *, row_group_rows: int = ROW_GROUP_ROWS, table_share: float = 0
+) -> Dataset:
+    """Return rows as the Criteo ETL leaves them: log counts, frequent ids first, a label.
+
+    Args:
+        folder: folder of all data sets.
+        rows: number of rows, sorted by `TIME`.
+        row_group_rows: rows per row group.
+        table_share: if not 0, each column has this share of Criteo's ids, and its values are spread
+            evenly over them, as in a real table: values that lie together at a table's start would
+            stay in the processor's cache.
+    """
+    from data_prep.synthetic_criteo import CARDINALITIES, column_sizes
 
     sizes = dict(zip(IDS, column_sizes(SCALE), strict=True))
+    tables = [int(table_share * ids) for ids in CARDINALITIES]
+    steps = {n: max(1, ids // size) for ids, (n, size) in zip(tables, sizes.items(), strict=True)}
     schema = Schema(
         [
             Column("label", "label", "int32"),
             *(Column(name, "continuous", "float32") for name in NUMBERS),
-            *(Column(n, "categorical", "int32", cardinality=size) for n, size in sizes.items()),
+            *(
+                Column(name, "categorical", "int32", cardinality=max(size, ids))
+                for ids, (name, size) in zip(tables, sizes.items(), strict=True)
+            ),
         ]
     )
 
-    def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
+    def make(start: int, count: int, rng: np.random.Generator) -> dict[str, Any]:
         numbers = {
             name: np.log1p(np.floor(rng.lognormal(2.0, 1.5, count))).astype(np.float32)
             for name in NUMBERS
         }
+        numbers[TIME] = (np.arange(start, start + count) / ROWS_PER_FILE).astype(np.float32)
         ids = {
             name: (size * rng.random(count) ** 4).astype(np.int32) for name, size in sizes.items()
         }
         label = _labels(numbers["I1"] - numbers["I2"] + ids["C9"] % 3 - 1, rng)
-        return {"label": label.astype(np.int32), **numbers, **ids}
+        spread = {name: steps[name] * values for name, values in ids.items()}
+        return {"label": label.astype(np.int32), **numbers, **spread}
 
     return Dataset(folder, "criteo-shape", schema, rows, make, row_group_rows)
 
@@ -233,7 +271,7 @@ def movielens_shape(
         ]
     )
 
-    def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
+    def make(start: int, count: int, rng: np.random.Generator) -> dict[str, Any]:
         offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 6, count))]).astype(np.int32)
         genres = rng.integers(0, GENRES, offsets[-1], dtype=np.int32)
         movies = (MOVIES * rng.random(count) ** 4).astype(np.int32)
@@ -254,7 +292,7 @@ def nhot_shape(folder: Path, rows: int) -> Dataset:
 
     sizes = synthetic_nhot.cardinalities(SCALE)
 
-    def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
+    def make(start: int, count: int, rng: np.random.Generator) -> dict[str, Any]:
         seed = int(rng.integers(2**62))
         blocks = [
             synthetic_nhot.draw_block(seed, 0, number, sizes).table
@@ -278,7 +316,7 @@ def flat_shape(folder: Path, rows: int, columns: int, row_group_rows: int) -> Da
         ]
     )
 
-    def make(count: int, rng: np.random.Generator) -> dict[str, Any]:
+    def make(start: int, count: int, rng: np.random.Generator) -> dict[str, Any]:
         made: dict[str, Any] = {"label": rng.integers(0, 2, count, np.int32)}
         made |= {name: rng.random(count, np.float32) for name in numbers}
         return made | {name: rng.integers(0, 1_000, count, np.int32) for name in ids}

@@ -35,14 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DATA = ROOT / "build" / "benchmarks"
 LIBRARIES = ("tensorflow", "keras", "numpy", "pyarrow", "polars", "pandas")
-OF_ONE_MACHINE = (
-    "run",
-    "command",
-    "benchmark",
-    "data",
-    "out",
-    "environments",
-)  # in no report's command
+# What no report's command has:
+OF_ONE_MACHINE = ("run", "command", "benchmark", "data", "out", "environments")
+STEADY = 0.15  # largest spread of a way's rates on a quiet machine
 SAMPLE_S = 0.003  # between two looks at a process's memory
 
 Task = TypeVar("Task")
@@ -84,7 +79,8 @@ class Way:
     before: Callable[[], Any] = nothing  # starts what it needs, before the clock of each turn
     after: Callable[[], Any] = nothing  # stops what it has left running, after the clock
     close: Callable[[], Any] = nothing  # called after the last turn
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the report
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for the report; its
+    # "values" are shown beside those of the turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +264,8 @@ def turns(
     for way, entry in zip(ways, entries, strict=True):
         entry["rows_per_s"] = statistics.median(rates(entry))
         entry["ratio"] = statistics.median(ratios(entry, entries[0]))
-        entry.update(way.facts)
+        entry["values"] = {**way.facts.get("values", {}), **entry.get("values", {})}
+        entry.update({name: fact for name, fact in way.facts.items() if name != "values"})
     return entries
 
 
@@ -317,17 +314,20 @@ def claim(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> dict[str, Any]:
-    """Return a claim for the report: what should hold of the median of some values."""
+    """Return a claim for the report: what should hold of the median of some values, if anything."""
     median = statistics.median(values)
-    holds = median >= at_least if at_least is not None else at_most is None or median <= at_most
-    bound = {"at_most": at_most} if at_least is None else {"at_least": at_least}
-    return {"claim": text, "values": list(values), "median": median, **bound, "holds": holds}
+    said = {"claim": text, "values": list(values), "median": median}
+    if at_least is not None:
+        return {**said, "at_least": at_least, "holds": median >= at_least}
+    if at_most is not None:
+        return {**said, "at_most": at_most, "holds": median <= at_most}
+    return said
 
 
 def faster(
-    bounds: Iterable[tuple[str, str, str, float]],
+    bounds: Iterable[tuple[str, str, str, float | None]],
 ) -> Callable[[Mapping[str, Any]], list[dict[str, Any]]]:
-    """Return the function for `Benchmark.claims` of (section, way, other way, least ratio)."""
+    """Return the function for `Benchmark.claims` of (section, way, other, least ratio)."""
 
     def claims(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         entries = {(entry["section"], entry["name"]): entry for entry in result["ways"]}
@@ -348,8 +348,41 @@ UNITS = {  # by the end of a value's name
     "_bytes": lambda value: f"{value / 2**20:,.0f} MiB",
     "_share": lambda value: f"{value:.0%}",
     "_s": lambda value: f"{value:,.2f} s",
+    "_rows": lambda value: f"{float(f'{value:.2g}'):,.10g}",
     "": lambda value: f"{value:,.4g}",
 }
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the range of values as a share of their median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def unsteady(values: Sequence[float]) -> bool:
+    """Return whether values vary more than those of a quiet machine."""
+    return spread(values) > STEADY
+
+
+def measured(claimed: Mapping[str, Any]) -> str:
+    """Return the median of a claim's values and their range, without exponents."""
+    values = claimed["values"]
+    middle, least, most = (
+        f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        for value in (claimed["median"], min(values), max(values))
+    )
+    range_ = f" ({least} to {most}{', unsteady' * unsteady(values)})"
+    return middle + range_ * (len(values) > 1)
+
+
+def reached(claimed: Mapping[str, Any]) -> str:
+    """Return whether a claim holds, in words; nothing without a target."""
+    return {True: "reached", False: "missed", None: ""}[claimed.get("holds")]
+
+
+def target(claimed: Mapping[str, Any]) -> str:
+    """Return the target of a claim in words; nothing without one."""
+    bounds = {"at_least": "at least", "at_most": "at most"}
+    return "".join(f"{word} {claimed[key]:g}" for key, word in bounds.items() if key in claimed)
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -358,10 +391,11 @@ def table(result: Mapping[str, Any]) -> str:
     for section in dict.fromkeys(entry["section"] for entry in result["ways"]):
         entries = [entry for entry in result["ways"] if entry["section"] == section]
         names = list(dict.fromkeys(name for e in entries for name in e.get("values", ())))
-        rows = [[section, "rows/s", "lowest", "highest", "ratio", "rows", *names]]
+        rows = [[section, "rows/s", "lowest", "highest", "spread", "ratio", "rows", *names]]
         for entry in entries:
             numbers = [entry["rows_per_s"], min(rates(entry)), max(rates(entry))]
-            cells = [*(f"{number:,.0f}" for number in numbers), f"{entry['ratio']:.3g}"]
+            range_ = f"{spread(rates(entry)):.0%}{' (!)' * unsteady(rates(entry))}"
+            cells = [*(f"{number:,.0f}" for number in numbers), range_, f"{entry['ratio']:.3g}"]
             rows.append([entry["name"], *cells, f"{entry['rows']:,}"])
             for name in names:
                 said = next(said for end, said in UNITS.items() if name.endswith(end))
@@ -372,14 +406,12 @@ def table(result: Mapping[str, Any]) -> str:
             padded = (f"{c:>{width}}" for c, width in zip(cells, widths[1:], strict=True))
             lines.append(f"{first:<{widths[0]}}" + "".join(padded))
         lines.append("")
+    if shaky := sum(unsteady(rates(entry)) for entry in result["ways"]):
+        lines.append(f"(!) {shaky} ways vary by more than {STEADY:.0%}: measure again, undisturbed")
     lines += [f"not measured: {name}: {why}" for name, why in result["not_measured"].items()]
-    for said in result["claims"]:
-        bound = "at_least" if "at_least" in said else "at_most"
-        least, most = min(said["values"]), max(said["values"])
-        lines.append(
-            f"{'met' if said['holds'] else 'not met':<9}{said['claim']}: {said['median']:,.3g} "
-            f"({least:,.3g} to {most:,.3g}); target: {bound.replace('_', ' ')} {said[bound]:g}"
-        )
+    for claimed in result["claims"]:
+        bound = f"; target: {target(claimed)}" if "holds" in claimed else ""
+        lines.append(f"{reached(claimed):<9}{claimed['claim']}: {measured(claimed)}{bound}")
     return "\n".join([*lines, describe_hardware(result["hardware"])])
 
 

@@ -4,50 +4,69 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.data import TIME
 from benchmarks.measure import Epoch
 from tutorlib import Schema
 from tutorlib.memory import usable_cores
 
 THREADS = usable_cores()
 AHEAD = 3  # row groups that the reader of 25 lines reads ahead
+WINDOW_ROWS = 10_000  # of tf.data's shuffle, as in `tfrecords.ReadOptions`
+JOINED_RECORDS = 16  # of an eighth of a batch each
 
 
 # ---- what reads an epoch ------------------------------------------------------------------------
 
 
-def consume(batches: Iterable[Any]) -> Epoch:
+def consume(batches: Iterable[Any], facts: dict[str, Any] | None = None) -> Epoch:
     """Read an epoch; return its rows, and when the last batch had come.
 
     The rows of each tensor are compared with the label's in the first batch, and in each batch of
     another size than the one before: asking 40 tensors for their shape takes longer than making
     them. A dataset of tf.data is read in a compiled function, as `fit` reads it: a loop in Python
     waits longer for each of its batches.
+
+    Args:
+        batches: batches of (inputs, label).
+        facts: what is known of this reader. If empty, which it is in the turn that warms up, this
+            epoch also measures what the shuffle is worth.
     """
     import tensorflow as tf
 
     rows = last = 0
-    if not isinstance(batches, tf.data.Dataset):
+    times: list[Any] | None = [] if facts == {} else None
+    if isinstance(batches, tf.data.Dataset):
+        iterator, next_rows = iter(batches), _compiled_next_rows()
+        with contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                size, held = next_rows(iterator)
+                rows += int(size)
+                if times is not None:
+                    times.append(_moments(held))
+    else:
         for inputs, label in batches:
             if (size := label.shape[0]) != last:
                 last = _rows_of(inputs, label)
             rows += size
-        return Epoch(rows, ended=time.perf_counter())
-    iterator, next_rows = iter(batches), _compiled_next_rows()
-    with contextlib.suppress(tf.errors.OutOfRangeError):
-        while True:
-            rows += int(next_rows(iterator))
-    return Epoch(rows, ended=time.perf_counter())
+            if times is not None:
+                times.append(_moments(_holds_time(inputs)))
+    ended = time.perf_counter()
+    if facts is not None and times and len(times) > 1 and times[0] is not None:
+        facts["values"] = {"worth_rows": [worth(times)]}
+    return Epoch(rows, ended=ended)
 
 
 @functools.cache
@@ -59,7 +78,7 @@ def _compiled_next_rows() -> Callable[[Any], Any]:
         rows = tf.shape(label)[0]
         others = [tf.shape(t)[0] for n, t in inputs.items() if not n.endswith("__values")]
         with tf.control_dependencies([tf.debugging.assert_equal(tf.stack(others), rows)]):
-            return tf.identity(rows)
+            return tf.identity(rows), _holds_time(inputs)
 
     return tf.function(next_rows)
 
@@ -72,7 +91,34 @@ def _rows_of(inputs: Mapping[str, Any], label: Any) -> int:
     return rows
 
 
-def consume_awake(batches: Iterable[Any]) -> Epoch:
+def _holds_time(inputs: Mapping[str, Any]) -> Any:
+    """Return the tensor whose last column is the time by which the files are sorted, or None."""
+    return inputs.get(TIME, inputs.get("continuous"))
+
+
+def _moments(held: Any) -> tuple[float, float] | None:
+    """Return the mean and the mean square of the times of a batch."""
+    if held is None:
+        return None
+    times = np.asarray(held)[:, -1].astype(np.float64)
+    return times.mean(), np.square(times).mean()
+
+
+def worth(times: Iterable[tuple[float, float]]) -> float:
+    """Return how many random rows tell as much about the mean time as a batch does.
+
+    This is `effective_batch_size` of `tutorlib.shuffle_quality`, whose ranks take 120 bytes per
+    row. Times are even in steps, so they need no ranks.
+
+    Args:
+        times: (mean, mean square) of the times of each batch; batches of one size.
+    """
+    means, squares = np.transpose(list(times))
+    between = float(means.var(ddof=1))
+    return float(squares.mean() - means.mean() ** 2) / between if between else float(len(means))
+
+
+def consume_awake(batches: Iterable[Any], facts: dict[str, Any] | None = None) -> Epoch:
     """Read an epoch with CPU idle states suppressed, as they are during training.
 
     Readers that pass single records from thread to thread may be half as fast with idle states.
@@ -80,7 +126,49 @@ def consume_awake(batches: Iterable[Any]) -> Epoch:
     from tutorlib import cores_awake
 
     with cores_awake():
-        return consume(batches)
+        return consume(batches, facts)
+
+
+# ---- tf.data over records of vectors, and over small batches that are joined ---------------------
+
+
+def vectors(folder: Path, batch_size: int, schema: Schema) -> Any:
+    """Return shuffled batches of records that hold three vectors: numbers, ids and the label."""
+    import tensorflow as tf
+
+    roles = {"continuous": tf.float32, "categorical": tf.int64, "label": tf.int64}
+    features = {
+        role: tf.io.FixedLenFeature([len(schema.with_role(role))], dtype)
+        for role, dtype in roles.items()
+    }
+
+    def parse(records: Any) -> Any:
+        inputs = tf.io.parse_example(records, features)
+        label = inputs.pop("label")
+        return inputs, label
+
+    files = sorted(map(str, folder.glob("*.tfrecord")))
+    records = tf.data.TFRecordDataset(files, num_parallel_reads=tf.data.AUTOTUNE)
+    batches = records.shuffle(WINDOW_ROWS).batch(batch_size)
+    return batches.map(parse, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def joined(records: Any, batch_size: int) -> Any:
+    """Return batches of rows from several records of small batches, their rows permuted.
+
+    The records come in random order from a window of twice as many as are joined; blocks are
+    permuted in parallel.
+    """
+    import tensorflow as tf
+
+    def permuted(inputs: Any, label: Any) -> Any:
+        order = tf.random.shuffle(tf.range(tf.shape(label.values)[0]))
+        rows = {name: tf.gather(part.values, order) for name, part in inputs.items()}
+        return rows, tf.gather(label.values, order)
+
+    blocks = records.shuffle(2 * JOINED_RECORDS).ragged_batch(JOINED_RECORDS)
+    batches = blocks.map(permuted, num_parallel_calls=tf.data.AUTOTUNE).rebatch(batch_size)
+    return batches.prefetch(tf.data.AUTOTUNE)
 
 
 # ---- bare Arrow, and what a competent user writes -----------------------------------------------
@@ -111,23 +199,28 @@ def bare_arrow(files: list[str]) -> int:
         return sum(len(rows) for rows in pool.map(read_row_group, row_groups_of(files)))
 
 
-def read_and_shuffle(groups: list[tuple[str, int]]) -> int:
-    """Read row groups and permute each column, on all cores; return the rows.
-
-    This is a lower bound for the wait for the first batch of these rows, shuffled.
-    """
-    with ThreadPoolExecutor(THREADS) as pool:
-        chunk = pa.concat_tables(pool.map(read_row_group, groups))
-        order = np.random.default_rng(0).permutation(len(chunk))
-        done = pool.map(lambda column: column.to_numpy()[order], chunk.columns)
-        return len(next(iter(done)))
+def columns_of(rows: pa.Table, order: np.ndarray, schema: Schema) -> dict[str, np.ndarray]:
+    """Return rows in another order, as an array [rows, 1] for each column."""
+    return {name: rows[name].to_numpy()[order][:, None] for name in schema.names}
 
 
-def lines_of_numpy(files: list[str], batch_size: int, schema: Schema, seed: int = 0) -> Any:
+def matrices_of(rows: pa.Table, order: np.ndarray, schema: Schema) -> dict[str, np.ndarray]:
+    """Return rows in another order, as a matrix [rows, columns] of ids, of numbers, and a label."""
+    names = {role: schema.with_role(role).names for role in ("categorical", "continuous")}
+    names |= {name: [name] for name in schema.labels.names}
+    return {
+        key: np.stack([rows[name].to_numpy() for name in columns], axis=1)[order]
+        for key, columns in names.items()
+    }
+
+
+def lines_of_numpy(
+    files: list[str], batch_size: int, schema: Schema, gather: Any = columns_of, seed: int = 0
+) -> Any:
     """Return an iterable of shuffled batches as a competent user writes it in 25 lines.
 
-    Row groups in random order, three ahead on a thread for each core, a permutation each; a tensor
-    [batch, 1] for each column; rows left over begin the next batch.
+    Row groups in random order, three ahead on a thread for each core, a permutation each; tensors
+    of `columns_of` or `matrices_of`; rows left over begin the next batch.
     """
     import tensorflow as tf
 
@@ -142,7 +235,7 @@ def lines_of_numpy(files: list[str], batch_size: int, schema: Schema, seed: int 
             def read(number: int) -> dict[str, np.ndarray]:
                 rows = read_row_group(groups[number])
                 places = np.random.default_rng([seed, number]).permutation(len(rows))
-                return {name: rows[name].to_numpy()[places][:, None] for name in rows.column_names}
+                return gather(rows, places, schema)
 
             left: dict[str, np.ndarray] = {}
             with ThreadPoolExecutor(THREADS) as pool:
@@ -165,10 +258,35 @@ def lines_of_numpy(files: list[str], batch_size: int, schema: Schema, seed: int 
     return Batches()
 
 
+def as_py_dataset(batches: Iterable[Any], steps: int) -> Any:
+    """Return a `keras.utils.PyDataset` that gives an epoch after the other, in order."""
+    import keras
+
+    endless = itertools.chain.from_iterable(itertools.repeat(batches))
+
+    class Steps(keras.utils.PyDataset):
+        peeked: ClassVar[dict[int, Any]] = {}
+
+        def __len__(self) -> int:
+            return steps
+
+        def __getitem__(self, step: int) -> Any:
+            if step in self.peeked:
+                return self.peeked.pop(step)
+            batch = next(endless)
+            if step < 2:  # of these `fit` takes the types first, and asks again
+                self.peeked[step] = batch
+            return batch
+
+    return Steps()
+
+
 def as_fit_shuffles(arrays: Any, batch_size: int) -> Any:
     """Return the batches that `fit(inputs, label, shuffle=True)` makes of arrays in memory."""
+    import tensorflow as tf
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     inputs, label = arrays
     adapter = ArrayDataAdapter(inputs, label, batch_size=batch_size, shuffle=True)
-    return adapter.get_tf_dataset()
+    steps = -(-len(label) // batch_size)
+    return adapter.get_tf_dataset().apply(tf.data.experimental.assert_cardinality(steps))

@@ -2,14 +2,18 @@
 
 `train`: each network trains on the same rows in several ways that take turns, one epoch each.
 
-- native: TFRecord, one example per row, read by TensorFlow's make_batched_features_dataset; one
-  embedding table per column;
-- native, prebatched: the same network on TFRecord with one record per batch, not shuffled: the most
-  that TFRecord can do, since a record is copied instead of parsed, but batches stay as written;
-- loader, columns: the same network on `KerasSequenceLoader`, so that only the reader differs;
-- loader, stacked and fused: stacked batches, and one variable with the tables of all columns;
-- ..., XLA: both the prebatched and the fused way compiled by XLA, which needs batches of one shape:
-  rows without lists. On a GPU, XLA compiles all ways.
+- native: TFRecord, one example per row, read by TensorFlow's make_batched_features_dataset;
+- native, prebatched: TFRecord with one record per batch, not shuffled: a record is copied instead
+  of parsed, but batches stay as written;
+- Keras arrays in memory: what `fit(x=arrays, shuffle=True)` makes of them;
+- 25 lines of Arrow and NumPy, as a PyDataset of stacked batches;
+- loader, in columns or stacked;
+- no reader: the step alone, on one batch that is in memory.
+
+The network has an embedding table per column, or for stacked batches one variable with the tables
+of all columns ("fused"). Rows without lists make batches of one shape, which XLA can compile: there
+every way runs with and without it, so that reader, layers and compiler have a factor each. On a
+GPU, XLA compiles all ways.
 
 Sections (--only): dlrm, Criteo-shaped rows; movielens, ratings with a list of genres;
 wide_and_deep, 10 numbers, 37 columns of one id, 3 of up to ten ids. On a CPU, `StallReport`
@@ -19,20 +23,24 @@ steps, after which all are compared by their loss on the same validation rows.
 
 `large-tables`: a DLRM whose tables have the published 188.7 million parameters, stepped by Keras's
 Adam, which updates every row of every table, or by row-sparse Adam, which updates the rows of the
-batch. Keras's Adam has an `Embedding` for each column and reads --slow-rows; row-sparse Adam has
-tutorlib's tables. The four models and their optimizers take about 10 GB of memory.
+batch. Ids are spread over the tables. Each way first trains an epoch of --rows, then is compared by
+its loss on the same validation rows. In the turns, Keras's Adam, which has an `Embedding` for each
+column, reads --slow-rows; row-sparse Adam has tutorlib's tables. The four models and their
+optimizers take about 10 GB of memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import Dataset, criteo_shape, movielens_shape, nhot_shape
-from benchmarks.measure import Benchmark, Epoch, Way, faster, fit_epoch
+from benchmarks.data import Dataset, criteo_shape, files_of, movielens_shape, nhot_shape
+from benchmarks.loader import ARRAYS, COLUMNS, LINES
+from benchmarks.measure import Benchmark, Epoch, Way, claim, faster, fit_epoch, rates
+from benchmarks.readers import as_fit_shuffles, as_py_dataset, lines_of_numpy, matrices_of
 
 DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "dlrm": criteo_shape,
@@ -40,11 +48,17 @@ DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "wide_and_deep": nhot_shape,
 }
 NATIVE, PREBATCHED = "native", "native, prebatched"
-COLUMNS, FUSED = "loader, columns", "loader, stacked and fused"
+FUSED = "loader, stacked and fused"
+STEP, FUSED_STEP = "no reader", "no reader, fused"  # one batch again and again
 XLA = ", XLA"
+MEASURABLE_S = 1e-8  # of a row: what is less is not told from nothing
 COMPARED_STEPS, VALID_BATCHES = 16, 4
 NATIVE_ADAM, NATIVE_SPARSE = "native, Adam", "native, row-sparse Adam"
 LOADER_ADAM, LOADER_SPARSE = "loader, Adam", "loader, stacked and fused, row-sparse Adam"
+ADAM_BOUNDS = (
+    ("adam", LOADER_SPARSE, NATIVE_ADAM, 10), ("adam", LOADER_SPARSE, NATIVE_SPARSE, 1),
+    ("adam", LOADER_SPARSE, LOADER_ADAM, None), ("adam", LOADER_ADAM, NATIVE_ADAM, None),
+)  # fmt: skip
 WIDTH, BOTTOM, TOP = 8, [32], [32]  # of the DLRM with large tables
 
 
@@ -77,12 +91,40 @@ def ways_of(section: str) -> Callable[[argparse.Namespace], list[Way]]:
     def ways(arguments: argparse.Namespace) -> list[Way]:
         data = DATASETS[section](arguments.data, arguments.rows)
         has_lists = any(column.multi_hot for column in data.schema)
-        names = [NATIVE, PREBATCHED, COLUMNS, FUSED]
-        if not has_lists and arguments.device == "cpu":
-            names += [PREBATCHED + XLA, FUSED + XLA]
+        names = [NATIVE, PREBATCHED, COLUMNS, FUSED, STEP, FUSED_STEP]
+        if not has_lists:
+            names[2:2] = [ARRAYS, LINES]
+            if arguments.device == "cpu":
+                names += [name + XLA for name in names]
         return [training(name, section, data, arguments) for name in names]
 
     return ways
+
+
+def batches_of(reader: str, data: Dataset, schema: Any, arguments: argparse.Namespace) -> Any:
+    """Return what `fit` is given to train on all rows of a data set once."""
+    import tensorflow as tf
+
+    import tfrecords
+    from tutorlib import KerasSequenceLoader
+
+    size, steps = arguments.batch_size, -(-data.rows // arguments.batch_size)
+    if reader == NATIVE:
+        return native(data, data.rows, size, schema)
+    if reader == PREBATCHED:
+        return tfrecords.prebatched_dataset(data.prebatched(size), schema)
+    if reader == ARRAYS:
+        return as_fit_shuffles(data.arrays(), size)
+    if reader == LINES:
+        lines = lines_of_numpy(files_of(data.parquet), size, schema, matrices_of)
+        return as_py_dataset(lines, steps)
+    loader = KerasSequenceLoader(
+        data.parquet, size, schema=schema, device=arguments.device,
+        batch_layout="columns" if reader in (COLUMNS, STEP) else "stacked",
+    )  # fmt: skip
+    if reader in (COLUMNS, FUSED):
+        return loader
+    return tf.data.Dataset.from_tensors(next(iter(loader))).repeat(steps)
 
 
 def training(name: str, section: str, data: Dataset, arguments: argparse.Namespace) -> Way:
@@ -90,49 +132,69 @@ def training(name: str, section: str, data: Dataset, arguments: argparse.Namespa
     import keras
     import tensorflow as tf
 
-    import tfrecords
     from benchmarks.networks import NETWORKS
     from tutorlib import KerasSequenceLoader, StallReport
 
     keras.mixed_precision.set_dtype_policy(arguments.precision)
     network, size = NETWORKS[section](data.schema, arguments.widths), arguments.batch_size
     schema, reader = network.schema, name.removesuffix(XLA)
-    layout = "stacked" if reader == FUSED else "columns"
-    batches: Any
-    if reader == NATIVE:
-        batches = native(data, data.rows, size, schema)
-    elif reader == PREBATCHED:
-        batches = tfrecords.prebatched_dataset(data.prebatched(size), schema)
-    else:
-        batches = KerasSequenceLoader(
-            data.parquet, size, schema=schema, batch_layout=layout, device=arguments.device
-        )
+    stacked = reader in (LINES, FUSED, FUSED_STEP)
+    batches = batches_of(reader, data, schema, arguments)
     jit_compile = name.endswith(XLA) or arguments.device == "gpu"
-    make_model = network.fused if reader == FUSED else network.by_column
+    make_model = network.fused if stacked else network.by_column
     model = compiled(make_model, arguments.optimizer, jit_compile)
     steps = min(COMPARED_STEPS // 2, len(batches))
     model.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0)
     valid = KerasSequenceLoader(
-        data.valid(VALID_BATCHES * size).parquet, size, schema=schema, batch_layout=layout,
-        shuffle=False,
+        data.valid(VALID_BATCHES * size).parquet, size, schema=schema, shuffle=False,
+        batch_layout="stacked" if stacked else "columns",
     )  # fmt: skip
     facts = {
         "parameters": model.count_params(),
         "compared_steps": 2 * steps,
         "valid_loss": float(model.evaluate(valid, verbose=0)),
     }
+    synchronise = tf.test.experimental.sync_devices
     # On a GPU a callback would make each step wait for the loss of the one before.
-    report = StallReport(batches) if arguments.device == "cpu" else None
+    if arguments.device == "gpu" or reader == LINES:  # whose wait StallReport cannot measure
+        fit = functools.partial(fit_epoch, model, batches, synchronise=synchronise)
+        return Way(name, fit, facts=facts)
+    report = StallReport(batches)
 
     def epoch() -> Epoch:
-        synchronise = tf.test.experimental.sync_devices
-        if report is None:
-            return fit_epoch(model, batches, synchronise=synchronise)
         done = fit_epoch(model, report.data, callbacks=[report], synchronise=synchronise)
         values = {**done.values, "wait_share": report.stalls[-1].share}
         return Epoch(done.rows, ended=done.ended, values=values)
 
     return Way(name, epoch, facts=facts)
+
+
+def compared(section: str) -> list[tuple[str, str, str, float | None]]:
+    """Return the claims of a section: first the reader, then the layers, then the compiler."""
+    readers = [(COLUMNS, NATIVE), (COLUMNS, PREBATCHED), (COLUMNS, ARRAYS), (FUSED, LINES)]
+    pairs: list[tuple[str, str, float | None]] = [
+        *((way + end, other + end, 1) for end in ("", XLA) for way, other in readers),
+        (FUSED, COLUMNS, 1.2),
+        *((way + XLA, way, None) for way in (NATIVE, LINES, COLUMNS, FUSED)),
+    ]
+    return [(section, *pair) for pair in pairs]
+
+
+def where_reading_counts(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield, for each reader, the samples/s of the step alone from which it takes a tenth.
+
+    Reading costs the difference in seconds per row between training and the step alone. A faster
+    step leaves that cost as it is, so its share grows. Only of compiled ways, the more exact.
+    """
+    entries = {(entry["section"], entry["name"]): entry for entry in result["ways"]}
+    for (section, name), entry in entries.items():
+        reader, end = name.removesuffix(XLA), XLA * name.endswith(XLA)
+        alone = entries.get((section, (FUSED_STEP if reader in (LINES, FUSED) else STEP) + end))
+        if alone is None or not end or reader in (STEP, FUSED_STEP):
+            continue
+        turns = zip(rates(entry), rates(alone), strict=True)
+        limits = [1 / (9 * max(1 / rate - 1 / step, MEASURABLE_S)) for rate, step in turns]
+        yield claim(f"{section}: samples/s of the step from which {name} takes a tenth", limits)
 
 
 TRAIN = Benchmark(
@@ -150,7 +212,10 @@ TRAIN = Benchmark(
         "optimizer": (("sgd", "adam"), "sgd costs the same for tables of any size"),
         "precision": (("float32", "mixed_float16"), "Keras's dtype policy"),
     },
-    faster((section, way, NATIVE, 1) for section in DATASETS for way in (COLUMNS, FUSED)),
+    lambda result: [
+        *faster(bound for section in DATASETS for bound in compared(section))(result),
+        *where_reading_counts(result),
+    ],
     device=True,
 )
 
@@ -162,31 +227,37 @@ def large_tables(arguments: argparse.Namespace) -> list[Way]:
     """Return four ways to train a DLRM with tables of a share of Criteo's ids."""
     import keras
 
-    from benchmarks.networks import dlrm_by_column
-    from data_prep.synthetic_criteo import CARDINALITIES
+    from benchmarks.networks import dlrm_by_column, with_width
     from tutorlib import DLRM, KerasSequenceLoader, RowSparseAdam
 
     rows, size = arguments.rows, arguments.batch_size
     few_rows = min(arguments.slow_rows, rows)
-    data, few = criteo_shape(arguments.data, rows), criteo_shape(arguments.data, few_rows)
-    schema = data.schema
-    for column, ids in zip(schema.categorical, CARDINALITIES, strict=True):
-        table_rows = max(column.cardinality or 0, int(arguments.table_share * ids))
-        schema = schema.replace(column.name, cardinality=table_rows, embedding_dim=WIDTH)
+    shape = functools.partial(criteo_shape, arguments.data, table_share=arguments.table_share)
+    data, few = shape(rows), shape(few_rows)
+    schema = with_width(data.schema, WIDTH)
+    valid = data.valid(VALID_BATCHES * size).parquet
     loader = functools.partial(KerasSequenceLoader, schema=schema, device=arguments.device)
     by_column = functools.partial(dlrm_by_column, schema, BOTTOM, TOP)
     by_layout = functools.partial(DLRM, schema, WIDTH, BOTTOM, TOP)
     stacked = functools.partial(by_layout, batch_layout="stacked")
     ways = {
-        NATIVE_ADAM: (by_column, keras.optimizers.Adam, native(few, few_rows, size, schema)),
-        LOADER_ADAM: (by_column, keras.optimizers.Adam, loader(few.parquet, size)),
-        NATIVE_SPARSE: (by_layout, RowSparseAdam, native(data, rows, size, schema)),
-        LOADER_SPARSE: (stacked, RowSparseAdam, loader(data.parquet, size, batch_layout="stacked")),
+        NATIVE_ADAM: (by_column, keras.optimizers.Adam, NATIVE, few),
+        LOADER_ADAM: (by_column, keras.optimizers.Adam, COLUMNS, few),
+        NATIVE_SPARSE: (by_layout, RowSparseAdam, NATIVE, data),
+        LOADER_SPARSE: (stacked, RowSparseAdam, FUSED, data),
     }
     made = []
-    for name, (make_model, optimizer, batches) in ways.items():
+    for name, (make_model, optimizer, reader, read) in ways.items():
         model = compiled(make_model, optimizer(), False)
-        facts = {"parameters": model.count_params()}
+        model.fit(batches_of(reader, data, schema, arguments), verbose=0)
+        layout = "stacked" if reader == FUSED else "columns"
+        loss = model.evaluate(loader(valid, size, batch_layout=layout, shuffle=False), verbose=0)
+        facts = {
+            "parameters": model.count_params(),
+            "compared_steps": -(-rows // size),
+            "values": {"valid_loss": [float(loss)]},
+        }
+        batches = batches_of(reader, read, schema, arguments)
         made.append(Way(name, functools.partial(fit_epoch, model, batches), facts=facts))
     return made
 
@@ -201,7 +272,7 @@ LARGE_TABLES = Benchmark(
         "batch_size": (4096, "rows per batch"),
         "table_share": (0.75, "rows of each table, as a share of Criteo's ids"),
     },
-    faster([("adam", LOADER_SPARSE, NATIVE_ADAM, 10), ("adam", LOADER_SPARSE, NATIVE_SPARSE, 1)]),
+    faster(ADAM_BOUNDS),
     repeat=3,
     device=True,
 )

@@ -9,20 +9,10 @@ import pandas as pd
 
 from traces import LOADER, NATIVE, TEXT, WAITING, draw_timeline
 
-__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces", "in_digits"]
+__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces"]
 
 
-def in_digits(value):
-    """Return a number with at most three significant digits, in full.
-
-    Example:
-        >>> [in_digits(value) for value in (1234567, 54.32, 0.01234, 50, 0)]
-        ['1,230,000', '54.3', '0.0123', '50', '0']
-    """
-    return f"{float(f'{value:.3g}'):,.15g}"
-
-
-def draw_bars(values, unit, colours=None, *, log=False, axes=None, slowest=None):
+def draw_bars(values, unit, colours=None, *, axes=None, slowest=None):
     """Draw horizontal bars with their values, the first on top; return the matplotlib figure.
 
     Args:
@@ -30,7 +20,6 @@ def draw_bars(values, unit, colours=None, *, log=False, axes=None, slowest=None)
             draws no bar where a value is missing.
         unit: what the axis says, such as "thousand rows per second".
         colours: {name: colour} of bars that are not NATIVE.
-        log: whether the axis is logarithmic.
         axes: matplotlib axes to draw into, one for each column; by default, a new figure, 8 inches
             wide.
         slowest: the slowest turn, shaped as `values`; a line in a bar goes from it to the end.
@@ -53,17 +42,14 @@ def draw_bars(values, unit, colours=None, *, log=False, axes=None, slowest=None)
     axes = axes if len(table.columns) > 1 else [getattr(axes, "flat", [axes])[0]]
     for panel, (title, column) in zip(axes, table.items(), strict=True):
         shades = [(colours or {}).get(name, NATIVE) for name in table.index]
-        bars = panel.barh([str(name) for name in table.index], column, 0.65, color=shades, log=log)
-        texts = [in_digits(value) if pd.notna(value) else "" for value in column]
+        bars = panel.barh([str(name) for name in table.index], column, 0.65, color=shades)
+        texts = [f"{float(f'{x:.3g}'):,.15g}" if pd.notna(x) else "" for x in column]  # 3 digits
         panel.bar_label(bars, texts, padding=4)
         if slowest is not None:
             begin = slowest if isinstance(slowest, pd.Series) else slowest[title]
             panel.hlines(range(len(table)), begin.loc[table.index], column, "black", linewidth=1.5)
         panel.set(title=title, xlabel=unit)
-        panel.margins(x=0.25 / (1 + log))
-        if log:
-            panel.xaxis.set_major_formatter("{x:,g}")
-            panel.xaxis.set_minor_formatter("")
+        panel.margins(x=0.25)
         panel.spines[["top", "right"]].set_visible(False)
     return axes[0].figure
 

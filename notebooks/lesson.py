@@ -243,12 +243,9 @@ def loader_device():
 
     from tutorlib.gpu import limit_tensorflow_memory, missing_for_gpu
 
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
+    if not tf.config.list_physical_devices("GPU"):
         print("no GPU: everything here runs on the CPU, and all numbers are CPU numbers")
         return "cpu"
-    names = [tf.config.experimental.get_device_details(gpu).get("device_name") for gpu in gpus]
-    print("GPU:", ", ".join(map(str, names)))
     if missing := missing_for_gpu():
         print(f"the loader stays on the CPU: {missing}")
         return "cpu"

@@ -7,7 +7,8 @@
 
 A page keeps the outputs of two kinds of cells: `keep_output`, the same on every machine, and
 `recorded_output`, the outputs of one run on the machine and day that the page names; `headline` is
-of the second kind. What was written to stderr stands on no page.
+of the second kind. The solutions run after their lesson, in its kernel, and keep all their outputs,
+of the second kind too. What was written to stderr stands on no page.
 """
 
 import argparse
@@ -19,8 +20,6 @@ import nbformat
 import run
 from nbformat.v4 import new_markdown_cell
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 KEPT = ("keep_output", "recorded_output", "headline")
 
 
@@ -29,9 +28,9 @@ def has_tag(cell, *tags):
     return not set(tags).isdisjoint(cell.metadata.get("tags", []))
 
 
-def is_recorded(cell):
-    """Return whether a cell has outputs that vary."""
-    return has_tag(cell, "recorded_output") or (has_tag(cell, "headline") and bool(cell.outputs))
+def is_solutions(page):
+    """Return whether a page solves the exercises of a lesson, which its first code cell runs."""
+    return any(has_tag(cell, "lesson") for cell in page.cells)
 
 
 def strip_page(page):
@@ -39,7 +38,7 @@ def strip_page(page):
 
     Code cells are counted from 1, because nbval skips cells without a count.
     """
-    count = 0
+    count, kept = 0, is_solutions(page)
     for cell in page.cells:
         for name in set(cell.metadata) - {"tags"}:
             del cell.metadata[name]
@@ -47,7 +46,7 @@ def strip_page(page):
             continue
         count += bool(cell.source.strip())
         cell.execution_count = count if cell.source.strip() else None
-        outputs = cell.outputs if has_tag(cell, *KEPT) else []
+        outputs = cell.outputs if kept or has_tag(cell, *KEPT) else []
         cell.outputs = [output for output in outputs if output.get("name") != "stderr"]
         for output in cell.outputs:
             output.pop("transient", None)
@@ -65,11 +64,12 @@ def take_outputs(page, executed, recorded_on):
     ran = {cell.id: cell for cell in executed.cells if not has_tag(cell, "injected-parameters")}
     page.cells = [cell for cell in page.cells if cell.id != run.RECORDED]
     for cell in page.cells:
-        if cell.cell_type == "code":
+        if cell.cell_type == "code" and not has_tag(cell, "lesson"):
             if cell.id not in ran or ran[cell.id].source != cell.source:
                 raise ValueError(f"the run is not one of this page: another cell {cell.id}")
             cell.outputs = ran[cell.id].outputs
-    if any(is_recorded(cell) for cell in page.cells):
+    varying = [cell for cell in page.cells if has_tag(cell, "recorded_output", "headline")]
+    if is_solutions(page) or any(cell.outputs for cell in varying):
         line = f"*Recorded on {recorded_on}: what this page shows until you run it.*"
         page.cells.insert(1, new_markdown_cell(line, id=run.RECORDED))
 
@@ -78,14 +78,12 @@ def machine_and_date(executed):
     """Return this machine in words, with its GPU or "no GPU", and the date of a run."""
     from benchmarks.measure import describe_hardware, hardware
 
-    machine = hardware()
-    gpu = "" if machine["gpus"] else ", no GPU"
-    date = datetime.date.fromtimestamp(executed.stat().st_mtime)
-    return f"{describe_hardware(machine)}{gpu}, {date}"
+    machine, date = hardware(), datetime.date.fromtimestamp(executed.stat().st_mtime)
+    return f"{describe_hardware(machine)}{'' if machine['gpus'] else ', no GPU'}, {date}"
 
 
 def renew(path, executed):
-    """Write into a page the outputs of its executed copy.
+    """Write into a page, and into its solutions if they ran with it, the outputs of the run.
 
     Raises:
         ValueError: if the copy was made of another version of the page, or did not bear out a claim
@@ -93,10 +91,13 @@ def renew(path, executed):
     """
     if claims := run.find_not_borne_out(executed):
         raise ValueError(f"run it again, this run did not bear out: {'; '.join(claims)}")
-    page = nbformat.read(path, as_version=4)
-    take_outputs(page, nbformat.read(executed, as_version=4), machine_and_date(executed))
-    strip_page(page)
-    nbformat.write(page, path)
+    ran, recorded_on = nbformat.read(executed, as_version=4), machine_and_date(executed)
+    for each in filter(Path.is_file, (path, run.solutions_of(path))):
+        page = nbformat.read(each, as_version=4)
+        if each == path or page.cells[-1].id in {cell.id for cell in ran.cells}:
+            take_outputs(page, ran, recorded_on)
+            strip_page(page)
+            nbformat.write(page, each)
 
 
 def main(arguments=None):
@@ -116,18 +117,18 @@ def main(arguments=None):
             nbformat.write(page, path)
         return 0
 
-    output = ROOT / "build" / "notebooks"
-    if not options.executed and run.main(["--output", str(output), *options.lessons]):
+    output = run.HERE.parent / "build" / "notebooks"
+    arguments = ["--solutions", "--output", str(output), *options.lessons]
+    if not options.executed and run.main(arguments):
         return 1
     failed = 0
-    for path in run.select_lessons(run.find_lessons(HERE), options.lessons):
+    for path in run.select_lessons(run.find_lessons(run.HERE), options.lessons):
         try:
             renew(path, output / path.name)
+            print(f"renewed: {path.name}")
         except ValueError as error:
             print(f"not renewed: {path.name}: {error}")
             failed = 1
-        else:
-            print(f"renewed: {path.name}")
     return failed
 
 

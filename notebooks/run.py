@@ -137,7 +137,21 @@ KERNEL = {
 }
 
 
-def run_lesson(path, parameters, output, stream):
+def solutions_of(lesson):
+    """Return the path of the notebook that solves the exercises of a lesson."""
+    return lesson.parent / "solutions" / lesson.name
+
+
+def read_lesson(lesson, solutions):
+    """Return the notebook of a lesson; with `solutions`, followed by these, if there are any."""
+    page = nbformat.read(lesson, as_version=4)
+    if solutions and solutions_of(lesson).is_file():
+        cells = nbformat.read(solutions_of(lesson), as_version=4).cells
+        page.cells += cells[[cell.cell_type for cell in cells].index("code") + 1 :]
+    return page
+
+
+def run_lesson(path, parameters, output, stream, solutions=False):
     """Run one lesson; save the executed notebook and its HTML, even if a cell fails.
 
     Args:
@@ -145,12 +159,15 @@ def run_lesson(path, parameters, output, stream):
         parameters: {NAME: value}, checked by `plan_parameters`.
         output: folder for the lesson's `.ipynb`, `.html` and `.log`; created if missing.
         stream: where progress, a line for each section, and the report of a failure are printed.
+        solutions: whether its solutions run after it, in its kernel; they are then part of what is
+            saved.
     """
     output.mkdir(parents=True, exist_ok=True)
     path, executed = path.resolve(), output.resolve() / path.name
     log = executed.with_suffix(".log")
     log.unlink(missing_ok=True)
     os.environ["LESSON_LOG"] = str(log)
+    nbformat.write(read_lesson(path, solutions), executed)
     started, failure, ended = time.monotonic(), "", "a cell ended the lesson"
 
     def show_section(cell, cell_index):
@@ -161,7 +178,7 @@ def run_lesson(path, parameters, output, stream):
 
     try:
         papermill.execute_notebook(
-            path, executed, parameters, cwd=path.parent, on_cell_start=show_section, **KERNEL
+            executed, executed, parameters, cwd=path.parent, on_cell_start=show_section, **KERNEL
         )
     except PapermillExecutionError as error:
         frames = strip_color("\n".join(error.traceback)).splitlines()[-TRACEBACK_LINES:]
@@ -240,7 +257,7 @@ def format_table(results):
     return "\n".join(lines)
 
 
-def run_lessons(plan, output, stream):
+def run_lessons(plan, output, stream, solutions=False):
     """Run lessons in order until one fails, and print the table; return all results."""
     results = []
     try:
@@ -250,7 +267,7 @@ def run_lessons(plan, output, stream):
                 continue
             given = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
             print(f"[{number}/{len(plan)}] {path.stem}  {given}".rstrip(), file=stream, flush=True)
-            results.append(run_lesson(path, parameters, output, stream))
+            results.append(run_lesson(path, parameters, output, stream, solutions))
     finally:  # print the table also after Ctrl-C
         print(f"\n{format_table(results)}", file=stream, flush=True)
     return results
@@ -263,6 +280,7 @@ def main(arguments=None):
     add("lessons", nargs="*", metavar="lesson", help="number or name [all lessons]")
     add("--profile", default="small", help="use the sizes in params/<profile>.yaml [small]")
     add("--folder", type=Path, default=HERE, help="folder of the notebooks")
+    add("--solutions", action="store_true", help="run the solutions after each lesson")
     output = HERE.parent / "build" / "notebooks"
     add("--output", type=Path, default=output, help="folder for what ran [build/notebooks]")
     options = parser.parse_args(arguments)
@@ -274,7 +292,7 @@ def main(arguments=None):
     except UsageError as error:
         parser.error(str(error))
     prepare_environment()
-    results = run_lessons(plan, options.output, sys.stdout)
+    results = run_lessons(plan, options.output, sys.stdout, options.solutions)
     print(f"\nExecuted notebooks and HTML: {options.output}")
     return 0 if all(result.passed for result in results) else 1
 

@@ -193,8 +193,6 @@ def draw_timeline(trace, steps, axes, span_ms=None):
             place = {"xy": (begin - start, 1), "xycoords": ("data", "axes fraction")}
             axes.annotate(f" step {number}", **place, va="bottom", color=TEXT, fontsize=9)
     axes.set_yticks(range(len(lanes)), list(lanes))
-    axes.set(xlim=(0, span), ylim=(len(lanes) - 0.5, -0.5))
-    axes.set_xlabel("time, ms", color=TEXT)
+    axes.set(xlim=(0, span), ylim=(len(lanes) - 0.5, -0.5), xlabel="time, ms")
     axes.tick_params(colors=TEXT, length=0)
     axes.spines[:].set_visible(False)
-    axes.patch.set_alpha(0)

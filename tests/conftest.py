@@ -17,7 +17,6 @@ hypothesis.settings.register_profile("untimed", deadline=None)  # speed is no ma
 hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parent.parent
-SOLUTION = "solution-"  # begins the ids of a solution's cells in a run
 
 
 def pytest_generate_tests(metafunc):
@@ -95,7 +94,7 @@ def stage():
     (folder / "notebooks").mkdir(parents=True, exist_ok=True)
     for module in (ROOT / "notebooks").glob("*.py"):
         shutil.copy(module, folder / "notebooks")
-    for name in ("imgs", "tutorlib", "data_prep"):  # lesson 12 copies the last two
+    for name in ("imgs", "tutorlib", "data_prep", "notebooks/solutions"):  # lesson 12 copies two
         shutil.copytree(ROOT / name, folder / name, dirs_exist_ok=True)
     for name in ("criteo", "movielens", "adult"):
         data = folder / "data" / name
@@ -118,30 +117,16 @@ def executed(runner, profile, stage):
     def run(lesson: Path):
         if lesson not in done:
             runner.prepare_environment()
-            (stage / "pages").mkdir(exist_ok=True)
-            page = Path(shutil.copy(lesson, stage / "pages"))
-            together = with_solutions(page, lesson.parent / "solutions" / lesson.name)
-            nbformat.write(together, stage / "notebooks" / lesson.name)
+            page = Path(shutil.copy(lesson, stage / "notebooks"))
             log = io.StringIO()
-            path, parameters = stage / "notebooks" / lesson.name, profile.get(lesson.stem, {})
-            result = runner.run_lesson(path, parameters, output, log)
+            parameters = profile.get(lesson.stem, {})
+            result = runner.run_lesson(page, parameters, output, log, solutions=True)
             notebook = nbformat.read(output / lesson.name, as_version=4)
-            notebook.cells = [cell for cell in notebook.cells if not cell.id.startswith(SOLUTION)]
+            solved = {
+                cell.id for cell in nbformat.read(runner.solutions_of(page), as_version=4).cells
+            }
+            notebook.cells = [cell for cell in notebook.cells if cell.id not in solved]
             done[lesson] = result, notebook, log.getvalue(), page
         return done[lesson]
 
     return run
-
-
-def with_solutions(lesson: Path, solutions: Path):
-    """Return the notebook of a lesson followed by the cells of its solutions, if there are any.
-
-    The cell that runs the lesson is left out, and ids begin with SOLUTION.
-    """
-    together = nbformat.read(lesson, as_version=4)
-    if solutions.is_file():
-        for cell in nbformat.read(solutions, as_version=4).cells:
-            if "lesson" not in cell.metadata.get("tags", []):
-                cell.id = SOLUTION + cell.id
-                together.cells.append(cell)
-    return together

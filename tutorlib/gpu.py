@@ -1,13 +1,23 @@
 """The GPU: what it needs, and how TensorFlow and the loader share its memory.
 
-All of tutorlib works on the first GPU that CUDA shows, on CUDA's default stream. Importing limits
-nothing: the user calls `limit_tensorflow_memory()` before TensorFlow first uses a GPU.
+All of tutorlib works on the first GPU that CUDA shows, on CUDA's default stream, which all threads
+share. CUDA_VISIBLE_DEVICES chooses another GPU, one for each process. Importing limits nothing. Who
+takes how much:
+
+- TensorFlow takes nearly all memory with its first tensor. Call `limit_tensorflow_memory()` before.
+- JAX takes 75 % of all memory with its first array, or the part that the environment variable
+  XLA_CLIENT_MEM_FRACTION says (".5"). The loader has it do so before it looks what is free.
+- PyTorch takes what it needs when it needs it, and so does JAX with
+  XLA_PYTHON_CLIENT_PREALLOCATE=false. Loaders may use what was free when the first of them was
+  made, less a tenth, and keep what they used: bound that with `memory_budget`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
+import sys
 
 ENVIRONMENT_VARIABLE = "TF_MEMORY_ALLOCATION"
 GPU_RESERVE = 0.1  # of the free memory, for kernels and other libraries
@@ -36,7 +46,9 @@ def missing_for_gpu() -> str | None:
 def use_gpu() -> None:
     """Let CuPy allocate from RMM, as cuDF does, up to what is free less a reserve.
 
-    A memory resource that the program has given RMM stays in use.
+    A memory resource that the program has given RMM stays in use. Ours is CUDA's pool, which keeps
+    what is freed for the next allocations: to give it back and take it again in every chunk costs
+    time. Other libraries get it when the process ends.
 
     Raises:
         ValueError: without a GPU or the packages that it needs.
@@ -62,17 +74,21 @@ def use_gpu() -> None:
 def gpu_memory_bytes() -> int:
     """Return the bytes of GPU memory that loaders may use: what was free first, less a tenth.
 
-    Memory that TensorFlow was given by `limit_tensorflow_memory`, but has not taken yet, is not
-    counted as free.
+    Memory that TensorFlow was given by `limit_tensorflow_memory`, or that JAX allocates beforehand,
+    is not counted as free, even if it has not been taken yet.
     """
     import cupy
 
-    free, total = cupy.cuda.runtime.memGetInfo()
-    promised = _given.get("tensorflow", 0) - (total - free)
-    return int((free - max(0, promised)) * (1 - GPU_RESERVE))
+    keras = sys.modules.get("keras")
+    if keras is not None and keras.backend.backend() == "jax":
+        import jax
+
+        jax.device_put(0).block_until_ready()  # with its first array JAX takes its part
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    return int(min(free, _left.get("tensorflow", free)) * (1 - GPU_RESERVE))
 
 
-_given: dict[str, int] = {}  # bytes of the GPU's memory
+_left: dict[str, float] = {}  # bytes of the GPU's memory that a library leaves to others
 
 
 def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None:
@@ -101,13 +117,14 @@ def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None
 
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
-        _given["tensorflow"] = 0
+        _left["tensorflow"] = math.inf
         return None
     import cupy
 
     if allocation is None:
         allocation = os.environ.get(ENVIRONMENT_VARIABLE, "0.5")
-    limit = parse_allocation(allocation, cupy.cuda.runtime.memGetInfo()[0])
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    limit = parse_allocation(allocation, free)
     configuration = tf.config.LogicalDeviceConfiguration(memory_limit=limit // 2**20)
     try:
         tf.config.set_logical_device_configuration(gpus[0], [configuration])
@@ -116,7 +133,7 @@ def limit_tensorflow_memory(allocation: str | float | None = None) -> int | None
             "TensorFlow has already initialised the GPU, so its memory can no longer be limited. "
             "Call limit_tensorflow_memory() right after importing tensorflow."
         ) from error
-    _given["tensorflow"] = limit
+    _left["tensorflow"] = free - limit
     return limit
 
 
@@ -155,7 +172,7 @@ def parse_allocation(text: str | float, free_bytes: int) -> int:
 def allocation_doubts() -> list[str]:
     """Return a warning if TF_MEMORY_ALLOCATION is set, but has no effect."""
     allocation = os.environ.get(ENVIRONMENT_VARIABLE)
-    if allocation is None or "tensorflow" in _given:
+    if allocation is None or "tensorflow" in _left:
         return []
     return [
         f"{ENVIRONMENT_VARIABLE}={allocation} is set, but does not limit TensorFlow until "

@@ -1,7 +1,6 @@
 """Each benchmark runs over a few rows, and each way reads or trains on exactly its rows."""
 
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -17,8 +16,9 @@ import pytest
 from benchmarks import etl, figures, loader, measure, peer_readers, peers
 from benchmarks.__main__ import MODULES, main
 from benchmarks.data import column_sums, criteo_shape, files_of, linked
-from benchmarks.measure import Epoch, Way, ratios
-from benchmarks.readers import consume
+from benchmarks.measure import Epoch, Way
+from benchmarks.readers import consume, worth
+from tutorlib import shuffle_quality
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,7 +31,7 @@ def gpu_hidden_by_benchmarks_only():
 
 ROWS = 4096
 SMALL = {  # options of a run of seconds, and the number of ways that it measures
-    "loader": ["--slow-rows 1000 --copies 2 --batch-size 1000", 30],
+    "loader": ["--slow-rows 1000 --copies 2 --batch-size 1000", 32],
     "memory": [
         "--only series --budget-mib 64 --sizes 1 --batch-size 1024 --row-group-rows 4096",
         1,
@@ -39,7 +39,7 @@ SMALL = {  # options of a run of seconds, and the number of ways that it measure
     "growth": ["--only files --files 6 2 --batch-size 500", 2],
     "layers": ["--batch-size 512 --table-rows 30000 --width 4", 22],
     "etl": ["--scale 0.01", 3],
-    "train": ["--batch-size 1024 --only movielens", 4],
+    "train": ["--batch-size 1024 --only movielens", 6],
     "large-tables": ["--slow-rows 2048 --batch-size 512 --table-share 0.001", 4],
     "peers": ["--only read --slow-rows 2048 --batch-size 1000 --environments none", 5],
 }
@@ -95,11 +95,11 @@ def test_every_reader_delivers_exactly_the_rows_of_the_files(folder):
     schema, first = data.schema, pq.read_table(data.parquet)["C1"].to_numpy()[:1000]
     readers = [
         (section, way)
-        for section in ("readers", "plain", "batches")
-        for way in getattr(loader, section)(Namespace(**options, device="cpu"))
-        if way.name != loader.ARROW
+        for section in ("readers", "plain")
+        for way in loader.LOADER.sections[section](Namespace(**options, device="cpu"))
+        if way.name != loader.ARROW and not way.name.startswith(loader.FIT)
     ]
-    assert len(readers) == 20
+    assert len(readers) == 26
     for section, way in readers:
         rows, sums, order = 0, Counter(), []
         for inputs, label in way.epoch.args[0]:
@@ -131,24 +131,22 @@ def test_plain_files_hold_the_same_rows_as_int64_with_dictionary_and_snappy(fold
     assert len(files_of(linked(data.parquet, 3))) == 3 * len(fast)
 
 
-@pytest.mark.parametrize("name", [*figures.FIGURES, "growth"])
-def test_a_figure_can_be_drawn_again_with_the_same_bytes(name, measured, folder, tmp_path):
-    results = figures.RESULTS  # the first page's four trainings would take minutes
-    if name != "first_page":
-        measured(figures.FIGURES[name].benchmark if name in figures.FIGURES else name)
-        results = folder / "results"
-    drawn = []
-    for images in (tmp_path / "one", tmp_path / "two"):
-        words = ["figures", "--only", name, "--results", str(results)]
-        assert main([*words, "--images", str(images)]) == 0
-        drawn.append((images / f"{name}.svg").read_bytes())
-    assert b"<svg" in drawn[0]
-    assert drawn[0] == drawn[1]
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_a_figure_can_be_drawn_again_with_the_same_bytes(name, measured, tmp_path):
+    result = measured(figures.FIGURES[name].benchmark)
+    drawn = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    for path in drawn:
+        figures.draw(figures.FIGURES[name], result, path)
+    assert b"<svg" in drawn[0].read_bytes()
+    assert drawn[0].read_bytes() == drawn[1].read_bytes()
 
 
 def test_without_a_measurement_the_figures_command_names_the_benchmark_to_run(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("no table")
+    words = ["--results", str(tmp_path), "--images", str(tmp_path), "--page", str(page)]
     with pytest.raises(SystemExit, match="python -m benchmarks loader"):
-        main(["figures", "--results", str(tmp_path), "--images", str(tmp_path)])
+        main(["figures", *words])
 
 
 def test_help_lists_the_benchmarks_without_starting_tensorflow(root):
@@ -164,15 +162,14 @@ def test_help_lists_the_benchmarks_without_starting_tensorflow(root):
     assert all(name in done.stdout for name in (*MODULES, "figures"))
 
 
-def test_the_ratios_in_the_readme_are_those_of_the_results(root):
+def test_the_factors_in_the_readme_are_those_of_the_results(root):
     readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
-    ways = [entry for entry in figures.newest("peers")["ways"] if entry["section"] == "train"]
-    by_name = {entry["name"]: entry for entry in ways}
-    *others, loading = (by_name[name] for name in figures.FIGURES["first_page"].only)
-    single, arrays, whole = (statistics.median(ratios(loading, other)) for other in others)
-    assert f"{single:.1f} times as fast as from TFRecord with one feature a column" in readme
-    assert f"{arrays:.1f} times as fast as from arrays in memory" in readme
-    assert f"{whole:.2f} times as fast as from TFRecord with whole batches" in readme
+    assert [words for words in figures.readme_factors() if words not in readme] == []
+
+
+def test_the_table_of_the_page_on_speed_is_that_of_the_results(root):
+    page = (root / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert figures.BLOCK.sub(lambda found: found[1] + figures.table() + found[2], page) == page
 
 
 # ---- what makes a measurement honest: turns, clocks, equal rows and values, named failures -------
@@ -256,6 +253,24 @@ def test_a_claim_holds_if_the_median_of_the_turns_meets_its_bound():
     assert measure.claim("peak", [2, 3, 9], at_most=3)["holds"]
     assert not measure.claim("peak", [2, 4, 9], at_most=3)["holds"]
     assert not measure.claim("peak", [np.nan], at_most=3)["holds"]
+
+
+def test_what_a_shuffle_is_worth_is_what_shuffle_quality_says():
+    order = np.random.default_rng(0).permutation(64)[:, None] * 1024 + np.arange(1024)
+    days = [order.reshape(8, -1), np.random.default_rng(1).permutation(65_536).reshape(64, -1)]
+    for batches in [np.arange(65_536).reshape(64, -1), *days]:
+        expected = shuffle_quality(batches).effective_batch_size
+        moments = [(batch.mean(), np.square(batch.astype(float)).mean()) for batch in batches]
+        assert worth(moments) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_way_that_varies_by_more_than_15_percent_is_marked(measured):
+    result = measured("loader")
+    steady, shaky = ({**result["ways"][0], "elapsed_s": [1.0, last]} for last in (1.1, 1.3))
+    said = measure.table({**result, "ways": [steady, shaky], "claims": []})
+    assert "10%" in said
+    assert "26% (!)" in said
+    assert "(!) 1 ways vary by more than 15%" in said
 
 
 def test_a_batch_whose_tensors_differ_in_rows_is_refused():

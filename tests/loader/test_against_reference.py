@@ -63,6 +63,7 @@ TABLE = pa.table(
         "tags": lists(VALUES, pa.int64()),
         "prices": lists(VALUES / 3, pa.float64()),
         "null_id": null_every(6, ROW % 90, pa.int16()),
+        "null_count": null_every(6, ROW % 70),
         "null_number": null_every(6, np.where(ROW % 6 == 3, np.nan, ROW / 9)),
         "null_vector": pa.array(NULL_PAIRS, pa.list_(pa.float64(), 2)),
         "null_tags": lists(null_every(4, VALUES % 60), pa.int32(), pa.array(ROW % 11 == 4)),
@@ -75,7 +76,7 @@ TABLE = pa.table(
 )
 ROLES = {
     "categorical": "int8 uint16 int32 uint32 int64 uint64",
-    "continuous": "bool float16 float32 float64 count null_number",
+    "continuous": "bool float16 float32 float64 count null_count null_number",
     "label": "label clicks seen",
     "weight": "weight",
 }
@@ -91,7 +92,7 @@ COLUMNS = {
     "null_vector": Column("null_vector", "continuous", length=2),
     "null_tags": Column("null_tags", "categorical", multi_hot=True, cardinality=60),
 }
-FILLS = {"null_id": 7, "null_number": -1.5, "null_vector": 0.5, "null_tags": 3}
+FILLS = {"null_id": 7, "null_count": 0.5, "null_number": -1.5, "null_vector": 0.5, "null_tags": 3}
 
 
 # ---- what hypothesis draws -----------------------------------------------------------------------

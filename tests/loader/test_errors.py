@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from tutorlib.columns import Masked, Ragged
+from tutorlib.columns import Chunk, Masked, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
@@ -399,6 +399,10 @@ def falling(chunk):
     return Ragged(np.zeros(3, int), np.r_[0, 3, 2, [3] * (chunk.num_rows - 2)])
 
 
+def left_over(chunk):
+    return Ragged(np.zeros(999, int), np.arange(chunk.num_rows + 1))
+
+
 def half_masked(chunk):
     return Masked(np.zeros(chunk.num_rows, int), np.ones(3, bool))
 
@@ -406,11 +410,13 @@ def half_masked(chunk):
 MAPS = {  # {name: (function, error, facts beside the row group)}
     "a dict": (dict, ParquetError, ["map", "dict", "Chunk"]),
     "no column x": (lambda chunk: chunk.drop(["x"]), ParquetError, ["map", "'x'"]),
+    "more rows": (lambda chunk: Chunk.concat([chunk] * 2), ParquetError, [r"map.*\brows"]),
     "few rows": (lambda chunk: chunk.slice(0, 3), ParquetError, [r"map.*\b3 rows"]),
     "floats": (with_columns(C=lambda c: c["x"]), ParquetError, ["'C'", "float64", "int64"]),
     "lists": (with_columns(C=lambda c: c["g"]), ParquetError, ["'C'", "lists"]),
     "no lists": (with_columns(g=lambda c: c["C"]), ParquetError, ["'g'", "multi.hot|list"]),
     "falling offsets": (with_columns(g=falling), ParquetError, ["'g'", "offsets", r"\b1\b"]),
+    "values left over": (with_columns(g=left_over), ParquetError, ["'g'", "offsets", r"\b999\b"]),
     "a short mask": (with_columns(C=half_masked), ParquetError, ["'C'", r"\b3\b"]),
     "an error": (raising(KeyError), KeyError, ["nothing of that name"]),
     "no memory": (raising(MemoryError), MemoryError, ["nothing of that name"]),

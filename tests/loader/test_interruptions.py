@@ -116,6 +116,16 @@ def test_close_ends_a_pass_that_waits_on_another_thread(folder):
     assert not reader_threads()
 
 
+def test_a_mapped_function_may_close_its_loader(folder):
+    loader = loader_of(folder)
+    loader.map(lambda chunk: loader.close() or chunk)
+    taking = threading.Thread(target=list, args=(loader,), daemon=True)
+    taking.start()
+    taking.join(PROMPT_S)
+    assert not taking.is_alive()
+    assert come_to_an_end(reader_threads)
+
+
 def test_passes_at_once_do_not_disturb_each_other(folder):
     """Two loaders, and two passes of one of them; on one source they share its open files."""
     data = ParquetSource(folder)

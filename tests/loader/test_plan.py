@@ -149,6 +149,13 @@ def test_every_pair_of_rows_shares_a_batch_equally_often(batch_size):
     assert far / epochs == pytest.approx((batch_size - 1) / 63, abs=0.01)
 
 
+def test_each_of_very_many_batches_has_rows_from_the_whole_chunk():
+    """More than 16 bits can number."""
+    order = RankPlan([2**18], batch_size=2, partition_rows=2**18).order(0)
+    means = order.reshape(2**16, 2, 2).mean(axis=(0, 2))  # of even batches, of odd ones
+    np.testing.assert_allclose(means, 2**17, rtol=0.01)
+
+
 def test_every_chunk_rank_epoch_and_seed_has_an_order_of_its_own():
     changes = [{}, {"seed": 2}, {"seed": 2**64 - 1}, {"epoch": 1}, {"rank": 1}]
     orders = []
@@ -242,7 +249,7 @@ def test_a_larger_budget_never_gives_less_and_an_ample_one_what_none_gives(
         ([1_000_000] * 20, {}, (131_072, 8)),  # eight row groups in slices, ...
         ([65_536] * 100, {}, (65_536, 16)),  # ... or as many whole ones as make a million rows
         ([1_000_000] * 20, {"row": RowBytes(4096, 4)}, (16_384, 8)),  # 512 MiB of wide rows
-        ([1000] * 3, {"shuffle": False}, (262_144, 1)),
+        ([1000] * 3, {"shuffle": False}, (131_072, 2)),
     ],
 )
 def test_sizes_worked_out_by_hand(counts, changes, want):

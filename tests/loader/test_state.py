@@ -143,16 +143,21 @@ def test_fit_evaluate_and_predict_take_the_rest_and_then_whole_epochs(
     np.testing.assert_allclose(model.predict(valid, verbose=0), want, rtol=1e-6)
 
 
-def test_seed_fn_is_not_asked_again_for_the_epoch_in_progress_nor_by_a_restart(folder):
-    whole = loader_of(folder, seed_fn=iter([5, 6, 7]).__next__)
-    first = rows_of([whole.peek()])[0]
-    first, second = rows_of(whole), rows_of(whole)
-    state = after(loader_of(folder, seed_fn=iter([5, 6]).__next__), 4)
-    assert state["seed"] == 5
-    restored = loader_of(folder, seed_fn=iter([6]).__next__)
-    restored.load_state_dict(state)
-    assert rows_of(restored) == first[4:]
-    assert rows_of(restored) == second
+def test_seed_fn_is_asked_once_for_each_epoch_also_after_a_restart(folder):
+    whole, epochs = loader_of(folder, seed_fn=iter([5, 6, 7]).__next__), []
+    whole.peek()
+    for epoch, seed in enumerate([5, 6]):
+        plain = loader_of(folder, seed=seed)
+        plain.set_epoch(epoch)
+        epochs.append(rows_of(whole))
+        assert epochs[-1] == rows_of(plain)
+    for taken, seed in ((4, 5), (BATCHES, None)):  # between two epochs there is no seed yet
+        state = after(loader_of(folder, seed_fn=iter([5, 6]).__next__), taken)
+        assert state["seed"] == seed
+        restored = loader_of(folder, seed_fn=iter([6]).__next__)
+        restored.load_state_dict(state)
+        assert taken == BATCHES or rows_of(restored) == epochs[0][taken:]
+        assert rows_of(restored) == epochs[1]
 
 
 def test_a_state_is_small_of_the_data_not_its_place_and_goes_on_with_a_workflow(folder, tmp_path):
@@ -251,6 +256,14 @@ def test_a_loader_made_before_the_processes_were_joined_is_refused(folder, joine
     joined(share=share)
     with pytest.raises(ValueError, match=r"ranks \[0, 1\] .* make the loader after initialize\(\)"):
         loader.check_for_fit()
+
+
+def test_batches_that_the_devices_of_a_process_cannot_share_are_refused(monkeypatch):
+    monkeypatch.setattr(ranks, "batch_parts", lambda: 2)
+    made = {"batch_size": 8, "canonical_ranks": 2}  # 17 rows: batches of 8, 7 and 2
+    with pytest.raises(ValueError, match=r"last batches of 17 rows .* each of 2 devices"):
+        loader_of(table_of(rows=17), **made).check_for_fit()
+    loader_of(table_of(rows=17), **made, drop_last=True).check_for_fit()
 
 
 # ---- copies --------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_a_device_and_its_memory_are_told(monkeypatch):
 @pytest.mark.skipif(HAS_GPU, reason="a GPU is there")
 def test_an_allocation_that_nothing_applies_is_said_until_it_is_applied(monkeypatch, recwarn):
     monkeypatch.setenv("TF_MEMORY_ALLOCATION", "0.3")
-    monkeypatch.setattr("tutorlib.gpu._given", {})
+    monkeypatch.setattr("tutorlib.gpu._left", {})
     with pytest.warns(UserWarning, match=r"=0.3 is set, but .* limit_tensorflow_memory\(\) is"):
         KerasSequenceLoader(pa.table({"x": [1.0]}), 1)
     assert limit_tensorflow_memory() is None
@@ -200,7 +200,7 @@ PADDED = {"multi_hot": {"form": "padded", "max_length": 100}}
 LAYOUTS = {  # {kind: (rows of row groups, columns, most of the budget, arguments)}
     "numbers": ((50_000,) * 15, FLOATS, 1.1, {}),
     "slices": ((750_000,), FLOATS, 1.1, {}),
-    "stacked": ((50_000,) * 15, FLOATS, 1.1, {"batch_layout": "stacked"}),
+    "stacked": ((50_000,) * 15, FLOATS, 1.2, {"batch_layout": "stacked"}),
     "filters": ((4_000_000,), {"c": "int8", "d": "int32"}, 1.1, {"filters": [("c", "<", 50)]}),
     "lists": ((100_000,) * 5, {"g": ("list", "uniform", 4), "x": "int32"}, 1.25, {}),
     "padded": ((100_000,) * 5, {"g": ("list", "sorted", 4), "x": "int32"}, 1.25, PADDED),
@@ -310,6 +310,24 @@ def test_a_budget_holds_one_pass_at_a_time_also_one_that_waits_on_another_thread
     assert len(list(loader)) == len(loader)
     without = KerasSequenceLoader(small, 10)
     assert len(list(zip(without, without, strict=True))) == len(without)
+
+
+def test_rows_that_were_given_out_do_not_count_for_a_budget(tmp_path):
+    offsets = np.arange(0, 4 * 1_200_000 + 1, 4)
+    lists = pa.LargeListArray.from_arrays(offsets, np.arange(offsets[-1]) % 1000)
+    pq.write_table(pa.table({"g": lists}), tmp_path / "x.parquet", row_group_size=40_000)
+    made = {"buffer_size": 40_000, "memory_budget": 28 * MB}  # 30 row groups of 1.6 MB
+    loader = KerasSequenceLoader(tmp_path, 1000, **made)
+    assert sum(inputs["g__values"].shape[0] for inputs, _ in loader) == offsets[-1]
+
+
+def test_threads_are_at_most_three_chunks_ahead_without_a_budget(small):
+    rows = []
+    loader = KerasSequenceLoader(small, 10, buffer_size=50)
+    loader.map(lambda chunk: rows.append(chunk.num_rows) or chunk)
+    for number, _ in enumerate(loader):
+        time.sleep(0.005)  # the threads get as far as they may
+        assert sum(rows) <= 50 * (number // 5 + 3)
 
 
 def test_batches_of_numbers_that_are_kept_are_no_fault_of_a_budget():

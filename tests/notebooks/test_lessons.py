@@ -17,7 +17,7 @@ import pytest
 from nbval.plugin import IPyNbFile, coalesce_streams
 
 MAX_CODE_LINES = 30  # LESSONS.md aims at about 15
-PAGE_BYTES, IMAGE_BYTES, LEAST_RECORDED = 600_000, 60_000, 2
+PAGE_BYTES, SOLUTIONS_BYTES, IMAGE_BYTES, LEAST_RECORDED = 600_000, 280_000, 60_000, 2
 RECORDED_ON = r"\*.*recorded on .+, \d+ cores, .+, \d{4}-\d\d-\d\d.*\*"
 # What no output says: True instead of what holds, a folder of the machine.
 WRONG = r"\b(True|False)\b|(?<![\w.:/])/(home|root|tmp|Users|work)/\S*"
@@ -63,17 +63,29 @@ def test_a_lesson_has_one_cell_of_parameters_one_headline_and_small_cells(page, 
     assert sum("headline" in tags(cell) for cell in page.cells) == 1
 
 
-def test_each_exercise_is_solved_below_its_name(lesson, page):
+def test_each_exercise_is_solved_below_its_name(lesson, page, pages, runner):
+    """Solutions show what they gave when they ran after their lesson."""
     texts = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
     exercises = texts.split("## Exercises")[1].split("\n## ")[0]
     names = re.findall(r"^\d+\. \*\*(.+?)[.?]?\*\*", exercises, re.MULTILINE)
     assert names
     assert f"(solutions/{lesson.name})" in exercises, "the exercises do not link their solutions"
-    solutions = nbformat.read(lesson.parent / "solutions" / lesson.name, as_version=4)
+    path = runner.solutions_of(lesson)
+    solutions = nbformat.read(path, as_version=4)
     assert [name for name in names if name not in headings_of(solutions)] == []
     first, *rest = code_cells(solutions)
     assert (tags(first), first.source) == (["lesson"], f"%cd -q ..\n%run {lesson.name}")
-    assert not any("lesson" in tags(cell) or cell.outputs for cell in rest)
+    assert not any("lesson" in tags(cell) for cell in rest)
+    stripped = copy.deepcopy(solutions)
+    pages.strip_page(stripped)
+    assert solutions == stripped, "`python notebooks/pages.py --strip` and its name mends this"
+    assert path.stat().st_size < SOLUTIONS_BYTES
+    recorded = [cell.source for cell in solutions.cells if cell.id == runner.RECORDED]
+    assert all(re.fullmatch(RECORDED_ON, line, re.IGNORECASE) for line in recorded)
+    assert any(cell.outputs for cell in rest) == bool(recorded)
+    outputs = [output for cell in rest for output in cell.outputs]
+    said = [o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in outputs]
+    assert not re.search(WRONG, "\n".join(said))
 
 
 def test_a_page_has_the_outputs_of_tagged_cells_and_no_others(lesson, page, pages, runner):

@@ -51,6 +51,9 @@ def test_every_kind_of_column_comes_back(tmp_path, encoding):
     assert [type(column) for column in chunk.values()] == kinds
     with ParquetSink(tmp_path / "x.parquet", row_group_rows=4, encoding=encoding) as sink:
         sink.write(chunk)
+    stored = pq.read_metadata(tmp_path / "x.parquet").row_group(0).column(0)
+    assert stored.compression == {"fast": "LZ4", "default": "SNAPPY"}[encoding]
+    assert ("BYTE_STREAM_SPLIT" in stored.encodings) == (encoding == "fast")
     source = ParquetSource(tmp_path / "x.parquet")
     assert [group.num_rows for group in source.row_groups] == [4, 4, 2]
     assert source.column_types["l"] == ("int64", True)
@@ -107,6 +110,7 @@ def test_each_file_allows_nulls_just_where_it_has_some(
             stored = pq.read_table(file, partitioning=None)
             part = table.slice(first, stored.num_rows)
             assert stored.to_pylist() == part.to_pylist()
+            assert single or stored.num_rows <= max(4, row_group_rows)
             expected = {name for name in part.column_names if part[name].null_count}
             inner = {n: pc.list_flatten(part[n]).null_count for n in ("lists", "elements")}
             assert nullable_in(file) == expected | {f"{n}[]" for n, nulls in inner.items() if nulls}

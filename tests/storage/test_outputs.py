@@ -118,11 +118,12 @@ def test_a_checkpoint_whose_state_was_changed_is_none_and_old_ones_go(tmp_path):
             (folder / "weights").write_text("w")
     (tmp_path / "000009-epoch-0-batch-9").mkdir()  # not of a whole checkpoint
     assert [found.state["batch"] for found in find_checkpoints(tmp_path)] == [0, 1, 2, 3]
+    (find_checkpoints(tmp_path)[0].folder / MARK).unlink()  # as its text says, to keep it
     newest = find_checkpoints(tmp_path)[-1].folder / MANIFEST_FILE
     newest.write_text(newest.read_text().replace("3", "4"))
     assert find_checkpoints(tmp_path)[-1].state == {"batch": 2}
     remove_old(tmp_path, keep=1)
-    assert [found.number for found in find_checkpoints(tmp_path)] == [3]
+    assert [found.number for found in find_checkpoints(tmp_path)] == [1, 3]
 
 
 OVERWRITE = """
@@ -199,6 +200,9 @@ def test_a_folder_that_another_made_is_neither_replaced_nor_removed(tmp_path, na
         new_folder(tmp_path / "out").__enter__()
     assert os.listdir(tmp_path) == [name]
     assert os.listdir(tmp_path / name) == ["thesis.txt"]
+    with pytest.raises(FileExistsError), new_folder(tmp_path / "late"):
+        thesis_in(tmp_path / "late")  # while the output is being made
+    assert os.listdir(tmp_path / "late") == ["thesis.txt"]
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,54 @@ on a CPU, and raises where a GPU would, or where one would go on with wrong valu
 * a device's array where NumPy wants one of its own, or Python an index;
 * several values written to one place, of which any may stay.
 
-Read from the sources of CuPy 14.2; `tests/ops/test_on_gpu.py` compares the lists with the real one.
+Work is queued on a thread's stream and done once that thread waits for it; `exported` tells whether
+another library would read an array too early. Memory begins at a multiple of 64 bytes, and
+DLPack gets the strides of views, as from CuPy and RMM.
+
+Read from the sources of CuPy 14.2; tests marked gpu run the same with CuPy itself.
 """
 
 import functools
 import itertools
 import operator
+import threading
 import types
+import unittest.mock
 
 import numpy as np
 
+from tutorlib.memory import aligned_empty, is_aligned
+
 cupy = types.ModuleType("cupy")
+stream = threading.local()  # with `queue`: work that this thread has not waited for
+exported = []  # for each array that went to another library, whether it is still to be made
+
+
+def synchronize():
+    """Wait for this thread's stream."""
+    for work in vars(stream).pop("queue", ()):
+        work.clear()
+
+
+def _launch(work):
+    work.add("queued")
+    vars(stream).setdefault("queue", []).append(work)
 
 
 # ---- arrays --------------------------------------------------------------------------------------
 
 
-def _made(host):
+def _made(host, view_of=None):
     host = np.asarray(host)
     if host.dtype.kind not in "biuf":
         raise ValueError(f"Unsupported dtype {host.dtype}")
     array = object.__new__(ndarray)
-    array._host = host
+    if view_of is not None and np.may_share_memory(host, view_of._host):
+        array._host, array._work = host, view_of._work
+        return array
+    array._host, array._work = aligned_empty(host.shape, host.dtype), set()
+    array._host[...] = host
+    _launch(array._work)
     return array
 
 
@@ -58,7 +84,7 @@ def _quiet(function, *arguments, **options):
 class ndarray:
     """An array of the stand-in."""
 
-    __slots__ = ("__weakref__", "_host")
+    __slots__ = ("__weakref__", "_host", "_work")
     __hash__ = None
 
     dtype, shape, ndim, size, nbytes, itemsize = (
@@ -88,6 +114,8 @@ class ndarray:
         function = getattr(cupy, ufunc.__name__, None) if method == "__call__" else None
         if function is None:
             return NotImplemented
+        scalars = [isinstance(x, np.ndarray) and not x.ndim for x in inputs]  # as CuPy does
+        inputs = [x.item() if bare else x for x, bare in zip(inputs, scalars, strict=True)]
         return function(*inputs, **options, **({"out": out[0]} if out else {}))
 
     def __array_function__(self, function, kinds, arguments, options):
@@ -95,10 +123,13 @@ class ndarray:
         return NotImplemented if ours is None else ours(*arguments, **options)
 
     def __dlpack__(self, stream=None):
+        assert is_aligned(self._host), "TensorFlow would end the process"
+        exported.append(self._work)
         return self._host.__dlpack__()
 
     def get(self):
         """Return a copy in the host's memory."""
+        synchronize()
         return self._host.copy()
 
     def tolist(self):
@@ -122,7 +153,7 @@ class ndarray:
     def __getitem__(self, key):
         key = key if isinstance(key, tuple) else (key,)
         if all(part is None or isinstance(part, int | slice | type(...)) for part in key):
-            return _made(self._host[key if ... in key else (*key, ...)])
+            return _made(self._host[key if ... in key else (*key, ...)], self)
         return _made(self._host[tuple(map(_index, key))])
 
     def __setitem__(self, key, value):
@@ -130,6 +161,7 @@ class ndarray:
         if isinstance(value, list | tuple):
             raise TypeError(f"Unsupported type {type(value)}")
         key = tuple(map(_index, key if isinstance(key, tuple) else (key,)))
+        _launch(self._work)
         self._host[key] = value
         written = self._host[key]
         wanted = np.broadcast_to(np.asarray(value).astype(self.dtype), np.shape(written))
@@ -142,13 +174,13 @@ class ndarray:
         return _made(_quiet(self._host.astype, dtype))
 
     def view(self, dtype=None):
-        return _made(self._host.view(dtype or self.dtype))
+        return _made(self._host.view(dtype or self.dtype), self)
 
     def reshape(self, *shape, order="C"):
-        return _made(self._host.reshape(*shape, order=order))
+        return _made(self._host.reshape(*shape, order=order), self)
 
     def ravel(self, order="C"):
-        return _made(self._host.ravel(order))
+        return _made(self._host.ravel(order), self)
 
     def copy(self, order="C"):
         return _made(self._host.copy())
@@ -161,7 +193,7 @@ class ndarray:
 
     @property
     def T(self):
-        return _made(self._host.T)
+        return _made(self._host.T, self)
 
 
 def _index(part):
@@ -190,6 +222,7 @@ def _define_operators():
     def in_place(function, self, other):
         other = _value(other)
         _quiet(function, self._host, other)
+        _launch(self._work)
         return self
 
     for name in (*BINARY, *COMPARE):
@@ -222,7 +255,7 @@ ndarray.__module__ = "cupy"  # by which `chunk.is_array` knows one
 
 ELEMENTWISE = ("abs", "isinf", "isnan", "log1p", "maximum", "minimum", "not_equal", "right_shift")
 ELEMENTWISE += ("add", "equal", "greater", "left_shift", "less", "multiply", "subtract", "sqrt")
-ELEMENTWISE += ("isfinite",)
+ELEMENTWISE += ("isfinite", "less_equal", "greater_equal")
 REDUCTIONS = ("all", "any", "max", "min")
 REDUCTIONS_WITH_DTYPE = ("argmax", "argmin", "sum")
 PARAMETERS = {  # of CuPy's functions, as far as the project needs them
@@ -328,6 +361,9 @@ def _fill():
         setattr(cupy, function.__name__, function)
     cupy.ndarray, cupy.absolute = ndarray, cupy.abs
     cupy.__getattr__ = _not_listed
+    cupy.cuda = unittest.mock.MagicMock()
+    cupy.cuda.get_current_stream.return_value.synchronize = synchronize
+    cupy.cuda.runtime.memGetInfo.return_value = 60 * 2**30, 80 * 2**30  # free, total
     for name in METHODS:
         function = getattr(cupy, name)
         setattr(ndarray, name, lambda self, *a, f=function, **options: f(self, *a, **options))

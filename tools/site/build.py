@@ -65,6 +65,8 @@ def copy_lessons(executed: Path, source: Path) -> list[str]:
         for cell in notebook["cells"]:
             if "injected-parameters" in cell["metadata"].get("tags", []):
                 cell["metadata"]["tags"].append("remove-cell")
+            if "".join(cell["source"]).startswith("%%writefile"):
+                cell["outputs"] = []  # only the path of a temporary file
         solutions = lesson.parent / "solutions" / lesson.name
         if solutions.is_file():
             (source / "notebooks" / "solutions").mkdir(exist_ok=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Generator
 from typing import Any
 
 import keras
@@ -20,9 +21,10 @@ _SEES_NO_GPU = (
 def gpu_tensor_maker() -> Callable[[Any], Any]:
     """Return a function that makes a tensor of Keras's backend from a CuPy array without a copy.
 
-    DLPack is used without stream synchronisation: all work on the array must be done
-    (readers synchronize their stream when they have gathered a column). The tensor keeps the array's
-    memory alive; it must not be written again before the backend is done with it.
+    For TensorFlow, DLPack is used without stream synchronisation: its stream does not wait for
+    CuPy's, so all work on the array must be done before the tensor is used (`batch_keeper`). The
+    tensor keeps the array's memory alive; it must not be written again before the backend is done
+    with it. TensorFlow and JAX refuse arrays with gaps between their rows.
 
     Raises:
         ValueError: for a backend that has no GPU tensors or sees no GPU.
@@ -44,9 +46,41 @@ def gpu_tensor_maker() -> Callable[[Any], Any]:
         import jax
 
         if jax.default_backend() != "gpu":
-            raise ValueError(_SEES_NO_GPU.format("JAX", "jax[cuda13]"))
+            raise ValueError(_SEES_NO_GPU.format("JAX", "jax[cuda12]"))
         return jax.dlpack.from_dlpack
     raise ValueError(f"device='gpu' needs a Keras backend with a GPU, not {backend!r}")
+
+
+_latest: list[Any] = []  # batches of the pass that ended last: steps may still work on them
+
+
+def batch_keeper() -> Callable[[Any], None]:
+    """Return a function to call with each list of batches before the first of them is used.
+
+    It waits until CuPy has made them, and keeps them while the backend's steps may be working on
+    them. Steps are queued: the backend drops a tensor before the GPU has read it, and a reader
+    would then write to its memory.
+    """
+    keeping = _keeping()
+    next(keeping)
+    return keeping.send
+
+
+def _keeping() -> Generator[None, Any]:
+    import cupy
+
+    held: list[Any] = []
+    try:
+        while True:
+            held.append((yield))
+            cupy.cuda.get_current_stream().synchronize()
+            if len(held) > 2:
+                wait_for_gpu()
+                del held[:-1]
+    finally:
+        if not sys.is_finalizing():
+            wait_for_gpu()
+        _latest[:] = held[-1:]
 
 
 def wait_for_gpu() -> None:

@@ -15,7 +15,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory bud
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
 Transform = Callable[[Chunk], Chunk]
+Pieces = Iterable[tuple[RowRange, Chunk]]
 Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
 
 
@@ -267,20 +268,18 @@ class ChunkReader:
             raise MemoryError(
                 f"{error} ({where}). Give a smaller memory_budget, buffer_size or batch_size, or "
                 "leave the device more memory (limit_tensorflow_memory; "
-                "XLA_PYTHON_CLIENT_MEM_FRACTION for JAX)"
+                "XLA_CLIENT_MEM_FRACTION for JAX)"
             ) from error
         except Exception as error:
             error.add_note(where)
             raise
 
-    def lists_of(
-        self, column: Any, pieces: Sequence[tuple[RowRange, Any]], parts: Sequence[Part], picks: Any
-    ) -> None:
+    def lists_of(self, column: Any, pieces: Pieces, parts: Sequence[Part], picks: Any) -> None:
         """Gather the lists of a column into each part, every batch in aligned memory of its own."""
         checked = []
-        for row_range, values in pieces:
+        for row_range, chunk in pieces:
+            values, first_row = chunk[column.name], row_range.start
             with self.places(row_range):
-                first_row = row_range.start
                 checked.append(self.layout.list_cells(column, values, first_row=first_row))
         lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
         for part in parts:
@@ -308,15 +307,10 @@ class ChunkReader:
                 made.append(Ragged(values, mine))
 
     def scalars_of(
-        self,
-        field: Field,
-        pieces: Sequence[tuple[RowRange, Chunk]],
-        parts: Sequence[Part],
-        picks: Any,
+        self, field: Field, pieces: Pieces, total: int, parts: Sequence[Part], picks: Any
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch."""
         # The checked values of all row ranges, one after the other.
-        total = sum(row_range.num_rows for row_range, _ in pieces)
         matrix: Any = None
         row = 0
         for row_range, chunk in pieces:
@@ -442,24 +436,25 @@ class ChunkWork:
         lists = [column for column in group if not isinstance(column, Field)]
         names = [column.name for field in fields for column in field.columns]
         names += [column.name for column in lists]
+        chunks: Iterable[Chunk] = map(self._pieces.__getitem__, range(len(ranges)))
         if by_column:
-            chunks = [reader.decoded((self.chunk, names[0]), part, names) for part in ranges]
-        else:
-            chunks = [self._pieces[number] for number in range(len(ranges))]
-        started, picks = time.perf_counter(), self._order()
+            chunks = (reader.decoded((self.chunk, names[0]), part, names) for part in ranges)
+        if len(group) > 1:
+            chunks = list(chunks)  # each field needs them; for a single one, they come one by one
+        started, read, picks = time.perf_counter(), reader.stopwatch.mine("read"), self._order()
         for field in fields:
-            pieces = list(zip(ranges, chunks, strict=True))
-            reader.scalars_of(field, pieces, self.parts, picks)
+            pieces = zip(ranges, chunks, strict=True)
+            reader.scalars_of(field, pieces, self.chunk.num_rows, self.parts, picks)
         for column in lists:
-            values = [(r, chunk[column.name]) for r, chunk in zip(ranges, chunks, strict=True)]
-            reader.lists_of(column, values, self.parts, picks)
+            reader.lists_of(column, zip(ranges, chunks, strict=True), self.parts, picks)
         if reader.source.device == "gpu":
             import cupy
 
             cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
         if by_column:
             reader.release((self.chunk, names[0]))
-        reader.stopwatch.add(gather=time.perf_counter() - started)
+        read = reader.stopwatch.mine("read") - read
+        reader.stopwatch.add(gather=time.perf_counter() - started - read)
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""

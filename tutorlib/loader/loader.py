@@ -27,7 +27,7 @@ from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
 from tutorlib.keras_bridge.processes import data_share, process_count
-from tutorlib.loader.batches import Assembler, ChunkReader, Part
+from tutorlib.loader.batches import Assembler, ChunkReader
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
@@ -78,10 +78,13 @@ class KerasSequenceLoader(LoaderAdapter):
             are wide or the budget is tight.
         device: "cpu" or "gpu": where files are decoded and batches are made. "gpu" needs an NVIDIA
             GPU with cuDF and leaves batches in its memory, in the same order; for TensorFlow,
-            integers are then int64. None uses the device of the `ParquetSource`, or "cpu".
+            integers are then int64. It is the first GPU that CUDA shows (CUDA_VISIBLE_DEVICES);
+            `tutorlib/gpu.py` says who takes how much of its memory. None uses the device of the
+            `ParquetSource`, or "cpu".
         parts_per_chunk: number of partitions, at least 1, from distant parts of the data that are
             mixed in one chunk. None mixes as many row groups as a chunk holds, at least 8; or 1
-            partition if `buffer_size` is given.
+            partition if `buffer_size` is given. The first of many chunks has half as many, so that
+            the first batch comes sooner.
         reader_kwargs: {"threads": number of reader threads}; default is one per CPU core, at most
             four for a GPU; for remote files two per core, at most 32.
         global_size: number of ranks (training processes). None for those that `keras.distribution`
@@ -433,8 +436,11 @@ class KerasSequenceLoader(LoaderAdapter):
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
         self._pool.limit_bytes = kept * settings.ranks_held
+        keep: Callable[[Any], None] | None = None
         if on_gpu:
-            from tutorlib.keras_bridge.gpu import wait_for_gpu
+            from tutorlib.keras_bridge.gpu import batch_keeper
+
+            keep = batch_keeper()
         reader = ChunkReader(
             source,
             self._columns,
@@ -467,7 +473,6 @@ class KerasSequenceLoader(LoaderAdapter):
             as_numpy=as_numpy,
         )
         most = AHEAD_BATCHES if budget and self.layout.ragged else CONVERT_BATCHES
-        held: list[Part] = []  # on a GPU, what the consumer's steps may still work on
 
         def next_batches() -> list[Any] | None:
             pipeline.look_for_room()
@@ -475,12 +480,9 @@ class KerasSequenceLoader(LoaderAdapter):
             if part is None:
                 return None
             started = time.perf_counter()
-            if on_gpu:
-                held.append(part)
-                if len(held) > 2:
-                    wait_for_gpu()
-                    del held[:-1]
             batches = maker(part)
+            if keep is not None:
+                keep(batches)
             rows = part.rows * len(batches)
             spent = time.perf_counter() - started
             self._stopwatch.add(convert=spent, rows=rows, batches=len(batches))

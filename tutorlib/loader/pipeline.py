@@ -54,6 +54,10 @@ class Stopwatch:
         for name, amount in amounts.items():
             sums[name] = sums.get(name, 0.0) + amount
 
+    def mine(self, name: str) -> float:
+        """Return what this thread has added to a sum."""
+        return self._sums_of_threads.get(threading.get_ident(), {}).get(name, 0.0)
+
     def sums(self) -> dict[str, float]:
         """Return the sums so far."""
         total: dict[str, float] = defaultdict(float)

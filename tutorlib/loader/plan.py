@@ -8,7 +8,8 @@ ranks need no communication. Each canonical rank has a plan of its own (`RankPla
    several, its *slices*. If rows are shuffled, the row groups are put in random order.
 2. That sequence is cut into one run per rank, of equal length give or take one row. Each
    `parts_per_chunk` partitions of a run form a *chunk*. The slices of a row group go to successive
-   chunks, in order, so that it is read through once.
+   chunks, in order, so that it is read through once. If there are none, and many chunks, the
+   first has half as many partitions, so that the first batch comes sooner.
 3. The rows of a chunk are dealt at random to the batches that lie in it, by one permutation. Batch
    i holds positions [i * batch_size, (i + 1) * batch_size) of all chunks laid end to end: the rows
    that a chunk has left over begin the next batch. Within a batch, rows keep the order of the
@@ -120,12 +121,8 @@ class RankPlan:
         world_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        check_positive(
-            batch_size=batch_size,
-            partition_rows=partition_rows,
-            parts_per_chunk=parts_per_chunk,
-            world_size=world_size,
-        )
+        check_positive(batch_size=batch_size, world_size=world_size)
+        check_positive(partition_rows=partition_rows, parts_per_chunk=parts_per_chunk)
         check_integer("epoch", epoch, 0, bits=64)
         check_integer("seed", seed, 0, bits=64)
         if not 0 <= rank < world_size:
@@ -149,10 +146,12 @@ class RankPlan:
         # 3. Chunks of the run; slices of large row groups take turns in them.
         run = _cut(partitions, cuts[rank], cuts[rank + 1])
         lanes = parts_per_chunk if shuffle else 1
-        self.chunks = _chunks(rank, _slices(run, partition_rows, lanes), parts_per_chunk)
+        slices = list(_slices(run, partition_rows, lanes))
+        many = len(slices) == len(run) >= 4 * parts_per_chunk
+        self.chunks = _chunks(rank, slices, parts_per_chunk, -(-parts_per_chunk // (1 + many)))
         ranges = [row_range for chunk in self.chunks for row_range in chunk.row_ranges]
-        slices = Counter(row_range.row_group for row_range in ranges)
-        self.sliced = {r.row_group: r.stop for r in ranges if slices[r.row_group] > 1}
+        counted = Counter(row_range.row_group for row_range in ranges)
+        self.sliced = {r.row_group: r.stop for r in ranges if counted[r.row_group] > 1}
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -254,10 +253,11 @@ class EpochPlan:
     def row_groups_per_chunk(self) -> float:
         """Return how many row groups of equal size the chunk mixes that mixes fewest.
 
-        The last chunk of a rank is a rest, and does not count unless it is the only one. Of many
-        chunks, which are alike, 32 are looked at.
+        The first chunk of a rank may be smaller, and the last is a rest: they do not count if there
+        are others. Of many chunks, which are alike, 32 are looked at.
         """
-        chunks = self.chunks[: max(1, len(self.chunks) - len(self.ranks))][:32]
+        ranks = len(self.ranks)
+        chunks = self.chunks[ranks:-ranks][:32] or self.chunks[:ranks]
         return min((effective_row_groups(chunk.row_ranges) for chunk in chunks), default=0.0)
 
     def row_groups_per_rank(self) -> float:
@@ -335,15 +335,15 @@ def _slices(
 
 
 def _chunks(
-    rank: int, partitions: Iterable[list[RowRange]], parts_per_chunk: int
+    rank: int, partitions: Sequence[list[RowRange]], parts_per_chunk: int, parts_of_first: int
 ) -> list[ChunkPlan]:
     """Join partitions into chunks; neighbouring slices of a row group become one row range."""
     chunks: list[ChunkPlan] = []
     position = 0
-    partitions = iter(partitions)
-    while group := list(itertools.islice(partitions, parts_per_chunk)):
+    bounds = [0, *range(parts_of_first, len(partitions), parts_per_chunk), len(partitions)]
+    for start, stop in itertools.pairwise(bounds):
         ranges: dict[int, RowRange] = {}
-        for part in itertools.chain.from_iterable(group):
+        for part in itertools.chain.from_iterable(partitions[start:stop]):
             known = ranges.get(part.row_group, part)
             ranges[part.row_group] = RowRange(part.row_group, known.start, part.stop)
         chunks.append(ChunkPlan(rank, len(chunks), position, tuple(ranges.values())))

@@ -36,10 +36,10 @@ WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
 OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
 PAGE_BYTES = 2**21  # that an open row group holds for each column: pages, and what is read
-DECODE_COPIES = 2  # of a column that a thread decodes: from Arrow, and joined in a batch's type
-MATRIX_COPIES = 3  # of a stacked matrix: its columns, its rows in file order, and more of both
+DECODE_COPIES = 1 + 1 / WHOLE_PARTS  # of a column that a thread joins, row group by row group
+MATRIX_COPIES = 4  # of a stacked matrix: its columns, its rows in file order, and more of both
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
-ORDER_BYTES = 24  # of a row: its place in the order, twice while it is drawn
+ORDER_BYTES = 18  # of a row: its place in the order, twice while it is drawn, and its batch
 OFFSET_BYTES = 8  # of a list
 POSITION_BYTES = 8  # of a value of a list while it is gathered
 AHEAD_BATCHES = 2  # that are converted at a time, with a memory budget
@@ -130,7 +130,9 @@ def chunk_size(
         if row_bytes.opened:
             lanes = max(1, min(lanes, int(OPEN_FRACTION * share / row_bytes.opened)))
         opened_bytes = row_bytes.fixed
-        if largest > 1:
+        whole_rows = min(wanted, (share - opened_bytes) / row_cost) / WHOLE_PARTS
+        automatic = shuffle and buffer_rows is None and parts_per_chunk is None
+        if largest > (whole_rows if automatic else 1):
             opened_bytes += min(lanes, len(row_counts)) * row_bytes.opened
         most = int((share - opened_bytes) / row_cost)
         if most < min(batch_size, total):
@@ -144,7 +146,8 @@ def chunk_size(
             )
         wanted = min(wanted, most)
     if not shuffle and buffer_rows is None:
-        rows, parts = wanted, 1
+        parts = 2 if 2 * largest <= wanted else 1
+        rows = wanted // parts
     elif buffer_rows is not None or parts_per_chunk is not None:
         parts = min(parts_per_chunk or 1, wanted)
         rows = wanted // parts

@@ -18,6 +18,7 @@ from tutorlib.columns import (
     Masked,
     Ragged,
     Strings,
+    as_vectors,
     column_from_arrow,
     slice_rows,
     take,
@@ -124,8 +125,13 @@ def _cast(column: Any, kind: pa.DataType) -> Any:
     """Return a column in the type that all files share."""
     if isinstance(column, Masked):
         return Masked(_cast(column.values, kind), column.valid)
-    if isinstance(column, Ragged | Strings):
+    if isinstance(column, Strings):
         return column
+    if isinstance(column, Ragged):
+        values = _cast(column.values, kind.value_type)
+        lists = Ragged(values, column.offsets, column.valid)
+        length = element_type(column_type(kind)[0])[1]
+        return lists if length is None else as_vectors(lists, length)
     return column.astype(kind.to_pandas_dtype(), copy=False)
 
 
