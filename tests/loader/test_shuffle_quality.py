@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,15 +98,6 @@ def test_only_the_order_of_the_values_and_which_batch_they_are_in_matter(batches
     assert measures(shuffle_quality(mixed)) == pytest.approx(measures(quality))
     assert shuffle_quality(batches.astype("M8[s]")) == shuffle_quality(batches / 7 - 3) == quality
     assert measures(shuffle_quality(-batches))[:3] == pytest.approx(measures(quality)[:3])
-
-
-def test_a_longer_window_of_tf_data_is_a_better_shuffle():
-    rows, windows = tf.data.Dataset.range(ROWS), [1, 1_024, 16_384, ROWS]
-    qualities = [shuffle_quality(rows.shuffle(window, seed=5).batch(BATCH)) for window in windows]
-    variances = [quality.batch_variance for quality in qualities]
-    assert variances == sorted(variances, reverse=True)
-    assert [q.displacement for q in qualities] == sorted(q.displacement for q in qualities)
-    assert abs(variances[-1] - 1) < 4 * qualities[-1].chance
 
 
 @pytest.mark.parametrize(
