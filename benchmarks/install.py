@@ -22,7 +22,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "torch": (TORCH, "torchdata==0.11.0", ARROW, "numpy==2.4.6"),
     "grain": ("grain==0.2.18", "array-record==0.8.6", ARROW),
     "streaming": ("mosaicml-streaming==0.13.0", TORCH),
-    "polars": ("polars==2.1.0", "duckdb==2.0.0", ARROW, "numpy==2.4.6"),
+    "polars": ("polars==2.1.0", ARROW, "numpy==2.4.6"),
     "ray": ("ray[data]==2.60.0", "aiohttp==3.14.5", ARROW),  # its threads import it
     "merlin": (
         "merlin-dataloader==23.8.0", "merlin-core==23.8.0", "tensorflow-cpu==2.12.1",

@@ -5,7 +5,7 @@ of this project import anything of it. The first line in is the settings (`peers
 {"settings": words, "page": the documentation, "versions": {package: version}}. Every further line
 is {"do": what}: "start" or "stop", around each turn, for a library with servers of its own;
 "epoch", answered by {"rows": ..., "elapsed_s": ...}; or "check", an epoch answered by {"rows": ...,
-"sums": {column: sum}, "order": {"sizes": of the batches, "path": of a file of row numbers}}.
+"sums": {column: sum}, "times": [mean and mean square of each batch]}.
 
 Each way has the settings that its documentation recommends, on the page beside it. Where a library
 shuffles units instead of rows, the unit is a row group or a block of rows, `CHUNK` rows of such
@@ -15,6 +15,7 @@ loader, too. A unit a record is what makes a library for images fast on small ro
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.machinery
 import importlib.metadata
@@ -40,14 +41,15 @@ WIDTH, BOTTOM, TOP = 8, 32, 32  # of the DLRM in PyTorch: the scaled widths of `
 LEARNING_RATE = 0.01  # Keras' default for SGD
 KINDS = {"continuous": np.float32, "categorical": np.int32}  # of matrices
 BLOCK, CHUNK = 16_384, 524_288  # rows of a block; rows that are permuted together
-TENSORFLOW = "tensorflow.org/"
-HERE = {  # of this project's environment: settings, page
-    "columns": ("KerasSequenceLoader(batch_layout='columns')", "docs/using.md"),
-    "stacked": ("KerasSequenceLoader(batch_layout='stacked')", "docs/using.md"),
-    "keras": ("fit(shuffle=True) of arrays", "keras.io/api/models/model_training_apis"),
-    "prebatched": ("a record per batch, prefetch", f"{TENSORFLOW}guide/data_performance"),
-    "tf.data": ("shuffle_buffer_size=10000, cores kept awake", f"{TENSORFLOW}guide/data"),
-}
+HERE = {  # of this project's environment, as `loader.py` makes them: settings, page
+    "loader, columns": ("KerasSequenceLoader(batch_layout='columns')", "docs/using.md"),
+    "loader, stacked": ("KerasSequenceLoader(batch_layout='stacked')", "docs/using.md"),
+    "Keras arrays in memory": ("shuffle=True", "keras.io/api/models/model_training_apis"),
+    "prebatched TFRecord, not shuffled": ("prefetch", "tensorflow.org/guide/data_performance"),
+    "TFRecord, make_batched_features_dataset": (
+        "shuffle_buffer_size=10000, cores kept awake", "tensorflow.org/guide/data",
+    ),
+}  # fmt: skip
 PACKAGES = (
     "tensorflow", "tensorflow-cpu", "keras", "torch", "torchdata", "numpy", "pyarrow", "datasets",
     "polars", "grain", "mosaicml-streaming", "ray", "merlin-dataloader",
@@ -72,25 +74,15 @@ class Reader:
 # ---- this project, Keras and TensorFlow ---------------------------------------------------------
 
 
-def here(settings: Settings, which: str) -> Reader:
+def here(settings: Settings, name: str) -> Reader:
     """Return a reader of this project's environment; tf.data is read in a compiled function."""
-    import tfrecords
-    from benchmarks.peers import by_time
-    from benchmarks.readers import as_fit_shuffles, consume, consume_awake
-    from tutorlib import KerasSequenceLoader
+    from benchmarks.loader import OF_SINGLE_ROWS, batches_of
+    from benchmarks.readers import consume, consume_awake
 
-    size, label = settings["batch_size"], settings["label"]
-    data = by_time(Path(settings["data"]), settings["rows"])
-    read, schema = consume_awake if which == "tf.data" else consume, data.schema
-    if which == "tf.data":
-        made = tfrecords.native_dataset(data.examples(settings["slow_rows"]), size, schema)
-    elif which == "prebatched":
-        made = tfrecords.prebatched_dataset(data.prebatched(size), schema)
-    elif which == "keras":
-        made = as_fit_shuffles(data.arrays(), size)
-    else:
-        made = KerasSequenceLoader(settings["paths"], size, schema=schema, batch_layout=which)
-    return Reader(*HERE[which], lambda: as_mappings(made, label), lambda: read(made))
+    arguments = argparse.Namespace(**{**settings, "data": Path(settings["data"])})
+    made = batches_of(name, arguments, plain=settings["plain"])
+    read = consume_awake if name in OF_SINGLE_ROWS else consume
+    return Reader(*HERE[name], lambda: as_mappings(made, settings["label"]), lambda: read(made))
 
 
 # ---- other libraries ----------------------------------------------------------------------------
@@ -107,8 +99,8 @@ def hf_table(settings: Settings) -> Any:
 def hf_flattened(settings: Settings) -> Reader:
     """Return Hugging Face datasets' whole shuffle, rewritten for each epoch in memory.
 
-    "To restore the speed, you'd need to rewrite the entire dataset": it is a part of the epoch,
-    since the next epoch needs another order.
+    A shuffled table is slow until it is rewritten (its page says so). Rewriting is a part of the
+    epoch, since the next epoch needs another order.
     """
     table, seeds = hf_table(settings), itertools.count()
     table = table.select(range(settings["slow_rows"] // 8))  # it reads thousands of rows/s
@@ -123,10 +115,7 @@ def hf_flattened(settings: Settings) -> Reader:
 
 
 def hf_blocks(settings: Settings) -> Reader:
-    """Return contiguous Arrow blocks of Hugging Face datasets, permuted in chunks.
-
-    Its documentation: "even faster when iterating on contiguous Arrow record batches".
-    """
+    """Return contiguous Arrow blocks of Hugging Face datasets, permuted in chunks."""
     import pyarrow as pa
 
     table = hf_table(settings).with_format("arrow")
@@ -198,7 +187,7 @@ def torch_loader(settings: Settings) -> Reader:
             for batch in rebatch(map(groups.read, in_chunks(mine, groups.per_chunk)), size):
                 yield {name: torch.from_numpy(values) for name, values in batch.items()}
 
-    # batch_size=None: "load batches directly (e.g., bulk reads from a database)".
+    # batch_size=None: the dataset makes whole batches.
     made = DataLoader(Batches(), batch_size=None, **workers(settings))
     words = f"IterableDataset of stacked batches, {CHUNK:,} rows permuted, persistent_workers"
     return Reader(
@@ -265,7 +254,7 @@ def mosaic_blocks(settings: Settings) -> Reader:
             writer.write({"cells": cells[start : start + BLOCK].tobytes()})
     streaming.base.util.clean_stale_shared_memory()
     together = CHUNK // BLOCK
-    # "Merely setting shuffle=True is performant in nearly all cases" (Shuffling).
+    # "merely setting shuffle=True is performant in nearly all cases" (Shuffling).
     dataset = streaming.StreamingDataset(
         local=str(folder), shuffle=True, batch_size=together, num_canonical_nodes=1
     )
@@ -478,25 +467,23 @@ def epoch(reader: Reader) -> dict[str, Any]:
 
 
 def check(reader: Reader, settings: Settings) -> dict[str, Any]:
-    """Run an epoch; return its rows, each column's sum, and where the order of its rows is."""
+    """Run an epoch; return its rows, each column's sum, and moments of each batch's times."""
     totals: dict[str, float] = {}
-    sizes, numbers = [], []
+    rows, times = 0, []
     for batch in reader.batches():
         counts = {values.shape[0] for values in batch.values()}
         if len(counts) != 1:
             raise ValueError(f"tensors of one batch have {sorted(counts)} rows")
-        sizes.append(counts.pop())
+        rows += counts.pop()
         for name, values in batch.items():
             names = settings[name] if name in KINDS else [name]
             matrix = np.asarray(values).reshape(-1, len(names))
             for column, total in zip(names, matrix.sum(axis=0, dtype=np.float64)):  # noqa: B905
                 totals[column] = totals.get(column, 0.0) + float(total)
-            if settings["row"] in names:
-                numbers.append(matrix[:, names.index(settings["row"])].copy())
-    if not sizes:  # a training
-        return epoch(reader)
-    np.savez(settings["order"], sizes=sizes, numbers=np.concatenate(numbers))
-    return {"rows": sum(sizes), "sums": totals}
+            if settings["time"] in names:
+                held = matrix[:, names.index(settings["time"])].astype(np.float64)
+                times.append([float(held.mean()), float(np.square(held).mean())])
+    return {"rows": rows, "sums": totals, "times": times} if rows else epoch(reader)  # a training
 
 
 def versions() -> dict[str, str]:
