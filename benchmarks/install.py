@@ -1,6 +1,6 @@
 """Make an environment for each library of `peers`, with `venv` and pip; measure nothing.
 
-Environments take 8 GB. merlin-dataloader needs Python 3.11 or older.
+Environments take 7 GB. merlin-dataloader needs Python 3.11 or older.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from pathlib import Path
 
 from benchmarks.measure import ROOT
 
-SUMMARY = "make the environments that peers needs (8 GB)"
+SUMMARY = "make the environments that peers needs (7 GB)"
 ENVIRONMENTS = ROOT / "build" / "peers"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"  # PyTorch without CUDA's 3 GB
 TORCH, ARROW = "torch==2.13.0", "pyarrow==26.0.1"
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
-    "datasets": ("datasets==5.2.0", TORCH, "tensorflow-cpu==2.21.0", ARROW),
-    "torch": (TORCH, ARROW, "numpy==2.4.6"),
+    "datasets": ("datasets==5.2.0", ARROW),
+    "torch": (TORCH, "torchdata==0.11.0", ARROW, "numpy==2.4.6"),
     "grain": ("grain==0.2.18", "array-record==0.8.6", ARROW),
     "streaming": ("mosaicml-streaming==0.13.0", TORCH),
+    "polars": ("polars==2.1.0", ARROW, "numpy==2.4.6"),
     "ray": ("ray[data]==2.60.0", "aiohttp==3.14.5", ARROW),  # its threads import it
     "merlin": (
         "merlin-dataloader==23.8.0", "merlin-core==23.8.0", "tensorflow-cpu==2.12.1",

@@ -83,6 +83,10 @@ class Way:
     # "values" are shown beside those of the turns
 
 
+class Failed(RuntimeError):
+    """What a way raises in its turn to be left out; the message says why."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Absent:
     """A way that this machine cannot measure."""
@@ -177,7 +181,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         finally:
             for way in here:
                 way.close()
-        result["ways"] += [{"section": section, **entry} for entry in entries]
+        result["not_measured"] |= {e["name"]: e["why"] for e in entries if "why" in e}
+        result["ways"] += [{"section": section, **e} for e in entries if "why" not in e]
     result["claims"] = list(benchmark.claims(result))
     print(table(result))
     print(f"written to {save(result, arguments.out)}")
@@ -236,13 +241,19 @@ def turns(
     ]
     for turn in range(-warmup, repeat):
         for way, entry in zip(ways, entries, strict=True):
-            way.before()
-            synchronise()
-            started = clock()
-            done = way.epoch()
-            synchronise()
-            elapsed_s = clock() - started
-            way.after()
+            if "why" in entry:
+                continue
+            try:
+                way.before()
+                synchronise()
+                started = clock()
+                done = way.epoch()
+                synchronise()
+                elapsed_s = clock() - started
+                way.after()
+            except Failed as failed:
+                entry["why"] = str(failed)
+                continue
             epoch = done if isinstance(done, Epoch) else Epoch(done)
             if epoch.elapsed_s is not None:
                 elapsed_s = epoch.elapsed_s
@@ -261,9 +272,12 @@ def turns(
             label = f"turn {turn + 1}/{repeat}" if turn >= 0 else "warm-up"
             said = f"{label:>10}  {way.name:<50}{epoch.rows / elapsed_s:>14,.0f} rows/s"
             print(said, file=sys.stderr, flush=True)
+    kept = [entry for entry in entries if "why" not in entry]
     for way, entry in zip(ways, entries, strict=True):
+        if "why" in entry:
+            continue
         entry["rows_per_s"] = statistics.median(rates(entry))
-        entry["ratio"] = statistics.median(ratios(entry, entries[0]))
+        entry["ratio"] = statistics.median(ratios(entry, kept[0]))
         entry["values"] = {**way.facts.get("values", {}), **entry.get("values", {})}
         entry.update({name: fact for name, fact in way.facts.items() if name != "values"})
     return entries

@@ -1,17 +1,21 @@
-"""Other libraries' readers, served from their own process: a line in, a line out.
+"""One way to read or train, served from its own process: a line in, a line out.
 
-`peers.py` starts it with the Python that has the library, which may be an old one, so it imports
-nothing of this project. The first line in is the settings
-(`peers.peer`), answered by {"readers": {name: what it calls, in words}, "versions": {package:
-version}}. Every further line is {"reader": name, "do": what}, where `what` is "start" or "stop",
-around each turn, for a library with servers of its own; "epoch", answered by {"rows": ...}; or
-"sums", an epoch answered by {"rows": ..., "sums": {column: sum}}.
+`peers.py` starts it with the Python that has the library, which may be an old one, so only the ways
+of this project import anything of it. The first line in is the settings (`peers.peer`), answered by
+{"settings": words, "page": the documentation, "versions": {package: version}}. Every further line
+is {"do": what}: "start" or "stop", around each turn, for a library with servers of its own;
+"epoch", answered by {"rows": ..., "elapsed_s": ...}; or "check", an epoch answered by {"rows": ...,
+"sums": {column: sum}, "times": [mean and mean square of each batch]}.
 
-Settings are those that the documentation of each library recommends; a comment says why.
+Each way has the settings that its documentation recommends, on the page beside it. Where a library
+shuffles units instead of rows, the unit is a row group or a block of rows, `CHUNK` rows of such
+units in random order are permuted together, and batches are cut from them: the design of the
+loader, too. A unit a record is what makes a library for images fast on small rows.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.machinery
 import importlib.metadata
@@ -20,6 +24,7 @@ import json
 import os
 import shutil
 import sys
+import time
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,140 +35,208 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     Batch = dict[str, Any]  # {column, or role of a matrix [batch, columns]: array or tensor}
+    Settings = dict[str, Any]
 
 WIDTH, BOTTOM, TOP = 8, 32, 32  # of the DLRM in PyTorch: the scaled widths of `networks.py`
 LEARNING_RATE = 0.01  # Keras' default for SGD
-WINDOW_ROWS = 10_000  # as everywhere in these benchmarks
+KINDS = {"continuous": np.float32, "categorical": np.int32}  # of matrices
+BLOCK, CHUNK = 16_384, 524_288  # rows of a block; rows that are permuted together
+HERE = {  # of this project's environment, as `loader.py` makes them: settings, page
+    "loader, columns": ("KerasSequenceLoader(batch_layout='columns')", "docs/using.md"),
+    "loader, stacked": ("KerasSequenceLoader(batch_layout='stacked')", "docs/using.md"),
+    "Keras arrays in memory": ("shuffle=True", "keras.io/api/models/model_training_apis"),
+    "prebatched TFRecord, not shuffled": ("prefetch", "tensorflow.org/guide/data_performance"),
+    "TFRecord, make_batched_features_dataset": (
+        "shuffle_buffer_size=10000, cores kept awake", "tensorflow.org/guide/data",
+    ),
+}  # fmt: skip
 PACKAGES = (
-    "tensorflow-cpu", "torch", "numpy", "pyarrow", "datasets", "grain", "array-record",
-    "mosaicml-streaming", "ray", "merlin-dataloader",
+    "tensorflow", "tensorflow-cpu", "keras", "torch", "torchdata", "numpy", "pyarrow", "datasets",
+    "polars", "grain", "mosaicml-streaming", "ray", "merlin-dataloader",
 )  # fmt: skip
 
 
 @dataclasses.dataclass
 class Reader:
-    """A way to read: `batches()` is an epoch; or to train: `train()` is one and returns its rows.
+    """A way to read: `batches()` is an epoch; `run()`, if given, does one and returns its rows.
 
     `start` and `stop` are called before and after each turn, while no clock runs.
     """
 
     words: str
+    page: str
     batches: Callable[[], Iterable[Batch]] = lambda: ()
-    train: Callable[[], int] | None = None
+    run: Callable[[], Any] | None = None
     start: Callable[[], Any] = lambda: None
     stop: Callable[[], Any] = lambda: None
 
 
-def hf_datasets(settings: dict[str, Any]) -> dict[str, Reader]:
-    """Return the readers of Hugging Face datasets."""
+# ---- this project, Keras and TensorFlow ---------------------------------------------------------
+
+
+def here(settings: Settings, name: str) -> Reader:
+    """Return a reader of this project's environment; tf.data is read in a compiled function."""
+    from benchmarks.loader import OF_SINGLE_ROWS, batches_of
+    from benchmarks.readers import consume, consume_awake
+
+    arguments = argparse.Namespace(**{**settings, "data": Path(settings["data"])})
+    made = batches_of(name, arguments, plain=settings["plain"])
+    read = consume_awake if name in OF_SINGLE_ROWS else consume
+    return Reader(*HERE[name], lambda: as_mappings(made, settings["label"]), lambda: read(made))
+
+
+# ---- other libraries ----------------------------------------------------------------------------
+
+
+def hf_table(settings: Settings) -> Any:
+    """Return the files as Hugging Face makes them: Arrow files, mapped into memory."""
     import datasets
 
     datasets.disable_progress_bars()
-    # Converts Parquet into Arrow files once, which are then mapped into memory.
-    table = datasets.Dataset.from_parquet(settings["paths"], cache_dir=settings["cache"])
-    few = table.select(range(max(1, settings["slow_rows"] // 16)))  # random rows are slow
-    table = table.select(range(settings["slow_rows"]))
-    label, size = settings["label"], settings["batch_size"]
-    # A batch for each worker; rows cost no more in smaller batches.
-    few_size = min(size, -(-len(few) // settings["threads"]))
-
-    def to_tf() -> Iterator[Batch]:
-        # Documented to be fastest without workers for numbers in memory; prefetches by itself.
-        made = few.to_tf_dataset(
-            batch_size=few_size,
-            columns=[name for name in table.column_names if name != label],
-            label_cols=label,
-            shuffle=True,
-            drop_remainder=False,
-        )
-        return ({**inputs, label: target} for inputs, target in made)
-
-    def window() -> Iterator[Batch]:
-        # Recommended over random access where an approximate shuffle will do.
-        stream = table.to_iterable_dataset().shuffle(seed=0, buffer_size=WINDOW_ROWS)
-        return stream.with_format("numpy").iter(size)
-
-    return {
-        "to_tf_dataset": Reader("to_tf_dataset(shuffle=True)", to_tf),
-        "in a window": Reader(f"to_iterable_dataset().shuffle({WINDOW_ROWS})", window),
-    }
+    return datasets.Dataset.from_parquet(settings["paths"], cache_dir=settings["cache"])
 
 
-def torch_arrow(settings: dict[str, Any]) -> dict[str, Reader]:
-    """Return PyTorch's DataLoader over row groups that PyArrow reads."""
-    import pyarrow.parquet as pq
+def hf_flattened(settings: Settings) -> Reader:
+    """Return Hugging Face datasets' whole shuffle, rewritten for each epoch in memory.
+
+    A shuffled table is slow until it is rewritten (its page says so). Rewriting is a part of the
+    epoch, since the next epoch needs another order.
+    """
+    table, seeds = hf_table(settings), itertools.count()
+    table = table.select(range(settings["slow_rows"] // 8))  # it reads thousands of rows/s
+    size = min(settings["batch_size"], len(table) // 4)
+
+    def batches() -> Iterable[Batch]:
+        shuffled = table.shuffle(seed=next(seeds)).flatten_indices(keep_in_memory=True)
+        return shuffled.with_format("numpy").iter(size)
+
+    words = "shuffle().flatten_indices(keep_in_memory=True).with_format('numpy').iter(batch_size)"
+    return Reader(words, "huggingface.co/docs/datasets/about_mapstyle_vs_iterable", batches)
+
+
+def hf_blocks(settings: Settings) -> Reader:
+    """Return contiguous Arrow blocks of Hugging Face datasets, permuted in chunks."""
+    import pyarrow as pa
+
+    table = hf_table(settings).with_format("arrow")
+    starts = np.arange(0, len(table), BLOCK)
+
+    def batches() -> Iterator[Batch]:
+        rng = np.random.default_rng()
+        chunks = in_chunks(rng.permutation(starts), CHUNK // BLOCK)
+        tables = (pa.concat_tables([table[s : s + BLOCK] for s in chunk]) for chunk in chunks)
+        return rebatch((permuted_columns(t, rng) for t in tables), settings["batch_size"])
+
+    words = f"with_format('arrow'), blocks of {BLOCK:,} rows, a permutation of {CHUNK:,} rows"
+    return Reader(words, "huggingface.co/docs/datasets/about_mapstyle_vs_iterable", batches)
+
+
+class RowGroups:
+    """The row groups of all files, in parts that make `CHUNK` rows; footers are parsed once."""
+
+    def __init__(self, settings: Settings) -> None:
+        import pyarrow.parquet as pq
+
+        self.settings = settings
+        self.footers = {path: pq.read_metadata(path) for path in settings["paths"]}
+        self.groups = [(p, k) for p, f in self.footers.items() for k in range(f.num_row_groups)]
+        self.rows = self.footers[settings["paths"][0]].row_group(0).num_rows
+        self.per_chunk = max(1, CHUNK // self.rows)
+
+    def order(self) -> Any:
+        """Return the numbers of all row groups in random order."""
+        return np.random.default_rng().permutation(len(self.groups))
+
+    def __getitem__(self, index: int) -> Any:
+        import pyarrow.parquet as pq
+
+        path, number = self.groups[index]
+        file = pq.ParquetFile(path, metadata=self.footers[path], memory_map=True)
+        return file.read_row_group(number, use_threads=False)
+
+    def read(self, indices: Iterable[int]) -> Batch:
+        """Return the rows of row groups, permuted: a matrix for each role, and the label."""
+        import pyarrow as pa
+
+        table = pa.concat_tables([self[index] for index in indices])
+        order = np.random.default_rng().permutation(table.num_rows)
+        label = self.settings["label"]
+        made: Batch = {label: table[label].to_numpy()[order]}
+        for role, kind in KINDS.items():
+            matrix = np.empty((len(order), len(self.settings[role])), kind)
+            for column, name in enumerate(self.settings[role]):
+                matrix[:, column] = table[name].to_numpy()
+            made[role] = matrix[order]
+        return made
+
+
+def torch_loader(settings: Settings) -> Reader:
+    """Return PyTorch's DataLoader: a process for each core, whole batches of two matrices."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-    size, paths = settings["batch_size"], settings["paths"]
-    groups = [(p, k) for p in paths for k in range(pq.read_metadata(p).num_row_groups)]
+    groups, size = RowGroups(settings), settings["batch_size"]
 
-    class RowGroups(IterableDataset[Any]):
-        """Row groups in random order, a part for each worker; rows shuffled in their row group."""
+    class Batches(IterableDataset[Any]):
+        """Row groups in random order, a part for each worker."""
 
         def __iter__(self) -> Iterator[Batch]:
-            torch.set_num_threads(1)  # a process for each core needs no threads
-            worker = get_worker_info()
-            first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-            rng = np.random.default_rng(worker.seed - worker.id if worker else 0)
-            left: dict[str, Any] = {}
-            for number in rng.permutation(len(groups))[first::step]:
-                path, index = groups[number]
-                table = pq.ParquetFile(path, memory_map=True).read_row_group(
-                    index, use_threads=False
-                )
-                order = rng.permutation(table.num_rows)
-                read = {n: table[n].to_numpy()[order] for n in table.column_names}
-                if left:
-                    read = {n: np.concatenate([left[n], read[n]]) for n in read}
-                count = len(order) if not left else len(next(iter(read.values())))
-                whole = count // size * size
-                for start in range(0, whole, size):
-                    yield {n: torch.from_numpy(v[start : start + size]) for n, v in read.items()}
-                left = {n: v[whole:] for n, v in read.items()} if whole < count else {}
-            if left:
-                yield {n: torch.from_numpy(v) for n, v in left.items()}
+            worker: Any = get_worker_info()
+            order = np.random.default_rng(worker.seed - worker.id).permutation(len(groups.groups))
+            mine = order[worker.id :: worker.num_workers]
+            for batch in rebatch(map(groups.read, in_chunks(mine, groups.per_chunk)), size):
+                yield {name: torch.from_numpy(values) for name, values in batch.items()}
 
-    # batch_size=None: the documentation's way to load whole batches, without collation.
-    loader = DataLoader(RowGroups(), batch_size=None, **workers(settings))
-    words = f"IterableDataset of batches, read_row_group, {settings['threads']} workers"
-    return {"per row group": Reader(words, lambda: loader)}
+    # batch_size=None: the dataset makes whole batches.
+    made = DataLoader(Batches(), batch_size=None, **workers(settings))
+    words = f"IterableDataset of stacked batches, {CHUNK:,} rows permuted, persistent_workers"
+    return Reader(
+        words, "pytorch.org/docs/stable/data.html#disable-automatic-batching", made.__iter__
+    )
 
 
-def grain_records(settings: dict[str, Any]) -> dict[str, Reader]:
-    """Return the reader of Grain, a row per ArrayRecord."""
+def torch_nodes(settings: Settings) -> Reader:
+    """Return torchdata's nodes: threads, since Arrow and NumPy release the interpreter lock."""
+    import torch
+    from torchdata import nodes
+
+    groups, size, threads = RowGroups(settings), settings["batch_size"], settings["threads"]
+
+    def batches() -> Iterator[Batch]:
+        order = groups.order()
+        source = nodes.IterableWrapper(in_chunks(order, groups.per_chunk))
+        read = nodes.ParallelMapper(source, groups.read, threads, max_concurrent=threads)
+        for batch in rebatch(nodes.Loader(nodes.Prefetcher(read, 1)), size):
+            yield {name: torch.from_numpy(values) for name, values in batch.items()}
+
+    words = f"ParallelMapper(method='thread'), Prefetcher; {CHUNK:,} rows permuted, stacked"
+    return Reader(words, "pytorch.org/data/0.11/what_is_torchdata_nodes.html", batches)
+
+
+def grain_groups(settings: Settings) -> Reader:
+    """Return Grain over a random-access source whose records are row groups, read by threads."""
     import grain
-    from array_record.python.array_record_module import ArrayRecordWriter
 
-    size, cells = settings["batch_size"], first_rows(settings, settings["slow_rows"])
-    folder = fresh(settings, "array-record")
-    path = str(folder / "rows.array_record")
-    # group_size:1 is what the documentation of ArrayRecord recommends for random access.
-    writer = ArrayRecordWriter(path, "group_size:1")
-    for row in cells:
-        writer.write(row.tobytes())
-    writer.close()
-    source = grain.sources.ArrayRecordDataSource([path])
+    source = RowGroups(settings)
+    seeds = itertools.count()
+    # Few threads and a small buffer: its defaults are for records of 1 to 10 KiB (ReadOptions).
+    options = grain.ReadOptions(num_threads=settings["threads"], prefetch_buffer_size=2)
 
-    def decode(rows: Any) -> Batch:
-        return as_matrices(b"".join(rows), settings)
+    def batches() -> Iterator[Batch]:
+        numbers = grain.MapDataset.range(len(source.groups)).shuffle(seed=next(seeds))
+        chunks = numbers.batch(source.per_chunk, batch_fn=list).map(source.read)
+        return rebatch(chunks.to_iter_dataset(options), settings["batch_size"])
 
-    # Threads, as recommended where the work releases the lock; the buffer counts batches here.
-    options = grain.ReadOptions(num_threads=settings["threads"], prefetch_buffer_size=4)
-
-    def by_batch() -> Iterable[Batch]:
-        # One call for all records of a batch, which ArrayRecord reads on threads of its own.
-        numbers = grain.MapDataset.range(len(source)).shuffle(seed=0).batch(size, batch_fn=list)
-        return numbers.map(lambda n: decode(source.__getitems__(n))).to_iter_dataset(options)
-
-    threads = f"ArrayRecord group_size:1, {settings['threads']} threads"
-    return {
-        "ArrayRecord by batch": Reader(threads, by_batch),
-    }
+    words = f"MapDataset.shuffle().batch().map(), {CHUNK:,} rows permuted, stacked, threads"
+    return Reader(
+        words,
+        "google-grain.readthedocs.io/en/latest/tutorials/dataset_advanced_tutorial.html",
+        batches,
+    )
 
 
-def mosaic_streaming(settings: dict[str, Any]) -> dict[str, Reader]:
-    """Return the reader of MosaicML streaming, over samples of the bytes of a row."""
+def mosaic_blocks(settings: Settings) -> Reader:
+    """Return MosaicML streaming: MDS whose samples are the bytes of a block of rows."""
     # Its image datasets, unused here, need a torchvision built for the same PyTorch: stand-ins do.
     for name in ("", ".datasets", ".transforms", ".transforms.functional"):
         module: Any = types.ModuleType(f"torchvision{name}")
@@ -171,65 +244,80 @@ def mosaic_streaming(settings: dict[str, Any]) -> dict[str, Reader]:
         module.VisionDataset, module.to_tensor = object, None
         sys.modules[module.__name__] = module
     import streaming
+    import torch
     from torch.utils.data import DataLoader
 
-    folder, size = fresh(settings, "mds"), settings["batch_size"]
-    # Bytes are the cheapest of its encodings to read.
-    with streaming.MDSWriter(out=str(folder / "rows"), columns={"cells": "bytes"}) as writer:
-        for row in first_rows(settings, settings["slow_rows"]):
-            writer.write({"cells": row.tobytes()})
+    folder, cells = Path(settings["cache"]), all_rows(settings)
+    shutil.rmtree(folder, ignore_errors=True)
+    with streaming.MDSWriter(out=str(folder), columns={"cells": "bytes"}) as writer:
+        for start in range(0, len(cells), BLOCK):
+            writer.write({"cells": cells[start : start + BLOCK].tobytes()})
     streaming.base.util.clean_stale_shared_memory()
-    # "Merely setting shuffle=True is performant in nearly all cases" (Shuffling).
+    together = CHUNK // BLOCK
+    # "merely setting shuffle=True is performant in nearly all cases" (Shuffling).
     dataset = streaming.StreamingDataset(
-        local=str(folder / "rows"), shuffle=True, batch_size=size, num_canonical_nodes=1
+        local=str(folder), shuffle=True, batch_size=together, num_canonical_nodes=1
     )
 
     def collate(samples: list[dict[str, Any]]) -> Batch:
-        import torch
+        rows = np.frombuffer(b"".join([sample["cells"] for sample in samples]), np.int32)
+        rows = rows.reshape(-1, len(settings["names"]))
+        made = as_matrices(rows[np.random.default_rng().permutation(len(rows))], settings)
+        return {name: torch.from_numpy(values) for name, values in made.items()}
 
-        joined = as_matrices(b"".join([sample["cells"] for sample in samples]), settings)
-        return {name: torch.from_numpy(values) for name, values in joined.items()}
-
-    loader = DataLoader(dataset, size, collate_fn=collate, **workers(settings))
-    words = f"MDS of bytes, shuffle=True (py1e), {settings['threads']} workers"
-    return {"py1e": Reader(words, lambda: loader)}
+    made = DataLoader(dataset, together, collate_fn=collate, **workers(settings))
+    words = f"MDS of {BLOCK:,} rows a sample, shuffle=True (py1e), {CHUNK:,} rows permuted"
+    page = "docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html"
+    return Reader(words, page, lambda: rebatch(made, settings["batch_size"], torch.cat))
 
 
-def ray_data(settings: dict[str, Any]) -> dict[str, Reader]:
-    """Return the readers of Ray Data, whose servers run only in its own turns."""
+def ray_files(settings: Settings) -> Reader:
+    """Return Ray Data's fastest shuffle, of files, and of blocks; its servers run in its turns."""
     import ray
     import ray.data
 
-    size, paths = settings["batch_size"], settings["paths"]
-    paths = paths[: max(1, len(paths) // 2)]
-    tables: list[Any] = []
-
     def start() -> None:
-        ray.init(
-            num_cpus=settings["threads"],
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(num_cpus=settings["threads"], **quiet)
         ray.data.DataContext.get_current().enable_progress_bars = False
-        tables[:] = [ray.data.read_parquet(paths)]
-        for _ in ray.data.read_parquet(paths[:1]).iter_batches(batch_size=size):
-            pass  # starts its workers
+        sum(1 for _ in ray.data.read_parquet(settings["paths"][:1]).iter_batches())  # its workers
 
-    # NumPy: the cheapest format; prefetch_batches: recommended for all iteration.
-    options = {"batch_size": size, "batch_format": "numpy", "prefetch_batches": 2}
+    def batches() -> Iterator[Batch]:
+        rng = np.random.default_rng()
+        table = ray.data.read_parquet(settings["paths"], shuffle="files").randomize_block_order()
+        # pyarrow and NumPy batches are the cheapest; prefetching is recommended for all iteration.
+        options = {"batch_size": CHUNK, "batch_format": "pyarrow", "prefetch_batches": 1}
+        chunks = (permuted_columns(chunk, rng) for chunk in table.iter_batches(**options))
+        return rebatch(chunks, settings["batch_size"])
 
-    def reader(**more: Any) -> Reader:
-        given = {**options, **more}
-        words = f"iter_batches({', '.join(f'{k}={v}' for k, v in given.items())})"
-        return Reader(words, lambda: tables[0].iter_batches(**given), None, start, ray.shutdown)
-
-    # As for tf.data a buffer of rows, here of two batches, since it must exceed one.
-    return {"local shuffle": reader(local_shuffle_buffer_size=2 * size)}
+    words = f"read_parquet(shuffle='files').randomize_block_order(), {CHUNK:,} rows permuted"
+    page = "docs.ray.io/en/latest/data/shuffling-data.html"
+    return Reader(words, page, batches, None, start, ray.shutdown)
 
 
-def merlin(settings: dict[str, Any]) -> dict[str, Reader]:
-    """Return the reader of merlin-dataloader on the CPU."""
+def polars_slices(settings: Settings) -> Reader:
+    """Return Polars: slices of lazy scans, which read only their row groups, then `sample`."""
+    import polars
+
+    groups = RowGroups(settings)
+
+    def read(chunk: Any) -> Batch:
+        picked = [groups.groups[number] for number in chunk]
+        scans = [polars.scan_parquet(p).slice(k * groups.rows, groups.rows) for p, k in picked]
+        rows = polars.concat(scans).collect().sample(fraction=1, shuffle=True)
+        return {name: rows[name].to_numpy() for name in rows.columns}
+
+    def batches() -> Iterator[Batch]:
+        chunks = in_chunks(groups.order(), groups.per_chunk)
+        return rebatch(map(read, chunks), settings["batch_size"])
+
+    words = f"concat of scan_parquet().slice(), collect(), sample(shuffle=True), {CHUNK:,} rows"
+    page = "docs.pola.rs/api/python/stable/reference/api/polars.scan_parquet.html"
+    return Reader(words, page, batches)
+
+
+def merlin(settings: Settings) -> Reader:
+    """Return merlin-dataloader on the CPU."""
     from merlin.dataloader.tensorflow import Loader
     from merlin.io import Dataset
     from merlin.schema import Tags
@@ -239,108 +327,124 @@ def merlin(settings: dict[str, Any]) -> dict[str, Reader]:
     schema[label] = schema[label].with_tags(Tags.TARGET)
     table.schema = schema
     # parts_per_chunk stays 1: more "can negatively impact throughput" (Loader).
-    loader = Loader(table, batch_size=settings["batch_size"], shuffle=True, device="cpu")
-    return {
-        "per partition": Reader(
-            "Loader(shuffle=True, device='cpu') over int64 Parquet",
-            lambda: ({**inputs, label: target} for inputs, target in loader),
-        )
-    }
+    made = Loader(table, batch_size=settings["batch_size"], shuffle=True, device="cpu")
+
+    words = "Loader(shuffle=True, device='cpu')"
+    page = "nvidia-merlin.github.io/dataloader/stable/api/merlin.dataloader.html"
+    return Reader(words, page, lambda: as_mappings(made, label))
 
 
-def torch_dlrm(settings: dict[str, Any]) -> dict[str, Reader]:
-    """Return the training of PyTorch's own DLRM, that of `networks.py`, on tensors in memory."""
-    # Threads that wait for one another in a loop lose their cores to whatever else runs: with two
-    # threads on a busy machine 19 thousand samples/s, with this 81 thousand.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    train = training(settings, as_matrices(first_rows(settings), settings))
-    words = "one nn.Embedding(sparse=True) for all columns, SGD, not compiled"
-    return {"tensors in memory": Reader(words, train=train)}
+# ---- PyTorch's own DLRM -------------------------------------------------------------------------
 
 
-def training(settings: dict[str, Any], rows: dict[str, Any]) -> Callable[[], int]:
-    """Return a function that trains an epoch of shuffled batches and returns its rows.
+def torch_dlrm_compiled(settings: Settings) -> Reader:
+    """Return the same training with `torch.compile`."""
+    return torch_dlrm(settings, True)
+
+
+def torch_dlrm(settings: Settings, compiled: bool = False) -> Reader:
+    """Return the training of PyTorch's own DLRM, that of `networks.py`, on tensors in memory.
 
     One sparse table for all columns is what PyTorch's own DLRM does on a CPU at its fastest: the
     gradient and the step cost as much as the batch has ids, whatever the size of the table.
-
-    Args:
-        settings: those of the process; `sizes` are the cardinalities.
-        rows: matrices in memory, from `as_matrices`.
+    It looks its rows up eagerly in both forms, so that their gradient stays sparse.
     """
     import torch
+
+    rows = as_matrices(all_rows(settings), settings)
 
     torch.manual_seed(0)
     torch.set_num_threads(settings["threads"])
     sizes, size = settings["sizes"], settings["batch_size"]
     starts = torch.tensor([0, *itertools.accumulate(sizes)][:-1])
     numbers = torch.from_numpy(rows["continuous"])
-    ids = torch.from_numpy(rows["categorical"]) + starts  # once, not in each step
+    ids = torch.from_numpy(rows["categorical"]) + starts.int()  # once, not in each step
     label = torch.from_numpy(rows[settings["label"]]).float()
     table = torch.nn.Embedding(sum(sizes), WIDTH, sparse=True)
     torch.nn.init.trunc_normal_(table.weight, std=WIDTH**-0.5)
-    bottom = torch.nn.Sequential(
-        torch.nn.Linear(numbers.shape[1], BOTTOM), torch.nn.ReLU(), torch.nn.Linear(BOTTOM, WIDTH)
-    )
+    linear, relu = torch.nn.Linear, torch.nn.ReLU
+    sides = linear(numbers.shape[1], BOTTOM), linear(BOTTOM, WIDTH)
+    bottom = torch.nn.Sequential(sides[0], relu(), sides[1])
     vectors_count = len(sizes) + 1
     first, second = torch.triu_indices(vectors_count, vectors_count, offset=1)
     pairs_of = first * vectors_count + second
-    top = torch.nn.Sequential(
-        torch.nn.Linear(WIDTH + len(first), TOP), torch.nn.ReLU(), torch.nn.Linear(TOP, 1)
-    )
+    top = torch.nn.Sequential(linear(WIDTH + len(first), TOP), relu(), linear(TOP, 1))
     weights = [*table.parameters(), *bottom.parameters(), *top.parameters()]
     optimizer = torch.optim.SGD(weights, LEARNING_RATE)
     loss_of = torch.nn.BCEWithLogitsLoss()
 
-    def step(chosen: Any) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        dense = bottom(numbers[chosen])
-        vectors = torch.cat([dense[:, None], table(ids[chosen])], dim=1)
+    def loss(numbers: Any, embedded: Any, label: Any) -> Any:
+        dense = bottom(numbers)
+        vectors = torch.cat([dense[:, None], embedded], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
         # The fastest of three ways: 1.16 times as fast as indexing with two tensors.
-        pairs = products.gather(1, pairs_of.expand(len(chosen), -1))
-        logits = top(torch.cat([dense, pairs], dim=1))[:, 0]
-        loss_of(logits, label[chosen]).backward()
-        optimizer.step()
+        pairs = products.gather(1, pairs_of.expand(len(numbers), -1))
+        return loss_of(top(torch.cat([dense, pairs], dim=1))[:, 0], label)
+
+    forward = torch.compile(loss) if compiled else loss
 
     def epoch() -> int:
         for chosen in torch.randperm(len(label)).split(size):
-            step(chosen)
+            optimizer.zero_grad(set_to_none=True)
+            forward(numbers[chosen], table(ids[chosen]), label[chosen]).backward()
+            optimizer.step()
         return len(label)
 
-    return epoch
-
-
-LIBRARIES = {
-    "datasets": hf_datasets,
-    "torch": torch_arrow,
-    "grain": grain_records,
-    "streaming": mosaic_streaming,
-    "ray": ray_data,
-    "merlin": merlin,
-    "dlrm": torch_dlrm,
-}
+    words = f"one nn.Embedding(sparse=True), SGD, torch.compile: {compiled}, threads: cores"
+    return Reader(words, "pytorch.org/tutorials/recipes/recipes/tuning_guide.html", run=epoch)
 
 
 # ---- what they share ----------------------------------------------------------------------------
 
 
-def workers(settings: dict[str, Any]) -> dict[str, Any]:
+def as_mappings(batches: Any, label: str) -> Iterator[Batch]:
+    """Yield each (inputs, label) as one mapping."""
+    return ({**inputs, label: target} for inputs, target in batches)
+
+
+def in_chunks(units: Any, count: int) -> list[Any]:
+    """Return units in parts of `count`; the last may have fewer."""
+    return [units[start : start + count].tolist() for start in range(0, len(units), count)]
+
+
+def permuted_columns(table: Any, rng: np.random.Generator) -> Batch:
+    """Return the rows of an Arrow table in random order, as arrays."""
+    order = rng.permutation(table.num_rows)
+    return {name: table[name].to_numpy()[order] for name in table.column_names}
+
+
+def rebatch(
+    chunks: Iterable[Batch], size: int, join: Callable[[list[Any]], Any] = np.concatenate
+) -> Iterator[Batch]:
+    """Cut chunks into batches; rows left over begin the next batch."""
+    left: Batch = {}
+    for rows in chunks:
+        if left:
+            rows = {name: join([left[name], values]) for name, values in rows.items()}
+        count = len(next(iter(rows.values())))
+        whole = count - count % size
+        for start in range(0, whole, size):
+            yield {name: values[start : start + size] for name, values in rows.items()}
+        left = {name: values[whole:] for name, values in rows.items()} if whole < count else {}
+    if left:
+        yield left
+
+
+def workers(settings: Settings) -> dict[str, Any]:
     """Return the arguments of a DataLoader with a process for each core, kept between epochs."""
     return {"num_workers": settings["threads"], "persistent_workers": True, "prefetch_factor": 2}
 
 
-def first_rows(settings: dict[str, Any], rows: int | None = None) -> Any:
-    """Return the first rows as int32 [rows, columns], the bytes of their 4-byte values."""
+def all_rows(settings: Settings) -> Any:
+    """Return all rows as int32 [rows, columns], the bytes of their 4-byte values."""
     cells = np.memmap(settings["cells"], np.int32, mode="r")
-    return cells.reshape(-1, len(settings["names"]))[:rows]
+    return cells.reshape(-1, len(settings["names"]))
 
 
-def as_matrices(rows: Any, settings: dict[str, Any]) -> Batch:
-    """Return the bytes of rows as a matrix for each role, and the label."""
-    cells = np.frombuffer(rows, np.int32).reshape(-1, len(settings["names"]))
+def as_matrices(cells: Any, settings: Settings) -> Batch:
+    """Return rows of 4-byte cells as a matrix for each role, and the label."""
     made: Batch = {}
-    for role, kind in (("continuous", np.float32), ("categorical", np.int32)):
+    for role, kind in KINDS.items():
         first = settings["names"].index(settings[role][0])
         part = cells[:, first : first + len(settings[role])]
         made[role] = np.ascontiguousarray(part).view(kind)
@@ -348,60 +452,62 @@ def as_matrices(rows: Any, settings: dict[str, Any]) -> Batch:
     return made
 
 
-def fresh(settings: dict[str, Any], name: str) -> Path:
-    """Return a new empty folder in the cache."""
-    path = Path(settings["cache"]) / name
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    return path
-
-
-def epoch(reader: Reader, sums: bool, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run an epoch; return {"rows": ...} and, if asked for, the sum of every column."""
-    if reader.train is not None:
-        return {"rows": reader.train()}
+def epoch(reader: Reader) -> dict[str, Any]:
+    """Run an epoch; return its rows and seconds, until its last batch had come."""
+    started = ended = time.perf_counter()
+    if reader.run is not None:
+        done = reader.run()
+        ended = getattr(done, "ended", None) or time.perf_counter()
+        return {"rows": getattr(done, "rows", done), "elapsed_s": ended - started}
     rows = 0
+    for batch in reader.batches():
+        rows += next(iter(batch.values())).shape[0]
+        ended = time.perf_counter()
+    return {"rows": rows, "elapsed_s": ended - started}
+
+
+def check(reader: Reader, settings: Settings) -> dict[str, Any]:
+    """Run an epoch; return its rows, each column's sum, and moments of each batch's times."""
     totals: dict[str, float] = {}
+    rows, times = 0, []
     for batch in reader.batches():
         counts = {values.shape[0] for values in batch.values()}
         if len(counts) != 1:
             raise ValueError(f"tensors of one batch have {sorted(counts)} rows")
         rows += counts.pop()
-        if sums:
-            for name, values in batch.items():
-                names = settings[name] if name in ("continuous", "categorical") else [name]
-                matrix = np.asarray(values).reshape(-1, len(names))
-                for column, total in zip(names, matrix.sum(axis=0, dtype=np.float64)):  # noqa: B905
-                    totals[column] = totals.get(column, 0.0) + float(total)
-    return {"rows": rows, "sums": totals} if sums else {"rows": rows}
+        for name, values in batch.items():
+            names = settings[name] if name in KINDS else [name]
+            matrix = np.asarray(values).reshape(-1, len(names))
+            for column, total in zip(names, matrix.sum(axis=0, dtype=np.float64)):  # noqa: B905
+                totals[column] = totals.get(column, 0.0) + float(total)
+            if settings["time"] in names:
+                held = matrix[:, names.index(settings["time"])].astype(np.float64)
+                times.append([float(held.mean()), float(np.square(held).mean())])
+    return {"rows": rows, "sums": totals, "times": times} if rows else epoch(reader)  # a training
 
 
 def versions() -> dict[str, str]:
     """Return the versions of what is installed of `PACKAGES`."""
-    found = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    there = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
+    return {"python": sys.version.split()[0], **{n: there[n] for n in PACKAGES if n in there}}
 
 
-def main(library: str) -> None:
-    """Serve one library until the input ends."""
+def main(name: str) -> None:
+    """Serve one reader until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keeps what a library prints out of the answers
     settings = json.loads(sys.stdin.readline())
-    readers = LIBRARIES[library](settings)
-    words = {name: reader.words for name, reader in readers.items()}
-    answers.write(json.dumps({"readers": words, "versions": versions()}) + "\n")
+    reader = here(settings, name) if name in HERE else globals()[name](settings)
+    facts = {"settings": reader.words, "page": reader.page, "versions": versions()}
+    answers.write(json.dumps(facts) + "\n")
     for line in sys.stdin:
-        request = json.loads(line)
-        reader = readers[request["reader"]]
-        if request["do"] in ("start", "stop"):
-            answer = {"done": getattr(reader, request["do"])() is None}
+        what = json.loads(line)["do"]
+        if what == "epoch":
+            answer = epoch(reader)
+        elif what == "check":
+            answer = check(reader, settings)
         else:
-            answer = epoch(reader, request["do"] == "sums", settings)
+            answer = {"done": getattr(reader, what)() is None}
         answers.write(json.dumps(answer) + "\n")
 
 

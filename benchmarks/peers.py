@@ -1,122 +1,122 @@
 """The loader and what people use instead, on the same rows: reading alone, and training one DLRM.
 
-Each other library has an environment of its own, made by `python -m benchmarks install`, and reads
-in a process of its own, so that it takes turns with everything else although one of them needs a
-TensorFlow of 2023. That process runs `peer_readers.py`, where the settings of each reader are, as
-its documentation recommends them. Keras' arrays, tf.data and the loader run in this process.
+Each way to read has a process of its own, which takes turns with all others. It runs
+`peer_readers.py`, where the settings of each reader are, as its documentation recommends them; the
+report has them, with the page. Other libraries have environments of their own, made by `python -m
+benchmarks install`. A library without environment is left out and named.
 
-A library without environment, or whose process fails when it starts, is left out and named. Before
-the turns, the sums of all columns are compared with those of the files.
+Sections (--only): read, an epoch of shuffled batches from plain Parquet (int64, PyArrow's
+defaults), or from TFRecord, MDS or arrays; own, from the Parquet that this project's ETL writes;
+train, an epoch of the fastest way of `train` and of PyTorch's own DLRM from memory. The tables of
+reading begin with the fastest way. All rows are in the page cache. Readers of one example per row
+get fewer rows; the table says how many.
 
-Sections (--only): read, an epoch of shuffled batches, as the library makes them: tensors of its own
-framework, or NumPy arrays; train, an epoch of `fit` with SGD, compiled by XLA, and of PyTorch's own
-DLRM from memory. All rows are in the page cache. The loader, prebatched TFRecord and PyTorch read
-all files --copies times, by hard links. Slow readers get fewer rows; the table says how many.
+Before the turns, each process reads an epoch in which the sums of all columns are compared with
+those of the files. It warms up, and gives two values. worth_rows: what the shuffle is worth, as in
+`loader`; compare it at the default --rows only, where the loader mixes 8 of 32 row groups.
+peak_bytes: memory of the process and its children, without files mapped into memory. A process that
+fails, or takes longer than --limit-s for an answer, is left out and named with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
 import os
+import re
+import signal
+import statistics
 import subprocess
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import Dataset, column_sums, criteo_shape, files_of, linked
-from benchmarks.install import ENVIRONMENTS, REQUIREMENTS
-from benchmarks.measure import Absent, Benchmark, Way, faster, fit_epoch
+from benchmarks.data import TIME, Dataset, column_sums, criteo_shape, files_of
+from benchmarks.install import ENVIRONMENTS
+from benchmarks.loader import ARRAYS, BASELINE, COLUMNS, PREBATCHED, STACKED
+from benchmarks.measure import ROOT, Absent, Benchmark, Epoch, Failed, Way, faster, ratios
+from benchmarks.readers import worth
+from benchmarks.train import FUSED, XLA, training
 from tutorlib.memory import usable_cores
 
 SCRIPT = Path(__file__).with_name("peer_readers.py")
-TITLES = {
-    "datasets": "HF datasets",
-    "torch": "PyTorch DataLoader over Arrow",
-    "grain": "Grain",
-    "streaming": "MosaicML streaming",
-    "ray": "Ray Data",
-    "merlin": "merlin-dataloader",
-    "dlrm": "PyTorch",
+MERLIN = "merlin-dataloader"
+PARQUET = {  # reader: its environment, its title
+    COLUMNS: ("", COLUMNS), STACKED: ("", STACKED),
+    "torch_loader": ("torch", "PyTorch DataLoader over Arrow"),
+    "torch_nodes": ("torch", "PyTorch torchdata.nodes over Arrow"),
+    "grain_groups": ("grain", "Grain over Arrow"), "polars_slices": ("polars", "Polars, slices"),
+    "hf_blocks": ("datasets", "HF datasets, Arrow blocks"), "ray_files": ("ray", "Ray Data"),
+}  # fmt: skip
+PLAIN = {  # with other formats; the old PyArrow of merlin does not read this project's files
+    **PARQUET, "merlin": ("merlin", MERLIN), "mosaic_blocks": ("streaming", "MosaicML streaming"),
+    "hf_flattened": ("datasets", "HF datasets, flatten_indices"), ARRAYS: ("", ARRAYS),
+    PREBATCHED: ("", PREBATCHED), BASELINE: ("", BASELINE),
+}  # fmt: skip
+TRAININGS = {
+    "torch_dlrm": ("torch", "PyTorch, tensors in memory"),
+    "torch_dlrm_compiled": ("torch", "PyTorch, tensors in memory, torch.compile"),
 }
-COPIED = ("torch",)  # fast enough to read all files several times
-COLUMNS, STACKED = "loader, columns", "loader, stacked"
-NATIVE = "tf.data, make_batched_features_dataset"
-PREBATCHED = "tf.data, prebatched TFRecord, not shuffled"
-ARRAYS = "Keras arrays in memory"
-FUSED = "loader, stacked and fused"
-BOUNDS = (
-    ("read", COLUMNS, f"{TITLES['merlin']}, per partition", 5),
-    ("read", COLUMNS, ARRAYS, 1),
-    ("train", FUSED, f"{TITLES['dlrm']}, tensors in memory", 2),
-)
+LEAST = {MERLIN: 5, ARRAYS: 1}  # times as fast
+BOUNDS = [
+    *(("own", COLUMNS, title, None) for env, title in PARQUET.values() if env),
+    *(("read", COLUMNS, title, LEAST.get(title)) for env, title in PLAIN.values() if env),
+    ("read", COLUMNS, ARRAYS, LEAST[ARRAYS]),
+    *(("train", FUSED + XLA, title, 2) for _, title in TRAININGS.values()),
+]
 SUM_TOLERANCE = 1e-6  # relative: float32 added up in another order
+SAMPLE_S = 0.05  # between two looks at the memory of a process
 
 
-# ---- ways in this process -----------------------------------------------------------------------
+# ---- reading ------------------------------------------------------------------------------------
 
 
 def read(arguments: argparse.Namespace) -> list[Way | Absent]:
-    """Return tf.data, Keras' arrays in memory, the loader, and the other libraries."""
-    import tfrecords
-    from benchmarks.readers import as_fit_shuffles, consume, consume_awake
-    from tutorlib import KerasSequenceLoader
+    """Return all readers, those of Parquet on plain files."""
+    data = criteo_shape(arguments.data, arguments.rows)
+    size = arguments.batch_size
+    data.examples(min(arguments.slow_rows, data.rows)), data.prebatched(size)  # before the turns
+    return [peer(reader, data, files_of(data.plain), arguments) for reader in PLAIN]
 
-    data, size = criteo_shape(arguments.data, arguments.rows), arguments.batch_size
-    schema, files = data.schema, files_of(linked(data.parquet, arguments.copies))
-    examples = data.examples(min(arguments.slow_rows, data.rows))
-    prebatched = tfrecords.prebatched_dataset(data.prebatched(size), schema)
-    loader = functools.partial(KerasSequenceLoader, files, size, schema=schema)
-    awake = {
-        NATIVE: tfrecords.native_dataset(examples, size, schema),
-        "tf.data, batch then parse_example": tfrecords.parsed_batches(examples, size, schema),
-    }
-    delivering = {
-        PREBATCHED: prebatched.repeat(arguments.copies),
-        ARRAYS: as_fit_shuffles(data.arrays(), size),
-        COLUMNS: loader(),
-        STACKED: loader(batch_layout="stacked"),
-    }
-    ways = [Way(name, functools.partial(consume_awake, each)) for name, each in awake.items()]
-    ways += [Way(name, functools.partial(consume, each)) for name, each in delivering.items()]
-    others = [way for library in REQUIREMENTS for way in peer(library, data, arguments)]
-    return [*ways, *others]
+
+def own(arguments: argparse.Namespace) -> list[Way | Absent]:
+    """Return the readers of Parquet on the files that this project's ETL writes."""
+    data = criteo_shape(arguments.data, arguments.rows)
+    return [peer(reader, data, files_of(data.parquet), arguments) for reader in PARQUET]
+
+
+def fastest_first(result: Any) -> list[dict[str, Any]]:
+    """Sort the ways of reading by speed, so that ratios are to the fastest; return the claims."""
+    for section in ("own", "read"):
+        ways = [entry for entry in result["ways"] if entry["section"] == section]
+        ways.sort(key=lambda entry: -entry["rows_per_s"])
+        for entry in ways:
+            entry["ratio"] = statistics.median(ratios(entry, ways[0]))
+        result["ways"] = ways + [e for e in result["ways"] if e["section"] != section]
+    return faster(BOUNDS)(result)
+
+
+# ---- training -----------------------------------------------------------------------------------
 
 
 def train(arguments: argparse.Namespace) -> list[Way | Absent]:
-    """Return the DLRM of `train` on each reader, all compiled, and PyTorch's own."""
-    import tfrecords
-    from benchmarks.networks import NETWORKS
-    from benchmarks.train import compiled, native
-    from tutorlib import KerasSequenceLoader
-
-    data, size = criteo_shape(arguments.data, arguments.train_rows), arguments.train_batch_size
-    network = NETWORKS["dlrm"](data.schema, "scaled")
-    schema = network.schema
-    loader = functools.partial(KerasSequenceLoader, data.parquet, size, schema=schema)
-    batches: dict[str, tuple[Any, ...]] = {
-        NATIVE: (native(data, data.rows, size, schema),),
-        PREBATCHED: (tfrecords.prebatched_dataset(data.prebatched(size), schema),),
-        ARRAYS: data.arrays(),
-        COLUMNS: (loader(),),
-        FUSED: (loader(batch_layout="stacked"),),
-    }
-    ways = []
-    for name, given in batches.items():
-        model = compiled(network.fused if name == FUSED else network.by_column, "sgd", True)
-        options = {"batch_size": size, "shuffle": True} if name == ARRAYS else {}
-        ways.append(Way(name, functools.partial(fit_epoch, model, *given, **options)))
-    return [*ways, *peer("dlrm", data, arguments)]
+    """Return the fastest way of `train`, and PyTorch's own DLRM."""
+    data = criteo_shape(arguments.data, arguments.train_rows)
+    options = {"batch_size": arguments.train_batch_size, "device": "cpu", "widths": "scaled"}
+    given = argparse.Namespace(**options, optimizer="sgd", precision="float32")
+    others = [peer(reader, data, files_of(data.parquet), arguments) for reader in TRAININGS]
+    return [training(FUSED + XLA, "dlrm", data, given), *others]
 
 
-# ---- other libraries ----------------------------------------------------------------------------
-
-
-class PeerError(RuntimeError):
-    """A process that reads with another library has failed; the message has its last output."""
+# ---- processes ----------------------------------------------------------------------------------
 
 
 class Peer:
@@ -125,157 +125,175 @@ class Peer:
     Args:
         command: command line that starts it.
         settings: its first line of input, as JSON.
+        limit_s: seconds that an answer may take.
 
     Attributes:
-        readers: {name of a reader: its settings in words}.
-        versions: {package: version} of what it runs.
+        facts: what it says of itself: settings, page and versions.
     """
 
-    def __init__(self, command: Sequence[str], settings: Mapping[str, Any]) -> None:
-        self._command = list(command)
+    def __init__(
+        self, command: Sequence[str], settings: Mapping[str, Any], limit_s: float = 180
+    ) -> None:
+        self._command, self._limit_s = list(command), limit_s
         self._errors = tempfile.TemporaryFile("w+", errors="replace")
+        path = str(ROOT) if command[0] == sys.executable else ""
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path}
         self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": ""},
+            self._command, stderr=self._errors, env=env, start_new_session=True, **pipes
         )
-        try:
-            answer = self.ask(settings)
-        except BaseException:
-            self.close()
-            raise
-        self.readers: dict[str, str] = answer["readers"]
-        self.versions: dict[str, str] = answer["versions"]
+        self.facts = self.ask(settings)
 
-    def do(self, reader: str, what: str) -> dict[str, Any]:
-        """Let a reader do one of "start", "epoch", "sums" and "stop"; return the answer."""
-        return self.ask({"reader": reader, "do": what})
+    def watched(self, what: str) -> tuple[dict[str, Any], int]:
+        """Let it do something; return the answer, and the peak memory of it and its children."""
+        peak = 0
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(self.ask, {"do": what})
+            while not asked.done():
+                peak = max(peak, memory_bytes(self._process.pid))
+                time.sleep(SAMPLE_S)
+            return asked.result(), peak
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Send a line and return the answer to it."""
-        requests, answers = self._process.stdin, self._process.stdout
-        line = ""
+        requests, answers, line = self._process.stdin, self._process.stdout, ""
+        timer = threading.Timer(self._limit_s, self._kill)
+        timer.start()
         if requests is not None and answers is not None:
-            try:
+            with contextlib.suppress(BrokenPipeError, ValueError):  # ValueError: closed before
                 requests.write(json.dumps(request) + "\n")
                 requests.flush()
                 line = answers.readline()
-            except BrokenPipeError:
-                pass
+        late = not timer.is_alive()
+        timer.cancel()
         if not line:
             status = self._process.wait()
             self._errors.seek(0)
             last = "\n".join(self._errors.read().splitlines()[-15:])
-            raise PeerError(
-                f"{' '.join(self._command)} ended with status {status} instead of answering "
-                f"{json.dumps(request)[:200]}. Its last output:\n{last}"
+            self.close()
+            took = f" after {self._limit_s:.0f} s, its limit," * late
+            raise Failed(
+                f"{' '.join(self._command[1:])} ended with status {status}{took} instead of "
+                f"answering {json.dumps(request)[:200]}. Its last output:\n{last}"
             )
         return json.loads(line)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # and its children, which hold the pipes
 
     def close(self) -> None:
         """End the process; once more does nothing."""
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()  # type: ignore[union-attr]
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._errors.close()
 
 
-def peer(library: str, data: Dataset, arguments: argparse.Namespace) -> list[Way | Absent]:
-    """Start a library's process and check what it reads; return a way for each of its readers.
+def memory_bytes(pid: int) -> int:
+    """Return the memory of a process and its descendants, without mapped files; Linux only.
 
-    merlin's old PyArrow only understands the plain files.
+    What processes share counts once: each has its part of it.
     """
-    environment = arguments.environments / ("torch" if library == "dlrm" else library)
-    if not (environment / "bin" / "python").exists():
-        why = f"no environment {environment.name}; `python -m benchmarks install` makes it"
-        return [Absent(TITLES[library], why)]
-    folder = data.plain if library == "merlin" else data.parquet
-    files = files_of(linked(folder, arguments.copies) if library in COPIED else folder)
+    parents, total = {}, 0
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # has ended
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+    for this in parents:
+        above: int | None = this
+        while above and above != pid:
+            above = parents.get(above)
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{this}/smaps_rollup").read_text() if above else ""
+            found = re.findall(r"^Pss_(?:Anon|Shmem): +([0-9]+)", text, re.MULTILINE)
+            total += 1024 * sum(map(int, found))
+    return total
+
+
+def peer(
+    reader: str, data: Dataset, files: list[str], arguments: argparse.Namespace
+) -> Way | Absent:
+    """Start a reader's process, check what it reads, and return its way."""
+    training = reader in TRAININGS
+    environment, title = (TRAININGS if training else PLAIN)[reader]
+    python = arguments.environments / environment / "bin" / "python"
+    if environment and not python.exists():
+        why = f"no environment {environment}; `python -m benchmarks install` makes it"
+        return Absent(title, why)
     schema = data.schema
+    cache = data.folder / f"{reader}-{Path(files[0]).parent.name}-cache"
     settings = {
-        "paths": files,
-        "cells": str(data.raw_rows() / "cells.bin"),
-        "names": schema.names,
+        "paths": files, "data": str(arguments.data), "rows": data.rows, "cache": str(cache),
+        "cells": str(data.raw_rows() / "cells.bin"), "copies": 1,
+        "plain": Path(files[0]).parent.name == "plain", "names": schema.names, "time": TIME,
         "label": schema.labels.names[0],
-        "continuous": schema.continuous.names,
-        "categorical": schema.categorical.names,
+        "continuous": schema.continuous.names, "categorical": schema.categorical.names,
         "sizes": [column.cardinality for column in schema.categorical],
-        "batch_size": arguments.train_batch_size if library == "dlrm" else arguments.batch_size,
-        "slow_rows": min(arguments.slow_rows, data.rows),
-        "cache": str(data.folder / f"{library}-cache"),
-        "threads": usable_cores(),
-    }
-    ways: list[Way | Absent] = []
+        "batch_size": arguments.train_batch_size if training else arguments.batch_size,
+        "slow_rows": min(arguments.slow_rows, data.rows), "threads": usable_cores(),
+    }  # fmt: skip
+    words = [str(python) if environment else sys.executable, str(SCRIPT), reader]
     try:
-        process = Peer([str(environment / "bin" / "python"), str(SCRIPT), library], settings)
-    except PeerError as error:
-        return [Absent(TITLES[library], str(error))]
-    try:
-        for reader, words in process.readers.items():
-            name = f"{TITLES[library]}, {reader}"
-            process.do(reader, "start")
-            answer = process.do(reader, "sums")
-            process.do(reader, "stop")
-            if "sums" in answer:  # a reader; a training has none
-                check_sums(name, answer["rows"], answer["sums"], files)
+        with contextlib.ExitStack() as stack:
+            process = Peer(words, settings, arguments.limit_s)
+            stack.callback(process.close)
+            process.ask({"do": "start"})
+            answer, peak = process.watched("check")
+            process.ask({"do": "stop"})
+            values: dict[str, float] = {"peak_bytes": peak}
+            if not training:
+                check_sums(title, answer["rows"], answer["sums"], files)
+                if len(answer["times"]) > 1:
+                    values["worth_rows"] = worth(answer["times"])
+            stack.pop_all()
+    except Failed as error:
+        return Absent(title, str(error))
 
-            def do(what: str, reader: str = reader) -> int:
-                return process.do(reader, what).get("rows", 0)
+    def epoch() -> Epoch:
+        done = process.ask({"do": "epoch"})
+        return Epoch(done["rows"], elapsed_s=done["elapsed_s"], values=values)
 
-            ways.append(
-                Way(
-                    name,
-                    functools.partial(do, "epoch"),
-                    before=functools.partial(do, "start"),
-                    after=functools.partial(do, "stop"),
-                    close=process.close,
-                    facts={"settings": words, "versions": process.versions},
-                )
-            )
-    except PeerError as error:
-        process.close()
-        return [Absent(TITLES[library], str(error))]
-    return ways
+    do = functools.partial(functools.partial, process.ask)
+    before, after = do({"do": "start"}), do({"do": "stop"})
+    return Way(title, epoch, before, after, process.close, process.facts)
 
 
 def check_sums(reader: str, rows: int, sums: Mapping[str, float], files: list[str]) -> None:
-    """Raise PeerError unless these are the sums of the first `rows` rows of the files."""
+    """Raise Failed unless these are the sums of the first `rows` rows of the files."""
     wrong = {
         name: (sums.get(name), value)
-        for name, value in column_sums(files, rows).items()
+        for name, value in _sums(tuple(files), rows).items()
         if not math.isclose(sums.get(name, math.nan), value, rel_tol=SUM_TOLERANCE)
     }
     if wrong:
-        raise PeerError(
+        raise Failed(
             f"{reader} did not read the values of the first {rows} rows of the files; "
             f"{{column: (its sum, the files' sum)}}: {wrong}"
         )
 
 
+_sums = functools.cache(lambda files, rows: column_sums(list(files), rows))
+
+
 PEERS = Benchmark(
     "peers",
-    "rows/s and samples/s of the loader and other libraries, each at its best (6 minutes)",
-    {"read": read, "train": train},
+    "rows/s and samples/s of the loader and other libraries, each at its best (10 minutes)",
+    {"read": read, "own": own, "train": train},
     {
-        "rows": (2_097_152, "rows"),
-        "slow_rows": (
-            262_144,
-            "rows for readers of one example per row; the slowest get a sixteenth of them",
-        ),
-        "copies": (4, "times that the fastest readers read the rows"),
+        "rows": (4_194_304, "rows"),
+        "slow_rows": (262_144, "rows for readers of one example per row"),
         "batch_size": (65_536, "rows per batch"),
         "train_rows": (262_144, "rows of an epoch of training"),
         "train_batch_size": (8192, "rows per batch of training"),
+        "limit_s": (180, "seconds that a process may take for an answer"),
         "environments": (ENVIRONMENTS, "folder with an environment for each library"),
     },
-    faster(BOUNDS),
+    fastest_first,
     repeat=3,
+    warmup=0,
 )

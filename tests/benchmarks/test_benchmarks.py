@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import etl, figures, loader, measure, peer_readers, peers
 from benchmarks.__main__ import MODULES, main
-from benchmarks.data import column_sums, criteo_shape, files_of, linked
+from benchmarks.data import TIME, column_sums, criteo_shape, files_of, linked
 from benchmarks.measure import Epoch, Way
 from benchmarks.readers import consume, worth
 from tutorlib import shuffle_quality
@@ -40,7 +40,7 @@ SMALL = {  # options of a run of seconds, and the number of ways that it measure
     "etl": ["--scale 0.01", 3],
     "train": ["--batch-size 1024 --only movielens", 6],
     "large-tables": ["--slow-rows 2048 --batch-size 512 --table-share 0.001", 4],
-    "peers": ["--only read --slow-rows 1000 --copies 2 --batch-size 1000 --environments none", 6],
+    "peers": ["--slow-rows 2048 --batch-size 1000 --train-batch-size 1024 --environments none", 8],
 }
 
 
@@ -75,17 +75,6 @@ def test_a_benchmark_runs_and_reports_every_way_with_its_claims(name, measured, 
     assert all(entry["rows_per_s"] > 0 < entry["ratio"] for entry in result["ways"])
     assert all(len(said["values"]) == 1 for said in result["claims"])
     assert str(folder) not in json.dumps({**result, "not_measured": {}})
-
-
-@pytest.mark.slow  # XLA compiles five networks
-def test_peers_trains_on_every_reader_of_this_process(folder):
-    path = folder / "peers-train.json"
-    options = ["--only", "train", "--train-rows", "2048", "--train-batch-size", "1024"]
-    options += ["--environments", "none", "--repeat", "1", "--data", str(folder)]
-    assert main(["peers", *options, "--out", str(path)]) == 0
-    result = json.loads(path.read_text())
-    assert [entry["rows"] for entry in result["ways"]] == [2048] * 5
-    assert list(result["not_measured"]) == ["PyTorch"]
 
 
 def test_every_reader_delivers_exactly_the_rows_of_the_files(folder):
@@ -335,9 +324,9 @@ def test_libraries_that_wrote_different_values_are_refused(tmp_path):
 SERVER = """
 import json, sys
 settings = json.loads(sys.stdin.readline())
-print(json.dumps({"readers": {"in order": "words"}, "versions": {"demo": "1.0"}}), flush=True)
+print(json.dumps({"settings": "words", "versions": {"demo": "1.0"}}), flush=True)
 for number, line in enumerate(sys.stdin, 1):
-    if json.loads(line)["reader"] == "broken":
+    if json.loads(line)["do"] == "broken":
         raise KeyError("no such reader, " + settings["label"])
     print(json.dumps({"rows": number}), flush=True)
 """
@@ -348,13 +337,14 @@ def test_a_peer_runs_an_epoch_on_request_and_its_error_has_its_last_output(tmp_p
     script.write_text(SERVER)
     peer = peers.Peer([sys.executable, str(script)], {"label": "label"})
     try:
-        assert (peer.readers, peer.versions) == ({"in order": "words"}, {"demo": "1.0"})
-        assert [peer.do("in order", "epoch")["rows"] for _ in range(3)] == [1, 2, 3]
-        with pytest.raises(peers.PeerError, match=r"status 1 .*\n(.*\n)*KeyError: 'no such reader"):
-            peer.do("broken", "epoch")
+        assert peer.facts == {"settings": "words", "versions": {"demo": "1.0"}}
+        assert [peer.ask({"do": "epoch"})["rows"] for _ in range(3)] == [1, 2, 3]
+        assert peer.watched("epoch")[0]["rows"] == 4
+        with pytest.raises(measure.Failed, match=r"status 1 .*\n(.*\n)*KeyError: 'no such reader"):
+            peer.ask({"do": "broken"})
     finally:
         peer.close()
-    with pytest.raises(peers.PeerError, match="ended with status 2"):
+    with pytest.raises(measure.Failed, match="ended with status 2"):
         peers.Peer([sys.executable, str(tmp_path / "absent.py")], {})
 
 
@@ -362,21 +352,52 @@ def test_a_peer_that_reads_other_values_than_the_files_hold_is_refused(tmp_path)
     data = criteo_shape(tmp_path, 2048)
     files, names = files_of(data.parquet), data.schema.names
     settings = {
-        "cells": str(data.raw_rows() / "cells.bin"), "names": names, "label": "label",
+        "cells": str(data.raw_rows() / "cells.bin"), "names": names, "label": "label", "time": TIME,
         "continuous": data.schema.continuous.names, "categorical": data.schema.categorical.names,
     }  # fmt: skip
-    rows = peer_readers.first_rows(settings, 1000)
-    batches = [peer_readers.as_matrices(part.tobytes(), settings) for part in np.split(rows, 4)]
-    reader = peer_readers.Reader("words", lambda: batches)
-    answer = peer_readers.epoch(reader, True, settings)
-    assert answer["rows"] == 1000
+    rows = peer_readers.all_rows(settings)[:1000]
+    batches = [peer_readers.as_matrices(part, settings) for part in np.split(rows, 4)]
+    reader = peer_readers.Reader("words", "page", lambda: batches)
+    answer = peer_readers.check(reader, settings)
+    assert answer["rows"] == peer_readers.epoch(reader)["rows"] == 1000
+    times = rows[:, names.index(TIME)].view(np.float32).reshape(4, 250).astype(float)
+    assert np.allclose(answer["times"], [(t.mean(), np.square(t).mean()) for t in times])
     peers.check_sums("honest", 1000, answer["sums"], files)
     sums = column_sums(files, 1000)
-    with pytest.raises(peers.PeerError, match="'C3'"):
+    with pytest.raises(measure.Failed, match="'C3'"):
         peers.check_sums("other", 1000, {**sums, "C3": sums["C3"] + 1}, files)
     del sums["I2"]
-    with pytest.raises(peers.PeerError, match="'I2': \\(None"):
+    with pytest.raises(measure.Failed, match="'I2': \\(None"):
         peers.check_sums("less", 1000, sums, files)
     batches[1]["label"] = batches[1]["label"][:9]
     with pytest.raises(ValueError, match="9, 250"):
-        peer_readers.epoch(reader, False, settings)
+        peer_readers.check(reader, settings)
+
+
+@pytest.mark.parametrize("size", [7, 10, 64])
+def test_chunks_cut_into_batches_keep_every_row_in_order_and_only_the_last_is_smaller(size):
+    chunks = [{"x": part} for part in np.split(np.arange(60), [13, 30, 31])]
+    batches = [batch["x"] for batch in peer_readers.rebatch(chunks, size)]
+    assert np.array_equal(np.concatenate(batches), np.arange(60))
+    assert {len(batch) for batch in batches[:-1]} <= {size}
+
+
+def test_tables_of_reading_begin_with_the_fastest_way():
+    made = [("read", "a", 4.0), ("read", "b", 1.0), ("train", "c", 9.0), ("own", "d", 2.0)]
+    ways = [
+        {"section": part, "name": name, "rows": 8, "elapsed_s": [time_s], "rows_per_s": 8 / time_s}
+        for part, name, time_s in made
+    ]
+    peers.fastest_first(result := {"ways": ways})
+    assert [e["name"] for e in result["ways"]] == ["b", "a", "d", "c"]
+    assert result["ways"][1]["ratio"] == 0.25
+
+
+def test_a_way_that_fails_is_left_out_with_its_reason_and_the_others_go_on():
+    def fail():
+        raise measure.Failed("broken pipe")
+
+    first, second = measure.turns([Way("a", fail), Way("b", lambda: 8)], repeat=2)
+    assert (first["why"], second["ratio"]) == ("broken pipe", 1)
+    with pytest.raises(measure.Failed, match=r"after 1 s, its limit, instead of answering"):
+        peers.Peer([sys.executable, "-c", "import time; time.sleep(60)"], {}, limit_s=1)
