@@ -173,7 +173,7 @@ class Peer:
             self.close()
             took = f" after {self._limit_s:.0f} s, its limit," * late
             raise Failed(
-                f"{' '.join(self._command[1:])} ended with status {status}{took} instead of "
+                f"{self._command[-1]} ended with status {status}{took} instead of "
                 f"answering {json.dumps(request)[:200]}. Its last output:\n{last}"
             )
         return json.loads(line)

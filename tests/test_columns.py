@@ -110,12 +110,9 @@ def test_a_null_float_is_nan_and_a_null_list_stays_null():
     assert chunk["l"].offsets.tolist() == [0, 0, 1]
 
 
-def test_columns_of_unequal_length_are_refused():
+def test_columns_of_unequal_length_and_chunks_of_different_columns_are_refused():
     with pytest.raises(ValueError, match="equal lengths"):
         Chunk({"a": np.arange(2), "b": np.arange(3)})
-
-
-def test_chunks_with_different_columns_do_not_concatenate():
     with pytest.raises(ValueError, match="chunks have different columns"):
         Chunk.concat([Chunk({"a": np.arange(2)}), Chunk({"b": np.arange(2)})])
     with pytest.raises(TypeError, match="only columns of one kind can be concatenated"):
