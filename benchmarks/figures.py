@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,20 @@ def table(results: Path = measure.RESULTS) -> str:
                 before = title, way
                 cells = [*shown, other, measure.measured(said), measure.target(said)]
                 lines.append(f"| {' | '.join([*cells, measure.reached(said)])} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *readers_table(results), ""])
+
+
+def readers_table(results: Path) -> Iterator[str]:
+    """Yield the lines of a table: what each reader of `peers` gives, and what it takes."""
+    ways = newest("peers", results)["ways"] if any(results.glob("peers-*")) else []
+    for section in dict.fromkeys(entry["section"] for entry in ways if entry["section"] != "train"):
+        title = TABLE["peers", section]
+        yield f"\n| {title} | rows/s | a batch is worth, rows | peak MiB |\n{'|---' * 4}|"
+        for entry in ways:
+            if entry["section"] == section:
+                rate, values = entry["rows_per_s"], entry["values"]
+                worth, peak = values["worth_rows"][0], values["peak_bytes"][0] / 2**20
+                yield f"| {entry['name']} | {rate:,.0f} | {worth:,.0f} | {peak:,.0f} |"
 
 
 def rate_and_ratio(entry: Mapping[str, Any]) -> str:
