@@ -242,15 +242,16 @@ def read_tables(
 def _patterns(delimiter: str, fields: int) -> dict[str, re.Pattern[str]]:
     """Return the patterns of a field with its end, of records and of an unfinished record."""
     mark = re.escape(delimiter)
-    quoted = '"[^"]*+(?:""[^"]*+)*+'
+    # Inner groups are not possessive: Python 3.11.2 goes on behind what a failed one had matched.
+    quoted = '"[^"]*+(?:""[^"]*+)*'
     field = rf'(?:{quoted}"|(?!")[^{mark}\n]*+)'
     record = rf"(?:{field}{mark}){{{fields - 1}}}{field}\n"
     patterns = {
         "field": rf"{field}[{mark}\n]",
         "records": rf"(?:\n|{record})*+",
         "record": record,
-        "other length": rf"(?:{field}{mark})*+{field}\n",
-        "unfinished": rf"(?:{field}{mark})*+{quoted}\Z",
+        "other length": rf"(?:{field}{mark})*{field}\n",
+        "unfinished": rf"(?:{field}{mark})*{quoted}\Z",
     }
     return {name: re.compile(pattern) for name, pattern in patterns.items()}
 
