@@ -17,11 +17,9 @@ import argparse
 import dataclasses
 import functools
 import gc
-import importlib.util
 import shutil
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,16 +29,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from benchmarks.data import IDS, NUMBERS, files_of, whole_folder
-from benchmarks.measure import (
-    Absent,
-    Benchmark,
-    Epoch,
-    MemoryWatch,
-    Way,
-    claim,
-    faster,
-    in_fresh_process,
-)
+from benchmarks.measure import Benchmark, Epoch, MemoryWatch, Way, claim, faster, in_fresh_process
 
 SCALE = 0.1  # of the real cardinalities: 5 million rows then hold as many distinct values as real
 FREQ_THRESHOLD = 15  # as in data_prep
@@ -85,19 +74,7 @@ def raw_rows(folder: Path, rows: int, scale: float) -> list[str]:
 # ---- the job in each library --------------------------------------------------------------------
 
 
-class Job(ABC):
-    """The job in one library, which the constructor imports."""
-
-    @abstractmethod
-    def fit(self, files: list[str]) -> None:
-        """Learn means, standard deviations and vocabularies from files of raw rows."""
-
-    @abstractmethod
-    def transform(self, files: list[str], target: Path) -> None:
-        """Write the rows of the files, in order, as `target/part*.parquet`."""
-
-
-class Tutorlib(Job):
+class Tutorlib:
     """The `Workflow` of `data_prep criteo`."""
 
     def __init__(self) -> None:
@@ -116,7 +93,7 @@ class Tutorlib(Job):
         )
 
 
-class Polars(Job):
+class Polars:
     """Lazy frames on Polars' streaming engine, the fastest of several variants that were tried.
 
     Ids come from a cast to an Enum of the vocabulary: `replace_strict` was slower and took three
@@ -173,7 +150,7 @@ class Polars(Job):
         )  # fmt: skip
 
 
-class Pandas(Job):
+class Pandas:
     """pandas, which learns from one column and writes one file at a time, to fit into memory."""
 
     def __init__(self) -> None:
@@ -216,7 +193,7 @@ class Pandas(Job):
             )  # fmt: skip
 
 
-JOBS: dict[str, Callable[[], Job]] = {"polars": Polars, "pandas": Pandas, "tutorlib": Tutorlib}
+JOBS: dict[str, Callable[[], Any]] = {"polars": Polars, "pandas": Pandas, "tutorlib": Tutorlib}
 
 
 # ---- one process, and what it wrote -------------------------------------------------------------
@@ -277,8 +254,8 @@ def check_equal(one: Path, other: Path, rows: int) -> None:
 # ---- turns --------------------------------------------------------------------------------------
 
 
-def clicks(arguments: argparse.Namespace) -> list[Way | Absent]:
-    """Return the job in each library that is installed."""
+def clicks(arguments: argparse.Namespace) -> list[Way]:
+    """Return the job in each library."""
     rows = arguments.rows
     files = tuple(raw_rows(arguments.data, rows, arguments.scale))
     folder = Path(tempfile.mkdtemp(dir=arguments.data, prefix="etl-"))
@@ -296,8 +273,6 @@ def clicks(arguments: argparse.Namespace) -> list[Way | Absent]:
     remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
     return [
         Way(title, functools.partial(epoch, library), close=remove)
-        if importlib.util.find_spec(library)
-        else Absent(title, f"not installed here; pip install {library}")
         for library, title in TITLES.items()
     ]
 

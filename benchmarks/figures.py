@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 import statistics
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Bars:
         sections: {section: title}.
         what: the caption's beginning; {names} are options of the report.
         value: (value of the ways, title) of the second column of panels.
-        log: whether a tenfold value is one step further instead of ten, in that column.
+        bare: whether that column has numbers without bars; the ways are then sorted by rate.
         only: the ways to draw; all if empty.
     """
 
@@ -40,21 +41,19 @@ class Bars:
     sections: Mapping[str, str]
     what: str
     value: tuple[str, str]
-    log: bool = False
+    bare: bool = False
     only: tuple[str, ...] = ()
 
 
 FIGURES: dict[str, Bars] = {
     "first_page": Bars(
         "loader",
-        {
-            "readers": "Rows/s, this project's files",
-            "plain": "Rows/s, PyArrow's default files",
-        },
-        "13 numbers + 26 ids + label, sorted by time, in the page cache; batches of "
-        "{batch_size:,}.\nA batch tells as much about the time as so many random rows do.",
-        ("worth_rows", "A batch is worth"),
-        log=True,
+        {"readers": "Rows/s"},
+        "13 numbers, 26 ids and a label a row, sorted by time; this project's files, in the page "
+        "cache; batches of {batch_size:,}. Worth of a batch: so many random rows tell as much "
+        "about the time.",
+        ("worth_rows", "Worth of\na batch"),
+        bare=True,
         only=(*loader.RIVALS, loader.COLUMNS, loader.STACKED, loader.ARROW),
     ),
     "train": Bars(
@@ -64,7 +63,7 @@ FIGURES: dict[str, Bars] = {
             "movielens": "MovieLens: samples/s",
             "wide_and_deep": "Wide & Deep: samples/s",
         },
-        "Epochs of {rows:,} rows in batches of {batch_size:,}, {optimizer}, {widths} widths.\n"
+        "Epochs of {rows:,} rows in batches of {batch_size:,}, {optimizer}, {widths} widths. "
         "native: TFRecord, one example a row; prebatched: one record a batch, not shuffled.",
         ("wait_share", "Waiting"),
     ),
@@ -176,9 +175,8 @@ def readers_table(results: Path) -> Iterator[str]:
 def rate_and_ratio(entry: Mapping[str, Any]) -> str:
     """Return the rows per second of an entry as a reader would say it, and its ratio."""
     rate, ratio = entry["rows_per_s"], entry["ratio"]
-    millions = f"{rate / 1e6:.{int(rate < 1e7)}f} million"
-    said = millions if rate >= 1e6 else f"{rate / 1e3:.0f} thousand"
-    return f"{said}  ({ratio:,.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}x)"
+    said = f"{rate / 1e6:.{int(rate < 1e7)}f} M" if rate >= 1e6 else f"{rate / 1e3:.0f} k"
+    return f"{said} ({ratio:,.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}x)"
 
 
 def draw(bars: Bars, result: Mapping[str, Any], path: Path) -> None:
@@ -197,28 +195,28 @@ def draw(bars: Bars, result: Mapping[str, Any], path: Path) -> None:
         raise FileNotFoundError(f"{path.stem} needs a run of `{needed}` first")
     options, heights = result["options"], [len(entries) for entries in drawn.values()]
     with matplotlib.rc_context({"svg.hashsalt": "tutorlib", "font.size": 11, "text.color": TEXT}):
-        height = 0.36 * sum(heights) + 0.3 * len(heights) + 1.1
-        figure = Figure(figsize=(9, height), layout="constrained")
+        height = 0.36 * sum(heights) + 0.3 * len(heights) + 1.6
+        figure = Figure(figsize=(5.2, height), layout="constrained")  # the width of a telephone
         panels = figure.subplots(
-            len(drawn), 2, sharey="row", squeeze=False, height_ratios=heights, width_ratios=(5, 3)
+            len(drawn), 2, sharey="row", squeeze=False, height_ratios=heights, width_ratios=(5, 2)
         )
         for (section, entries), (left, right) in zip(drawn.items(), panels, strict=True):
-            if bars.log:  # ways that share a scale need no order of their own
+            if bars.bare:
                 entries.sort(key=lambda entry: entry["rows_per_s"])
             _panel(left, bars.sections[section], entries, [*map(measure.rates, entries)])
             name, title = bars.value
             values = [entry.get("values", {}).get(name, []) for entry in entries]
-            _panel(right, title, entries, values, name, bars.log)
+            _panel(right, title, entries, values, name, bars.bare)
         shown = [entry for entries in drawn.values() for entry in entries]
         shaky = sum(measure.unsteady(measure.rates(entry)) for entry in shown)
-        turns, first = len(result["ways"][0]["elapsed_s"]), "; ".join(dict.fromkeys(bases))
-        what = f"{bars.what.format(**options)}\nMedian and range of {turns} turns"
-        what += f"; {shaky} ways vary by more than {measure.STEADY:.0%}." if shaky else "."
+        first = "; ".join(dict.fromkeys(bases))
+        what = f"{bars.what.format(**options)} Median of the turns, and its bounds (90 %)"
+        what += f"; {shaky} are wider than {measure.STEADY:.0%}." if shaky else "."
         libraries = ", ".join(f"{n} {result['versions'][n]}" for n in LIBRARIES)
         machine = measure.describe_hardware(result["hardware"])
-        text = f"{what} Factors: medians of the turns' ratios to\n{first}.\n{machine}, "
-        text += f"{libraries}, {result['date'][:10]}"
-        figure.supxlabel(text, fontsize=9, x=0.01, ha="left", linespacing=1.5)
+        text = f"{what} Factors: medians of the turns' ratios to {first}. {machine}, "
+        text = textwrap.fill(f"{text}{libraries}, {result['date'][:10]}", 66)
+        figure.supxlabel(text, fontsize=10, x=0.01, ha="left", linespacing=1.5)
         figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
@@ -228,30 +226,29 @@ def _panel(
     entries: Sequence[Mapping[str, Any]],
     values: Sequence[Sequence[float]],
     unit: str = "",
-    log: bool = False,
+    bare: bool = False,
 ) -> None:
-    """Draw a bar for the median of each entry's values, a line for their range, and the number."""
+    """Draw for each entry its number, and unless `bare` a bar and a line for its bounds."""
     for y, (entry, of_turns) in enumerate(zip(entries, values, strict=True)):
         if not of_turns:
             continue
         ours = entry["name"].startswith("loader")
         limit = entry["name"].startswith(("Arrow", "no reader"))
-        median, lowest, highest = statistics.median(of_turns), min(of_turns), max(of_turns)
-        axes.barh(y, median, color=OURS if ours else LIMIT if limit else THEIRS, height=0.62)
-        axes.plot([median, highest], [y, y], color=TEXT, linewidth=1.5)
-        axes.plot([lowest, median], [y, y], color=RANGE, linewidth=1.5)
+        median, (lowest, highest) = statistics.median(of_turns), measure.bounds(of_turns)
+        if not bare:
+            axes.barh(y, median, color=OURS if ours else LIMIT if limit else THEIRS, height=0.62)
+            axes.plot([median, highest], [y, y], color=TEXT, linewidth=1.5)
+            axes.plot([lowest, median], [y, y], color=RANGE, linewidth=1.5)
         said = next((say(median) for end, say in measure.UNITS.items() if unit.endswith(end)), "")
         said = said if unit else rate_and_ratio(entry)
         look = {"va": "center", "weight": "bold" if ours else "normal"}
-        axes.annotate(said, (highest, y), (5, 0), textcoords="offset points", **look)
-    axes.set_yticks(range(len(entries)), [entry["name"] for entry in entries], color=TEXT)
+        axes.annotate(said, (0 if bare else highest, y), (5, 0), textcoords="offset points", **look)
+    names = [textwrap.fill(entry["name"], 23) for entry in entries]
+    axes.set_yticks(range(len(entries)), names, color=TEXT, linespacing=1)
     axes.set_ylim(-0.6, len(entries) - 0.4)
     most = max(max(of_turns, default=0) for of_turns in values)
     axes.set_xlim(0, 2 * most)
-    if log:
-        axes.set_xscale("log")
-        axes.set_xlim(0.5, most**1.6)
     axes.set_xticks([])
     axes.tick_params(length=0, which="both")
     axes.spines[:].set_visible(False)
-    axes.set_title(title, loc="left", weight="bold")
+    axes.set_title(title, loc="left", weight="bold", size=11)

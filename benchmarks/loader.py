@@ -44,7 +44,7 @@ RIVALS = (BASELINE, PARSED, VECTORS, WINDOW, ARRAYS, PREBATCHED, JOINED, LINES)
 OF_SINGLE_ROWS = (BASELINE, PARSED, VECTORS, WINDOW)  # pass each row from thread to thread
 OPTIONS: dict[str, tuple[Any, str]] = {
     "rows": (2_097_152, "rows"),
-    "slow_rows": (524_288, "rows for readers that pass single rows on"),
+    "slow_rows": (262_144, "rows for readers that pass single rows on"),
     "copies": (
         8,
         "times that fast readers read the rows; small and joined batches fewer times",

@@ -1,8 +1,8 @@
 """Measuring: ways to do the same work take turns; a report says on what, with what and when.
 
 A single figure says little: machines differ, and one machine differs from minute to minute. So the
-ways of a section take turns (A B C, A B C, ...), the ratio of two ways in the same turn counts, and
-the report keeps every value.
+ways of a section take turns (A B C, A B C, ...), the ratio of two ways in the same turn counts,
+turns go on while a way is unsteady, and the report keeps every value.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import mmap
 import multiprocessing
 import os
@@ -37,7 +38,7 @@ DATA = ROOT / "build" / "benchmarks"
 LIBRARIES = ("tensorflow", "keras", "numpy", "pyarrow", "polars", "pandas")
 # What no report's command has:
 OF_ONE_MACHINE = ("run", "command", "benchmark", "data", "out", "environments")
-STEADY = 0.15  # largest spread of a way's rates on a quiet machine
+STEADY = 0.15  # largest spread of the rates of a steady way
 SAMPLE_S = 0.003  # between two looks at a process's memory
 
 Task = TypeVar("Task")
@@ -107,8 +108,9 @@ class Benchmark:
         options: {option: (default, help)}; a default that is a list takes several values, a tuple
             is a choice of words, the default first.
         claims: function of a report that returns what it should show, made with `claim`.
-        repeat: turns that count.
-        warmup: turns before them that do not.
+        repeat: turns that count, at least; a section goes on while one of its ways is unsteady.
+        most: turns at most.
+        warmup: turns before them that do not count.
         device: whether it has `--device`, to compute on a GPU.
     """
 
@@ -118,6 +120,7 @@ class Benchmark:
     options: Mapping[str, tuple[Any, str]]
     claims: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]] = lambda result: ()
     repeat: int = 5
+    most: int = 13
     warmup: int = 1
     device: bool = False
 
@@ -126,6 +129,7 @@ def add_options(parser: argparse.ArgumentParser, benchmark: Benchmark) -> None:
     """Add the options of a benchmark to the parser of its command."""
     options = dict(benchmark.options)
     options["repeat"] = benchmark.repeat, "turns"
+    options["most"] = benchmark.most, "turns of a section with an unsteady way"
     options["data"] = DATA, "folder where rows are kept for the next run"
     if benchmark.device:
         options["device"] = ("cpu", "gpu"), "cpu hides all GPUs; gpu makes batches and trains there"
@@ -176,8 +180,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         here = [way for way in ways if isinstance(way, Way)]
         try:
             entries = turns(
-                here, repeat=arguments.repeat, warmup=benchmark.warmup, synchronise=synchronise
-            )
+                here, repeat=arguments.repeat, most=arguments.most, warmup=benchmark.warmup,
+                synchronise=synchronise,
+            )  # fmt: skip
         finally:
             for way in here:
                 way.close()
@@ -220,6 +225,7 @@ def turns(
     ways: Sequence[Way],
     *,
     repeat: int = 5,
+    most: int = 0,
     warmup: int = 1,
     synchronise: Callable[[], Any] = nothing,
     clock: Callable[[], float] = time.perf_counter,
@@ -229,6 +235,7 @@ def turns(
     Args:
         ways: what takes turns; the first is the baseline of the ratios.
         repeat: turns that count, at least 1.
+        most: further turns follow, up to so many, while the rates of a way are unsteady.
         warmup: turns before them that do not count, at least 0.
         synchronise: called before each reading of the clock, to wait for the device.
         clock: monotonic clock, in seconds.
@@ -239,7 +246,9 @@ def turns(
     entries: list[dict[str, Any]] = [
         {"name": way.name, "rows": None, "elapsed_s": [], "warmup_s": []} for way in ways
     ]
-    for turn in range(-warmup, repeat):
+    for turn in range(-warmup, max(repeat, most)):
+        if turn >= repeat and not any(unsteady(rates(e)) for e in entries if "why" not in e):
+            break
         for way, entry in zip(ways, entries, strict=True):
             if "why" in entry:
                 continue
@@ -269,7 +278,7 @@ def turns(
             if turn >= 0:
                 for name, value in epoch.values.items():
                     entry.setdefault("values", {}).setdefault(name, []).append(value)
-            label = f"turn {turn + 1}/{repeat}" if turn >= 0 else "warm-up"
+            label = f"turn {turn + 1}" if turn >= 0 else "warm-up"
             said = f"{label:>10}  {way.name:<50}{epoch.rows / elapsed_s:>14,.0f} rows/s"
             print(said, file=sys.stderr, flush=True)
     kept = [entry for entry in entries if "why" not in entry]
@@ -367,22 +376,36 @@ UNITS = {  # by the end of a value's name
 }
 
 
+def bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval that holds the median of endless turns, with a confidence of 90 %.
+
+    It is the sign test's: no distribution is assumed. Of fewer than 8 turns it is their range,
+    which is less sure of fewer than 5; of 13 turns it is the 4th to the 10th value.
+    """
+    count, outside, below = len(values), 0, 1
+    while 20 * (below + math.comb(count, outside + 1)) <= 2**count:
+        outside += 1
+        below += math.comb(count, outside)
+    return sorted(values)[outside], sorted(values)[-1 - outside]
+
+
 def spread(values: Sequence[float]) -> float:
-    """Return the range of values as a share of their median."""
-    return (max(values) - min(values)) / statistics.median(values)
+    """Return the width of that interval as a share of the median."""
+    least, most = bounds(values)
+    return (most - least) / statistics.median(values)
 
 
 def unsteady(values: Sequence[float]) -> bool:
-    """Return whether values vary more than those of a quiet machine."""
+    """Return whether the bounds of the median are more than 15 % of it apart."""
     return spread(values) > STEADY
 
 
 def measured(claimed: Mapping[str, Any]) -> str:
-    """Return the median of a claim's values and their range, without exponents."""
+    """Return the median of a claim's values and its bounds, without exponents."""
     values = claimed["values"]
     middle, least, most = (
         f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        for value in (claimed["median"], min(values), max(values))
+        for value in (claimed["median"], *bounds(values))
     )
     range_ = f" ({least} to {most}{', unsteady' * unsteady(values)})"
     return middle + range_ * (len(values) > 1)
@@ -405,12 +428,12 @@ def table(result: Mapping[str, Any]) -> str:
     for section in dict.fromkeys(entry["section"] for entry in result["ways"]):
         entries = [entry for entry in result["ways"] if entry["section"] == section]
         names = list(dict.fromkeys(name for e in entries for name in e.get("values", ())))
-        rows = [[section, "rows/s", "lowest", "highest", "spread", "ratio", "rows", *names]]
+        rows = [[section, "rows/s", "from", "to", "spread", "ratio", "turns", "rows", *names]]
         for entry in entries:
-            numbers = [entry["rows_per_s"], min(rates(entry)), max(rates(entry))]
+            numbers = [entry["rows_per_s"], *bounds(rates(entry))]
             range_ = f"{spread(rates(entry)):.0%}{' (!)' * unsteady(rates(entry))}"
             cells = [*(f"{number:,.0f}" for number in numbers), range_, f"{entry['ratio']:.3g}"]
-            rows.append([entry["name"], *cells, f"{entry['rows']:,}"])
+            rows.append([entry["name"], *cells, str(len(entry["elapsed_s"])), f"{entry['rows']:,}"])
             for name in names:
                 said = next(said for end, said in UNITS.items() if name.endswith(end))
                 values = entry.get("values", {}).get(name)

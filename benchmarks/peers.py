@@ -294,6 +294,5 @@ PEERS = Benchmark(
         "environments": (ENVIRONMENTS, "folder with an environment for each library"),
     },
     fastest_first,
-    repeat=3,
     warmup=0,
 )

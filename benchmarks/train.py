@@ -39,7 +39,7 @@ from typing import Any
 
 from benchmarks.data import Dataset, criteo_shape, files_of, movielens_shape, nhot_shape
 from benchmarks.loader import ARRAYS, COLUMNS, LINES
-from benchmarks.measure import Benchmark, Epoch, Way, claim, faster, fit_epoch, rates
+from benchmarks.measure import Benchmark, Epoch, Way, bounds, claim, faster, fit_epoch, rates
 from benchmarks.readers import as_fit_shuffles, as_py_dataset, lines_of_numpy, matrices_of
 
 DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
@@ -195,8 +195,8 @@ def where_reading_counts(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             continue
         turns = zip(rates(entry), rates(alone), strict=True)
         costs = [1 / rate - 1 / step for rate, step in turns]
-        if min(costs) > MEASURABLE_S:
-            limits = [1 / (9 * cost) for cost in costs]
+        if bounds(costs)[0] > MEASURABLE_S:
+            limits = [1 / (9 * max(cost, MEASURABLE_S)) for cost in costs]
             yield claim(f"{section}: samples/s of the step from which {name} takes a tenth", limits)
 
 
