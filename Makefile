@@ -100,7 +100,8 @@ tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, SCALE=published,
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)
 
 lab: setup data ## open the lessons in JupyterLab
-	@PATH="$(abspath $(VENV))/bin:$$PATH" TF_CPP_MIN_LOG_LEVEL=3 jupyter lab --LabApp.news_url=None \
+	@PATH="$(abspath $(VENV))/bin:$$PATH" TF_CPP_MIN_LOG_LEVEL=3 \
+	  PYTHONSTARTUP="$(abspath tools/lab/startup.py)" jupyter lab --LabApp.news_url=None \
 	  --LabApp.app_settings_dir=tools/lab --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
 
 check: setup ## lint, types and the tests of files changed since main (BASE=another revision)

@@ -36,12 +36,12 @@ def is_solutions(page):
 def strip_page(page):
     """Remove what a page does not keep: other outputs, stderr, what an editor adds.
 
-    Code cells are counted from 1, because nbval skips cells without a count.
+    Code cells are counted from 1, because nbval skips cells without a count. The version of Python
+    is "3", as the kernels of `make lab` say it, so that JupyterLab finds nothing to save.
     """
     count, kept = 0, is_solutions(page)
     for cell in page.cells:
-        for name in set(cell.metadata) - {"tags"}:
-            del cell.metadata[name]
+        cell.metadata = {key: cell.metadata[key] for key in cell.metadata if key == "tags"}
         if cell.cell_type != "code":
             continue
         count += bool(cell.source.strip())
@@ -52,7 +52,8 @@ def strip_page(page):
             output.pop("transient", None)
             if "execution_count" in output:
                 output.execution_count = cell.execution_count
-    page.metadata = {"kernelspec": page.metadata["kernelspec"], "language_info": {"name": "python"}}
+    language = {**page.metadata.get("language_info", {"name": "python"}), "version": "3"}
+    page.metadata = {"kernelspec": page.metadata["kernelspec"], "language_info": language}
 
 
 def take_outputs(page, executed, recorded_on):

@@ -1,4 +1,4 @@
-"""`make check`: lint, types and the tests of what has changed, in under two minutes on two cores.
+"""`make check`: lint, types and the tests of what has changed.
 
 A file has changed if it differs from the last commit in common with the main branch, committed or
 not. A changed file of `tutorlib/loader/` means the tests in `tests/loader/` or

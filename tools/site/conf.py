@@ -2,6 +2,7 @@
 
 project = "Tabular data to Keras at the speed of the hardware"
 html_title = "tutorlib"
+author = "the authors of tutorlib"
 root_doc = "README"
 exclude_patterns = ["tests", ".github"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
