@@ -169,7 +169,7 @@ def page():
         "# Arrow types",
         "",
         "What becomes of a column of each type as a feature, as a label, and in a `Workflow`,",
-        "offline, in the loader and served alike. A column that is not used hinders nothing,",
+        "offline, in the loader and served alike. A column that is not used does no harm,",
         "whatever its type. Errors name the column and the remedy. Each cell is checked by",
         "[tests/loader/test_arrow_types.py](../tests/loader/test_arrow_types.py).",
         "",
