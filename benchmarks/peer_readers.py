@@ -40,14 +40,17 @@ if TYPE_CHECKING:
 WIDTH, BOTTOM, TOP = 8, 32, 32  # of the DLRM in PyTorch: the scaled widths of `networks.py`
 LEARNING_RATE = 0.01  # Keras' default for SGD
 KINDS = {"continuous": np.float32, "categorical": np.int32}  # of matrices
-BLOCK, CHUNK = 16_384, 524_288  # rows of a block; rows that are permuted together
+# Rows of a block; rows permuted together; rows of Hugging Face's buffer, refilled by half.
+BLOCK, CHUNK, BUFFER = 16_384, 524_288, 131_072
+STORE_BYTES, BLOCK_BYTES = 2 << 30, 16 << 20  # Ray: its store holds all blocks
 HERE = {  # of this project's environment, as `loader.py` makes them: settings, page
     "loader, columns": ("KerasSequenceLoader(batch_layout='columns')", "docs/using.md"),
     "loader, stacked": ("KerasSequenceLoader(batch_layout='stacked')", "docs/using.md"),
     "Keras arrays in memory": ("shuffle=True", "keras.io/api/models/model_training_apis"),
     "prebatched TFRecord, not shuffled": ("prefetch", "tensorflow.org/guide/data_performance"),
     "TFRecord, make_batched_features_dataset": (
-        "shuffle_buffer_size=10000, cores kept awake", "tensorflow.org/guide/data",
+        "shuffle_buffer_size=10000, cores kept awake",
+        "tensorflow.org/api_docs/python/tf/data/experimental/make_batched_features_dataset",
     ),
 }  # fmt: skip
 PACKAGES = (
@@ -96,21 +99,20 @@ def hf_table(settings: Settings) -> Any:
     return datasets.Dataset.from_parquet(settings["paths"], cache_dir=settings["cache"])
 
 
-def hf_flattened(settings: Settings) -> Reader:
-    """Return Hugging Face datasets' whole shuffle, rewritten for each epoch in memory.
+def hf_iterable(settings: Settings) -> Reader:
+    """Return the shuffle that Hugging Face datasets recommends: of shards, then in a buffer.
 
-    A shuffled table is slow until it is rewritten (its page says so). Rewriting is a part of the
-    epoch, since the next epoch needs another order.
+    An exact shuffle is not: "the speed can become 10x slower" (40,000 rows/s here), and rewriting
+    it with `flatten_indices` takes longer than the epoch.
     """
-    table, seeds = hf_table(settings), itertools.count()
-    table = table.select(range(settings["slow_rows"] // 8))  # it reads thousands of rows/s
-    size = min(settings["batch_size"], len(table) // 4)
+    table, seeds, size = hf_table(settings), itertools.count(), settings["batch_size"]
+    sharded = table.to_iterable_dataset(num_shards=len(table) // BLOCK).with_format("arrow")
 
-    def batches() -> Iterable[Batch]:
-        shuffled = table.shuffle(seed=next(seeds)).flatten_indices(keep_in_memory=True)
-        return shuffled.with_format("numpy").iter(size)
+    def batches() -> Iterator[Batch]:
+        for rows in sharded.shuffle(seed=next(seeds), buffer_size=BUFFER).iter(size):
+            yield {name: rows[name].to_numpy() for name in rows.column_names}
 
-    words = "shuffle().flatten_indices(keep_in_memory=True).with_format('numpy').iter(batch_size)"
+    words = f"to_iterable_dataset, shards of {BLOCK:,} rows, shuffle(buffer_size={BUFFER:,}), arrow"
     return Reader(words, "huggingface.co/docs/datasets/about_mapstyle_vs_iterable", batches)
 
 
@@ -272,26 +274,31 @@ def mosaic_blocks(settings: Settings) -> Reader:
 
 
 def ray_files(settings: Settings) -> Reader:
-    """Return Ray Data's fastest shuffle, of files, and of blocks; its servers run in its turns."""
+    """Return Ray Data: shuffled files and blocks, rows in its tasks; its servers run in its turns.
+
+    Without a memory monitor, which ends the servers that Ray needs while other ways fill memory.
+    """
     import ray
     import ray.data
 
     def start() -> None:
+        os.environ["RAY_memory_monitor_refresh_ms"] = "0"
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(num_cpus=settings["threads"], **quiet)
-        ray.data.DataContext.get_current().enable_progress_bars = False
+        ray.init(num_cpus=settings["threads"], object_store_memory=STORE_BYTES, **quiet)
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars, context.target_max_block_size = False, BLOCK_BYTES
         sum(1 for _ in ray.data.read_parquet(settings["paths"][:1]).iter_batches())  # its workers
 
-    def batches() -> Iterator[Batch]:
-        rng = np.random.default_rng()
-        table = ray.data.read_parquet(settings["paths"], shuffle="files").randomize_block_order()
-        # pyarrow and NumPy batches are the cheapest; prefetching is recommended for all iteration.
-        options = {"batch_size": CHUNK, "batch_format": "pyarrow", "prefetch_batches": 1}
-        chunks = (permuted_columns(chunk, rng) for chunk in table.iter_batches(**options))
-        return rebatch(chunks, settings["batch_size"])
+    def permuted(table: Any) -> Any:
+        return table.take(np.random.default_rng().permutation(len(table)))
 
-    words = f"read_parquet(shuffle='files').randomize_block_order(), {CHUNK:,} rows permuted"
-    page = "docs.ray.io/en/latest/data/shuffling-data.html"
+    def batches() -> Iterable[Batch]:
+        table = ray.data.read_parquet(settings["paths"], shuffle="files").randomize_block_order()
+        table = table.map_batches(permuted, batch_size=CHUNK, batch_format="pyarrow")
+        return table.iter_batches(batch_size=settings["batch_size"], prefetch_batches=1)
+
+    words = f"shuffle='files', randomize_block_order, map_batches(permutation, {CHUNK:,})"
+    page = "docs.ray.io/en/master/data/shuffling-data.html"
     return Reader(words, page, batches, None, start, ray.shutdown)
 
 
@@ -322,14 +329,14 @@ def merlin(settings: Settings) -> Reader:
     from merlin.io import Dataset
     from merlin.schema import Tags
 
-    table = Dataset(settings["paths"], engine="parquet", cpu=True)
+    table = Dataset(settings["paths"], engine="parquet", cpu=True, part_size="32MB")
     schema, label = table.schema, settings["label"]
     schema[label] = schema[label].with_tags(Tags.TARGET)
     table.schema = schema
-    # parts_per_chunk stays 1: more "can negatively impact throughput" (Loader).
-    made = Loader(table, batch_size=settings["batch_size"], shuffle=True, device="cpu")
+    # Four small parts a chunk: "better epoch-level randomness" (Loader), and no slower than one.
+    made = Loader(table, settings["batch_size"], shuffle=True, parts_per_chunk=4, device="cpu")
 
-    words = "Loader(shuffle=True, device='cpu')"
+    words = "Dataset(part_size='32MB'), Loader(shuffle=True, parts_per_chunk=4, device='cpu')"
     page = "nvidia-merlin.github.io/dataloader/stable/api/merlin.dataloader.html"
     return Reader(words, page, lambda: as_mappings(made, label))
 
@@ -386,7 +393,8 @@ def torch_dlrm(settings: Settings, compiled: bool = False) -> Reader:
     def epoch() -> int:
         for chosen in torch.randperm(len(label)).split(size):
             optimizer.zero_grad(set_to_none=True)
-            forward(numbers[chosen], table(ids[chosen]), label[chosen]).backward()
+            of_batch = [part.index_select(0, chosen) for part in (numbers, ids, label)]
+            forward(of_batch[0], table(of_batch[1]), of_batch[2]).backward()
             optimizer.step()
         return len(label)
 

@@ -58,7 +58,7 @@ PARQUET = {  # reader: its environment, its title
 }  # fmt: skip
 PLAIN = {  # with other formats; the old PyArrow of merlin does not read this project's files
     **PARQUET, "merlin": ("merlin", MERLIN), "mosaic_blocks": ("streaming", "MosaicML streaming"),
-    "hf_flattened": ("datasets", "HF datasets, flatten_indices"), ARRAYS: ("", ARRAYS),
+    "hf_iterable": ("datasets", "HF datasets, shuffle buffer"), ARRAYS: ("", ARRAYS),
     PREBATCHED: ("", PREBATCHED), BASELINE: ("", BASELINE),
 }  # fmt: skip
 TRAININGS = {
