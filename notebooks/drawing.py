@@ -48,8 +48,8 @@ def draw_bars(values, unit, colours=None, *, axes=None, slowest=None):
         if slowest is not None:
             begin = slowest if isinstance(slowest, pd.Series) else slowest[title]
             panel.hlines(range(len(table)), begin.loc[table.index], column, "black", linewidth=1.5)
-        panel.set(title=title, xlabel=unit)
-        panel.margins(x=0.25)
+        panel.set(title=title, xlabel=unit, xmargin=0.25)
+        panel.locator_params(axis="x", nbins=5)
         panel.spines[["top", "right"]].set_visible(False)
     return axes[0].figure
 
