@@ -82,9 +82,9 @@ class KerasSequenceLoader(LoaderAdapter):
             `tutorlib/gpu.py` says who takes how much of its memory. None uses the device of the
             `ParquetSource`, or "cpu".
         parts_per_chunk: number of partitions, at least 1, from distant parts of the data that are
-            mixed in one chunk. None mixes as many row groups as a chunk holds, at least 8; or 1
-            partition if `buffer_size` is given. The first of many chunks has half as many, so that
-            the first batch comes sooner.
+            mixed in one chunk. None mixes as many row groups as a chunk holds, or slices of 8 if it
+            holds fewer than 4; or 1 partition if `buffer_size` is given. The first of many chunks
+            has half as many, so that the first batch comes sooner.
         reader_kwargs: {"threads": number of reader threads}; default is one per CPU core, at most
             four for a GPU; for remote files two per core, at most 32.
         global_size: number of ranks (training processes). None for those that `keras.distribution`

@@ -102,8 +102,8 @@ def chunk_size(
         shuffle: whether the parts of a chunk come from distant parts of the data.
         buffer_rows: rows of a partition; None for chunks of about a million rows and at least four
             batches.
-        parts_per_chunk: partitions of a chunk; None for one per row group, at least 8 slices, or 1
-            if `buffer_rows` is given.
+        parts_per_chunk: partitions of a chunk; None for whole row groups, 8 slices of larger ones,
+            or 1 if `buffer_rows` is given.
         budget_bytes: upper limit of `peak_bytes` of all ranks; None for no limit.
         ranks: canonical ranks that share the budget.
 
