@@ -199,7 +199,7 @@ def fit(arguments: argparse.Namespace, size: int = 0) -> Way:
 
 LOADER = Benchmark(
     "loader",
-    "rows/s of the loader, tf.data, bare Arrow and 25 lines of NumPy (8 minutes)",
+    "rows/s of the loader, tf.data, bare Arrow and 25 lines of NumPy (8 to 15 minutes)",
     {"readers": by_reader, "plain": plain, "movielens": movielens},
     OPTIONS,
     faster(BOUNDS),
