@@ -102,8 +102,8 @@ def hf_table(settings: Settings) -> Any:
 def hf_iterable(settings: Settings) -> Reader:
     """Return the shuffle that Hugging Face datasets recommends: of shards, then in a buffer.
 
-    An exact shuffle is not: "the speed can become 10x slower" (40,000 rows/s here), and rewriting
-    it with `flatten_indices` takes longer than the epoch.
+    An exact shuffle is not: "the speed can become 10x slower", and rewriting it with
+    `flatten_indices` takes longer than the epoch.
     """
     table, seeds, size = hf_table(settings), itertools.count(), settings["batch_size"]
     sharded = table.to_iterable_dataset(num_shards=len(table) // BLOCK).with_format("arrow")

@@ -107,12 +107,12 @@ class KerasSequenceLoader(LoaderAdapter):
             keeps all. Row groups that the statistics of the files exclude are not read.
         memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
             hold, in the GPU's memory if it works there. On a CPU the process grows by at most 1.1
-            of it plus 32 MiB, which Arrow and Python keep; 1.25 with lists, and up to 1.6 over
-            several epochs of a row group larger than it. It bounds `buffer_size`, also the
-            automatic one, and allows four threads and one open pass at most (`loader/sizing.py`
-            has the formula). Rows are planned with the mean bytes of the
-            widest row group; lists so much longer that the budget cannot hold them are refused
-            when they are read. Beside the budget, a thread that makes ids of text holds the
+            times this plus 32 MiB, which Arrow and Python keep; 1.2 times with stacked batches,
+            1.25 with lists, and up to 1.6 over several epochs if a row group is larger than the
+            budget. It bounds `buffer_size`, also the automatic one, and allows four threads and one
+            open pass at most (`loader/sizing.py` has the formula). Rows are planned with the mean
+            bytes of the widest row group; lists so much longer that the budget cannot hold them are
+            refused when they are read. Beside the budget, a thread that makes ids of text holds the
             distinct texts of a row group. None sets no bound.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
