@@ -49,9 +49,7 @@ def dlrm_by_column(schema: Schema, bottom: Sequence[int], top: Sequence[int]) ->
     dense = MLP(bottom, 8)(numbers)
     vectors = [keras.layers.Reshape((1, 8))(dense)]
     for column in schema.categorical:
-        # The distribution of the fused tables.
-        initializer = keras.initializers.TruncatedNormal(stddev=column.width**-0.5)
-        table = keras.layers.Embedding(column.cardinality, column.width, initializer)
+        table = keras.layers.Embedding(column.cardinality, column.width)
         vectors.append(table(inputs[column.name]))
     pairs = DotProductInteraction()(keras.layers.Concatenate(axis=1)(vectors))
     x = MLP(top)(keras.layers.Concatenate()([dense, pairs]))

@@ -11,13 +11,7 @@ from keras import ops
 
 from tutorlib.checks import check_choice
 from tutorlib.layers.features import INT32_IDS, FeatureLayer, features_of, refuse_multi_hot
-from tutorlib.layers.tables import (
-    add_table,
-    compiled_by_xla,
-    embedding_initializer,
-    register,
-    take_rows,
-)
+from tutorlib.layers.tables import add_table, compiled_by_xla, register, take_rows
 
 
 @register
@@ -33,8 +27,7 @@ class FusedEmbedding(FeatureLayer):
         columns: Schema, or list of `Column`. Only the categorical ones are used, in the given
             order, which must be that of a stacked batch. They need equal widths.
         aggregation: "stack" or "concat".
-        embeddings_initializer: a Keras initializer; None for a truncated normal with standard
-            deviation 1 / sqrt(width).
+        embeddings_initializer: as in `EmbeddingTable`.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: int [batch, columns], or a dict of int [batch, 1] -> [batch, columns, width] for
@@ -69,8 +62,9 @@ class FusedEmbedding(FeatureLayer):
     def build(self, input_shape: Any) -> None:
         """Check the shapes and create the table."""
         self._batch_size(input_shape)
-        initializer = self.embeddings_initializer or embedding_initializer(self.width)
-        self.embedding_weights = add_table(self, int(self.starts[-1]), self.width, initializer)
+        self.embedding_weights = add_table(
+            self, int(self.starts[-1]), self.width, self.embeddings_initializer
+        )
 
     def call(self, inputs: Any) -> Any:
         """Return the embeddings of all columns, stacked or side by side."""

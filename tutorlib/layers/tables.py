@@ -20,18 +20,17 @@ PADDING = -1  # behind the ids of a padded list; any negative number is no id
 register = keras.saving.register_keras_serializable(package="tutorlib")
 
 
-def embedding_initializer(embedding_dim: int) -> keras.initializers.Initializer:
-    """Return the default of TensorFlow's feature columns: embeddings have a norm near 1."""
-    return keras.initializers.TruncatedNormal(stddev=embedding_dim**-0.5)
-
-
 def add_table(layer: keras.layers.Layer, rows: int, width: int, initializer: Any) -> Any:
     """Add a table [rows, width] to a layer, with the mark by which row-sparse optimizers find it.
 
+    Without an initializer it starts as that of `keras.layers.Embedding`: uniform in [-0.05, 0.05].
     It is not cast as a whole under a mixed policy: the layers cast what they looked up.
     """
     table = layer.add_weight(
-        name="embedding_weights", shape=(rows, width), initializer=initializer, autocast=False
+        name="embedding_weights",
+        shape=(rows, width),
+        initializer=initializer or "uniform",
+        autocast=False,
     )
     table.is_embedding_table = True
     return table
@@ -47,8 +46,8 @@ class EmbeddingTable(keras.layers.Layer):
     Args:
         cardinality: rows of the table, at least 1; ids lie in [0, cardinality).
         embedding_dim: width of the vectors, at least 1.
-        embeddings_initializer: a Keras initializer; None for a truncated normal with standard
-            deviation 1 / sqrt(embedding_dim).
+        embeddings_initializer: a Keras initializer, or its name; None for uniform numbers in
+            [-0.05, 0.05], as in `keras.layers.Embedding`.
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: ids int [...] -> [..., embedding_dim] in the compute dtype.
@@ -72,9 +71,7 @@ class EmbeddingTable(keras.layers.Layer):
         super().__init__(**kwargs)
         self.cardinality = check_integer("cardinality", cardinality, at_least=1)
         self.embedding_dim = check_integer("embedding_dim", embedding_dim, at_least=1)
-        self.embeddings_initializer = keras.initializers.get(
-            embeddings_initializer or embedding_initializer(embedding_dim)
-        )
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
 
     def build(self, input_shape: Any = None) -> None:
         """Create the table; its size does not depend on the input."""
