@@ -193,7 +193,12 @@ class ServedJoinExternal(ServedOp):
         """Return the column; a joined one has a null where the key is not in the table."""
         if name in self.names or self.keys is None:
             return column
-        positions = column.without_nulls(self.keys.find(column.values), 0)
+        keys, equal = column.values, None
+        if column.dtype is not None:
+            keys, equal = tensors.in_unit(keys, column.dtype, self.op.key_type[0])
+        positions = column.without_nulls(self.keys.find(keys), 0)
+        if equal is not None:
+            positions = tf.where(equal, positions, 0)
         return self.tables[name].take(positions)
 
 
