@@ -65,10 +65,8 @@ class ServedFill(ServedOp):
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the column without nulls and NaN."""
-        if column.values.dtype == tf.string:
-            fill = self.op.fill_of(name)
-        else:
-            fill = self.op.number_for(name, column.numpy_dtype)
+        text = column.values.dtype == tf.string
+        fill = self.op.value_for(name, None if text else column.numpy_dtype)
         return column.with_values(tf.where(column.missing(), fill, column.values))
 
 

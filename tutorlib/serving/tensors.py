@@ -51,8 +51,8 @@ class ServedColumn:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """NumPy dtype of the values."""
-        return np.dtype(self.values.dtype.as_numpy_dtype)
+        """NumPy dtype that the values have offline."""
+        return np.dtype(self.dtype or self.values.dtype.as_numpy_dtype)
 
     def missing(self) -> tf.Tensor:
         """Return bool, as `values`: True at a null or NaN."""
