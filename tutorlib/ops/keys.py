@@ -50,6 +50,7 @@ from tutorlib.ops.base import (
 )
 from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
 from tutorlib.parquet import table_of
+from tutorlib.parquet.stored import INT96_UNIT
 from tutorlib.schema import Column, is_time, role_of, time_kind, type_mismatch
 
 _NARROW = 4  # values that a range of integers may have for each row
@@ -589,7 +590,7 @@ class JoinExternal(Op):
 
     def __init__(self, table: Any, on: str, columns_ext: Sequence[str] | None = None) -> None:
         if isinstance(table, str | os.PathLike):
-            table = pq.read_table(table)
+            table = pq.read_table(table, coerce_int96_timestamp_unit=INT96_UNIT)
         self._time_kind: str | None = None  # of the key, which a `Chunk` does not tell
         if not isinstance(table, Chunk):
             table = table_of(table)
