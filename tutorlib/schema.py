@@ -140,6 +140,59 @@ def is_time(dtype: str) -> bool:
     return type_row(dtype).kind == "time"
 
 
+def time_kind(arrow_type: Any) -> str | None:
+    """Return what a time of an Arrow type is, which its NumPy name does not tell; else None.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> time_kind(pa.timestamp("us", "UTC")), time_kind(pa.date32()), time_kind(pa.int8())
+        ('a timestamp with a time zone', 'a date or timestamp without a time zone', None)
+    """
+    kinds = {
+        "tz=": "a timestamp with a time zone",
+        "timestamp[": "a date or timestamp without a time zone",
+        "date": "a date or timestamp without a time zone",
+        "time": "a time of day",
+        "duration[": "a duration",
+    }
+    name = str(arrow_type)
+    is_time_value = is_time(element_type(column_type(arrow_type)[0])[0])
+    return next((kinds[key] for key in kinds if key in name), None) if is_time_value else None
+
+
+def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | None:
+    """Return what to do with a column whose values cannot become those of another type, or None.
+
+    Units of times and widths of numbers may differ, and integers may be given for floating point;
+    lists may be given for vectors, and the other way round.
+
+    Args:
+        given: type of the data, as in `ParquetSource.column_types`.
+        fitted: type that is needed.
+
+    Example:
+        >>> type_mismatch(("datetime64[ns]", False), ("datetime64[us]", False))
+        >>> type_mismatch(("string", False), ("int64", False))
+        'give the column one type in all files (of CSV: --types)'
+    """
+    (one, length), (other, wanted) = element_type(given[0]), element_type(fitted[0])
+    pair, rows = (_value_kind(one), _value_kind(other)), (given[1], fitted[1])
+    several = [is_list or size is not None for is_list, size in zip(rows, (length, wanted))]  # noqa: B905
+    if several[0] != several[1] or (None not in (length, wanted) and length != wanted):
+        return "give as many values in a row"
+    if pair[0] == pair[1] or pair == ("int", "float"):
+        return None
+    if pair == ("float", "int"):
+        return "cast it to integers (in pandas, those with missing values are of dtype 'Int64')"
+    return "give the column one type in all files (of CSV: --types)"
+
+
+def _value_kind(dtype: str) -> str:
+    """Return "int", "float", "bool", "string", "datetime" or "timedelta"; else the name itself."""
+    row = type_row(dtype)
+    return dtype if row.kind == "other" else re.sub(r"^u|[\d\[].*", "", row.dtype)
+
+
 def role_of(dtype: str) -> str:
     """Return the default role of a column: "continuous" for floats and booleans.
 

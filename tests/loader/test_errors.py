@@ -299,6 +299,8 @@ ARGUMENTS = [  # (arguments, facts)
     ({"nulls": {"D": 0}}, ["nulls", "'D'", "feature", "'C'"]),
     ({"nulls": {"C": 50}}, ["nulls", "'C'", r"\b50\b", IN_RANGE]),
     ({"nulls": {"C": 1.5}}, ["nulls", "'C'", r"1\.5", "integer"]),
+    ({"nulls": {"C": "a"}}, ["nulls", "'C'", "'a'", "number"]),
+    ({"nulls": {"x": None}}, ["nulls", "'x'", "None", "number"]),
     ({"nulls": {"x": 1e300}}, ["nulls", "'x'", r"1e\+300", "float32"]),
     ({"seed_fn": lambda: -1}, ["seed_fn", "epoch 0", "-1"]),
     ({"canonical_ranks": 6, "batch_size": 63}, ["batch_size=63", r"multiple of 6", "66 would do"]),

@@ -135,6 +135,20 @@ COLUMNS = [
     (FillMissing(0.5), [None, 3], r"FillMissing cannot put 0.5 into .* int64"),
     (FillMissing("x"), [None, 3], r"FillMissing cannot put 'x' into .* int64"),
     (FillMissing(0), ["a"], "FillMissing cannot put 0 into a column of string"),
+    (FillMissing(-1), [None, True], "FillMissing cannot put -1 into .* bool.* 0 or 1"),
+    (FillMissing(0.5), [True, False], "FillMissing cannot put 0.5 into .* bool.* 0 or 1"),
+    (FillMissing(2), [None, True], "FillMissing cannot put 2 into .* bool.* 0 or 1"),
+    (
+        FillMissing(0),
+        np.arange(2).astype("M8[us]"),
+        r"FillMissing cannot put 0 .*\[us\]: .*compute.year",
+    ),
+    (FillMissing("x"), np.arange(2).astype("m8[s]"), r"FillMissing cannot put 'x' .*\[s\]"),
+    (FillMissing(300), np.arange(2, dtype="u1"), "FillMissing cannot put 300 .* from 0 to 255"),
+    (FillMissing(1e300), np.ones(2, "f4"), r"FillMissing cannot put 1e\+300 .* float32"),
+    (Clip(300), np.arange(2, dtype="u1"), r"Clip cannot limit .* uint8 to \[300\].* \[0, 255\]"),
+    (Clip(1e300), np.ones(2, "f4"), r"Clip cannot limit .* float32 to \[1e\+300\]"),
+    (Clip(0), np.ones(2, bool), r"Clip cannot limit a column of bool to \[0\]"),
     (Clip(0.5), [1, 2], r"Clip cannot limit a column of int64 to \[0.5\]"),
     (Clip(math.inf), [1, 2], r"Clip cannot limit a column of int64 to \[inf\]"),
     (Clip(0), ["a"], "Clip takes numbers, got strings"),
@@ -154,6 +168,19 @@ def test_a_column_that_an_op_cannot_take_is_named(op, values, message):
     chunk, learns = Chunk({"x": column(values)}), hasattr(op, "partial")
     with pytest.raises((TypeError, ValueError), match=f"column 'x': {message}"):
         (learned(["x"] >> op, chunk) if learns else ["x"] >> op).transform(chunk)
+
+
+def test_a_median_of_truth_values_is_rounded_down():
+    group = learned(["x"] >> FillMedian(), chunk_of(x=[False, False, True, True]))
+    assert group.transform(Chunk({"x": column([None, True])}))["x"].tolist() == [False, True]
+
+
+def test_truth_values_are_filled_by_0_and_1():
+    for fill in (0, 1, True, 0.0):
+        group = ["x"] >> FillMissing(fill)
+        assert group.transform(Chunk({"x": column([None], pa.bool_())}))["x"].tolist() == [
+            bool(fill)
+        ]
 
 
 def test_a_median_that_a_smaller_dtype_cannot_hold_is_refused():

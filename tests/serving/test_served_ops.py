@@ -140,3 +140,12 @@ def test_texts_that_end_before_at_and_after_each_doubling_among_many_short_ones(
     hashes = tf.function(hashing_tf.hash_strings)(tf.constant(words)).numpy().tolist()
     assert hashes[: len(lengths) + 1] == [hash_text(word) for word in words[: len(lengths) + 1]]
     assert set(hashes[len(lengths) :]) == {hash_text("short")}
+
+
+@pytest.mark.parametrize("op", [FillMissing(0), Clip(0)])
+def test_an_op_of_numbers_refuses_times_as_it_does_offline(op):
+    days = Chunk({"t": np.arange(3).astype("datetime64[D]")})
+    fitted = Workflow(["t"] >> op).fit(days)
+    for call in (lambda: fitted.transform(days), lambda: fitted.to_keras()({"t": days["t"]})):
+        with pytest.raises((TypeError, ValueError), match=r"'t': .* datetime64\[D\]"):
+            call()

@@ -144,7 +144,7 @@ def other_type(table, name, kind):
 CHANGES = {
     "gone": (lambda t: t.drop_columns(["price"]), "'price' is missing, was float64"),
     "type": (lambda t: other_type(t, "userId", pa.string()), "'userId' is string, was int64"),
-    "width": (lambda t: other_type(t, "label", pa.float64()), "'label' is float64, was float32"),
+    "width": (lambda t: other_type(t, "userId", pa.float64()), "'userId' is float64, was int64"),
     "lists": (
         lambda t: t.set_column(1, "movieId", pa.array([[1]] * t.num_rows)),
         "'movieId' is a list of int64, was int64",

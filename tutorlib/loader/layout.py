@@ -285,6 +285,8 @@ def _fills(
             raise ValueError(
                 f"nulls: {name!r} is not a feature; the features are {schema.features.names}"
             )
+        if not isinstance(value, int | float | np.number):
+            raise ValueError(f"nulls: {value!r} for column {name!r} is no number; give a number")
         if schema[name].role != "categorical":
             if not abs(float(value)) <= FLOAT32_MAX:
                 raise ValueError(

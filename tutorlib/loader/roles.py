@@ -166,7 +166,8 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
             takes or makes then pass through unchanged.
 
     Raises:
-        ValueError: if the workflow needs a column that the files do not have.
+        ValueError: if the workflow needs a column that the files do not have, or that has a type of
+            another kind than the one fitted on.
     """
     workflow = workflow.for_columns(source.column_types)
     inputs = workflow.input_names
@@ -176,6 +177,7 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
             f"the workflow needs columns {missing}, which the files do not have: "
             f"{list(source.column_types)}"
         )
+    workflow.check_types(source.column_types, source.arrow_schema)
     made = workflow.output_schema
     kept = [*_targets("label", given, made), *_targets("weight", given, made)]
     kept_names = [column.name for column in kept]

@@ -50,7 +50,8 @@ from tutorlib.ops.base import (
 )
 from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
 from tutorlib.parquet import table_of
-from tutorlib.schema import Column, role_of
+from tutorlib.parquet.stored import INT96_UNIT
+from tutorlib.schema import Column, is_time, role_of, time_kind, type_mismatch
 
 _NARROW = 4  # values that a range of integers may have for each row
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
@@ -569,12 +570,14 @@ class JoinExternal(Op):
 
     Args:
         table: a pyarrow Table, a pandas or polars DataFrame, a `Chunk`, or path of a Parquet file.
-        on: key column, integers or strings, with the same name on both sides.
+        on: key column, integers, strings, dates or timestamps, with the same name on both sides;
+            the units of times may differ.
         columns_ext: columns of the table to add; None for all but the key.
 
     Raises:
         ValueError: if the table has no rows, a key twice or a null key, or lacks a column.
-        TypeError: if the key holds strings on one side and integers on the other, floats or lists.
+        TypeError: if the key holds strings or times on one side and integers on the other, floats
+            or lists.
 
     Example:
         >>> movies = pa.table({"movieId": [1, 2], "genres": [["Comedy"], ["Drama", "War"]]})
@@ -587,8 +590,14 @@ class JoinExternal(Op):
 
     def __init__(self, table: Any, on: str, columns_ext: Sequence[str] | None = None) -> None:
         if isinstance(table, str | os.PathLike):
-            table = pq.read_table(table)
-        table = table if isinstance(table, Chunk) else Chunk.from_arrow(table_of(table))
+            table = pq.read_table(table, coerce_int96_timestamp_unit=INT96_UNIT)
+        self._time_kind: str | None = None  # of the key, which a `Chunk` does not tell
+        if not isinstance(table, Chunk):
+            table = table_of(table)
+            self._time_kind = (
+                time_kind(table.schema.field(on).type) if on in table.schema.names else None
+            )
+            table = Chunk.from_arrow(table)
         wanted = list(columns_ext or [name for name in table.names if name != on])
         missing = [name for name in [on, *wanted] if name not in table]
         if missing or on in wanted:
@@ -601,6 +610,7 @@ class JoinExternal(Op):
         keys, valid = self._keys(on, table[on])
         if valid is not None:
             raise ValueError(self._wrong(on, "found a null key in the table. Drop those rows."))
+        self.key_type = column_type(table[on])
         try:
             self.index = KeyIndex(keys)
         except ValueError as error:
@@ -612,12 +622,33 @@ class JoinExternal(Op):
         """Return the columns and those joined."""
         self._check_no_lists(self.on, chunk[self.on])
         keys, valid = self._keys(self.on, chunk[self.on])
-        self._check_kind(self.on, keys, self.index.keys)
+        self.check_key_type(*column_type(chunk[self.on]))
+        if is_time(self.key_type[0]):
+            keys, equal = in_unit(parts_of(chunk[self.on])[0], self.key_type[0])
+            valid = equal if valid is None else valid & equal
         found = find_keys(self.index, keys)
         if valid is not None:
             found[~valid] = 0
         table = {n: to_namespace(self.table[n], array_namespace(found)) for n in self.columns_ext}
         return chunk.with_columns({n: take_or_null(column, found) for n, column in table.items()})
+
+    def check_key_type(self, dtype: str, is_list: bool = False, kind: str | None = None) -> None:
+        """Raise TypeError unless keys of a type can be compared with those of the table.
+
+        Args:
+            dtype: of the keys of rows, as in `Workflow.input_types`.
+            is_list: whether a row holds a list of them.
+            kind: what these keys are if they are times, as `time_kind` says; None if unknown.
+        """
+        times = is_time(dtype), is_time(self.key_type[0])
+        differ = type_mismatch((dtype, is_list), self.key_type) is not None
+        words = [self.key_type[0], dtype]
+        if not differ and None not in (kind, self._time_kind) and kind != self._time_kind:
+            words = [f"{word} ({what})" for word, what in zip(words, (self._time_kind, kind))]  # noqa: B905
+        elif not differ or not (any(times) or "string" in words):
+            return
+        rule = f"has keys of {words[0]}, got {words[1]}. Give the column one type in all files"
+        raise TypeError(self._wrong(self.on, f"{rule} (of CSV: --types), or fit again."))
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the names, then those of the table."""
@@ -646,6 +677,18 @@ class JoinExternal(Op):
     def learned_tables(self) -> dict[str, Chunk]:
         """Return {"table": the key and the joined columns}."""
         return {"table": self.table}
+
+
+def in_unit(times: Array, dtype: str) -> tuple[Array, Array]:
+    """Return (times as int64 in the unit of `dtype`, which of them have an equal in it).
+
+    Example:
+        >>> hours = np.array(["2020-01-01T00", "2020-01-01T07"], "datetime64[h]")
+        >>> in_unit(hours, "datetime64[D]")
+        (array([18262, 18262]), array([ True, False]))
+    """
+    made = times.astype(dtype)
+    return made.view(np.int64), made.astype(times.dtype) == times
 
 
 Sums = tuple[pa.Array, np.ndarray]  # keys, and float64 [2, keys, folds]: counts and sums

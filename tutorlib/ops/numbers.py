@@ -18,7 +18,6 @@ from tutorlib.columns import (
     array_namespace,
     column_from_arrow,
     column_to_arrow,
-    column_type,
     flat_values,
     memory_of,
     missing_in,
@@ -42,7 +41,7 @@ from tutorlib.schema import Column
 class _Filler(ColumnOp):
     """Columns without nulls and NaN."""
 
-    rounds_down = False  # for columns of integers
+    rounds_down = False  # for columns of integers or booleans
 
     @abstractmethod
     def fill_of(self, name: str) -> Any:
@@ -51,25 +50,53 @@ class _Filler(ColumnOp):
     def transform_column(self, name: str, column: Any) -> Any:
         """Return the column without nulls and NaN."""
         values, _ = parts_of(column)
-        fill, missing, xp = self.fill_of(name), missing_in(column), memory_of(column)
-        if isinstance(values, Strings) != isinstance(fill, str):
-            rule = f"cannot put {fill!r} into a column of {column_type(column)[0]}"
-            raise TypeError(self._wrong(name, rule))
+        text = isinstance(values, Strings)
+        fill = self.value_for(name, None if text else values.dtype)
+        missing, xp = missing_in(column), memory_of(column)
         if not bool(missing.any()):
             return values
-        if isinstance(values, Strings):
+        if text:
             return to_namespace(column_from_arrow(column_to_arrow(column).fill_null(fill)), xp)
-        return xp.where(missing, self.number_for(name, values.dtype), values)
+        return xp.where(missing, fill, values)
 
-    def number_for(self, name: str, dtype: np.dtype) -> Any:
-        """Return the value that fills a column of numbers, as a scalar of its dtype."""
+    def value_for(self, name: str, dtype: np.dtype | None) -> Any:
+        """Return the value that fills a column, as a scalar of its dtype (strings: None).
+
+        Raises:
+            TypeError: for a number in a column of strings or times, and for a string in others.
+            ValueError: if the dtype cannot hold the value.
+        """
         fill = self.fill_of(name)
-        if dtype.kind in "iu":
-            fill = math.floor(fill) if self.rounds_down else fill
-            limits = np.iinfo(dtype)
-            if fill != int(fill) or not limits.min <= fill <= limits.max:
-                raise ValueError(self._wrong(name, f"cannot put {fill} into a column of {dtype}"))
+        if dtype is not None and dtype.kind in "iub" and self.rounds_down:
+            fill = math.floor(fill)
+        rule = f"cannot put {fill!r} into a column of {'string' if dtype is None else dtype}"
+        if dtype is not None and dtype.kind in "mM":
+            remedy = "take numbers out of times, as by pyarrow.compute.year, before they are filled"
+            raise TypeError(self._wrong(name, f"{rule}: {remedy}. Categorify gives nulls an id."))
+        if (dtype is None) != isinstance(fill, str):
+            remedy = "Give a number for numbers and a string for strings"
+            raise TypeError(self._wrong(name, f"{rule}. {remedy}."))
+        if dtype is None:
+            return fill
+        low, high = limits_of(dtype)
+        if dtype.kind in "iub":
+            if fill != int(fill) or not low <= fill <= high:
+                words = "0 or 1" if dtype.kind == "b" else f"a whole number from {low} to {high}"
+                rule += f". Give {words}, or cast the column to float64 in the data"
+                raise ValueError(self._wrong(name, f"{rule}."))
+        elif not low <= fill <= high:
+            rule += f", whose numbers are within [{low}, {high}]. Give another one"
+            raise ValueError(self._wrong(name, f"{rule}, or cast the column in the data."))
         return dtype.type(fill)
+
+
+def limits_of(dtype: np.dtype) -> tuple[Any, Any]:
+    """Return the smallest and the largest finite number of a dtype."""
+    if dtype.kind == "b":
+        return 0, 1
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 class FillMissing(_Filler):
@@ -81,8 +108,9 @@ class FillMissing(_Filler):
         fill_value: a number for numbers, a string for strings.
 
     Raises:
-        TypeError: if `fill_value` is a number and the column holds strings, or the other way round.
-        ValueError: if the column's dtype cannot hold `fill_value`.
+        TypeError: if `fill_value` is a number and the column holds strings, or the other way round;
+            for a column of times.
+        ValueError: if the column's dtype cannot hold `fill_value`, also if no value is missing.
 
     Example:
         >>> group = ["x"] >> FillMissing(-1.0)
@@ -104,8 +132,8 @@ class FillMedian(_Filler, StatisticsOp):
     """Replaces nulls and NaN by the median of the column.
 
     The median of an even number of values is the mean of the two in the middle, which a column of
-    integers rounds down. In a column of lists the values of all lists count. The median is exact in
-    float64, for which `fit` counts the distinct values, 16 bytes each.
+    integers or booleans rounds down. In a column of lists the values of all lists count. The median
+    is exact in float64, for which `fit` counts the distinct values, 16 bytes each.
 
     Returns (from transform): as FillMissing.
 
@@ -258,7 +286,8 @@ class Clip(ColumnOp):
 
     Raises:
         ValueError: if there is no limit, one is NaN, or `min_value` is above `max_value`; for a
-            column of integers, if a limit is not an integer.
+            column of integers, if a limit is not an integer; if no value of the column's dtype is
+            within the limits.
         TypeError: for strings.
 
     Example:
@@ -291,12 +320,21 @@ class Clip(ColumnOp):
     def limits_for(self, name: str, dtype: np.dtype) -> list[Any]:
         """Return [lower, upper] limit of a column as scalars of its dtype; None for no limit."""
         limits: list[Any] = [self.min_value, self.max_value]
-        if dtype.kind == "f":
-            return [None if limit is None else dtype.type(limit) for limit in limits]
         given = [limit for limit in limits if limit is not None]
-        if dtype.kind not in "iu" or any(limit % 1 != 0 for limit in given):  # NaN for infinity
-            raise ValueError(self._wrong(name, f"cannot limit a column of {dtype} to {given}"))
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        rule = f"cannot limit a column of {dtype} to {given}"
+        whole = all(limit % 1 == 0 for limit in given)  # NaN for infinity
+        if dtype.kind not in "fiu" or (dtype.kind != "f" and not whole):
+            remedy = "Give whole numbers, or cast the column to float64 in the data"
+            raise ValueError(self._wrong(name, f"{rule}. {remedy}."))
+        low, high = limits_of(dtype)
+        least = -math.inf if self.min_value is None else self.min_value
+        most = math.inf if self.max_value is None else self.max_value
+        if high < least < math.inf or -math.inf < most < low:
+            remedy = f"Its values are within [{low}, {high}]: choose other limits"
+            raise ValueError(self._wrong(name, f"{rule}. {remedy}, or cast the column."))
+        if dtype.kind == "f":
+            with np.errstate(over="ignore"):  # beyond the last number there is nothing to limit
+                return [None if limit is None else dtype.type(limit) for limit in limits]
         return [None if n is None else dtype.type(min(max(int(n), low), high)) for n in limits]
 
 

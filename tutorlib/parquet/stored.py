@@ -43,6 +43,7 @@ OTHER_FILES = (
 OPENING_THREADS = 8
 REMOTE_THREADS = 32  # which wait for answers most of the time
 TABLE_ROWS = 131_072  # of a row group of rows in memory
+INT96_UNIT = "us"  # of Spark's and Hive's timestamps: nanoseconds end in 2262, dates do not
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
 
 
@@ -255,6 +256,7 @@ class ParquetRows:
             read_dictionary=keep,
             pre_buffer=not self.is_local,
             page_checksum_verification=True,
+            coerce_int96_timestamp_unit=INT96_UNIT,
             **options,
         )
 
@@ -430,11 +432,24 @@ def open_files(files: Sequence[DataFile]) -> list[ParquetRows]:
     schemas: dict[Any, pa.Schema] = {}
     for rows in stored:
         # Files that were written from one Arrow schema have it in their metadata.
-        written = (rows.footer.metadata or {}).get(b"ARROW:schema", id(rows))
+        written: Any = (rows.footer.metadata or {}).get(b"ARROW:schema", id(rows))
+        leaves = rows.footer.schema
+        int96 = [n for n in range(len(leaves)) if leaves.column(n).physical_type == "INT96"]
+        written = (written, *int96)
         if written not in schemas:
-            schemas[written] = rows.footer.schema.to_arrow_schema()
+            schemas[written] = (
+                _schema_with_int96(rows.footer) if int96 else leaves.to_arrow_schema()
+            )
         rows.schema = schemas[written]
     return stored
+
+
+def _schema_with_int96(footer: pq.FileMetaData) -> pa.Schema:
+    """Return the columns of a file as they are read, with INT96 in `INT96_UNIT`."""
+    written = pa.BufferOutputStream()
+    footer.write_metadata_file(written)
+    file = pa.BufferReader(written.getvalue())
+    return pq.ParquetFile(file, coerce_int96_timestamp_unit=INT96_UNIT).schema_arrow
 
 
 def _opened(file: DataFile) -> ParquetRows:

@@ -17,9 +17,10 @@ import tensorflow as tf
 from tensorflow.saved_model.experimental import TrackableResource
 
 from tutorlib.checks import check_choice
+from tutorlib.columns import converted
 from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
-from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema, type_mismatch
 from tutorlib.serving import tensors
 from tutorlib.serving.ops import SERVED, ServedOp
 from tutorlib.serving.tensors import ServedColumn
@@ -112,10 +113,26 @@ class WorkflowLayer(keras.layers.Layer):
         for name, value in inputs.items():
             if isinstance(value, list):  # Keras would look for tensors in it
                 value = tf.constant(value)
-            elif isinstance(value, np.ndarray) and value.dtype.kind in "mM" and name in self.types:
-                value = value.astype(self.types[name][0]).view(np.int64)
+            elif isinstance(value, np.ndarray) and value.dtype.kind in "mM":
+                value = self._as_integers(name, value)
             arrays[name] = value
         return super().__call__(arrays, *args, **kwargs)
+
+    def _as_integers(self, name: str, times: np.ndarray) -> np.ndarray:
+        """Return times as int64 in the unit that the workflow was fitted on."""
+        column = name if name in self.types else name.removesuffix("__values")
+        fitted, got = self.types.get(column, (times.dtype.name,))[0], times.dtype.name
+        try:
+            if type_mismatch((got, False), (fitted, False)) is None:
+                made = converted(times.reshape(-1), (fitted, False))
+                return made.view(np.int64).reshape(times.shape)
+            why = ""
+        except ValueError as error:
+            why = f", of which {error}"
+        raise ValueError(
+            f"raw column {column!r}: the workflow was fitted on {fitted}, got {got}{why}. Cast it "
+            "before."
+        )
 
     def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the model's inputs for a dict of raw tensors."""

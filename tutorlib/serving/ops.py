@@ -65,10 +65,8 @@ class ServedFill(ServedOp):
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the column without nulls and NaN."""
-        if column.values.dtype == tf.string:
-            fill = self.op.fill_of(name)
-        else:
-            fill = self.op.number_for(name, column.numpy_dtype)
+        text = column.values.dtype == tf.string
+        fill = self.op.value_for(name, None if text else column.numpy_dtype)
         return column.with_values(tf.where(column.missing(), fill, column.values))
 
 
@@ -193,7 +191,12 @@ class ServedJoinExternal(ServedOp):
         """Return the column; a joined one has a null where the key is not in the table."""
         if name in self.names or self.keys is None:
             return column
-        positions = column.without_nulls(self.keys.find(column.values), 0)
+        keys, equal = column.values, None
+        if column.dtype is not None:
+            keys, equal = tensors.in_unit(keys, column.dtype, self.op.key_type[0])
+        positions = column.without_nulls(self.keys.find(keys), 0)
+        if equal is not None:
+            positions = tf.where(equal, positions, 0)
         return self.tables[name].take(positions)
 
 

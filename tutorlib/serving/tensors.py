@@ -51,8 +51,8 @@ class ServedColumn:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """NumPy dtype of the values."""
-        return np.dtype(self.values.dtype.as_numpy_dtype)
+        """NumPy dtype that the values have offline."""
+        return np.dtype(self.dtype or self.values.dtype.as_numpy_dtype)
 
     def missing(self) -> tf.Tensor:
         """Return bool, as `values`: True at a null or NaN."""
@@ -97,6 +97,25 @@ def as_float64(column: ServedColumn) -> tf.Tensor:
     """Return the values as float64, NaN at a null."""
     values = tf.cast(column.values, tf.float64)
     return column.with_values(values, column.valid).values
+
+
+def in_unit(values: tf.Tensor, dtype: str, wanted: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return (times in another unit, which of them have an equal in it): see `ops.keys.in_unit`.
+
+    Args:
+        values: int64 [n], in the unit of `dtype`, such as "datetime64[us]".
+        dtype: NumPy name of a date or duration.
+        wanted: the same with the other unit.
+    """
+    units = (np.datetime_data(np.dtype(name))[0] for name in (dtype, wanted))
+    one, other = (
+        int(np.ones(1, f"timedelta64[{unit}]").astype("timedelta64[ns]").view(np.int64)[0])
+        for unit in units
+    )
+    if one < other:
+        return values // (other // one), values % (other // one) == 0
+    most = (2**63 - 1) // (one // other)
+    return values * (one // other), (values >= -most) & (values <= most)
 
 
 def mix(h: tf.Tensor) -> tf.Tensor:

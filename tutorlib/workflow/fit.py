@@ -24,10 +24,10 @@ from pyarrow.fs import LocalFileSystem
 from tutorlib.columns import Chunk, Masked, flat_values
 from tutorlib.filesystems import as_arrow_filesystem
 from tutorlib.memory import thread_count
-from tutorlib.ops import ColumnGroup
+from tutorlib.ops import ColumnGroup, JoinExternal
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
-from tutorlib.schema import element_type
+from tutorlib.schema import element_type, time_kind
 from tutorlib.storage import row_bar
 from tutorlib.workflow.threads import map_on_threads
 
@@ -58,10 +58,16 @@ def as_source(data: Any) -> ParquetSource:
     """
     if isinstance(data, ParquetSource):
         return data
-    chunks = data if isinstance(data, list | tuple) else [data]
-    if chunks and all(isinstance(chunk, Chunk) for chunk in chunks):
+    if of_chunks(data):
+        chunks = data if isinstance(data, list | tuple) else [data]
         data = pa.concat_tables([chunk.to_arrow() for chunk in chunks])
     return ParquetSource(data)
+
+
+def of_chunks(data: Any) -> bool:
+    """Return whether data is a `Chunk`, or a list of chunks."""
+    chunks = data if isinstance(data, list | tuple) else [data]
+    return bool(chunks) and all(isinstance(chunk, Chunk) for chunk in chunks)
 
 
 def row_ranges_in(source: ParquetSource, order: Iterable[int] | None = None) -> list[RowRange]:
@@ -146,13 +152,19 @@ def fit_graph(
 ) -> None:
     """Fit all ops of a Workflow, as `Workflow.fit` says; after an error no op is fitted.
 
-    A pass over the data fits the first unfitted op of each group. Sets `graph.input_types`, and as
-    `graph.nullable` the columns that may hold nulls in serving, because they did here.
+    A pass over the data fits the first unfitted op of each group. Sets `graph.input_types` and
+    `graph.time_kinds`, and as `graph.nullable` the columns that may hold nulls in serving, because
+    they did here.
     """
     threads = threads_without(client, threads)
     types = source.column_types
     if missing := [name for name in graph.fit_names if name not in types]:
         raise ValueError(f"columns {missing} are not in the data, which has {[*types]}")
+    times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.fit_names}
+    for group in graph.groups:
+        first = next(iter(group.ops), None)
+        if isinstance(first, JoinExternal):  # which learns from no row
+            first.check_key_type(*types[first.on], times[first.on])
     _reset(graph)
     number, read, nulls = 0, set[str](), set[str]()
     try:
@@ -174,7 +186,8 @@ def fit_graph(
     except BaseException:
         _reset(graph)
         raise
-    graph.input_types = {name: types[name] for name in graph.input_names}
+    graph.input_types = {name: types[name] for name in graph.fit_names}
+    graph.time_kinds = {name: kind for name, kind in times.items() if kind}
     graph.nullable = [name for name in graph.input_names if name in nulls]
 
 
@@ -189,7 +202,7 @@ def threads_without(client: Any, threads: int | None) -> int:
 
 
 def _reset(graph: Any) -> None:
-    graph.input_types, graph.nullable = {}, []
+    graph.input_types, graph.nullable, graph.time_kinds = {}, [], {}
     for group in graph.groups:
         for op in group.ops:
             op.reset()

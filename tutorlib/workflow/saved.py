@@ -59,6 +59,7 @@ def read_files(kind: type[Any], folder: Path) -> Any:
     )
     workflow.input_types = {name: tuple(kind) for name, kind in description["inputs"].items()}
     workflow.nullable = description["nullable"]
+    workflow.time_kinds = description.get("time_kinds", {})
     return workflow
 
 
@@ -78,6 +79,7 @@ def _description(workflow: Any) -> dict[str, Any]:
         "weight_name": workflow.weight_name,
         "inputs": workflow.input_types,
         "nullable": workflow.nullable,
+        **({"time_kinds": workflow.time_kinds} if workflow.time_kinds else {}),
         "groups": [
             {
                 "columns": list(group.names),

@@ -14,13 +14,24 @@ import numpy as np
 import pyarrow as pa
 
 from tutorlib import ops, storage
-from tutorlib.columns import Chunk, column_from_arrow
+from tutorlib.columns import Chunk, column_from_arrow, converted
+from tutorlib.columns import column_type as column_type_of
 from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.parquet import ParquetSource, file_rows, table_of
-from tutorlib.schema import Column, Schema, column_type, element_type, role_of, type_words
+from tutorlib.schema import (
+    Column,
+    Schema,
+    column_type,
+    element_type,
+    is_time,
+    role_of,
+    time_kind,
+    type_mismatch,
+    type_words,
+)
 from tutorlib.workflow import saved
-from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, unfitted_ops
+from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, of_chunks, unfitted_ops
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
 EMPTY: ColumnType = ("null", False)  # of a column without a value in any row
@@ -42,7 +53,10 @@ class Workflow:
     Attributes:
         groups: the column groups, with copies of the ops.
         input_types: {column: (NumPy name of one value or "string", whether a row holds a list)} of
-            the columns that it was fitted on; empty before `fit`.
+            the columns that it was fitted on; empty before `fit`. Data of another unit, or another
+            width of numbers, is converted to them on every path; other kinds are refused.
+        time_kinds: {column: what its times are, as `tutorlib.schema.time_kind` says}, without those
+            that it was fitted on as a `Chunk`, which does not tell.
         nullable: those of these columns that held nulls, other than NaN.
 
     Raises:
@@ -97,6 +111,7 @@ class Workflow:
         self.check_label_ids(self.label_names)
         self.input_types: dict[str, ColumnType] = {}
         self.nullable: list[str] = []
+        self.time_kinds: dict[str, str] = {}
         self._empty: list[str] = []  # inputs without any value in the data: see `for_columns`
 
     def __repr__(self) -> str:
@@ -165,6 +180,8 @@ class Workflow:
         """
         data = as_source(source)
         fit_graph(self, data, client=client, threads=threads, progress=progress)
+        if of_chunks(source):
+            self.time_kinds = {}
         targets = set(self._targets)
         features = [g for g in self.groups if not targets.issuperset(g.output_names)]
         if wrong := without_signature({n for g in features for n in g.names} - targets):
@@ -186,12 +203,15 @@ class Workflow:
     def check_data(self, data: Any) -> None:
         """Raise ValueError unless `data` has the columns that the workflow was fitted on.
 
+        Units of times and widths of numbers may differ: `transform` converts them. Integers may
+        stand where the workflow was fitted on floating point.
+
         Args:
             data: what `fit` takes. Columns that the workflow does not use do not matter; those of
                 labels and weight may be missing, and columns without any value may have any type.
 
         Raises:
-            ValueError: lists each column that is missing or has another type.
+            ValueError: lists each column that is missing or has a type of another kind.
 
         Example:
             >>> workflow = Workflow(["x"]).fit(Chunk({"x": np.arange(3)}))
@@ -199,19 +219,64 @@ class Workflow:
             Traceback (most recent call last):
             ValueError: the columns do not match those fitted on: 'x' is float64, was int64. ...
         """
-        types = as_source(data).column_types
-        graph = self.for_columns(types)
-        differences = [
-            f"{name!r} is {type_words(types[name]) if name in types else 'missing'}, "
-            f"was {type_words(graph.input_types[name])}"
-            for name in graph.input_names
-            if name in graph.input_types and types.get(name) != graph.input_types[name]
-        ]
+        source = as_source(data)
+        schema = None if of_chunks(data) else source.arrow_schema
+        self.for_columns(source.column_types).check_types(source.column_types, schema)
+
+    def check_types(self, types: Mapping[str, ColumnType], schema: Any = None) -> None:
+        """Raise ValueError unless columns of these types can be converted to those fitted on.
+
+        Args:
+            types: {column of the data: its type, as in `input_types`}.
+            schema: the `pyarrow.Schema` of the data, which tells what its times are; None if there
+                is none.
+        """
+        for group in self.groups:
+            hashed = group.names if any(isinstance(op, ops.HashBucket) for op in group.ops) else ()
+            for name in (n for n in hashed if n in types and n not in self.input_types):
+                if is_time(element_type(types[name][0])[0]):
+                    raise ValueError(
+                        f"column {name!r}: the hash of {type_words(types[name])} depends on its "
+                        "unit, and the workflow was fitted on none. Call fit(source) first."
+                    )
+        differences, remedies = [], []
+        for name in (n for n in self.input_names if n in self.input_types):
+            given, fitted = types.get(name), self.input_types[name]
+            remedy = None if given is None else type_mismatch(given, fitted)
+            kinds = [time_kind(schema.field(name).type) if schema and given else None]
+            kinds.append(self.time_kinds.get(name))
+            other_kind = remedy is None and None not in kinds and kinds[0] != kinds[1]
+            if other_kind:
+                remedy = "convert the times (pyarrow.compute.local_timestamp, assume_timezone)"
+            if given is None or remedy is not None:
+                got = "missing" if given is None else type_words(given)
+                words = [got, type_words(fitted)]
+                if other_kind:
+                    words = [f"{w} ({k})" for w, k in zip(words, kinds, strict=True)]
+                differences.append(f"{name!r} is {words[0]}, was {words[1]}")
+                remedies += [remedy] if remedy else []
         if differences:
+            also = f"; {'; '.join(dict.fromkeys(remedies))}" if remedies else ""
             raise ValueError(
                 f"the columns do not match those fitted on: {'; '.join(differences)}. Write the "
-                "data with the same types, or fit the workflow again."
+                f"data with the same types, or fit the workflow again{also}."
             )
+
+    def _conformed(self, chunk: Chunk) -> Chunk:
+        """Return the columns of a chunk in the types that the workflow was fitted on."""
+        columns = {}
+        for name in self.input_names:
+            columns[name] = column = chunk[name]
+            if name in self.input_types:
+                try:
+                    columns[name] = converted(column, self.input_types[name])
+                except ValueError as error:
+                    was, got = map(type_words, (self.input_types[name], column_type_of(column)))
+                    raise ValueError(
+                        f"column {name!r}: the workflow was fitted on {was}, got {got}, of which "
+                        f"{error}. Round or cast the column in the data, or fit the workflow again."
+                    ) from error
+        return Chunk(columns)
 
     # ---- transforming ----------------------------------------------------------------------------
 
@@ -221,15 +286,17 @@ class Workflow:
         May be called from several threads at a time.
 
         Args:
-            chunk: rows with the columns `input_names`, in the types fitted on: a `Chunk`, a pyarrow
-                Table, or a pandas or polars DataFrame. Without the columns of labels and weight,
+            chunk: rows with the columns `input_names`: a `Chunk`, a pyarrow Table, or a pandas or
+                polars DataFrame. Units of times and widths of numbers may be others than those
+                fitted on, and become these. Without the columns of labels and weight,
                 these are left out of the result: see `for_columns`.
 
         Returns:
             A chunk with the columns `output_names`; `to_arrow()` and `to_pandas()` convert it.
 
         Raises:
-            ValueError: before `fit`, or if a column is missing.
+            ValueError: before `fit`; if a column is missing or has a type of another kind than the
+                one fitted on; if a time has no equal in the unit fitted on.
             TypeError: for anything else, such as paths: `transform_to_parquet` takes these.
             ValueError, TypeError: if values do not fit an op; names op and column.
         """
@@ -238,18 +305,21 @@ class Workflow:
             raise TypeError(
                 f"transform takes rows in memory, got {chunk!r}; transform_to_parquet takes files"
             )
-        types = dict.fromkeys(self._empty, EMPTY)
+        types, schema = dict.fromkeys(self._empty, EMPTY), None
         if isinstance(chunk, Chunk):
-            types |= {name: self.input_types.get(name, ("", False)) for name in chunk}
+            types |= {name: column_type_of(column) for name, column in chunk.items()}
         else:
             chunk = table_of(chunk)
-            types |= {field.name: column_type(field.type) for field in chunk.schema}
+            schema = chunk.schema
+            types |= {field.name: column_type(field.type) for field in schema}
         graph = self.for_columns(types)
         if missing := [name for name in graph.input_names if name not in types]:
             raise ValueError(f"the workflow needs columns {missing}; there are {list(types)}")
+        graph.check_types(types, schema)
         if not isinstance(chunk, Chunk):
             chunk = Chunk.from_arrow(chunk.select(graph.input_names))
         rows = chunk.num_rows
+        chunk = graph._conformed(chunk)
         chunk = chunk.with_columns({n: nulls(self.input_types[n], rows) for n in graph._empty})
         columns: dict[str, Any] = {}
         for group in graph.groups:
