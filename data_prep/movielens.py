@@ -80,10 +80,11 @@ def etl(
     """Write train/, valid/, movies/ and workflow/ into `output`.
 
     Ratings are joined with the genres of their film, split, and transformed by
-    `Workflow(["userId", "movieId"] >> Categorify(), ["genres"] >> Categorify(), ["rating"])`, which
-    is fitted on the training part only. The label `rating` is 1.0 for more than 3 stars, else 0.0;
-    it is computed before the Workflow, so that the saved Workflow contains no Python function.
-    Training rows are stored in random order.
+    `Workflow(["userId", "movieId"] >> Categorify(), ["genres"] >> Categorify(freq_threshold=0),
+    ["rating"])`, which is fitted on the training part only. Users and films with the fewest ratings
+    stand for unknown ones; the list of genres is closed, so each has an id. The label `rating` is
+    1.0 for more than 3 stars, else 0.0; it is computed before the Workflow, so that the saved
+    Workflow contains no Python function. Training rows are stored in random order.
 
     Args:
         source: folder with ratings.csv and movies.csv.
@@ -127,7 +128,7 @@ def etl(
         counts = {"train_rows": rows - valid_rows, "valid_rows": valid_rows}
         return {**counts, "source": _source(source)}
 
-    settings = {"command": "movielens etl", "version": 3, "split": split,
+    settings = {"command": "movielens etl", "version": 4, "split": split,
                 "files": fingerprint(files)}  # fmt: skip
     parts = ("train", "valid", "movies", "workflow")
     return make_once(output, settings, write, parts=parts, inputs=[source], overwrite=overwrite)
@@ -234,7 +235,7 @@ def _fit_and_write(folder: Path) -> None:
     sources = {n: ParquetSource(folder / "joined" / f"{n}.parquet") for n in ("train", "valid")}
     workflow = Workflow(
         ["userId", "movieId"] >> Categorify(),
-        ["genres"] >> Categorify(),
+        ["genres"] >> Categorify(freq_threshold=0),  # a closed list: no genre is new
         ["rating"],
         label_names=["rating"],
     )

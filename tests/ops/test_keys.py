@@ -138,9 +138,57 @@ def test_join_external_by_text_from_a_data_frame_and_from_a_file(tmp_path):
         assert out["n"].tolist() == [1, 2, None]
 
 
+def counted(**times):
+    """Texts, each so many times."""
+    return [text for text, count in times.items() for _ in range(count)]
+
+
+def test_by_default_the_rarest_values_up_to_a_hundredth_of_the_rows_train_the_unknown_id():
+    values = counted(a=700, b=290, c=5, d=3, e=2)
+    for chunks in ([values], [values[:3], values[3:], []], [values[::-1]]):
+        op = fit(Categorify(), *(Chunk({"x": column(part, pa.string())}) for part in chunks))
+        assert op.vocabulary("x") == ["a", "b"]
+        assert op.transform(chunk_of(x=["b", "c", "e", "new"]))["x"].tolist() == [4, 2, 2, 2]
+    assert fit(Categorify(), chunk_of(x=[values, values])).vocabulary("x") == ["a", "b"]
+    assert fit(Categorify(), chunk_of(x=[*values, "e"])).vocabulary("x") == ["a", "b", "c"]
+    for threshold, known in ((0, "abcde"), (1, "abcde"), (3, "abcd"), (6, "ab")):
+        op = fit(Categorify(threshold), chunk_of(x=values))
+        assert op.vocabulary("x") == list(known)
+    by_name = fit(Categorify({"x": 0}), chunk_of(x=values, y=values))
+    assert (by_name.vocabulary("x"), by_name.vocabulary("y")) == (list("abcde"), ["a", "b"])
+
+
+def test_of_fifty_values_and_more_the_rarest_trains_the_unknown_id_and_of_fewer_none_need():
+    for size, known in ((1, 1), (26, 26), (49, 49), (50, 49), (99, 98), (100, 99), (300, 297)):
+        op = fit(Categorify(), Chunk({"x": np.arange(size)[::-1]}))
+        assert op.vocabulary("x") == list(range(known))
+    assert fit(Categorify(), chunk_of(x=([None], pa.int64()))).vocabulary("x") == []
+
+
+def test_columns_of_one_vocabulary_are_counted_together():
+    op = fit(Categorify(joint=True), chunk_of(x=counted(a=60, b=40), y=counted(a=1, b=98, c=1)))
+    assert op.vocabulary("x") == op.vocabulary("y") == ["b", "a"]
+
+
+def test_a_null_is_unknown_where_training_has_rare_values_and_no_null():
+    """Row 1 of an embedding table is then never trained; row 2 is."""
+    whole, holes = counted(a=99, b=1), [*counted(a=99, b=1), None]
+    given = {"given": ["a"]}
+    op = Categorify(vocabularies=given)
+    op = fit(op, chunk_of(whole=whole, few=["a"] * 100, given=whole), chunk_of(holes=holes))
+    nulls = {name: column([None, "a"]) for name in ("whole", "few", "holes", "given")}
+    ids = {name: made.tolist() for name, made in op.transform(Chunk(nulls)).items()}
+    assert ids == {"whole": [2, 3], "few": [1, 3], "holes": [1, 3], "given": [1, 3]}
+    every = fit(Categorify(freq_threshold=0), chunk_of(x=whole))
+    assert every.transform(chunk_of(x=[None, "b"]))["x"].tolist() == [1, 4]
+    late = fit(Categorify(), chunk_of(x=whole), chunk_of(x=([None], pa.string())))
+    assert late.transform(chunk_of(x=[None, "b"]))["x"].tolist() == [1, 2]
+
+
 GIVEN = pa.array([1])
 ERRORS = [
     (lambda: Categorify(num_oov_buckets=0), r"num_oov_buckets must be in \[1, 2\*\*31\), got 0"),
+    (lambda: Categorify(freq_threshold={"x": -1}), r"freq_threshold must be in \[0, "),
     (lambda: Categorify(vocabularies={"x": [1, 2, 1]}), "'x': Categorify .* 1 appears twice"),
     (lambda: Categorify(joint=True, vocabularies={"x": [1]}), "joint=True takes no settings by"),
     (

@@ -12,15 +12,18 @@ import tensorflow as tf
 from tests.support.ops_served import (
     as_batch,
     assert_same_bits,
+    in_batch_dtypes,
     raw_tensors,
     rows_of_all_kinds,
     workflow_of_all_kinds,
 )
 from tutorlib.columns import Chunk
+from tutorlib.loader import KerasSequenceLoader
 from tutorlib.models import DLRM, movielens_network
 from tutorlib.ops import (
     Categorify,
     Clip,
+    FillMedian,
     FillMissing,
     HashBucket,
     JoinExternal,
@@ -133,9 +136,10 @@ def test_a_saved_graph_gives_bits_of_transform_and_predictions_of_the_model(tmp_
     inputs = {n: keras.Input(a.shape[1:], name=n, dtype=a.dtype.name) for n, a in features.items()}
     bits = {n: keras.layers.Identity(dtype=x.dtype)(x) for n, x in inputs.items()}
     whole = keras.Model(inputs, bits | {"predictions": model(inputs)})
-    assert set(workflow.nullable) == set(nullable)  # may be null in serving, unless told otherwise
+    assert set(workflow.nullable) == set(nullable)
     path = export_serving(whole, workflow, tmp_path / "model")
-    raw = raw_tensors(workflow.to_keras(), rows, nullable)
+    layer = workflow.to_keras()
+    raw = raw_tensors(layer, rows, layer.may_be_null())
     got = served_elsewhere(tmp_path, path, raw)
     want = model(tensors, training=False).numpy()
     assert want.std() > 0
@@ -164,7 +168,50 @@ def test_a_model_of_some_columns_asks_for_theirs_alone(tmp_path):
     model = movielens_network(workflow.output_schema.select(["user", "tags"]), [8])
     path = export_serving(model, workflow, tmp_path / "model")
     signature = tf.saved_model.load(str(path)).signatures["serving_default"]
-    assert set(signature.structured_input_signature[1]) == {"user", "tags__values", "tags__nnzs"}
+    raw = {"user", "tags__values", "tags__nnzs"}
+    asked = set(signature.structured_input_signature[1])
+    assert asked == raw | {"user__valid", "tags__valid"}
+    export_serving(model, workflow, path, nullable=["tags"], overwrite=True)
+    signature = tf.saved_model.load(str(path)).signatures["serving_default"]
+    assert set(signature.structured_input_signature[1]) == raw | {"tags__valid"}
+
+
+def test_a_null_where_training_had_none_is_served_as_it_is_transformed(tmp_path):
+    """Whatever number or text stands in its place."""
+    keras.utils.set_random_seed(0)
+    days = pa.array(range(200), pa.date32())
+    columns = {"age": pa.array(range(200)), "city": ["a", "b", "c", "d"] * 50, "day": days}
+    columns |= {"tags": [["x", "y"], ["z"], [], ["x"]] * 50, "plain": pa.array(range(200))}
+    rows = pa.table(columns | {"x": np.arange(200.0), "open": [True, False] * 100})
+    workflow = Workflow(
+        ["age"] >> FillMedian() >> Normalize(),
+        ["city", "day", "tags"] >> Categorify(),
+        ["open"] >> HashBucket(9),
+        ["plain"] >> LogOp(),  # a null comes out as NaN, which no model takes
+        ["x"] >> FillMissing(7.0),
+    ).fit(rows)
+    assert not workflow.nullable
+    layer = workflow.to_keras()
+    assert layer.may_be_null() == ["age", "city", "day", "tags", "open"]
+    model = movielens_network(workflow.output_schema, [8])
+    path = export_serving(model, workflow, tmp_path / "model")
+    holes = {"age": [None, 5], "city": ["d", None], "day": pa.array([None, 3], pa.date32())}
+    holes |= {"tags": [[None, "x"], []], "open": pa.array([None, None], pa.bool_())}
+    table = pa.table(holes | {"plain": [1, 2], "x": [None, 3.0]}, schema=rows.schema)
+    raw = raw_tensors(layer, Chunk.from_arrow(table), layer.may_be_null())
+    assert layer(raw).keys() == as_batch(workflow.transform(table)).keys()
+    assert_same_bits(layer(raw), in_batch_dtypes(as_batch(workflow.transform(table)), layer.schema))
+    for name in layer.may_be_null():
+        values = raw.get(name, raw.get(f"{name}__values"))
+        key = name if name in raw else f"{name}__values"
+        other = (
+            tf.constant(b"a", tf.string) if values.dtype == tf.string else tf.cast(1, values.dtype)
+        )
+        raw[key] = tf.where(raw[f"{name}__valid"], values, other)
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    want = KerasSequenceLoader(table, 2, shuffle=False).map(workflow).predict(model, verbose=0)
+    got = serve(**raw)["predictions"].numpy()[:, 0]
+    np.testing.assert_allclose(got, want["prediction"].to_numpy(), rtol=1e-5)
 
 
 class TenBest(keras.Model):

@@ -51,6 +51,10 @@ def taken_through(folder, workflow, ids, raw, tmp_path):
     assert table.column_names == [*ids, "prediction"]
     served = tf.saved_model.load(export_serving(model, workflow, tmp_path / "served"))
     signature = served.signatures["serving_default"]
+    asked = signature.structured_input_signature[1]
+    for name in (name.removesuffix("__valid") for name in asked if name.endswith("__valid")):
+        values = raw[name] if name in raw else raw[f"{name}__values"]
+        raw.setdefault(f"{name}__valid", np.ones(len(values), bool))
     predicted = signature(**{name: tf.constant(values) for name, values in raw.items()})
     got = table["prediction"].to_numpy()
     np.testing.assert_allclose(predicted["predictions"][:, 0], got, rtol=1e-5)

@@ -29,6 +29,8 @@ def raw_tensors(layer, chunk, nullable):
         valid = np.ones(len(values), bool)
         if isinstance(values, Masked):
             values, valid = values.values, values.valid
+        if not isinstance(values, Strings) and values.dtype.kind in "mM":
+            values = values.view(np.int64)
         raw[key] = as_string_tensor(values) if isinstance(values, Strings) else values
         if name in nullable:
             raw[f"{name}__valid"] = valid

@@ -2,11 +2,15 @@
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import OUTPUTS, rows, workflow, write
 from tutorlib.columns import Chunk
+from tutorlib.layers import DenseFeatures
 from tutorlib.loader import KerasSequenceLoader
+from tutorlib.models import keras_inputs
 from tutorlib.ops import Categorify, FillMissing, HashBucket, Normalize, Rename
 from tutorlib.parquet import ParquetError
 from tutorlib.schema import Column, Schema
@@ -143,3 +147,44 @@ def test_a_loader_without_labels_is_refused_by_fit_and_evaluate_but_not_by_predi
     labelled = KerasSequenceLoader(clicks, 50, ["click"], cont_names=["I1"])
     with pytest.raises(ValueError, match="with a loader that has no labels"):
         model.fit(labelled, validation_data=loader, verbose=0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_labels_and_weight_of_the_loader_become_those_of_the_workflow(clicks, tmp_path, training):
+    """Then rows without them can be scored, wherever the Workflow is applied."""
+    whole = pq.read_table(clicks).add_column(0, "y", pa.array(np.arange(200) % 2))
+    fitted = Workflow(IDS, ["I1"] >> Normalize(), ["y", "w"]).fit(whole)
+    names = {"label_names": ["y"], "weight_name": "w", "id_names": ["C2"]}
+    mapped = fitted.for_training() if training else fitted
+    loader = KerasSequenceLoader(whole, 50, shuffle=False, **names).map(mapped)
+    inputs = keras_inputs(loader.schema)
+    model = keras.Model(inputs, keras.layers.Dense(1)(DenseFeatures(loader.schema)(inputs)))
+    want = loader.predict(model, verbose=0)
+    assert mapped.output_schema.features.names == ["C1", "I1"]
+    assert (mapped.label_names, mapped.weight_name) == (["y"], "w")
+    rows = whole.drop_columns(["y", "w"])
+    scored = KerasSequenceLoader(rows, 50, shuffle=False, id_names=["C2"]).map(mapped)
+    assert scored.predict(model, verbose=0).equals(want)
+    assert mapped.transform(rows).names == ["C1", "I1"]
+    written = mapped.transform_to_parquet(rows, tmp_path / "out")
+    assert KerasSequenceLoader(written, 50).schema.names == ["C1", "I1"]
+    loaded = Workflow.load(mapped.save(tmp_path / "saved"))
+    assert loaded.transform(rows).names == ["C1", "I1"]
+    stacked = loaded.to_keras(batch_layout="stacked")
+    assert stacked.raw_inputs().keys() == {"C1", "I1"}
+
+
+def test_a_missing_column_that_may_be_a_label_is_refused_with_the_remedy(clicks, tmp_path):
+    fitted = Workflow(IDS, ["I1"] >> Normalize(), ["click", "I2"]).fit(clicks)
+    rows = pq.read_table(clicks).drop_columns(["click"])
+    remedy = r"columns \['click'\].* Workflow\(\.\.\., label_names=\['click'\]\)"
+    with pytest.raises(ValueError, match=remedy):
+        KerasSequenceLoader(rows, 50).map(fitted)
+    with pytest.raises(ValueError, match=remedy):
+        fitted.transform(rows)
+    with pytest.raises(ValueError, match=r"'click' is missing.*label_names=\['click'\]"):
+        fitted.transform_to_parquet(rows, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"needs columns \['C1'\].*\]\.?$"):
+        fitted.transform(pq.read_table(clicks).drop_columns(["C1"]))
+    with pytest.raises(ValueError, match="Labels, weights and ids are no features"):
+        DenseFeatures(Schema([Column("y", "categorical")]))

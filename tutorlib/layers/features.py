@@ -152,7 +152,8 @@ class FeatureLayer(keras.layers.Layer):
         if unknown:
             raise ValueError(
                 f"columns {unknown}: cardinality is not known. Take it from a fitted Workflow with "
-                "Categorify or HashBucket, or set it in the schema."
+                "Categorify or HashBucket, or set it in the schema. Labels, weights and ids are no "
+                "features: name them (label_names, weight_name, id_names)."
             )
 
     def common_width(self, who: str) -> int:

@@ -169,13 +169,14 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
         ValueError: if the workflow needs a column that the files do not have, or that has a type of
             another kind than the one fitted on.
     """
+    workflow.take_targets(given.labels.names, *given.with_role("weight").names)
     workflow = workflow.for_columns(source.column_types)
     inputs = workflow.input_names
     missing = [name for name in inputs if name not in source.column_types]
     if missing:
         raise ValueError(
             f"the workflow needs columns {missing}, which the files do not have: "
-            f"{list(source.column_types)}"
+            f"{list(source.column_types)}.{workflow.remedy_for_missing(source.column_types)}"
         )
     workflow.check_types(source.column_types, source.arrow_schema)
     made = workflow.output_schema

@@ -147,11 +147,23 @@ class Categorify(ColumnOp, LearningOp):
     * then the values by falling frequency, equally frequent ones by value: integers as numbers,
       strings by their UTF-8 bytes.
 
+    A model learns what an unknown value means only from training rows that have that id. So by
+    default the end of the vocabulary has no ids of its own: the rarest values, which are most like
+    new ones, as long as all of them together hold at most 1 % of the values fitted on, and in any
+    case the rarest one if it alone holds at most 2 %, as it does among 50 values or more. In a
+    smaller vocabulary, such as weekdays, no value may be that rare; then each gets an id, and an
+    unknown value one that no row has trained. Several buckets divide the rare values by hash as
+    they do unknown ones, so that one without a rare value stays untrained.
+
+    If no value fitted on was null, the id of null is not trained either: a null then counts as out
+    of vocabulary (id 2), if any value did.
+
     Returns (from transform): int32 ids, int64 for a cardinality above 2**31; lists keep their
     lengths.
 
     Args:
-        freq_threshold: values that occur fewer times are out of vocabulary; or {name: threshold}.
+        freq_threshold: values that occur fewer times are out of vocabulary, 0 for none; or
+            {name: threshold}. None, also for columns without an entry, for the rule above.
         num_oov_buckets: ids for values out of vocabulary, at least 1.
         vocabularies: {name: values in the order of their ids} of columns that do not learn.
         joint: whether the columns share one vocabulary (user and friend, film and sequel).
@@ -174,7 +186,7 @@ class Categorify(ColumnOp, LearningOp):
 
     def __init__(
         self,
-        freq_threshold: int | Mapping[str, int] = 0,
+        freq_threshold: int | Mapping[str, int] | None = None,
         num_oov_buckets: int = 1,
         vocabularies: Mapping[str, Any] | None = None,
         joint: bool = False,
@@ -184,7 +196,8 @@ class Categorify(ColumnOp, LearningOp):
         self.num_oov_buckets = buckets
         self._first_id = FIRST_OOV_ID + buckets
         for threshold in _settings(freq_threshold):
-            check_integer("Categorify: freq_threshold", threshold, 0, bits=63)
+            if threshold is not None:
+                check_integer("Categorify: freq_threshold", threshold, 0, bits=63)
         settings = (vocabularies, freq_threshold)
         by_name = [s for s in settings if isinstance(s, Mapping) and s]  # none is saved as {}
         if joint and by_name:
@@ -204,35 +217,47 @@ class Categorify(ColumnOp, LearningOp):
         """Return the columns without a vocabulary."""
         return [name for name in names if self.vocabulary_key(name) not in self._tables]
 
-    def partial(self, chunk: Chunk) -> dict[str, Counts]:
-        """Return {vocabulary: counted keys}."""
+    def partial(self, chunk: Chunk) -> dict[str, tuple[Counts, int]]:
+        """Return {vocabulary: (counted keys, number of nulls)}."""
         state: dict[str, Any] = {}
         for name, column in chunk.items():
             if name not in self.vocabularies:
                 values, valid = self._keys(name, flat_values(column), to_learn=True)
-                counted = {self.vocabulary_key(name): count_keys(values, valid)}
+                nulls = 0 if valid is None else int((~valid).sum())
+                counted = {self.vocabulary_key(name): (count_keys(values, valid), nulls)}
                 state = self.merge(state, counted)
         return state
 
-    def merge_states(self, states: Sequence[Counts]) -> Counts:
-        """Return the keys of all states with their counts added."""
-        return add_counts(states)
+    def merge_states(self, states: Sequence[tuple[Counts, int]]) -> tuple[Counts, int]:
+        """Return the keys of all states with their counts added, and the number of nulls."""
+        counted, nulls = zip(*states, strict=True)
+        return add_counts(counted), sum(nulls)
 
-    def learned_from(self, state: dict[str, Counts]) -> tuple[dict[str, Any], dict[str, Chunk]]:
-        """Return ({}, vocabularies): keys by falling count, equally frequent ones by value."""
-        tables = dict(self._tables)
-        for key, (values, counts) in state.items():
-            frequent = np.flatnonzero(counts >= per_column(self.freq_threshold, key, 0))
-            values, counts = values.take(pa.array(frequent)), counts[frequent]
+    def learned_from(
+        self, state: dict[str, tuple[Counts, int]]
+    ) -> tuple[dict[str, Any], dict[str, Chunk]]:
+        """Return (what trains null and unknown, vocabularies): see `learned`.
+
+        A vocabulary has its keys by falling count, equally frequent ones by value.
+        """
+        learned, tables = self.learned(), dict(self._tables)
+        for key, ((values, counts), nulls) in state.items():
             order = pc.array_sort_indices(values).to_numpy()
             order = order[np.argsort(-counts[order], kind="stable")]
+            known = len(order) - _rare(counts[order], per_column(self.freq_threshold, key))
+            order, rare = order[:known], order[known:]
+            learned["nulls"][key], learned["rare"][key] = nulls, int(counts[rare].sum())
             values, counts = values.take(pa.array(order)), counts[order]
             tables[key] = Chunk({"value": column_from_arrow(values), "count": counts})
-        return {}, tables
+        return learned, tables
 
-    def finalize(self, state: dict[str, Counts]) -> None:
+    def finalize(self, state: dict[str, tuple[Counts, int]]) -> None:
         """Learn the vocabularies and make their indexes."""
         self.restore(*self.learned_from(state))
+
+    def learned(self) -> dict[str, Any]:
+        """Return how many values of each vocabulary were null, and had no id of their own."""
+        return {"nulls": dict(self._nulls), "rare": dict(self._rare)}
 
     def learned_tables(self) -> dict[str, Chunk]:
         """Return {vocabulary: its values in the order of their ids, with counts if learned}."""
@@ -240,6 +265,7 @@ class Categorify(ColumnOp, LearningOp):
 
     def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
         """Set the vocabularies; ValueError if a value occurs twice."""
+        self._nulls, self._rare = (dict(learned.get(part, {})) for part in ("nulls", "rare"))
         self._tables, self._indexes = dict(tables), {}
         for key, table in tables.items():
             try:
@@ -259,6 +285,11 @@ class Categorify(ColumnOp, LearningOp):
         """Return the number of ids of a column: ids are in [0, cardinality)."""
         return self._first_id + len(self.index_of(name).keys)
 
+    def null_id(self, name: str) -> int:
+        """Return the id of a null: that of unknown values if training has these alone."""
+        key = self.vocabulary_key(name)
+        return FIRST_OOV_ID if self._rare.get(key) and not self._nulls.get(key) else NULL_ID
+
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the ids of a column's values."""
         values, valid = self._keys(name, column)
@@ -271,7 +302,7 @@ class Categorify(ColumnOp, LearningOp):
             hashes = hash_values(take(values, rows))
             ids[rows] = to_buckets(hashes, self.num_oov_buckets) + FIRST_OOV_ID
         if valid is not None:
-            ids[~valid] = NULL_ID
+            ids[~valid] = self.null_id(name)
         return ids
 
     def decode(self, name: str, predictions: Any) -> np.ndarray:
@@ -306,6 +337,26 @@ class Categorify(ColumnOp, LearningOp):
         """Return the op with the given vocabularies."""
         given = {name: tables[name] for name in config["vocabularies"]}
         return cls(**{**config, "vocabularies": given})
+
+
+def _rare(counts: np.ndarray, threshold: int | None) -> int:
+    """Return how many values at the end of a vocabulary count as unknown: see `Categorify`.
+
+    Args:
+        counts: of the values, falling.
+        threshold: values that occur fewer times are among them; None for the rarest ones.
+
+    Example:
+        >>> _rare(np.array([980, 9, 6, 3, 1, 1]), None), _rare(np.ones(60, int), None)
+        (3, 1)
+        >>> _rare(np.ones(26, int), None), _rare(np.array([3, 2, 1]), 2)
+        (0, 1)
+    """
+    if threshold is not None:
+        return int((counts < threshold).sum())
+    total = int(counts.sum())
+    rare = int((100 * np.cumsum(counts[::-1]) <= total).sum())
+    return max(rare, int(50 * int(counts[-1:].sum()) <= total and len(counts) > 0))
 
 
 def _settings(setting: Any) -> list[Any]:

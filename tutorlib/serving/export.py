@@ -107,6 +107,22 @@ class WorkflowLayer(keras.layers.Layer):
         self.nullable = [name for name in workflow.nullable if name in self.types]
         self.built = True
 
+    def may_be_null(self) -> list[str]:
+        """Return the raw columns whose null is not NaN and has a meaning, or did occur in `fit`.
+
+        A row of nulls goes through the ops: they give a meaning to the nulls that become values.
+        """
+        row = tensors.row_of_nulls(self.types)
+        lost = {name for name, (kind, _) in self.types.items() if kind.startswith("float")}
+        for chain in self._chains.all:
+            try:
+                made = chain({name: row[name] for name in chain.needed})
+            except tf.errors.InvalidArgumentError:  # an op refuses them
+                lost.update(chain.needed)
+            else:
+                lost |= {chain.source(n) for n, c in made.items() if tf.reduce_any(c.missing())}
+        return [name for name in self.types if name not in lost or name in self.nullable]
+
     def __call__(self, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the model's inputs for a dict of raw values: tensors, arrays or lists."""
         arrays = {}
@@ -190,6 +206,12 @@ class _Chain(tf.Module):
             wanted = list(dict.fromkeys(map(served[-1].source, wanted)))
         self.ops, self.needed = served[::-1], wanted
 
+    def source(self, output: str) -> str:
+        """Return the raw column that an output column is made of."""
+        for op in reversed(self.ops):
+            output = op.source(output)
+        return output
+
     def __call__(self, columns: dict[str, ServedColumn]) -> dict[str, ServedColumn]:
         for op in self.ops:
             columns = op(columns)
@@ -211,8 +233,14 @@ def export_serving(
     `tf.saved_model.load(path).signatures["serving_default"](**raw)["predictions"]` predicts where
     there is TensorFlow and nothing of this library, as in TensorFlow Serving. The
     signature takes one tensor for each raw column, [batch] or [batch, 1], in the column's dtype; a
-    column `g` of lists is `g__values` [nnz] and `g__nnzs` int32 [batch]. Raw columns that none of
-    the model's features is made of, such as labels, are not part of it.
+    column `g` of lists is `g__values` [nnz] and `g__nnzs` int32 [batch]. Dates and durations are
+    int64, counted in the unit of the data that the workflow was fitted on: days since 1970-01-01
+    for date32, microseconds for timestamp[us]. Raw columns that none of the model's features is
+    made of, such as labels, are not part of it.
+
+    A null of floating point is NaN. Each other column `c` of `nullable` has a second tensor
+    `c__valid`, bool of the shape of its values, False at a null, whatever stands there. A signature
+    has no optional tensors: a request gives all of them, True where nothing is missing.
 
     TensorFlow Serving's own batching of requests (`--enable_batching`) joins tensors of equal first
     dimension, so it cannot join `g__values` with `g__nnzs`: leave it off for models with lists.
@@ -221,9 +249,9 @@ def export_serving(
         model: takes the workflow's output. If it returns a dict, the signature does too.
         workflow: a fitted `Workflow`.
         path: folder to write; it appears complete or not at all.
-        nullable: raw columns that may hold nulls; None for those that held nulls when the workflow
-            was fitted. Each has a second tensor, `{name}__valid`: bool, False at a null.
-            Floating-point columns need none, their null is NaN.
+        nullable: raw columns that may hold nulls; none ([]) if requests are known to be complete.
+            None for all whose ops give nulls a meaning, such as Categorify, HashBucket, FillMissing
+            and FillMedian, and for those that held nulls when the workflow was fitted.
         batch_layout: as the model was made: see `keras_inputs`.
         multi_hot: as the model was made: see `keras_inputs`.
         overwrite: whether an existing folder is replaced.
@@ -248,7 +276,7 @@ def export_serving(
         multi_hot=multi_hot,
     )
 
-    specs = layer.raw_inputs(nullable)
+    specs = layer.raw_inputs(layer.may_be_null() if nullable is None else nullable)
     if wrong := without_signature(specs):
         raise ValueError(
             f"raw tensors {wrong} cannot be arguments of a signature: {SIGNATURE_RULE} Rename the "

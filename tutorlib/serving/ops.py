@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tutorlib import ops
-from tutorlib.ops import FIRST_OOV_ID, NULL_ID
+from tutorlib.ops import FIRST_OOV_ID
 from tutorlib.ops.base import id_dtype
 from tutorlib.serving import tensors
 from tutorlib.serving.tensors import ServedColumn
@@ -155,7 +155,7 @@ class ServedCategorify(ServedOp):
             hashes = tensors.hash_values(column.values)
             unknown += tf.cast(tensors.to_buckets(hashes, buckets), ids.dtype)
         ids = tf.where(ids > 0, ids + (FIRST_OOV_ID + buckets - 1), unknown)  # found from 1
-        return column.with_values(column.without_nulls(ids, NULL_ID))
+        return column.with_values(column.without_nulls(ids, self.op.null_id(name)))
 
 
 class ServedTargetEncoding(ServedRename):

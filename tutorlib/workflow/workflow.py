@@ -47,7 +47,8 @@ class Workflow:
 
     Args:
         *groups: `["a", "b"] >> Op() >> Op()`, or lists of names.
-        label_names: output columns that are labels; None means "label", if there is one.
+        label_names: output columns that are labels; None means "label", if there is one. Labels
+            and weight that a loader names become the workflow's too: see `take_targets`.
         weight_name: output column with the weight of each row; None for no weights.
 
     Attributes:
@@ -260,6 +261,7 @@ class Workflow:
             raise ValueError(
                 f"the columns do not match those fitted on: {'; '.join(differences)}. Write the "
                 f"data with the same types, or fit the workflow again{also}."
+                f"{self.remedy_for_missing(types)}"
             )
 
     def _conformed(self, chunk: Chunk) -> Chunk:
@@ -314,7 +316,10 @@ class Workflow:
             types |= {field.name: column_type(field.type) for field in schema}
         graph = self.for_columns(types)
         if missing := [name for name in graph.input_names if name not in types]:
-            raise ValueError(f"the workflow needs columns {missing}; there are {list(types)}")
+            remedy = graph.remedy_for_missing(types)
+            raise ValueError(
+                f"the workflow needs columns {missing}; there are {list(types)}.{remedy}"
+            )
         graph.check_types(types, schema)
         if not isinstance(chunk, Chunk):
             chunk = Chunk.from_arrow(chunk.select(graph.input_names))
@@ -365,6 +370,41 @@ class Workflow:
         if lacking._empty and not lacking.input_names:
             raise ValueError(f"none of the columns {needed} has a value in any row")
         return lacking
+
+    def take_targets(self, label_names: Iterable[str], weight_name: str | None = None) -> None:
+        """Make labels and weight of output columns that passed for features until now.
+
+        `loader.map` calls it with the labels and the weight of the loader, so that the workflow can
+        then be applied to rows to predict, which lack them: see `for_columns`. Names that are not
+        among the outputs, or have a role already, change nothing.
+
+        Raises:
+            ValueError: for ids of features, as `check_label_ids` says.
+
+        Example:
+            >>> from tutorlib.ops import LogOp
+            >>> workflow = Workflow(["x"] >> LogOp(), ["y"])
+            >>> workflow.take_targets(["y"])
+            >>> workflow.for_columns({"x": ("float64", False)}).output_names
+            ['x']
+        """
+        features = [name for name in self.output_names if name not in self._targets]
+        labels = [name for name in label_names if name in features]
+        self.check_label_ids(labels)
+        self.label_names += labels  # in place: `for_training` shares the list
+        if self.weight_name is None and weight_name in features and weight_name not in labels:
+            self.weight_name = weight_name
+
+    def remedy_for_missing(self, given: Iterable[str]) -> str:
+        """Return what an error adds if columns that pass through are missing in data, else ""."""
+        plain = [name for group in self.groups if not group.ops for name in group.names]
+        plain = [name for name in plain if name not in {*given, *self._targets}]
+        if not plain:
+            return ""
+        return (
+            " Rows to predict may lack labels and weight alone: if these are some, name them, as "
+            f"in Workflow(..., label_names={plain})."
+        )
 
     def for_training(self) -> Self:
         """Return the workflow for the rows that it was fitted on.
