@@ -700,7 +700,7 @@ class KerasSequenceLoader(LoaderAdapter):
         Of several processes that are joined, all must call it.
         """
         settings = self._settings
-        if process_count() > 1:  # Keras also asks after it took batches to build a model
+        if process_count() > 1:  # the seeds that `seed_fn` gives are compared too
             self._cursor.draw_seed()
         refuse_other_ranks(
             {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
