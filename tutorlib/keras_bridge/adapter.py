@@ -102,8 +102,11 @@ class LoaderAdapter(TensorAdapter):
         first_batch: number of the batch with which the next pass begins; above 0 after a resume.
         preview: returns the batches of the current epoch, and leaves the loader where it is.
         check_for_fit: raises ValueError where Keras would report a wrong loss.
+
+    It counts in `batches_taken` the batches that Keras has taken so far.
     """
 
+    batches_taken = 0
     _silence = contextlib.ExitStack()
 
     def new_pass(self: Any) -> Iterator[Any]:
@@ -118,6 +121,7 @@ class LoaderAdapter(TensorAdapter):
                 batch = next(batches, None)
             if batch is None:
                 break
+            self.batches_taken += 1
             yield batch
         if resumed:  # Keras would warn that data ran out, at the end of this shorter epoch
             self._silence.enter_context(warnings.catch_warnings())
