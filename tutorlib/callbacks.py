@@ -693,8 +693,8 @@ class StallReport(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the epoch's stall to the logs."""
         spent = {name: now - self._before[name] for name, now in self._after.items()}
-        wait_s = spent.pop("wait")
-        if not wait_s:
+        wait_s, batches = spent.pop("wait"), spent.pop("batches")
+        if not batches:  # even without any wait, if they were ready before the epoch began
             raise RuntimeError(
                 f"fit has trained {self._steps} steps of epoch {epoch} without a batch from the "
                 "data of StallReport. Give fit what StallReport has as its `data`."
@@ -707,11 +707,12 @@ class StallReport(keras.callbacks.Callback):
             logs.update({f"stall_{name}": share for name, share in shares})
 
     def _so_far(self) -> dict[str, float]:
-        """Return the seconds waited, and those that a loader worked on each stage."""
+        """Return batches taken, seconds waited, and those that a loader worked on each stage."""
         if isinstance(self.data, TimedBatches):
-            return {"wait": self.data.wait_s}
+            return {"batches": self.data.batches, "wait": self.data.wait_s}
         stats = self.data.stats()
-        return {name: stats[f"{name}_s"] for name in ("wait", *STAGES)}
+        seconds = {name: stats[f"{name}_s"] for name in ("wait", *STAGES)}
+        return {"batches": self.data.batches_taken, **seconds}
 
 
 # ---- MemoryLogger --------------------------------------------------------------------------------

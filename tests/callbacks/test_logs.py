@@ -145,6 +145,25 @@ def test_a_stall_is_the_waiting_time_over_the_time_of_the_epoch():
     assert not [name for name in history if name.startswith("stall_")]
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("of_dataset", [False, True])
+@pytest.mark.parametrize("steps", [1, 3, 4, 11])
+def test_an_epoch_of_batches_that_were_ready_before_it_has_a_stall(folder, steps, of_dataset):
+    """The loader converts all 8 batches of its epoch at once; `fit` has epochs of its own."""
+    loader, valid = loader_of(folder), loader_of(folder)
+    report = StallReport(data(128) if of_dataset else loader, clock=FakeClock())
+    options = {"steps_per_epoch": steps, "validation_data": data() if of_dataset else valid}
+    callbacks = [report, *([] if of_dataset else [StallReport(loader)])]
+    model = compiled_model() if of_dataset else model_of()
+    for _ in range(2):
+        model.fit(report.data, epochs=5, verbose=0, callbacks=callbacks, **options)
+    assert [stall.epoch for stall in report.stalls] == [*range(5)] * 2
+    assert all(1 <= stall.steps <= steps for stall in report.stalls)
+    if not of_dataset:
+        with pytest.raises(RuntimeError, match="without a batch from the data of StallReport"):
+            model.fit(loader, callbacks=[StallReport(valid)], verbose=0, **options)
+
+
 def test_the_stall_of_a_loader_with_a_slow_transform_is_in_transform(folder, tmp_path):
     loader = slow_loader(folder)
     report = StallReport(loader)

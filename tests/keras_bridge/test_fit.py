@@ -1,11 +1,13 @@
 """fit, evaluate and predict over a loader: each row as often as asked, right numbers, or errors."""
 
+import functools
 import itertools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tests.support.loaders import come_to_an_end, loader_with, reader_threads
 from tests.support.training import compiled_model, data
@@ -118,30 +120,72 @@ def test_predict_gives_the_rows_in_the_order_of_the_loader(folder, columns, cons
 
 @pytest.mark.parametrize("drawn", [1, 2, 3])
 def test_batches_drawn_to_build_a_model_are_given_again_and_trained_ones_never(folder, drawn):
-    """The calls of Keras on JAX and PyTorch; all three of an epoch as with as many an execution."""
+    """As Keras draws them on JAX and PyTorch; all three as with as many steps an execution."""
     seeds = iter(range(9))
-    loader = loader_of(folder, 200, seed_fn=lambda: next(seeds))
-
-    def draw(batches):
-        return list(itertools.islice(iter(loader.get_torch_dataloader()), batches))
-
-    def begin(asks):
-        lengths = [loader.num_batches for _ in range(asks)]
-        loader.on_epoch_end()
-        return lengths
-
-    assert loader.num_batches == 3
-    first = draw(drawn)[0][0]["x"]
-    begin(1)
+    loader, model = loader_of(folder, 200, seed_fn=lambda: next(seeds)), network()
+    batches = EpochIterator(loader, steps_per_execution=drawn)
+    model._symbolic_build(iterator=batches)
+    assert model.built
+    batches.reset()
     assert loader.state_dict()["batch"] == loader.epoch == 0
-    np.testing.assert_array_equal(draw(3)[0][0]["x"], first)
-    loader.on_epoch_end()
+    rows = [batch[0]["row"].numpy()[:, 0].tolist() for _, _, some in batches for batch in some]
+    assert rows == order_of(loader_of(folder, 200), 1)
     assert (loader.epoch, next(seeds)) == (1, 1)
-    draw(3)  # fit stops at the last batch of this epoch
-    begin(2)  # evaluate, or fit with an iterator of validation that it has kept
-    draw(3)
-    begin(1)
-    assert loader.epoch == 3
+    EpochIterator(loader, steps_per_execution=drawn).reset()  # as after an early stop, no build
+    assert loader.epoch == 1
+
+
+# What changes a loader, or begins a pass that does; everything else that is public only reads.
+CHANGES = {"as_numpy", "close", "load_state_dict", "map", "on_epoch_begin", "on_epoch_end"}
+CHANGES |= {"predict", "return_to", "set_epoch", "with_ids", "to_tf_dataset"}
+ARGUMENTS = {"batch_rows": (0,)}
+
+
+def read_everything(loader):
+    """Read every public property and call every public method that only reads."""
+    for name in sorted(set(dir(loader)) - CHANGES):
+        if not name.startswith("_"):
+            value = getattr(loader, name)
+            if callable(value):
+                value(*ARGUMENTS.get(name, ()))
+    return len(loader), repr(loader), loader._repr_html_(), 1 / loader.num_batches
+
+
+def reading(*loaders):
+    """Return a callback that reads all that loaders say of themselves, at every hook of Keras."""
+    callback = keras.callbacks.Callback()
+    for name in dir(callback):
+        if name.startswith("on_"):
+            setattr(callback, name, lambda *_, **__: list(map(read_everything, loaders)))
+    return callback
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("steps", [None, 1, 3, 4, 11])
+def test_a_callback_that_reads_all_a_loader_says_changes_no_batch(folder, steps):
+    """Over several fits, one that stops early, validation, and a resume within an epoch."""
+    trained = []
+    for reads in (False, True):
+        seeds = itertools.count(5)
+        loader = loader_of(folder, seed_fn=functools.partial(next, seeds))
+        valid = loader_of(folder, shuffle=False)
+        model, callbacks = network(run_eagerly=True), [reading(loader, valid)] if reads else []
+        stop = third_batch(lambda model: setattr(model, "stop_training", True))
+        common = {"steps_per_epoch": steps, "verbose": 0}
+        validation = {"validation_data": valid, "validation_steps": 2}
+        model.fit(loader, epochs=3, callbacks=callbacks, **validation, **common)
+        model.fit(loader, callbacks=[stop, *callbacks], **common)
+        state = {**loader.state_dict(), "seed": 5}  # read at the end of an epoch, it has the next
+        for function in (model.evaluate, model.predict):
+            function(valid, verbose=0, callbacks=callbacks)
+        model.fit(loader, epochs=2, callbacks=callbacks, **common)
+        resumed = loader_of(folder, seed_fn=lambda: 6)
+        resumed.load_state_dict(state)
+        callbacks = [reading(resumed)] if reads else []
+        model.fit(resumed, epochs=2, callbacks=callbacks, verbose=0)
+        trained.append((model.rows, state, valid.position, resumed.position))
+    assert trained[0] == trained[1]
+    assert len({tuple(batch) for batch in trained[0][0]}) > 2
 
 
 # ---- the numbers that fit reports -------------------------------------------------------------

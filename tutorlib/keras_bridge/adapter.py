@@ -100,21 +100,28 @@ class LoaderAdapter(TensorAdapter):
         labelled: whether batches hold labels.
         schema: `Schema` of the batches.
         first_batch: number of the batch with which the next pass begins; above 0 after a resume.
-        position: where the loader stands; `return_to(position)` goes back there.
+        preview: returns the batches of the current epoch, and leaves the loader where it is.
         check_for_fit: raises ValueError where Keras would report a wrong loss.
+
+    It counts in `batches_taken` the batches that Keras has taken so far.
     """
 
-    _asked: tuple[Any, ...] = ()  # where the loader stood when Keras asked for its length
+    batches_taken = 0
     _silence = contextlib.ExitStack()
 
     def new_pass(self: Any) -> Iterator[Any]:
-        """Yield the batches of the current epoch, or of what is left of it after a resume."""
-        batches, waiting, resumed = iter(self), _shown_as_waiting(), self.first_batch > 0
+        """Yield the batches of the current epoch, or of what is left of it after a resume.
+
+        Those that Keras draws only to build a model do not move the loader: they come again.
+        """
+        batches = self.preview() if _builds_model() else iter(self)
+        waiting, resumed = _shown_as_waiting(), self.first_batch > 0
         while True:
             with waiting():
                 batch = next(batches, None)
             if batch is None:
                 break
+            self.batches_taken += 1
             yield batch
         if resumed:  # Keras would warn that data ran out, at the end of this shorter epoch
             self._silence.enter_context(warnings.catch_warnings())
@@ -129,24 +136,24 @@ class LoaderAdapter(TensorAdapter):
 
     @property
     def num_batches(self: Any) -> int:
-        """Number of batches of an epoch; refuses what Keras would ignore or get wrong."""
+        """Number of batches of an epoch; asked by Keras, refuses what it would ignore or get wrong.
+
+        Anyone else may read it at any time: that changes nothing, and of processes that are joined
+        one may ask alone.
+        """
         accepted = {"batch_size": [self.batch_size], "shuffle": [True, self.shuffle]}
-        refuse_ignored_arguments(self, "a loader", accepted, self.disorder, self.labelled)
-        self.check_for_fit()
-        self._asked = (*self._asked[-1:], self.position)
+        if refuse_ignored_arguments(self, "a loader", accepted, self.disorder, self.labelled):
+            self.check_for_fit()
         return len(self)
 
-    def on_epoch_end(self: Any) -> None:
-        """End an epoch; go back to its beginning if Keras drew batches only to build the model.
+    @property
+    def has_partial_batch(self: Any) -> bool:
+        """Whether the last batch of an epoch has fewer rows than the others."""
+        return self.partial_batch_size is not None
 
-        Keras asks for `num_batches` when it takes the loader in, and again right before it trains,
-        when it ends an epoch that has not begun. On JAX and PyTorch it takes batches between the
-        two, to learn the shapes for a model that is not built yet.
-        """
+    def on_epoch_end(self: Any) -> None:
+        """End an epoch, and with it the silence about one that was shorter after a resume."""
         self._silence.close()
-        if len(self._asked) == 2:
-            self.return_to(self._asked[0])
-        self._asked = ()
 
     @property
     def __array__(self) -> Any:
@@ -164,6 +171,17 @@ class LoaderAdapter(TensorAdapter):
         raise TypeError(
             f"a {type(self).__name__} gives batches and cannot become an array; {remedy}"
         )
+
+
+def _builds_model() -> bool:
+    """Return whether Keras asks for batches to learn the shapes for a model that is not built.
+
+    On JAX and PyTorch it then takes the batches of a pass, drops it, and trains with another one.
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_name.endswith("_symbolic_build"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _shown_as_waiting() -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -189,8 +207,10 @@ STEPS = {"fit": "train_step", "evaluate": "test_step", "predict": "predict_step"
 
 def refuse_ignored_arguments(
     adapter: Any, data: str, accepted: Mapping[str, Any], disorder: str = "", labelled: bool = True
-) -> None:
+) -> bool:
     """Raise ValueError if Keras was given an argument that has no effect; for `num_batches` only.
+
+    Returns whether it is Keras that asks, for a `fit`, `evaluate` or `predict` which begins.
 
     Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
     `batch_size` and `shuffle`. It asks for `num_batches` in a constructor, so the caller of that is
@@ -209,13 +229,13 @@ def refuse_ignored_arguments(
     """
     frame: Any = sys._getframe(2)
     if frame.f_code.co_name != "__init__":  # Keras asks again later, for itself
-        return
+        return False
     while frame is not None and not (
         frame.f_code.co_name in STEPS and isinstance(frame.f_locals.get("self"), keras.Model)
     ):
         frame = frame.f_back
     if frame is None:
-        return
+        return False
     method, given = frame.f_code.co_name, dict(frame.f_locals)
     if method == "predict" and process_count() > 1:
         raise ValueError(
@@ -263,3 +283,4 @@ def refuse_ignored_arguments(
             "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
             "(LabelEncoder, or label_names of the Workflow)."
         )
+    return True

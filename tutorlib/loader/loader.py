@@ -702,13 +702,13 @@ class KerasSequenceLoader(LoaderAdapter):
         Of several processes that are joined, all must call it.
         """
         settings = self._settings
-        if process_count() > 1:  # Keras also asks after it took batches to build a model
+        if process_count() > 1:  # the seeds that `seed_fn` gives are compared too
             self._cursor.draw_seed()
         refuse_other_ranks(
-            {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
+            lambda: {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
             (settings.global_size or 1, settings.global_rank or 0),
             stale=self._share_found not in (None, data_share()),
-            files=self.source.file_fingerprints(),
+            files_of=self.source.file_fingerprints,
         )
         self._check_batches()
         features = self.schema.features

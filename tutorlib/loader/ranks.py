@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tutorlib.keras_bridge.processes import batch_parts, gathered, process_count
@@ -17,24 +17,29 @@ LINES = 8  # of differences that an error shows
 
 
 def refuse_other_ranks(
-    identity: Mapping[str, Any], share: tuple[int, int], *, stale: bool, files: Mapping[str, str]
+    identity_of: Callable[[], Mapping[str, Any]],
+    share: tuple[int, int],
+    *,
+    stale: bool,
+    files_of: Callable[[], Mapping[str, str]],
 ) -> None:
     """Raise ValueError on all joined processes if their loaders do not belong together.
 
-    All of them must call it.
+    All of them must call it. A process of its own computes nothing for it.
 
     Args:
-        identity: what all ranks must have alike, as JSON values.
+        identity_of: returns what all ranks must have alike, as JSON values.
         share: (global_size, global_rank) of the loader.
         stale: whether `keras.distribution` was set up after the loader was made.
-        files: {file: what it holds}, for messages.
+        files_of: returns {file: what it holds}, for messages.
     """
     if process_count() == 1:
         return
     _refuse_wrong_shares(json.loads(x) for x in gathered(json.dumps(None if stale else share)))
+    identity = identity_of()
     if len(set(gathered(hash_of(identity)))) == 1:
         return
-    mine = {"files": files, **identity}
+    mine = {"files": files_of(), **identity}
     first, *others = [json.loads(text) for text in gathered(json.dumps(mine))]
     lines = []
     for rank, other in enumerate(others, start=1):

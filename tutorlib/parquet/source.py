@@ -304,7 +304,7 @@ class ParquetSource:
 
     def file_fingerprints(self) -> dict[str, str]:
         """Return {name of a file: hash of its footer}, to tell which one differs."""
-        return {n: stored.digest() for n, stored in zip(self._names, self._stored, strict=True)}
+        return {n: stored.digest for n, stored in zip(self._names, self._stored, strict=True)}
 
     @property
     def _names(self) -> list[str]:

@@ -335,8 +335,9 @@ class ParquetRows:
             total += leaf.num_values * width or stored
         return total
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Return a hash of the footer: sizes, places and statistics of every column chunk."""
+        """Hash of the footer as it was read: sizes, places and statistics of all column chunks."""
         written = pa.BufferOutputStream()
         self.footer.write_metadata_file(written)
         return hashlib.sha256(written.getvalue()).hexdigest()[:16]
@@ -379,8 +380,9 @@ class TableRows:
         """Return the bytes of the values of a column of lists or strings."""
         return next(self.tables(index, [name], None)).nbytes
 
+    @functools.cached_property
     def digest(self) -> str:
-        """Return a hash of all values: rows in memory change easily."""
+        """Hash of all values; a table of Arrow does not change."""
         digest = hashlib.sha256()
         for index in range(len(self.row_counts)):
             for table in self.tables(index, self.schema.names, None):
