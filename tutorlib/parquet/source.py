@@ -530,6 +530,7 @@ class ParquetSource:
                         rows = part.scanner(schema=schema, **options).count_rows()
                         # Where keys decide, Arrow counts the rows of the whole file.
                         counts[index] = min(rows, stored.row_counts[index])
+                    stored.refuse_changed(index)
                 return counts
         groups = [RowGroup(file, index, rows) for index, rows in enumerate(stored.row_counts)]
         return {group.index: int(self._passing(group).sum()) for group in groups}

@@ -80,10 +80,20 @@ class DataFile:
         """Whether the file is on this machine."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
-    def has_changed(self) -> bool:
-        """Return whether the file has changed since it was found."""
-        info = self.filesystem.get_file_info(self.inner)
-        return (info.size, info.mtime_ns) != self.version
+    def change(self) -> str:
+        """Return what was done to the file since it was found: "changed", "been removed" or ""."""
+        if self.inode is None:
+            info = self.filesystem.get_file_info(self.inner)
+            if info.type == fs.FileType.NotFound:
+                return "been removed"
+            return "" if (info.size, info.mtime_ns) == self.version else "changed"
+        try:
+            version, (_, number, time) = _state(os.stat(self.inner))
+        except FileNotFoundError:
+            return "been removed"
+        # Network filesystems may number a file again; one that was put in its place is newer too.
+        same = number == self.inode[1] or time == self.inode[2]
+        return "" if same and version == self.version else "changed"
 
 
 def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
@@ -301,11 +311,14 @@ class ParquetRows:
             if step_rows is None:
                 table = file.read_row_group(index, columns=columns, use_threads=False)
                 count = table.num_rows
+                self.refuse_changed(index)
                 if count == self.row_counts[index]:
                     yield table
             else:
                 row_groups = {"row_groups": [index], "columns": columns, "use_threads": False}
                 for batch in file.iter_batches(step_rows, **row_groups):
+                    if self.is_local or not count:  # a store has given all pages with the first
+                        self.refuse_changed(index)
                     count += batch.num_rows
                     yield pa.Table.from_batches([batch])
                     del batch
@@ -333,14 +346,23 @@ class ParquetRows:
         )
 
     def refuse_changed(self, index: int, opened: Any = None) -> None:
-        """Raise ParquetError if the file has changed since it was found."""
+        """Raise ParquetError if the file has changed since it was found.
+
+        Args:
+            index: number of the row group that is read.
+            opened: the file, opened just now, for its entity tag; None opens it if it has one.
+        """
         if self._etag is None:
-            changed = self.file.has_changed()
+            change = self.file.change()
         else:
-            changed = opened is not None and etag_of(opened) != self._etag
-        if changed:
+            try:
+                opened = opened or self.file.filesystem.open_input_file(self.file.inner)
+                change = "changed" if etag_of(opened) != self._etag else ""
+            except FileNotFoundError:
+                change = "been removed"
+        if change:
             raise ParquetError(
-                f"{self.location(index)}: the file has changed since it was opened. Open the "
+                f"{self.location(index)}: the file has {change} since it was opened. Open the "
                 "source again."
             )
 
