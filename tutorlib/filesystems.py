@@ -99,10 +99,19 @@ def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, s
     return as_arrow_filesystem(found), inner, url[: url.rfind(inner)]
 
 
-def before_pattern(path: str) -> str:
-    """Return the folder before the first pattern in a path; the path if it has no pattern."""
-    head = re.split(r"[*?\[]", path, maxsplit=1)[0]
-    return path if head == path else head.rpartition("/")[0]
+def before_pattern(path: str, where: fs.FileSystem) -> str:
+    """Return the folder before the first pattern in a path; the path if it has no pattern.
+
+    A folder that exists is no pattern, such as "data [v2]".
+    """
+    head = ""
+    for part in re.findall("[^/]*/?", path):
+        if re.search(r"[*?\[]", part):
+            info = where.get_file_info(head + part.rstrip("/"))
+            if info.type != fs.FileType.Directory:
+                return head.rstrip("/") or head[:1]
+        head += part
+    return path
 
 
 def etag_of(opened: Any) -> bytes | None:

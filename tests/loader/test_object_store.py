@@ -107,17 +107,17 @@ def test_opening_asks_twice_a_file_and_many_files_at_once(store):
     assert source.num_rows == FILES * GROUPS * ROWS
 
 
-def test_a_row_group_is_two_requests_and_many_are_read_ahead(store):
+def test_a_row_group_is_three_requests_and_many_are_read_ahead(store):
     source = ParquetSource(URL)
     store.requests()
     source.read(3)
-    assert [r["method"] for r in store.requests()] == ["HEAD", "GET"]
+    assert [r["method"] for r in store.requests()] == ["HEAD", "GET", "HEAD"]
     loader = loader_of(source)
     opening = store.requests(delay_ms=60)
     assert [r["path"] for r in opening] == ["/bucket/train/_schema.json"] * 3
     assert len(list(loader)) == len(loader)
     requests = store.requests()
-    assert len(requests) == 2 * FILES * GROUPS
+    assert len(requests) == 3 * FILES * GROUPS
     assert most_at_once(requests) >= 3
 
 

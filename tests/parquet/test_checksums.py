@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,8 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tutorlib.columns import Chunk
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.ops import Normalize
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
+from tutorlib.workflow import Workflow
 
 ROWS = 3000
 
@@ -130,6 +134,11 @@ CHANGES = {
     "cut short": lambda path: os.truncate(path, 100),
     "rewritten": lambda path: pq.write_table(TABLE.slice(0, 50), path),
     "rewritten with the same size": lambda path: path.write_bytes(path.read_bytes()),
+    "appended to": lambda path: path.open("ab").write(b"x"),
+    "replaced by one of its size and time": lambda path: (
+        shutil.copy2(path, path.with_suffix(".new")),
+        path.with_suffix(".new").rename(path),
+    ),
     "replaced": lambda path: (path.rename(path.with_suffix(".old")), write(path.parent, path.name)),
 }
 
@@ -141,10 +150,68 @@ def test_a_file_that_changes_after_it_was_opened(tmp_path, change):
     source = ParquetSource(path, filters=[("x", "!=", 0.5)])
     source.read(0, None, 0, 10)  # a stream stays open, whose file is the old one
     CHANGES[change](path)
+    has = "has been removed" if change == "removed" else "has changed"
     for position, bounds in ((0, (10, 20)), (0, ()), (1, ())):
         with pytest.raises(ParquetError, match=rf"row group {position} of .*a\.parquet: the file "
-                           "has changed since it was opened"):  # fmt: skip
+                           f"{has} since it was opened. Open"):  # fmt: skip
             source.read(position, None, *bounds)
+
+
+def numbers(sign=1):
+    """200,000 rows whose two columns are equal up to the sign, as bytes of a file of fixed size."""
+    x = sign * np.arange(200_000.0)
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": x, "y": x}), buffer, compression="none", use_dictionary=False)
+    return buffer.getvalue().to_pybytes()
+
+
+def overwrite(path, data):
+    with open(path, "r+b") as file:
+        file.write(data)
+
+
+def rows_of_steps(path):
+    for chunk in ParquetSource(path).steps(0, ["x", "y"], 10_000):
+        yield from np.stack([chunk["x"], chunk["y"]], 1)
+
+
+def rows_that_a_filter_lets_pass(path):
+    for chunk in ParquetSource(path, [("x", "!=", 5)]).steps(0, ["x", "y"], 10_000):
+        yield from np.stack([chunk["x"], chunk["y"]], 1)
+
+
+def rows_of_a_loader(path):
+    loader = KerasSequenceLoader(path, 1000, label_names=["y"], buffer_size=10_000, shuffle=False)
+    for inputs, labels in loader:
+        yield from np.stack([np.ravel(inputs["x"]), np.ravel(labels)], 1)
+
+
+@pytest.mark.parametrize(
+    "read", [rows_of_steps, rows_that_a_filter_lets_pass, rows_of_a_loader], ids=str
+)
+def test_a_file_overwritten_while_a_row_group_is_read_in_parts_ends_in_an_error(tmp_path, read):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(numbers())
+    iterator, seen = read(path), []
+    for _ in range(3):
+        seen.append(next(iterator))
+    overwrite(path, numbers(-1))
+    with pytest.raises(ParquetError, match=r"row group 0 of .*a\.parquet: the file has changed"):
+        seen.extend(iterator)
+    assert (np.array(seen) >= 0).all()  # rows of one file only
+
+
+def test_a_file_overwritten_while_a_workflow_reads_it_ends_in_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(numbers())
+    source = ParquetSource(path)
+    fitted = Workflow(["x"] >> Normalize(), ["y"]).fit(source)
+    overwrite(path, numbers(-1))
+    with pytest.raises(ParquetError, match="the file has changed since it was opened"):
+        Workflow(["x"] >> Normalize()).fit(source)
+    with pytest.raises(ParquetError, match="the file has changed since it was opened"):
+        fitted.transform_to_parquet(source, tmp_path / "out")
+    assert os.listdir(tmp_path) == ["a.parquet"]
 
 
 def test_a_file_cut_short_while_it_is_read_is_an_error_and_no_signal(tmp_path):

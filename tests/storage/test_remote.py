@@ -91,7 +91,7 @@ def test_a_file_written_again_elsewhere_is_noticed(memory):
     with pytest.raises(ParquetError, match=r"part_0\.parquet: the file has changed since it was"):
         source.read(0)
     memory.rm("/bucket/data/day=1/part_0.parquet")
-    with pytest.raises(ParquetError, match=r"has changed since it was opened"):
+    with pytest.raises(ParquetError, match=r"has been removed since it was opened"):
         source.read(0)
 
 

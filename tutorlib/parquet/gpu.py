@@ -98,6 +98,7 @@ def _decoded(stored: ParquetRows, index: int, fields: Sequence[pa.Field]) -> dic
         options = options.column_names(names).build()
         options.set_row_groups([[index]])
         table = parquet.read_parquet(options, _stream())
+        stored.refuse_changed(index)
         found = table.column_names(include_children=False)
         columns = dict(zip(found, map(_column, table.tbl.columns()), strict=True))
         if {len(column) for column in columns.values()} != {stored.row_counts[index]}:

@@ -524,17 +524,22 @@ class ParquetSource:
             possible = ds.FileSystemDataset([whole], schema, parquet, place[1])
             if not list(possible.get_fragments(condition.expression)):
                 return {}  # by its keys, without a look into the file
-            if not any(map(pa.types.is_floating, condition.kinds)):
+            if not any(map(_has_floats, condition.kinds)):
                 counts, index = dict[int, int](), 0
-                with stored.errors_at(index, condition.names):
+                with (
+                    stored.errors_at(index, condition.names),
+                    contextlib.suppress(pa.ArrowNotImplementedError),  # then the rows decide
+                ):
                     for part in whole.split_by_row_group(condition.expression, schema):
                         index = part.row_groups[0].id
                         options = {"filter": condition.expression, "use_threads": False}
                         rows = part.scanner(schema=schema, **options).count_rows()
                         # Where keys decide, Arrow counts the rows of the whole file.
                         counts[index] = min(rows, stored.row_counts[index])
-                return counts
-        groups = [RowGroup(file, index, rows) for index, rows in enumerate(stored.row_counts)]
+                    stored.refuse_changed(index)
+                    return counts
+        counted = enumerate(stored.row_counts)
+        groups = [RowGroup(file, index, rows) for index, rows in counted if rows]
         return {group.index: int(self._passing(group).sum()) for group in groups}
 
     def _passing(self, group: RowGroup) -> np.ndarray:
@@ -689,7 +694,8 @@ class RowFilter:
         Args:
             filters: `pyarrow.compute.Expression`, or what `pyarrow.parquet.filters_to_expression`
                 takes: a list of (column, operator, value), all of which must hold, or a list of
-                such lists, one of which must. Operators: == != < <= > >= in, not in.
+                such lists, one of which must. Operators: == != < <= > >= in, not in. Text is
+                compared with a column of times as the time that it says: "2024-01-31".
             schema: the columns.
 
         Raises:
@@ -704,23 +710,31 @@ class RowFilter:
             Traceback (most recent call last):
             ValueError: filters (hour < 6): No match for FieldRef.Name(hour). There are ['day']
         """
-        try:
-            is_expression = isinstance(filters, pc.Expression)
-            condition = filters if is_expression else pq.filters_to_expression(_in_order(filters))
-        except (TypeError, ValueError, LookupError) as error:
-            raise ValueError(
-                "filters must be a pyarrow.compute.Expression or a list of (column, operator, "
-                f"value) with the operators == != < <= > >= in, not in, got {filters!r} ({error})"
-            ) from error
-        try:
-            schema.empty_table().filter(condition)
-        except pa.ArrowException as error:
-            said = str(error).splitlines()[0].partition(" in ")[0]
-            raise ValueError(f"filters {condition}: {said}. There are {schema.names}") from error
+        condition = filters
+        if not isinstance(filters, pc.Expression):
+            comparable = _comparable(filters, schema)
+            try:
+                condition = pq.filters_to_expression(comparable)
+            except (TypeError, ValueError, LookupError) as error:
+                raise ValueError(
+                    "filters must be a pyarrow.compute.Expression or a list of (column, operator, "
+                    "value) with the operators == != < <= > >= in, not in, got "
+                    f"{filters!r} ({error})"
+                ) from error
         words, text = r"(?<!\w){}(?!\w)", str(condition)  # other words may be columns too
         names = [n for n in schema.names if re.search(words.format(re.escape(n)), text)]
         names = names or schema.names[:1]
-        return cls(condition, names, [schema.field(name).type for name in names])
+        row_filter = cls(condition, names, [schema.field(name).type for name in names])
+        try:
+            schema.empty_table().filter(condition)
+            condition.__reduce__()  # which columns by number do not have
+            row_filter.passes(pa.table({n: pa.nulls(1, schema.field(n).type) for n in names}))
+        except pa.ArrowException as error:
+            said = str(error).splitlines()[0].partition(" in ")[0]
+            if "Serialization" in said:
+                said = "a column has a name here, not a number: pyarrow.compute.field('name')"
+            raise ValueError(f"filters {condition}: {said}. There are {schema.names}") from error
+        return row_filter
 
     @functools.cached_property
     def identity(self) -> str:
@@ -738,8 +752,46 @@ class RowFilter:
         return pc.fill_null(scanner.to_table()["p"], False).to_numpy()
 
 
-def _in_order(filters: Any) -> Any:
-    """Return a list of conditions whose sets are lists in an order that is the same everywhere."""
-    if isinstance(filters, set | frozenset):
-        return sorted(filters, key=repr)
-    return type(filters)(map(_in_order, filters)) if isinstance(filters, list | tuple) else filters
+def _has_floats(kind: pa.DataType) -> bool:
+    """Return whether a value of the type holds floating-point numbers."""
+    inner = [kind.field(k).type for k in range(kind.num_fields)]
+    return pa.types.is_floating(kind) or any(map(_has_floats, inner))
+
+
+def _comparable(filters: Any, schema: pa.Schema) -> Any:
+    """Return conditions whose values Arrow compares with their columns, sets in a fixed order."""
+    if not isinstance(filters, list | tuple):
+        return filters
+    if len(filters) != 3 or not isinstance(filters[0], str) or filters[0] not in schema.names:
+        return type(filters)(_comparable(part, schema) for part in filters)
+    name, operation, value = filters
+    is_several = operation in ("in", "not in")
+    if is_several and isinstance(value, str | bytes):
+        raise ValueError(f"filters {filters}: {operation!r} takes a list, such as [{value!r}]")
+    if not is_several and (value is None or value != value):
+        raise ValueError(
+            f"filters {filters}: no row passes a comparison with {value}. Use "
+            f"pyarrow.compute.field({name!r}).is_null(), is_valid() or is_nan()"
+        )
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    try:
+        values = _values_of(value if is_several else [value], schema.field(name).type)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        kind = schema.field(name).type
+        raise ValueError(f"filters {filters}: column {name!r} is {kind}: {error}") from error
+    return name, operation, values if is_several else values[0]
+
+
+def _values_of(values: Any, kind: pa.DataType) -> pa.Array:
+    """Return values as an array that can be compared with a column: text as times, if it has."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if not isinstance(values, pa.Array):
+        values = [*values]
+        if any(isinstance(value, np.datetime64) for value in values):
+            values = np.array(values)  # Arrow asks an array for its unit
+        is_count = kind == pa.uint64() and all(isinstance(v, int) and v >= 0 for v in values)
+        values = pa.array(values, kind if is_count else None)
+    is_time = pa.types.is_string(values.type) and pa.types.is_temporal(kind)
+    return values.cast(kind) if is_time or pa.types.is_null(values.type) else values

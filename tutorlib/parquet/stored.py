@@ -14,6 +14,7 @@ import functools
 import hashlib
 import itertools
 import os
+import stat
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +26,7 @@ from pyarrow import fs
 
 from tutorlib.columns import Chunk
 from tutorlib.filesystems import (
+    UNFINISHED_FILE,
     before_pattern,
     etag_of,
     find_filesystem,
@@ -64,6 +66,7 @@ class DataFile:
         inner: path within the filesystem.
         version: bytes, and time of the last change in ns if that is known.
         keys: {name: text} of the folders `name=text` above it; None for Hive's name of a null.
+        inode: (device, number, time of its last change in ns) of a file on this machine.
     """
 
     path: str
@@ -71,16 +74,27 @@ class DataFile:
     inner: str
     version: tuple[int, int | None]
     keys: Mapping[str, str | None]
+    inode: tuple[int, int, int] | None = None
 
     @property
     def is_local(self) -> bool:
         """Whether the file is on this machine."""
         return isinstance(self.filesystem, fs.LocalFileSystem)
 
-    def has_changed(self) -> bool:
-        """Return whether the file has changed since it was found."""
-        info = self.filesystem.get_file_info(self.inner)
-        return (info.size, info.mtime_ns) != self.version
+    def change(self) -> str:
+        """Return what was done to the file since it was found: "changed", "been removed" or ""."""
+        if self.inode is None:
+            info = self.filesystem.get_file_info(self.inner)
+            if info.type == fs.FileType.NotFound:
+                return "been removed"
+            return "" if (info.size, info.mtime_ns) == self.version else "changed"
+        try:
+            version, (_, number, time) = _state(os.stat(self.inner))
+        except FileNotFoundError:
+            return "been removed"
+        # Network filesystems may number a file again; one that was put in its place is newer too.
+        same = number == self.inode[1] or time == self.inode[2]
+        return "" if same and version == self.version else "changed"
 
 
 def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
@@ -89,13 +103,15 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     Args:
         paths: a file, a folder (searched recursively), a glob pattern, or a list of these. A list
             keeps its order; a folder or a pattern is sorted by name, without names that begin with
-            "." or "_". Folders named `key=value` below a folder that is given are keys. Each may be
-            a URL: `s3://bucket/folder`, `memory://x/*.parquet`, `file:///data`.
+            "." or "_". Folders named `key=value` below a folder that is given are keys. Links are
+            followed. Each may be a URL: `s3://bucket/folder`, `memory://x/*.parquet`,
+            `file:///data`.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds `paths`; None takes it from URLs.
 
     Raises:
-        FileNotFoundError: if a path has no file; it says what was searched.
-        ValueError: if a file is given twice, by whatever paths or links.
+        FileNotFoundError: if a path has no file, or a link leads nowhere.
+        ValueError: if a file is given twice, by whatever paths or links, or a link leads back to a
+            folder above it.
         PermissionError: if a folder may not be searched.
         ImportError: if a URL needs fsspec or one of its drivers that is not installed.
         OSError: if an object store cannot be reached, or refuses the credentials.
@@ -125,36 +141,102 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         files += found
     if not files:
         raise FileNotFoundError("the list of Parquet files is empty")
-    if len(items) > 1:
-        _refuse_twice(files)
+    _refuse_twice(files)
     return files
 
 
 def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
     """Return the files of one path in a filesystem."""
+    is_local = isinstance(where, fs.LocalFileSystem)
+
+    def data_file(inner: str, info: Any, keys: Mapping[str, str | None]) -> DataFile:
+        if is_local:
+            version, inode = _state(info)
+        else:
+            version, inode = (info.size, info.mtime_ns), None
+        return DataFile(prefix + inner, where, inner, version, keys, inode)
+
     info = where.get_file_info(text)
     if info.type == fs.FileType.File:
-        return [DataFile(prefix + info.path, where, info.path, (info.size, info.mtime_ns), {})]
+        return [data_file(info.path, os.stat(text) if is_local else info, {})]
     is_folder = info.type == fs.FileType.Directory
-    root = text.rstrip("/") if is_folder else before_pattern(text)
+    root = (text.rstrip("/") or text[:1]) if is_folder else before_pattern(text, where)
     if root == text and not is_folder:
         return []
-    selector = fs.FileSelector(root or ".", recursive=True, allow_not_found=True)
-    infos = [i for i in where.get_file_info(selector) if i.type == fs.FileType.File]
-    refuse_unfinished(prefix + text, (i.base_name for i in infos))
-    start = len(root or "./")
-    below = {i.path[start:].strip("/"): i for i in infos}
+    pattern = "" if is_folder else text[len(root) :].strip("/")
+    below: dict[str, Any] = {}
+    if is_local and os.path.isdir(root or "."):
+        is_deep = is_folder or "**" in pattern
+        below = dict(_walk(root or ".", None if is_deep else pattern.count("/")))
+    elif not is_local:
+        selector = fs.FileSelector(root or ".", recursive=True, allow_not_found=True)
+        infos = [i for i in where.get_file_info(selector) if i.type == fs.FileType.File]
+        start = len(root or "./")
+        below = {i.path[start:].strip("/"): i for i in infos}
+    refuse_unfinished(prefix + text, below)
     names = sorted(n for n in below if not any(p[0] in "._" for p in n.split("/")))
     if is_folder:
-        names = [name for name in names if name.endswith(PARQUET_ENDINGS)]
+        # A link to nothing whose name has no ending was one to a folder.
+        broken = {n for n in names if below[n] is None and not os.path.splitext(n)[1]}
+        names = [n for n in names if n.lower().endswith(PARQUET_ENDINGS) or n in broken]
     else:
-        names = [name for name in names if _fits(name, text[len(root) :].strip("/"))]
+        names = [name for name in names if _fits(name, pattern)]
+    folder = root if root.endswith("/") or not root else root + "/"
     files = []
     for name in names:
-        info, keys = below[name], _keys(name.rpartition("/")[0]) if is_folder else {}
-        version = info.size, info.mtime_ns
-        files.append(DataFile(prefix + info.path, where, info.path, version, keys))
+        if below[name] is None:
+            raise FileNotFoundError(
+                f"{folder}{name} is a link to {os.readlink(folder + name)}, which cannot be read. "
+                "Restore what it points to, or remove the link."
+            )
+        keys = _keys(name.rpartition("/")[0]) if is_folder else {}
+        files.append(data_file(folder + name, below[name], keys))
     return files
+
+
+def _state(known: os.stat_result) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    """Return (version, inode) of a file on this machine."""
+    inode = known.st_dev, known.st_ino, known.st_ctime_ns
+    return (known.st_size, known.st_mtime_ns), inode
+
+
+def _walk(
+    folder: str, depth: int | None, name: str = "", above: Sequence[tuple[Any, str]] = ()
+) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Yield (name, stat) of the files below a folder, through links; None for a link to nothing.
+
+    Args:
+        folder: where to search.
+        depth: how many folders deep; None for all.
+        name: what precedes the names.
+        above: ((device, inode), path) of the folders that this one is in.
+
+    Raises:
+        ValueError: if a link leads back to a folder above it.
+        PermissionError: if a folder may not be searched.
+    """
+    known = os.stat(folder)
+    identity = known.st_dev, known.st_ino
+    if back := dict(above).get(identity):
+        raise ValueError(
+            f"{folder} leads back to {back}, by a link: its files would be read over "
+            "and over. Remove the link, or give the files as a list or by a pattern."
+        )
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name[0] in "._" and entry.name != UNFINISHED_FILE:
+                continue
+            try:
+                is_folder, known = entry.is_dir(), entry.stat()
+            except OSError:
+                if entry.is_symlink():
+                    yield name + entry.name, None
+                continue
+            if stat.S_ISREG(known.st_mode):
+                yield name + entry.name, known
+            elif is_folder and depth != 0:
+                inside = f"{name}{entry.name}/", (*above, (identity, folder))
+                yield from _walk(entry.path, depth and depth - 1, *inside)
 
 
 def _fits(name: str, pattern: str) -> bool:
@@ -173,15 +255,17 @@ def _keys(folders: str) -> dict[str, str | None]:
 
 
 def _refuse_twice(files: Sequence[DataFile]) -> None:
-    first: dict[str, str] = {}
-    real = functools.cache(os.path.realpath)  # which looks at each folder above
+    """Raise ValueError if two paths are one file."""
+    first: dict[Any, str] = {}
     for file in files:
-        folder, name = os.path.split(file.inner)
-        identity = f"{real(folder)}/{name}" if file.is_local else file.path
+        identity: Any = file.path
+        if file.inode is not None:  # some network filesystems do not number files
+            identity = file.inode[:2] if file.inode[1] else os.path.realpath(file.inner)
         if identity in first:
             raise ValueError(
                 f"the file {file.path} is given twice (also as {first[identity]}): its rows would "
-                "be read twice. Give each file once."
+                "be read twice. Give each file once, and no further link to it: name the files in "
+                "a list or by a pattern, or remove one of the two."
             )
         first[identity] = file.path
 
@@ -228,11 +312,14 @@ class ParquetRows:
             if step_rows is None:
                 table = file.read_row_group(index, columns=columns, use_threads=False)
                 count = table.num_rows
+                self.refuse_changed(index)
                 if count == self.row_counts[index]:
                     yield table
             else:
                 row_groups = {"row_groups": [index], "columns": columns, "use_threads": False}
                 for batch in file.iter_batches(step_rows, **row_groups):
+                    if self.is_local or not count:  # a store has given all pages with the first
+                        self.refuse_changed(index)
                     count += batch.num_rows
                     yield pa.Table.from_batches([batch])
                     del batch
@@ -261,14 +348,23 @@ class ParquetRows:
         )
 
     def refuse_changed(self, index: int, opened: Any = None) -> None:
-        """Raise ParquetError if the file has changed since it was found."""
+        """Raise ParquetError if the file has changed since it was found.
+
+        Args:
+            index: number of the row group that is read.
+            opened: the file, opened just now, for its entity tag; None opens it if it has one.
+        """
         if self._etag is None:
-            changed = self.file.has_changed()
+            change = self.file.change()
         else:
-            changed = opened is not None and etag_of(opened) != self._etag
-        if changed:
+            try:
+                opened = opened or self.file.filesystem.open_input_file(self.file.inner)
+                change = "changed" if etag_of(opened) != self._etag else ""
+            except FileNotFoundError:
+                change = "been removed"
+        if change:
             raise ParquetError(
-                f"{self.location(index)}: the file has changed since it was opened. Open the "
+                f"{self.location(index)}: the file has {change} since it was opened. Open the "
                 "source again."
             )
 
