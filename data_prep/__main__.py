@@ -104,6 +104,9 @@ def _add_options(
             options["nargs"] = "+"
         elif origin is Mapping:
             options |= {"nargs": "+", "type": pair, "metavar": "NAME=VALUE"}
+            if name == "date_format":  # which may be that of every column
+                options |= {"type": lambda text: pair(text if "=" in text else f"*={text}")}
+                options["metavar"] = "[NAME=]FORMAT"
         else:
             options["type"] = kind
         if name == "files":
