@@ -325,3 +325,65 @@ def test_an_optimizer_comes_back_from_its_config():
 def test_what_does_not_fit_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# ---- some variables without a gradient ----------------------------------------------------------
+
+
+def two_heads():
+    """A model whose outputs are a tower of tables and a tower without."""
+    inputs = keras_inputs(COLUMNS)
+    ids = {name: inputs[name] for name in ("a", "b")}
+    tables = FusedEmbedding(COLUMNS, "concat", name="tables")(ids)
+    dense = keras.layers.Dense(1, name="dense")(inputs["x"])
+    outputs = {"tables": keras.ops.sum(tables, 1, keepdims=True), "dense": dense}
+    return keras.Model(inputs, outputs)
+
+
+@jits
+@kinds
+@pytest.mark.parametrize("trained", ["tables", "dense"])
+def test_variables_with_a_gradient_are_trained_if_others_have_none(trained, kind, jit):
+    made, (inputs, labels) = two_heads(), rows(number=8)
+    made.compile(KINDS[kind](), loss={trained: "mse"}, jit_compile=jit)
+    before = {variable.path: np.array(variable) for variable in made.trainable_variables}
+    with pytest.warns(UserWarning, match="have no gradient and are not updated"):
+        made.train_on_batch(inputs, {trained: labels})
+    made.train_on_batch(inputs, {trained: labels})
+    moved = {
+        path.split("/")[0]
+        for path, start in before.items()
+        if (start != dict(zip(before, made.get_weights(), strict=True))[path]).any()
+    }
+    assert moved == {trained}
+    assert int(made.optimizer.iterations) == 2
+
+
+@kinds
+def test_frozen_tables_stay_and_the_rest_is_trained(kind):
+    made, (inputs, labels) = two_heads(), rows(number=8)
+    made.get_layer("tables").trainable = False
+    made.compile(KINDS[kind](keras.optimizers.SGD(0.1)), loss={"dense": "mse"})
+    frozen, kernel = made.get_layer("tables").get_weights(), made.get_layer("dense").get_weights()
+    with pytest.warns(UserWarning, match="found no embedding table.*updates them all"):
+        made.train_on_batch(inputs, {"dense": labels})
+    np.testing.assert_array_equal(made.get_layer("tables").get_weights(), frozen)
+    assert (made.get_layer("dense").get_weights()[0] != kernel[0]).all()
+    assert int(made.optimizer.iterations) == 1
+
+
+def test_no_gradient_at_all_is_refused_as_by_keras_and_counts_no_step():
+    variables = [table(), keras.Variable(np.ones((2, 2)), name="kernel")]
+    optimizer = RowSparseAdam()
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        optimizer.apply([None, None], variables)
+    assert int(optimizer.iterations) == 0
+
+
+def test_the_check_of_other_scaled_optimizers_is_that_of_keras():
+    """A sparse gradient of theirs becomes dense in it, so a table of 2**40 rows does not fit."""
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
+    shape = tf.constant([2**40, 4], tf.int64)
+    gradient = tf.IndexedSlices(tf.ones((1, 4)), tf.constant([0], tf.int64), shape)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        scaled.check_finite([gradient])

@@ -7,7 +7,7 @@ Each function returns an uncompiled `keras.Model` whose inputs match the loader'
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -73,8 +73,8 @@ def DLRM(
         dataclasses.replace(c, embedding_dim=embedding_dim) if c.role == "categorical" else c
         for c in features_of(schema)
     )
-    embeddings = FusedEmbedding(features, name="embeddings")
     inputs = keras_inputs(features, batch_layout=batch_layout)
+    embeddings = FusedEmbedding(features, name=_apart("embeddings", inputs))
     if batch_layout == "stacked":
         ids = inputs["categorical"]
         numbers = [inputs["continuous"]] if "continuous" in inputs else []
@@ -84,14 +84,16 @@ def DLRM(
     x = embeddings(ids)  # [batch, n_cat, embedding_dim]
     dense = []
     if numbers:
-        bottom = _concatenated(numbers, "continuous")
-        dense = [MLP(bottom_hidden_units, embedding_dim, name="bottom_mlp")(bottom)]
-        row = keras.layers.Reshape((1, embedding_dim), name="as_feature")(dense[0])
-        x = keras.layers.Concatenate(axis=1, name="features")([row, x])
-    x = DotProductInteraction(pad_to=pad_to, name="interaction")(x)  # [batch, pairs]
-    x = _concatenated([*dense, x], "dense_and_pairs")
-    x = MLP(top_hidden_units, name="top_mlp")(x)
-    return keras.Model(inputs, _probability(x), name=name)
+        bottom = _concatenated(numbers, _apart("continuous", inputs))
+        bottom_mlp = MLP(bottom_hidden_units, embedding_dim, name=_apart("bottom_mlp", inputs))
+        dense = [bottom_mlp(bottom)]
+        as_feature = keras.layers.Reshape((1, embedding_dim), name=_apart("as_feature", inputs))
+        joined = keras.layers.Concatenate(axis=1, name=_apart("features", inputs))
+        x = joined([as_feature(dense[0]), x])
+    x = DotProductInteraction(pad_to=pad_to, name=_apart("interaction", inputs))(x)
+    x = _concatenated([*dense, x], _apart("dense_and_pairs", inputs))
+    x = MLP(top_hidden_units, name=_apart("top_mlp", inputs))(x)
+    return keras.Model(inputs, _probability(x, inputs), name=name)
 
 
 def WideAndDeep(
@@ -130,12 +132,13 @@ def WideAndDeep(
     """
     features = features_of(schema)
     inputs = keras_inputs(features, multi_hot=multi_hot)
-    wide = LinearFeatures(features, name="wide")(inputs)
-    x = DenseFeatures(features, combiner, name="deep_features")(inputs)
-    x = MLP(hidden_units, name="deep_mlp")(x)
-    deep = keras.layers.Dense(1, dtype="float32", name="deep")(x)
-    x = keras.layers.Add(dtype="float32", name="logit")([wide, deep])
-    x = keras.layers.Activation("sigmoid", dtype="float32", name="probability")(x)
+    wide = LinearFeatures(features, name=_apart("wide", inputs))(inputs)
+    x = DenseFeatures(features, combiner, name=_apart("deep_features", inputs))(inputs)
+    x = MLP(hidden_units, name=_apart("deep_mlp", inputs))(x)
+    deep = keras.layers.Dense(1, dtype="float32", name=_apart("deep", inputs))(x)
+    x = keras.layers.Add(dtype="float32", name=_apart("logit", inputs))([wide, deep])
+    output = _apart("probability", inputs)
+    x = keras.layers.Activation("sigmoid", dtype="float32", name=output)(x)
     return keras.Model(inputs, x, name=name)
 
 
@@ -170,14 +173,20 @@ def movielens_network(
     """
     features = features_of(schema)
     inputs = keras_inputs(features)
-    x = DenseFeatures(features, combiner="mean", name="features")(inputs)
-    x = MLP(hidden_units, name="mlp")(x)
-    return keras.Model(inputs, _probability(x), name=name)
+    x = DenseFeatures(features, combiner="mean", name=_apart("features", inputs))(inputs)
+    x = MLP(hidden_units, name=_apart("mlp", inputs))(x)
+    return keras.Model(inputs, _probability(x, inputs), name=name)
 
 
-def _probability(x: Any) -> Any:
+def _apart(name: str, inputs: Mapping[str, Any]) -> str:
+    """Return a name for a layer that no input has: inputs have the names of the user's columns."""
+    return _apart(f"{name}_", inputs) if name in inputs else name
+
+
+def _probability(x: Any, inputs: Mapping[str, Any]) -> Any:
     """Return the output layer, float32: 16 bits cannot tell probabilities near 1 apart."""
-    return keras.layers.Dense(1, activation="sigmoid", dtype="float32", name="probability")(x)
+    name = _apart("probability", inputs)
+    return keras.layers.Dense(1, activation="sigmoid", dtype="float32", name=name)(x)
 
 
 def _concatenated(tensors: list[Any], name: str) -> Any:

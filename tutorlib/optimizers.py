@@ -14,11 +14,15 @@ as `EmbeddingTable`: `keras.layers.Embedding` copies its whole table in every st
 from __future__ import annotations
 
 import abc
+import functools
+import inspect
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 
+from tutorlib.layers.split_tables import is_table
 from tutorlib.layers.tables import compiled_by_xla, gather_rows
 
 register = keras.saving.register_keras_serializable(package="tutorlib")
@@ -94,7 +98,8 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Create the state of all variables.
 
         Raises:
-            ValueError: if none of them is a table, or one of `tables` is not among them.
+            ValueError: if one of `tables` is not among them, or the only tables are those of other
+                libraries, which `tables` does not name.
         """
         if self.built:
             return
@@ -105,15 +110,23 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
             are_tables = [path in self.tables for path in paths]
         missing = [path for path in self.tables or () if path not in paths]
         if missing or not any(are_tables):
-            raise ValueError(
-                f"{type(self).__name__} found no embedding table {missing or ''} among {paths}. "
-                "Name layers or variables of this model in `tables`, which are needed for layers "
-                f"of others, such as keras.layers.Embedding, or use {self.dense.name!r} alone."
+            wanted = f"embedding table {missing}" if missing else "embedding table"
+            found = f"{type(self).__name__} found no {wanted} among {paths}"
+            if missing or any(map(is_table, variables)):
+                raise ValueError(
+                    f"{found}. Name layers or variables of this model in `tables`, as is needed "
+                    "for layers of others, such as keras.layers.Embedding, or use "
+                    f"{self.dense.name!r} alone."
+                )
+            warnings.warn(
+                f"{found}, so {self.dense.name!r} updates them all, as it should if the tables "
+                "are frozen.",
+                stacklevel=2,
             )
         super().build(variables)
         self._states = [
-            self.add_state(variable) if is_table else None
-            for variable, is_table in zip(variables, are_tables, strict=True)
+            self.add_state(variable) if has_state else None
+            for variable, has_state in zip(variables, are_tables, strict=True)
         ]
         self.dense.build([v for v in variables if self._state_of(v) is None])
 
@@ -141,13 +154,26 @@ class RowOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return self.dense.iterations
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Update all variables by their gradients."""
+        """Update all variables that have a gradient.
+
+        Raises:
+            ValueError: if no variable has one.
+        """
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
         if not self.built:
             with keras.name_scope(self.name, caller=self):
                 self.build(list(trainable_variables))
         pairs = list(zip(grads, trainable_variables, strict=True))
+        given = [pair for pair in pairs if pair[0] is not None]
+        if given and len(given) < len(pairs):
+            missing = [variable.path for gradient, variable in pairs if gradient is None]
+            warnings.warn(
+                f"Variables {missing} have no gradient and are not updated: the loss does not "
+                "depend on them.",
+                stacklevel=2,
+            )
+            pairs = given
         tables = [pair for pair in pairs if self._state_of(pair[1]) is not None]
         others = [pair for pair in pairs if self._state_of(pair[1]) is None]
         if tables:
@@ -207,23 +233,25 @@ def _table_paths(table: Any) -> list[str]:
     if not paths:
         raise ValueError(
             f"tables: layer {table.name!r} has no trained matrix. Build it first, as by making a "
-            "model of it."
+            "model of it; leave it out if it is frozen."
         )
     return paths
 
 
-def _check_finite_rows(self: Any, grads: Sequence[Any]) -> Any:
-    """Return whether all gradients are finite, looking only at the rows of a sparse one."""
-    import tensorflow as tf
-
-    return _check_finite(self, [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
-
-
 if keras.config.backend() == "tensorflow":
-    # Keras puts a LossScaleOptimizer around the optimizer of a mixed_float16 model, and its check
-    # makes a matrix as large as the table of each sparse gradient. This one gives the same answer.
-    _check_finite = keras.optimizers.LossScaleOptimizer.check_finite
-    keras.optimizers.LossScaleOptimizer.check_finite = _check_finite_rows
+    # Keras puts a LossScaleOptimizer around the optimizer of a mixed_float16 model, and offers no
+    # way to choose another. Its check makes a matrix as large as the table of each sparse gradient.
+    _keras_check_finite = inspect.unwrap(keras.optimizers.LossScaleOptimizer.check_finite)
+
+    @functools.wraps(_keras_check_finite)
+    def _check_finite(self: Any, grads: Sequence[Any]) -> Any:
+        if isinstance(self.inner_optimizer, RowOptimizer):  # all others are checked as before
+            import tensorflow as tf
+
+            grads = [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        return _keras_check_finite(self, grads)
+
+    keras.optimizers.LossScaleOptimizer.check_finite = _check_finite
 
 
 def sums_by_row(gradient: Any, shape: Sequence[int]) -> tuple[Any, Any]:
@@ -300,7 +328,7 @@ class RowSparseAdam(RowOptimizer):
     Raises:
         RuntimeError: if Keras does not run on TensorFlow.
         ValueError: if `dense` accumulates gradients, scales the loss or clips by `global_clipnorm`,
-            or the model has no table.
+            or a table is not found (see `tables`).
 
     Example:
         >>> from tutorlib import DLRM, Column

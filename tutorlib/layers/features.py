@@ -5,8 +5,11 @@ Ids must already lie in [0, cardinality); a Workflow learns the vocabularies tha
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +20,7 @@ from tutorlib.layers.tables import COMBINERS, EmbeddingBag, list_batch_size, reg
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema
 
 INT32_IDS = 2**31  # ids of a larger table need int64
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def as_schema(columns: Any) -> Schema:
@@ -83,8 +87,8 @@ def keras_inputs(
         Numbers are float32.
 
     Raises:
-        ValueError: if a choice is unknown, or `batch_layout` is "stacked" and a column is
-            multi-hot.
+        ValueError: if a choice is unknown, `batch_layout` is "stacked" and a column is multi-hot,
+            or it is "columns" and a name is empty or holds "/".
 
     Example:
         >>> columns = [Column("C1", "categorical", cardinality=9), Column("I1", "continuous")]
@@ -96,7 +100,9 @@ def keras_inputs(
     check_choice("multi_hot", multi_hot, MULTI_HOT_FORMS)
     features = features_of(columns)
     inputs: dict[str, Any] = {}
-    if batch_layout == "stacked":
+    if batch_layout == "columns":
+        _refuse_names(features.names)
+    else:
         refuse_multi_hot(features, "batch_layout='stacked'")
         for role in ("categorical", "continuous"):
             together = features.with_role(role)
@@ -120,6 +126,23 @@ def keras_inputs(
                 (None,), name=name, dtype=dtype, ragged=multi_hot == "ragged"
             )
     return inputs
+
+
+def _refuse_names(names: list[str]) -> None:
+    """Raise ValueError if Keras cannot train or save a model with inputs of these names."""
+    new: dict[str, str] = {}
+    for name in names:
+        if not name or "/" in name:
+            other = name.replace("/", "_") or "column"
+            while other in [*names, *new.values()]:
+                other += "_"
+            new[name] = other
+    if new:
+        raise ValueError(
+            f"the columns {list(new)} cannot be inputs of a Keras model: a name is not "
+            "empty and holds no '/'. Rename them in the Workflow, before other ops: "
+            f"{list(new)} >> Rename({new})"
+        )
 
 
 def _input_dtype(column: Column) -> str:
@@ -232,13 +255,14 @@ class _TableFeatures(FeatureLayer):
                 f"columns {lists} hold lists of numbers; continuous columns must hold one number "
                 "per row, or k numbers with length=k."
             )
+        names = _table_names(self.schema.categorical.names)
         self.tables = {
             name: EmbeddingBag(
                 cardinality,
                 table_width or width,
                 combiner=combiner,
                 embeddings_initializer=table_initializer,
-                name=name,
+                name=names[name],
                 dtype=self.dtype_policy,
             )
             for name, (cardinality, width) in self.schema.embedding_sizes().items()
@@ -260,12 +284,34 @@ class _TableFeatures(FeatureLayer):
         return table.rows(ops.squeeze(inputs[column.name], 1))
 
 
+def _table_names(columns: Sequence[str]) -> dict[str, str]:
+    """Return {column: name of its table's layer}: of a plain column, its own.
+
+    TensorFlow takes no other characters in names of variables, and Keras's files leave out case
+    and marks. So other names, and those that differ by nothing else, end with a hash.
+
+    Example:
+        >>> _table_names(["C1", "Item Name"])
+        {'C1': 'C1', 'Item Name': 'itemname_81bb73dc012c93f0'}
+    """
+    plain = {column: re.sub(r"[\W_]", "", column, flags=re.ASCII).lower() for column in columns}
+    counts = collections.Counter(plain.values())
+    names = {}
+    for column in columns:
+        names[column] = column
+        if not _PLAIN_NAME.fullmatch(column) or counts[plain[column]] > 1:
+            digest = hashlib.blake2b(column.encode("utf-8", "surrogatepass"), digest_size=8)
+            names[column] = f"{plain[column][:32] or 'column'}_{digest.hexdigest()}"
+    return names
+
+
 @register
 class DenseFeatures(_TableFeatures):
     """Concatenates or stacks all columns: ids and lists of ids as embeddings, numbers as they are.
 
     Columns are ordered by name. Each categorical column has a table of its own, whose path ends in
-    `{column}/embedding_weights`; `FusedEmbedding` needs one gather where this needs one per column.
+    `{column}/embedding_weights` (a hash follows a name that is not made of ASCII letters, digits,
+    `_`, `.` and `-`); `FusedEmbedding` needs one gather where this needs one per column.
 
     A column of vectors, with `length=k`, is k numbers.
 
