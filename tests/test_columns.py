@@ -12,6 +12,7 @@ from tutorlib.columns import (
     Ragged,
     Strings,
     as_lists,
+    column_from_arrow,
     flat_values,
     gather_rows,
     row_ids,
@@ -169,3 +170,35 @@ def test_vectors_are_lists_where_lists_are_needed_and_values_keep_their_rows():
     assert with_flat_values(vectors, flat_values(vectors) * 2).tolist() == [[2, 4, 6], [8, 10, 12]]
     text = Strings.from_arrow(pa.array(list("abcdef")))
     assert with_flat_values(vectors, text).tolist() == [["a", "b", "c"], ["d", "e", "f"]]
+
+
+# 33 rows that share one text of 64 MiB: 2.06 GiB, more than offsets of 32 bits reach.
+LONG, PARTS = 64 << 20, 33
+MAKE_LONG = {
+    "strings": lambda text: [text] * PARTS,
+    "lists": lambda text: [pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), text)] * PARTS,
+    "a dictionary": lambda text: [
+        pa.DictionaryArray.from_arrays(pa.array([0] * PARTS, pa.int8()), text)
+    ],
+}
+
+
+@pytest.mark.slow  # for its memory: 2.3 GB
+@pytest.mark.parametrize("kind", MAKE_LONG)
+def test_a_column_may_hold_more_than_2_gib_of_text(kind):
+    parts = pa.chunked_array(MAKE_LONG[kind](pa.array(["x" * LONG])))
+    column = flat_values(column_from_arrow(parts))
+    assert len(column) == PARTS
+    assert int(column.offsets[-1]) == PARTS * LONG > 2**31
+    assert (column.data[:: LONG // 2] == ord("x")).all()
+
+
+def test_strings_and_lists_in_several_parts_are_joined_with_their_nulls():
+    for values, kind in (
+        ([["a", None], ["b"]], pa.string()),
+        ([[["a"], None], [[], ["b", None]]], pa.list_(pa.string())),
+        ([[["a"], None], [["b"]]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+        ([["a", None], ["b"]], pa.string_view()),
+    ):
+        parts = pa.chunked_array([pa.array(part, kind) for part in values])
+        assert column_from_arrow(parts).tolist() == [row for part in values for row in part]

@@ -602,6 +602,8 @@ def column_from_arrow(array: Any) -> Any:
         TypeError: for a type that a chunk cannot hold, such as a map, a struct or nested lists.
     """
     if isinstance(array, pa.ChunkedArray):
+        # Offsets of 32 bits end at 2 GiB, of all parts together.
+        array = array if array.num_chunks == 1 else array.cast(with_wide_offsets(array.type))
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
         if isinstance(array, pa.ChunkedArray):  # of an extension type
             array = pa.concat_arrays(array.chunks)
@@ -609,7 +611,7 @@ def column_from_arrow(array: Any) -> Any:
         array = array.storage
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
-        return column_from_arrow(array.dictionary_decode())
+        return column_from_arrow(array.cast(with_wide_offsets(kind)).dictionary_decode())
     if types.is_list(kind) or types.is_large_list(kind):
         return _ragged_from_arrow(array)
     if types.is_fixed_size_list(kind):
@@ -634,6 +636,23 @@ def column_from_arrow(array: Any) -> Any:
     if row.kind == "time":
         values = values.view(row.dtype)
     return values if valid is None or types.is_floating(kind) else Masked(values, valid)
+
+
+def with_wide_offsets(kind: Any) -> Any:
+    """Return an Arrow type with offsets of 64 bits for its strings and lists, also within others.
+
+    Example:
+        >>> with_wide_offsets(pa.list_(pa.string()))
+        LargeListType(large_list<item: large_string>)
+    """
+    types = pa.types
+    if types.is_string(kind):
+        return pa.large_string()
+    if types.is_list(kind):
+        return pa.large_list(with_wide_offsets(kind.value_type))
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, with_wide_offsets(kind.value_type), kind.ordered)
+    return kind
 
 
 def valid_rows(array: Any) -> np.ndarray:

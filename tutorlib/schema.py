@@ -38,6 +38,8 @@ class TypeRow(NamedTuple):
 
 _TIME = "take numbers out of it in the data, as by pyarrow.compute.year"
 _TEXT = "cast it to string in the data if it holds text"
+_BYTES = f"{_TEXT}, else store text, as [v and v.hex() for v in column.to_pylist()]"
+_UUID = "store text in the data, as [v and str(v) for v in column.to_pylist()]"
 _PARTS = "store its parts as columns of numbers or strings"
 _ID, _NUMBER = "categorical", "continuous"
 # fmt: off
@@ -54,6 +56,8 @@ TYPES = (
     TypeRow(r"(?:time..|duration|timedelta64)\[(\w+)\]", "time", _ID, r"timedelta64[\1]", _TIME),
     TypeRow("decimal.*", "other", _ID, r"\g<0>", "cast it to float64 in the data"),
     TypeRow(".*list_view.*", "other", _ID, r"\g<0>", "cast it to a list in the data"),
+    TypeRow(r"fixed_size_binary\[.*\]", "other", _ID, r"\g<0>", _BYTES),
+    TypeRow(r"extension<arrow\.uuid>", "other", _ID, r"\g<0>", _UUID),
     TypeRow(".*binary.*", "other", _ID, r"\g<0>", _TEXT),
     TypeRow("null", "other", _ID, "null", "all its values are null: leave it out"),
     TypeRow(".*", "other", _ID, r"\g<0>", _PARTS),
@@ -182,6 +186,8 @@ def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | No
         return "give as many values in a row"
     if pair[0] == pair[1] or pair == ("int", "float"):
         return None
+    if pair == ("float", "string"):
+        return "cast it to string, if pandas made it of a column without a value"
     if pair == ("float", "int"):
         return "cast it to integers (in pandas, those with missing values are of dtype 'Int64')"
     return "give the column one type in all files (of CSV: --types)"

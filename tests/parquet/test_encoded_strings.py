@@ -17,7 +17,7 @@ from tutorlib.columns import (
     column_to_arrow,
     to_namespace,
 )
-from tutorlib.ops import Categorify, FillMissing, HashBucket
+from tutorlib.ops import Categorify, FillMissing, HashBucket, LabelEncoder, TargetEncoding
 from tutorlib.ops.encoded import (
     EncodedStrings,
     encoded_column,
@@ -123,3 +123,39 @@ def test_texts_that_pass_through_come_out_as_ever(tmp_path):
     out = pq.read_table(tmp_path / "out/part_00000.parquet")
     assert out.schema.types == [pa.large_string()] * 2
     assert sorted(out["t"].to_pylist()) == sorted(w or ("b" if w is None else "") for w in WORDS)
+
+
+IRREGULAR = {
+    "a null": (["a", None, "b"], [0, 1, 2, 0]),
+    "twice": (["a", "a", "b"], [0, 1, 2, None]),
+    "both": (["a", None, "a"], [2, 1, 0, None]),
+    "nulls alone": ([None], [0, 0, 0, 0]),
+    "integers": ([5, None, 5], [0, 1, 2, None]),
+}
+OPS = {
+    "Categorify": lambda: Categorify(),
+    "LabelEncoder": lambda: LabelEncoder(),
+    "HashBucket": lambda: HashBucket(99),
+    "TargetEncoding": lambda: TargetEncoding("y", None),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("case", IRREGULAR)
+def test_a_dictionary_with_a_null_or_a_value_twice_is_its_values(tmp_path, case, op):
+    values, codes = IRREGULAR[case]
+    kind = pa.int64() if case == "integers" else pa.string()
+    irregular = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), pa.array(values, kind))
+    plain = pa.array(irregular.to_pylist(), kind)
+    tables = [pa.table({"c": c, "y": [0.5, 1, 0, 1]}) for c in (irregular, plain)]
+    if (case, op) == ("nulls alone", "LabelEncoder"):
+        with pytest.raises(ValueError, match="'c': LabelEncoder found no value"):
+            Workflow(["c"] >> OPS[op]()).fit(tables[0])
+        return
+    want = Workflow(["c"] >> OPS[op]()).fit(tables[1]).transform(tables[1])
+    fitted = Workflow(["c"] >> OPS[op]()).fit(tables[0])
+    folder = fitted.transform_to_parquet(tables[0], tmp_path / "out")
+    for got in (fitted.transform(tables[0]), ParquetSource(folder).read(0)):
+        assert [c.tolist() for c in got.values()] == [c.tolist() for c in want.values()]
+    (read,) = ParquetSource(tables[0]).chunks(["c"])
+    assert read["c"].tolist() == plain.to_pylist()

@@ -5,13 +5,17 @@ import pickle
 import subprocess
 import sys
 
+import keras
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.workflow_rows import rows, same, workflow
 from tutorlib.columns import Chunk
+from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, ColumnOp, Normalize, Op
+from tutorlib.parquet import ParquetSource
 from tutorlib.storage import MANIFEST_FILE, read_manifest, write_manifest
 from tutorlib.workflow import Workflow
 
@@ -141,3 +145,62 @@ def test_an_op_of_ones_own_is_saved_by_its_name_and_found_where_it_is_defined(tm
         patch.setattr(Op, "registry", {})
         with pytest.raises(ValueError, match=r"test_saved.Power' is not known.*import the module"):
             Workflow.load(folder)
+
+
+class Apply(ColumnOp):
+    """An op of a user that takes a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def transform_column(self, name, column):
+        return self.function(column)
+
+
+class Forgetful(ColumnOp):
+    """An op of a user that does not keep its argument."""
+
+    def __init__(self, factor):
+        self._factor = factor
+
+    def transform_column(self, name, column):
+        return column * self._factor
+
+
+UNSAVABLE = {
+    "a function": (lambda: Apply(np.sqrt), r"Apply of the columns \['x'\].* 'function', <ufunc"),
+    "a set": (lambda: Apply({1}), r"JSON cannot hold its argument 'function', \{1\}"),
+    "no attribute": (lambda: Forgetful(2.0), r"Forgetful of .*no attribute 'factor'.* get_config"),
+}
+
+
+@pytest.mark.parametrize("case", UNSAVABLE)
+def test_an_op_that_cannot_be_saved_is_named_before_anything_is_read_or_written(tmp_path, case):
+    make, message = UNSAVABLE[case]
+    rows = pa.table({"x": np.arange(4.0), "label": [0, 1, 0, 1]})
+    fitted = Workflow(["x"] >> make(), ["label"]).fit(rows)
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    source = ParquetSource(tmp_path / "rows.parquet")
+    (tmp_path / "rows.parquet").unlink()  # so that reading it fails
+    for call in (
+        lambda: fitted.transform_to_parquet(source, tmp_path / "out"),
+        lambda: fitted.save(tmp_path / "saved"),
+        lambda: fitted.fingerprint,
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_op_that_takes_a_function_works_in_memory_and_in_fit():
+    rows = pa.table({"x": np.arange(4.0), "label": [0, 1, 0, 1]})
+    fitted = Workflow(["x"] >> Apply(np.sqrt), ["label"]).fit(rows)
+    assert fitted.transform(rows)["x"].tolist() == np.sqrt(np.arange(4)).tolist()
+    loader = KerasSequenceLoader(rows, 2, shuffle=False).map(fitted)
+    assert len(loader.fingerprint()) == 16
+    inputs = {"x": keras.Input((1,), name="x")}
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs["x"]))
+    model.compile("sgd", "mse")
+    model.fit(loader, verbose=0)
+    assert model.evaluate(loader, verbose=0) >= 0
+    loader.load_state_dict(loader.state_dict())

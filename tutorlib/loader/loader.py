@@ -727,10 +727,10 @@ class KerasSequenceLoader(LoaderAdapter):
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits, equal on all ranks that belong to one training.
 
-        They depend on the files, the columns, the Workflow of `map` (unless one of its functions
-        has no name) and all settings of the order and form of batches, but not on the rank. `fit`
-        and `evaluate` compare them over the processes that `keras.distribution` has joined; in
-        other loops, gather and compare them before the first step.
+        They depend on the files, the columns, the Workflow of `map` (unless it cannot be saved, as
+        with an op that takes a function) and all settings of the order and form of batches, but not
+        on the rank. `fit` and `evaluate` compare them over the processes that `keras.distribution`
+        has joined; in other loops, gather and compare them before the first step.
 
         Example:
             >>> assert len(set(all_gather(loader.fingerprint()))) == 1  # doctest: +SKIP
@@ -743,7 +743,7 @@ class KerasSequenceLoader(LoaderAdapter):
         identity["settings"].pop("rank", None)
         identity["columns"] = {c.name: dataclasses.asdict(c) for c in self.schema}
         identity["workflow"] = None
-        with contextlib.suppress(ValueError):  # an unnamed function, such as a lambda, has none
+        with contextlib.suppress(ValueError):  # an op with a function has none
             identity["workflow"] = self._workflow and self._workflow.fingerprint
         settings = self._settings
         identity["batches"] = {name: repr(getattr(settings, name)) for name in FORM_OF_BATCHES}

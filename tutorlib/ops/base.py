@@ -26,7 +26,9 @@ from tutorlib.columns import (
     flat_values,
     is_vectors,
     memory_of,
+    missing_in,
     parts_of,
+    slice_rows,
     take,
     with_flat_values,
     with_null_rows,
@@ -153,7 +155,15 @@ class Op(ABC):
         """Return (values, valid) of a column of numbers; TypeError for strings and dates."""
         values, valid = parts_of(column)
         if isinstance(values, Strings):
+            some = slice_rows(column, 0, 1000).tolist()
+            known = [text for text in some if text is not None]
             rule = "takes numbers, got strings. Use Categorify or HashBucket."
+            if known and sum(map(_is_written_number, known)) > len(known) / 2:
+                rule = (
+                    f"takes numbers, got strings such as {known[0]!r}. Make numbers of them in the "
+                    "data (pandas.to_numeric; pyarrow.compute.replace_substring_regex, then cast), "
+                    "or use Categorify if they are ids."
+                )
         elif values.dtype.kind in "mM":
             rule = f"takes numbers, got {values.dtype}: {remedy_for(str(values.dtype))}."
         else:
@@ -187,15 +197,27 @@ class Op(ABC):
         if values.dtype.kind in "mM":
             values = values.view(np.int64)
         if values.dtype.kind not in "iub":
-            rule = (
-                f"takes integers or strings, got {values.dtype}. In pandas, integers with missing "
-                "values are of dtype 'Int64'."
-            )
+            remedy = "In pandas, integers with missing values are of dtype 'Int64'"
+            if len(values) and bool(missing_in(column).all()):
+                remedy = "Without a value in any row: cast it to its own type, such as 'string'"
+            rule = f"takes integers or strings, got {values.dtype}. {remedy}."
             raise TypeError(self._wrong(name, rule))
         if to_learn and values.dtype == np.uint64 and len(values) and int(values.max()) >= 2**63:
             rule = f"takes integers below 2**63, got {int(values.max())}. HashBucket takes any; or"
             raise ValueError(self._wrong(name, f"{rule} store them as strings."))
         return values, valid
+
+
+def _is_written_number(text: str) -> bool:
+    """Return whether a text looks like a number, such as a price or one with a decimal comma.
+
+    Example:
+        >>> [_is_written_number(text) for text in ("$1,250.00", "-3,5 %", "12 EUR", "C7")]
+        [True, True, True, False]
+    """
+    word = r"[^\W\d_]{1,4}"
+    number = rf"(?:{word}\s)?[^\w]*\d[\d.,'\s]*[^\w]*(?:\s{word})?"
+    return re.fullmatch(number, text[:100].strip()) is not None
 
 
 def saved_name(kind: type[Op]) -> str:

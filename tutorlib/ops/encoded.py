@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tutorlib.columns import Masked, Strings, column_from_arrow, parts_of
+from tutorlib.columns import Masked, Strings, column_from_arrow, parts_of, with_wide_offsets
 
 
 class EncodedStrings(Strings):
@@ -78,6 +78,7 @@ def encoded_column(array: Any) -> EncodedStrings | Masked:
     """
     if not pa.types.is_dictionary(array.type):
         array = array.cast(pa.large_string()).dictionary_encode()
+    array = array.cast(with_wide_offsets(array.type))
     if isinstance(array, pa.ChunkedArray):
         chunks = array.unify_dictionaries().chunks or [pa.array([], array.type)]
         array = pa.concat_arrays(chunks)

@@ -35,6 +35,7 @@ from tutorlib.filesystems import (
     store_errors,
     store_failure,
 )
+from tutorlib.schema import type_row
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
@@ -449,11 +450,14 @@ class TableRows:
     is_local, path = True, "the rows in memory"
 
     def __init__(self, table: pa.Table) -> None:
-        self.table, self.schema = table, table.schema
         self.keys: dict[str, str | None] = {}
         names = table.schema.names
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"{self.path}: column names must be unique, got twice: {twice}")
+        for place, column in enumerate(table.columns):
+            if not all(map(_is_regular, column.chunks)):
+                table = table.set_column(place, names[place], _decoded(column))
+        self.table, self.schema = table, table.schema
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
 
@@ -484,6 +488,27 @@ class TableRows:
             for table in self.tables(index, self.schema.names, None):
                 digest.update(table.combine_chunks().to_batches()[0].serialize())
         return digest.hexdigest()[:16]
+
+
+def _is_regular(array: pa.Array) -> bool:
+    """Return whether a dictionary has each value once, and no null, as those of Parquet files."""
+    if (
+        not pa.types.is_dictionary(array.type)
+        or type_row(str(array.type.value_type)).kind == "other"
+    ):
+        return True
+    values = array.dictionary
+    return not values.null_count and len(_without_views(values).unique()) == len(values)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    parts = [_without_views(part.dictionary).take(part.indices) for part in column.chunks]
+    return pa.chunked_array(parts)
+
+
+def _without_views(values: pa.Array) -> pa.Array:
+    """Return strings of a kind that all functions of Arrow take."""
+    return values.cast(pa.large_string()) if str(values.type) == "string_view" else values
 
 
 def _leaf_count(kind: pa.DataType) -> int:

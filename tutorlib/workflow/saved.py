@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,35 @@ SUBFOLDER = "_workflow"  # of a folder of transformed rows
 
 def write_files(workflow: Any, folder: Path) -> None:
     """Write a fitted workflow into a folder, which is made if it is missing."""
+    description = _description(workflow)
     folder.mkdir(parents=True, exist_ok=True)
     for file, data in _tables(workflow):
         (folder / file).write_bytes(data)
-    write_manifest(folder, _description(workflow))
+    write_manifest(folder, description)
+
+
+def check_savable(workflow: Any) -> None:
+    """Raise ValueError, naming op and argument, unless JSON can hold the settings of all ops."""
+    for group in workflow.groups:
+        for op in group.ops:
+            who = f"{type(op).__name__} of the columns {list(group.names)}"
+            try:
+                settings = {**op.get_config(), **op.learned()}
+            except AttributeError as error:
+                raise ValueError(
+                    f"{who} cannot be saved: {error}. Keep each argument as an attribute of its "
+                    "name, or write get_config and from_config."
+                ) from error
+            for name, value in settings.items():
+                try:
+                    json.dumps(value)
+                except (TypeError, ValueError, RecursionError) as error:
+                    raise ValueError(
+                        f"{who} cannot be saved: JSON cannot hold its argument {name!r}, "
+                        f"{reprlib.repr(value)} ({error}). Give the op a name or number instead, "
+                        "of which it makes the value, or write get_config and from_config. "
+                        "transform and loader.map work without that."
+                    ) from error
 
 
 def read_files(kind: type[Any], folder: Path) -> Any:
@@ -72,7 +98,8 @@ def fingerprint(workflow: Any) -> str:
 
 
 def _description(workflow: Any) -> dict[str, Any]:
-    """Return a workflow as JSON values, without its tables."""
+    """Return a workflow as JSON values, without its tables; ValueError if JSON cannot hold it."""
+    check_savable(workflow)
     return {
         "format_version": FORMAT_VERSION,
         "label_names": workflow.label_names,

@@ -485,7 +485,8 @@ class Workflow:
                 this library did not make it.
             BlockingIOError: if another process is writing it.
             ValueError: if the folder is an input, or contains one, or is inside one; if the column
-                types are not those fitted on, or a source has no rows.
+                types are not those fitted on, or a source has no rows; before a row is read, if
+                an op has an argument that cannot be saved, such as a function.
         """
         sources = named_sources(source)
         group_rows, rows = file_rows(row_group_rows, rows_per_file, default=1_048_576)
@@ -620,7 +621,7 @@ class Workflow:
         """SHA-256 of everything that decides the output; equal workflows have equal ones.
 
         Raises:
-            ValueError: before `fit`.
+            ValueError: before `fit`; if JSON cannot hold an argument of an op, such as a function.
         """
         self.check_fitted()
         return saved.fingerprint(self)
@@ -640,9 +641,10 @@ class Workflow:
 
         Raises:
             FileExistsError: if the folder exists and `overwrite` is False.
-            ValueError: before `fit`.
+            ValueError: before `fit`; if JSON cannot hold an argument of an op, such as a function.
         """
         self.check_fitted()
+        saved.check_savable(self)
         target = storage.output_path(folder, filesystem)
         storage.refuse_existing(target, overwrite)
         with storage.new_folder(target) as building:

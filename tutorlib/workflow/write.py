@@ -84,6 +84,7 @@ class WriteJob:
 
     def __post_init__(self) -> None:
         self.workflow.check_fitted()
+        saved.check_savable(self.workflow)  # the folder holds the workflow too
         if self.shuffle_seed is not None:
             self.shuffle_seed = check_integer("shuffle_seed", self.shuffle_seed, at_least=0)
         self.workflows: dict[str, Any] = {}
