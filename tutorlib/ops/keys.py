@@ -162,7 +162,8 @@ class Categorify(ColumnOp, LearningOp):
 
     Args:
         freq_threshold: values that occur fewer times are out of vocabulary, 0 for none; or
-            {name: threshold}. None, also for columns without an entry, for the rule above.
+            {name: threshold}. None, also for columns without an entry, for the rule above. With a
+            threshold below the count of each value, nothing trains the id of unknown values.
         num_oov_buckets: ids for values out of vocabulary, at least 1.
         vocabularies: {name: values in the order of their ids} of columns that do not learn.
         joint: whether the columns share one vocabulary (user and friend, film and sequel).
