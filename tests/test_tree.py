@@ -385,6 +385,43 @@ def test_the_code_of_using_md_runs_beside_what_it_names_on_data_with_blanks(bare
     assert list((tmp_path / "checkpoints").iterdir())
 
 
+ORDERS = """
+import datetime
+import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+
+rng, rows = np.random.default_rng(0), 4000
+price = rng.lognormal(3, 1, rows)
+age = rng.integers(18, 90, rows)
+orders = pa.table({
+    "order": [f"o{n}" for n in range(rows)],
+    "user": rng.geometric(0.01, rows),
+    "shop": rng.choice(["north", "south", "web"], rows),
+    "day": pa.array(np.datetime64("2026-01-01") + np.arange(rows) // 50, pa.date32()),
+    "age": pa.array(age, mask=rng.random(rows) < 0.1),
+    "price": price,
+    "kind": np.array(["book", "film", "food", "toy"])[(price > [[9], [20], [40]]).sum(axis=0)],
+    "returned": rng.integers(0, 2, rows),
+})
+pq.write_table(orders, "orders.parquet", row_group_size=500)
+new = orders.slice(0, 100).drop_columns(["kind", "price", "returned"])
+pq.write_table(new.set_column(1, "user", pa.array(range(9900, 10000))), "new_orders.parquet")
+"""
+
+RIGHT_ANSWERS = """
+assert len(prices) == earlier.num_rows and (prices > -1).all()
+assert kinds.shape == (later.num_rows,) and {*kinds} <= {"book", "film", "food", "toy"}
+assert (ids == 2).all() and table.column_names == ["order", "prediction"]
+assert tutorlib.layers and table["order"][0].as_py() == "o0"
+"""
+
+
+def test_the_code_of_your_task_md_runs_on_a_table_of_orders(bare_python, tmp_path):
+    copy_folder("tutorlib", tmp_path)
+    run_copy(ORDERS, bare_python, tmp_path)
+    printed = run_copy(code_of("docs/your_task.md") + RIGHT_ANSWERS, bare_python, tmp_path)
+    assert "100% of the rows have an unknown user" in printed
+
+
 def test_the_readme_is_short_and_links_of_pages_lead_to_files():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "notebooks" / "README.md"]

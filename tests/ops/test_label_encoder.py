@@ -1,5 +1,7 @@
 """LabelEncoder: classes of labels become ids 0 to n - 1, and predictions become classes again."""
 
+import tracemalloc
+
 import keras
 import numpy as np
 import pyarrow as pa
@@ -113,6 +115,10 @@ ERRORS = [
         (lambda wrong=wrong: ENCODER.decode("y", wrong), "'y': LabelEncoder has 3 classes with ids")
         for wrong in (np.array([3]), np.array([-1]), np.ones((2, 2)), np.ones(2))
     ],
+    (lambda: ENCODER.decode("y", [[0.1, 0.2, np.nan]]), "'y': LabelEncoder cannot decode NaN, got"),
+    (lambda: ENCODER.decode("y", [[0.1], [0.2, 0.3]]), "'y': LabelEncoder cannot decode these"),
+    (lambda: ENCODER.decode("y", pa.array([1, None])), "'y': LabelEncoder .* 1 of 2 are null"),
+    (lambda: ENCODER.decode("y", pa.array([[0.1], [0.1, 0.9]])), "'y': .*same number of values"),
 ]
 
 
@@ -123,6 +129,57 @@ def test_what_makes_no_sense_is_refused(call, message):
 
 
 PROBABILITIES = np.array([[0.1, 0.2, 0.7], [0.5, 0.4, 0.1]])
+LISTS = pa.array(PROBABILITIES.tolist())
+FORMS = {  # what models, predict, and conversions of its table give
+    "array": PROBABILITIES,
+    "float32": PROBABILITIES.astype("float32"),
+    "lists": PROBABILITIES.tolist(),
+    "list of arrays": [*PROBABILITIES],
+    "Arrow lists": LISTS,
+    "chunks of Arrow": pa.chunked_array([LISTS[:1], LISTS[1:]]),
+    "slice of Arrow": pa.concat_arrays([LISTS[1:], LISTS]).slice(1),
+    "lists of fixed size": LISTS.cast(pa.list_(pa.float32(), 3)),
+    "large lists": LISTS.cast(pa.large_list(pa.float64())),
+    "objects": pa.chunked_array([LISTS]).to_numpy(),
+    "pandas": pa.table({"p": LISTS}).to_pandas()["p"],
+    "tensor": keras.ops.convert_to_tensor(PROBABILITIES),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_probabilities_of_several_classes_become_classes_in_every_form(form):
+    assert ENCODER.decode("y", FORMS[form]).tolist() == ["b", "a"]
+    ids = Categorify(vocabularies={"y": pa.array([], pa.string())})
+    assert ids.decode("y", FORMS[form]).tolist() == [None, None]
+
+
+def test_a_softmax_is_decoded_from_the_table_of_predictions(census):
+    workflow = Workflow(["x"] >> Normalize(), ["kind"] >> LabelEncoder()).fit(census)
+    loader = KerasSequenceLoader(census, 16, ["kind"], shuffle=False).map(workflow)
+    inputs = {"x": keras.Input((1,), name="x")}
+    model = keras.Model(inputs, keras.layers.Dense(3, "softmax")(inputs["x"]))
+    best = model.predict(loader, verbose=0).argmax(axis=1)
+    want = np.array([5, 7, 9])[best].tolist()
+    column = loader.predict(model, verbose=0)["prediction"]
+    for predictions in (column, column.to_numpy(), column.to_pylist()):
+        assert workflow.decode("kind", predictions).tolist() == want
+
+
+def test_few_predictions_do_not_make_objects_of_the_whole_vocabulary():
+    op = Categorify(vocabularies={"y": pa.array(np.arange(100_000)).cast(pa.string())})
+    tracemalloc.start()
+    found = op.decode("y", np.array([3, 100_002, 2])).tolist()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == ["0", "99999", None]
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    "empty", [np.zeros(0, int), np.zeros((0, 3)), pa.array([], pa.list_(pa.float32(), 3))]
+)
+def test_no_prediction_becomes_no_class(empty):
+    assert ENCODER.decode("y", empty).tolist() == []
 
 
 def test_predictions_become_classes():

@@ -107,6 +107,10 @@ def test_fit_warns_of_features_that_cannot_be_exported_and_of_no_label():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Workflow(*groups[1:]).fit(data)
+    many = pd.DataFrame({f"{n} x": [1.0] for n in range(69, 0, -1)})
+    named = r"columns \['69 x', '68 x', '67 x', '66 x', '65 x', \.\.\. 64 more\]: "
+    with pytest.warns(UserWarning, match=named):
+        Workflow(list(many)).fit(many)
 
 
 X = ["x"]

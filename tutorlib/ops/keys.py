@@ -163,7 +163,8 @@ class Categorify(ColumnOp, LearningOp):
 
     Args:
         freq_threshold: values that occur fewer times are out of vocabulary, 0 for none; or
-            {name: threshold}. None, also for columns without an entry, for the rule above.
+            {name: threshold}. None, also for columns without an entry, for the rule above. With a
+            threshold below the count of each value, nothing trains the id of unknown values.
         num_oov_buckets: ids for values out of vocabulary, at least 1.
         vocabularies: {name: values in the order of their ids} of columns that do not learn.
         joint: whether the columns share one vocabulary (user and friend, film and sequel).
@@ -311,7 +312,7 @@ class Categorify(ColumnOp, LearningOp):
         Args:
             name: the column, as the op sees it.
             predictions: integer ids [n] or [n, 1]; or probabilities [n, cardinality], of which the
-                largest wins.
+                largest wins. As arrays, lists, or the Arrow column that `loader.predict` gives.
 
         Returns:
             object [n].
@@ -319,14 +320,16 @@ class Categorify(ColumnOp, LearningOp):
         Raises:
             ValueError: if the shape does not fit the cardinality, or an id is out of range.
         """
-        given, size = np.asarray(predictions), self.cardinality(name)
+        given, size = self._predicted(name, predictions), self.cardinality(name)
         ids = given.argmax(axis=1) if given.dtype.kind == "f" and given.ndim == 2 else given.ravel()
         fits = ids.dtype.kind in "iu" and (given.ndim == 1 or given.shape[1:] in ((1,), (size,)))
         if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
             rule = f"has ids in [0, {size}), got {given.dtype} predictions of shape {given.shape}"
             raise ValueError(self._wrong(name, rule))
-        values = [*[None] * self._first_id, *self.vocabulary(name)]
-        return np.array([values[i] for i in ids.tolist()], dtype=object)
+        values, known = np.full(len(ids), None), np.flatnonzero(ids >= self._first_id)
+        places = ids[known].astype(np.int64) - self._first_id
+        values[known] = take(self.index_of(name).keys, places).tolist()
+        return values
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, of given vocabularies the names alone."""
@@ -496,16 +499,20 @@ class LabelEncoder(ColumnOp, LearningOp):
             name: the column, as the op sees it.
             predictions: integer ids [n] or [n, 1]; probabilities [n, classes], of which the largest
                 wins; or, of two classes, the probability of the second one, [n] or [n, 1], which
-                wins from 0.5 on.
+                wins from 0.5 on. As arrays, lists, or the Arrow column that `loader.predict` gives.
 
         Returns:
             Array [n] of classes.
 
         Raises:
-            ValueError: if the shape does not fit the number of classes, or an id is not theirs.
+            ValueError: if the shape does not fit the number of classes, an id is not theirs, or a
+                probability is NaN.
         """
-        classes, given = np.array(self.classes_of(name)), np.asarray(predictions)
+        classes, given = self._classes(name).values, self._predicted(name, predictions)
         flat, size = given.reshape(-1), len(classes)
+        if given.dtype.kind == "f" and (missing := np.isnan(flat)).any():
+            row = int(missing.argmax()) * len(given) // len(flat)
+            raise ValueError(self._wrong(name, f"cannot decode NaN, got it at row {row}"))
         if given.dtype.kind == "f" and given.shape[1:] == (size,):
             ids = given.argmax(axis=1)
         else:
@@ -514,7 +521,8 @@ class LabelEncoder(ColumnOp, LearningOp):
         if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
             rule = f"has {size} classes with ids in [0, {size}), got {given.dtype} predictions of "
             raise ValueError(self._wrong(name, f"{rule}shape {given.shape}"))
-        return classes[ids.astype(np.int64)]
+        found = take(classes, ids.astype(np.int64))
+        return found if is_array(found) else np.array(found.tolist(), dtype=str)
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return label columns of ids."""

@@ -59,6 +59,10 @@ class _Filler(ColumnOp):
             return to_namespace(column_from_arrow(column_to_arrow(column).fill_null(fill)), xp)
         return xp.where(missing, fill, values)
 
+    def decode(self, name: str, predictions: Any) -> np.ndarray:
+        """Return the predictions as float64 [n]: they are filled values."""
+        return self._predicted_numbers(name, predictions)
+
     def value_for(self, name: str, dtype: np.dtype | None) -> Any:
         """Return the value that fills a column, as a scalar of its dtype (strings: None).
 
@@ -268,6 +272,11 @@ class Normalize(StatisticsOp):
             result[block] = part
         return result
 
+    def decode(self, name: str, predictions: Any) -> np.ndarray:
+        """Return prediction * standard deviation + mean, float64 [n], of numbers [n] or [n, 1]."""
+        mean, deviation = (self._learned[statistic][name] for statistic in self.statistics)
+        return self._predicted_numbers(name, predictions) * deviation + mean
+
     def shift_and_scale(self, name: str) -> tuple[float, float]:
         """Return the learned (mean, standard deviation) of a column; infinite for equal values."""
         return self._learned["mean"][name], self._learned["std"][name] or math.inf
@@ -316,6 +325,10 @@ class Clip(ColumnOp):
         if high is not None:
             values = xp.where(values > high, high, values)
         return with_nulls(values, valid)
+
+    def decode(self, name: str, predictions: Any) -> np.ndarray:
+        """Return the predictions as float64 [n]: they are limited values."""
+        return self._predicted_numbers(name, predictions)
 
     def limits_for(self, name: str, dtype: np.dtype) -> list[Any]:
         """Return [lower, upper] limit of a column as scalars of its dtype; None for no limit."""
@@ -372,6 +385,10 @@ class LogOp(ColumnOp):
             raise ValueError(self._wrong(name, rule))
         return array_namespace(values).log1p(values).astype(self.dtype)
 
+    def decode(self, name: str, predictions: Any) -> np.ndarray:
+        """Return exp(prediction) - 1, float64 [n], of numbers [n] or [n, 1]."""
+        return np.expm1(self._predicted_numbers(name, predictions))
+
 
 class Rename(Op):
     """Gives columns other names.
@@ -397,6 +414,10 @@ class Rename(Op):
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the columns under their new names."""
         return Chunk(dict(zip(self.output_names(chunk.names), chunk.values(), strict=True)))
+
+    def decode(self, name: str, predictions: Any) -> Any:
+        """Return the predictions."""
+        return predictions
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the new names."""

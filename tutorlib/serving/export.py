@@ -18,9 +18,10 @@ from tensorflow.saved_model.experimental import TrackableResource
 
 from tutorlib.checks import check_choice
 from tutorlib.columns import converted
+from tutorlib.display import shortened
 from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
-from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Schema, type_mismatch
+from tutorlib.schema import BATCH_LAYOUTS, MOST_NAMED, MULTI_HOT_FORMS, Schema, type_mismatch
 from tutorlib.serving import tensors
 from tutorlib.serving.ops import SERVED, ServedOp
 from tutorlib.serving.tensors import ServedColumn
@@ -278,9 +279,10 @@ def export_serving(
 
     specs = layer.raw_inputs(layer.may_be_null() if nullable is None else nullable)
     if wrong := without_signature(specs):
+        shown = shortened(map(repr, wrong), MOST_NAMED)
         raise ValueError(
-            f"raw tensors {wrong} cannot be arguments of a signature: {SIGNATURE_RULE} Rename the "
-            "columns in the data and fit the workflow again."
+            f"raw tensors [{shown}] cannot be arguments of a signature: {SIGNATURE_RULE} Rename "
+            "the columns in the data and fit the workflow again."
         )
 
     def predict(raw: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

@@ -16,10 +16,12 @@ import pyarrow as pa
 from tutorlib import ops, storage
 from tutorlib.columns import Chunk, column_from_arrow, converted
 from tutorlib.columns import column_type as column_type_of
+from tutorlib.display import shortened
 from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
 from tutorlib.parquet import ParquetSource, file_rows, table_of
 from tutorlib.schema import (
+    MOST_NAMED,
     Column,
     Schema,
     column_type,
@@ -185,10 +187,12 @@ class Workflow:
             self.time_kinds = {}
         targets = set(self._targets)
         features = [g for g in self.groups if not targets.issuperset(g.output_names)]
-        if wrong := without_signature({n for g in features for n in g.names} - targets):
+        names = dict.fromkeys(n for g in features for n in g.names if n not in targets)
+        if wrong := without_signature(names):
+            shown = shortened(map(repr, wrong), MOST_NAMED)
             warnings.warn(
-                f"export_serving will refuse the columns {wrong}: {SIGNATURE_RULE} Rename them in "
-                "the data before you fit, if the model is to be exported.",
+                f"export_serving will refuse the columns [{shown}]: {SIGNATURE_RULE} Rename them "
+                "in the data before you fit, if the model is to be exported.",
                 stacklevel=2,
             )
         return self
@@ -563,25 +567,47 @@ class Workflow:
         return {n: op.classes_of(n) for n, op in self._encoders(ops.LabelEncoder).items()}
 
     def decode(self, name: str, predictions: Any) -> Any:
-        """Return the classes, or values, that a model predicts: see `decode` of the op.
+        """Return the classes, values or numbers that a model predicts: the way back of a label.
 
-        LabelEncoder makes classes, `Categorify(joint=True)` the ids of a feature to predict.
+        LabelEncoder gives classes, `Categorify(joint=True)` the values of a feature to predict.
+        Numbers go back through the ops of the label from the last to the first: Normalize, LogOp;
+        FillMissing, FillMedian and Clip change nothing.
+
+        Args:
+            name: the label, as it comes out or as an op sees it.
+            predictions: numbers [n] or [n, 1], or what `decode` of LabelEncoder or Categorify
+                takes: arrays, tensors, lists, or a column of the table of `loader.predict`.
+
+        Returns:
+            Array [n], float64 for numbers.
 
         Raises:
-            ValueError: if neither makes the column, or the predictions do not fit it.
+            ValueError: if no op makes the column, an op has no way back, or the predictions do not
+                fit it; names op and column.
 
         Example:
-            >>> from tutorlib.ops import LabelEncoder
-            >>> workflow = Workflow(["y"] >> LabelEncoder()).fit(Chunk({"y": np.array([3, 5])}))
+            >>> from tutorlib.ops import LabelEncoder, LogOp
+            >>> workflow = Workflow(["y"] >> LabelEncoder(), ["price"] >> LogOp())
+            >>> rows = Chunk({"y": np.array([3, 5]), "price": np.array([1.0, 2.0])})
+            >>> workflow = workflow.fit(rows)
             >>> workflow.classes, workflow.decode("y", np.array([[0.9], [0.1]])).tolist()
             ({'y': [3, 5]}, [5, 3])
+            >>> workflow.decode("price", np.log([[3.0], [5.0]])).round(9).tolist()
+            [2.0, 4.0]
         """
-        encoders = self._encoders(ops.LabelEncoder | ops.Categorify)
-        if name not in encoders:
+        ways = {n: _way_to(group, n) for group in self.groups for n in group.output_names}
+        ways |= {column: way for way in ways.values() for _, column in way if column not in ways}
+        plain = ops.Rename | ops.Select
+        changed = [n for n, way in ways.items() if not all(isinstance(op, plain) for op, _ in way)]
+        if name not in changed:
             raise ValueError(
-                f"no LabelEncoder or Categorify makes {name!r}; they make {[*encoders]}"
+                f"no LabelEncoder or Categorify or op of numbers makes {name!r}; they make "
+                f"{changed}. Predictions of a column that passes through are its values."
             )
-        return encoders[name].decode(name, predictions)
+        values = predictions
+        for op, column in ways[name]:
+            values = op.decode(column, values)
+        return values
 
     def _encoders(self, kinds: Any) -> dict[str, Any]:
         """Return {column: its op of these kinds}, the column as the op sees it."""
@@ -677,6 +703,21 @@ class Workflow:
         if data is not None:
             workflow.check_data(data)
         return workflow
+
+
+def _way_to(group: ColumnGroup, name: str) -> list[tuple[ops.Op, str]]:
+    """Return the ops that made an output column, the last first, each with its name for it.
+
+    The way ends at an op that makes ids of values, or a column out of others.
+    """
+    way: list[tuple[ops.Op, str]] = []
+    for op, names in reversed(list(group.steps())):
+        if isinstance(op, ops.Rename):
+            name = names[op.output_names(names).index(name)]
+        way.append((op, name))
+        if isinstance(op, ops.LabelEncoder | ops.Categorify) or name not in names:
+            break
+    return way
 
 
 def _with_columns(group: ColumnGroup, given: set[str], targets: set[str]) -> ColumnGroup | None:
