@@ -129,7 +129,14 @@ VALUES = {  # {name: (column, value, arguments, facts beside the column and the 
     "an id at the cardinality": ("C", 50, {}, (r"\b50\b", IN_RANGE, "cardinality")),
     "a negative id": ("C", -1, {}, (r"-1\b", IN_RANGE, "cardinality")),
     "an id of a list": ("g", [1, 2, 99], {}, (r"\b99\b", IN_RANGE, "cardinality")),
-}
+    **{  # which "padded" lists could not tell from their padding
+        f"a negative id of a list, {form}": (
+            "g", [1, -1, 2], {"cat_names": ["g"], "multi_hot": form},
+            (r"-1 at row", "at least 0", "Categorify"),
+        )
+        for form in ("nnzs", "offsets", "ragged", "padded")
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("buffer_size", [150, 30], ids=["row groups", "slices"])

@@ -116,6 +116,39 @@ def test_close_ends_a_pass_that_waits_on_another_thread(folder):
     assert not reader_threads()
 
 
+def test_a_second_thread_on_a_pass_is_refused_and_the_first_gets_every_row(folder):
+    asked, go = threading.Event(), threading.Event()
+
+    def wait(chunk):
+        asked.set()
+        assert go.wait(PROMPT_S)
+        return chunk
+
+    with loader_of(folder).map(wait) as loader, concurrent.futures.ThreadPoolExecutor() as pool:
+        batches = iter(loader)
+        first = pool.submit(lambda: rows_of(batches))
+        assert asked.wait(PROMPT_S)
+        with pytest.raises(ValueError, match=r"another thread is taking a batch.*queue\.Queue"):
+            next(batches)
+        go.set()
+        assert sorted(first.result()) == list(range(ROWS))
+        assert list(batches) == []
+        batches = iter(loader)  # in turn, any thread may take them
+        rows = [pool.submit(lambda: rows_of([next(batches)])).result() for _ in range(ROWS // 20)]
+        assert sorted(itertools.chain(*rows)) == list(range(ROWS))
+
+
+def test_close_ends_a_loop_over_ids_and_batches(folder):
+    loader = loader_of(folder, id_names=["y"])
+    taken = 0
+    for ids, (inputs, _) in loader.with_ids():
+        assert ids.num_rows == len(inputs["row"])
+        taken += 1
+        if taken == 2:
+            loader.close()
+    assert (taken, loader.state_dict()["batch"]) == (2, 2)
+
+
 def test_a_mapped_function_may_close_its_loader(folder):
     loader = loader_of(folder)
     loader.map(lambda chunk: loader.close() or chunk)

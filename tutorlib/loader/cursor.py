@@ -136,6 +136,8 @@ class EpochCursor:
 class Batches(Iterator[Any]):
     """One pass over the epoch at which a cursor stands. Threads end with the last batch.
 
+    Batches can be taken by any thread, but by one at a time: ValueError otherwise.
+
     Args:
         cursor: gives the epoch and the first batch when the first batch is asked for.
         begin: returns (pipeline, function that returns the next batches or None).
@@ -156,20 +158,28 @@ class Batches(Iterator[Any]):
         self._pipeline: Pipeline | None = None
         self._next_batches: Callable[[], list[Any] | None] = lambda: None
         self._received: collections.deque[Any] = collections.deque()
-        self._closed = False
+        self._closed, self._turn = False, {"free": True}  # the thread that took it takes a batch
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
-        self._closed = True  # and so it stays if an interrupt or an error ends this call
+        batch = turn = None
         try:
-            batch = self._take()
-        except BaseException:
+            turn = self._turn.pop("free", None)
+            if turn is not None:
+                batch = self._take()
+                if batch is None or self._next == self._num_batches:
+                    self.close()
+                else:
+                    self._turn["free"] = turn
+        except BaseException:  # an interrupt or an error: there are no more batches
             self.close()
             raise
-        self._closed = batch is None or self._next == self._num_batches
-        if self._closed:
-            self.close()
+        if turn is None and not self._closed:
+            raise ValueError(
+                "another thread is taking a batch of this pass. Take its batches in one thread and "
+                "hand them to the others (queue.Queue), or give each thread a loader of its own"
+            )
         if batch is None:
             raise StopIteration
         return batch

@@ -192,7 +192,8 @@ class Layout:
             return 0, min(column.cardinality - 1, np.iinfo(target).max)
         if target.kind == "f":
             return -FLOAT32_MAX, FLOAT32_MAX
-        return np.iinfo(target).min, np.iinfo(target).max
+        lowest = 0 if column.multi_hot and column.role == "categorical" else np.iinfo(target).min
+        return lowest, np.iinfo(target).max
 
     def _without_nulls(self, column: Column, values: Masked, first_row: int, offsets: Any) -> Any:
         if values.valid.all():
@@ -338,6 +339,11 @@ def _refusal(column: Column, dtype: np.dtype, value: Any, row: int) -> str:
         return (
             f"column {column.name!r}: id {value} is outside [0, {column.cardinality}) at row "
             f"{row}. Refit the Workflow, or give the right cardinality."
+        )
+    if column.multi_hot and dtype.kind == "i" and value < 0:
+        return (
+            f"{place}: ids in lists must be at least 0. Turn the values into ids in a Workflow "
+            "(Categorify, HashBucket), or leave those that stand for none out of the lists"
         )
     if dtype.kind == "i":
         why = " (JAX keeps no wider integers without jax_enable_x64)" if dtype == np.int32 else ""

@@ -635,8 +635,11 @@ class KerasSequenceLoader(LoaderAdapter):
         if not self.id_names:
             raise ValueError("there are no ids: give the loader id_names=[...]")
         with contextlib.closing(iter(self)) as batches:
-            ids = ids_of_batches(self.plan, self.source, self.id_names, self.first_batch)
-            yield from zip(ids, batches, strict=True)
+            for ids in ids_of_batches(self.plan, self.source, self.id_names, self.first_batch):
+                batch = next(batches, None)
+                if batch is None:  # the loader was closed
+                    return
+                yield ids, batch
 
     def predict(
         self,
