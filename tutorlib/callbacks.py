@@ -15,6 +15,7 @@ import os
 import resource
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,6 +101,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         check_positive(every_n_batches=every_n_batches, keep=keep)
         self.path, self.loader = Path(path), loader
         self.every_n_batches, self.keep = every_n_batches, keep
+        self._training = uuid.uuid4().hex  # tells its checkpoints from those of others
         self._ours = False  # whether this object restored or wrote the checkpoints in the folder
 
     def restore(self, model: keras.Model) -> int:
@@ -168,6 +170,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
                 f"{self.path} already has checkpoints, the newest is {found[-1].folder.name}: call "
                 "restore(model) before fit to resume from it, or give another folder"
             )
+        self._begin = found[-1].number if found else 0
         self._epoch, self._batch = self.loader.epoch, self.loader.first_batch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -212,11 +215,19 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         state["batch"] = self._batch
         model = self.model  # on JAX, this brings the variables up to date
         content = {"model": _description(model), "loader": state, "fit_epoch": self._fit_epoch}
+        content["training"] = self._training
         # What no process has alone, all read together, block by block; process 0 has the rest.
         shared = itertools.chain.from_iterable(map(_blocks, filter(_is_split, _variables(model))))
         error = None
         if process_index() == 0:
             try:
+                found = find_checkpoints(self.path)
+                newest = found[-1] if found and found[-1].number > self._begin else None
+                if newest and newest.state["training"] != self._training:
+                    raise BlockingIOError(
+                        f"another training has written {newest.folder.name} there meanwhile. "
+                        "Give each training a folder of its own"
+                    )
                 with new_checkpoint(self.path, self._epoch, self._batch, content) as folder:
                     with open(folder / VARIABLES_FILE, "wb") as file:
                         for variable in _variables(model):
@@ -231,9 +242,11 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         if reason or error:
             message = (
                 f"a checkpoint of epoch {self._epoch}, batch {self._batch} cannot be written to "
-                f"{self.path}: {reason}. The earlier checkpoints are complete: make room or choose "
-                "another folder, and resume from the newest with restore()."
+                f"{self.path}: {reason.rstrip('.')}. The earlier checkpoints are complete"
             )
+            if isinstance(error, BlockingIOError):
+                raise BlockingIOError(f"{message}.") from error
+            message += ": make room or choose another folder, and resume with restore()."
             raise OSError(*([error.errno] if error and error.errno else []), message) from error
         self._ours = True
 

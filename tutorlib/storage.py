@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,6 +20,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -44,6 +46,9 @@ MANIFEST_FILE = "manifest.json"
 TEMPORARY = "tutorlib_remote_"  # how the names of temporary folders begin
 COPIES, COPY_BYTES = 8, 2**23  # at a time, each
 CHECKPOINT = re.compile(r"(\d+)-epoch-(\d+)-batch-(\d+)")
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+# What flock says where a filesystem has no locks; NFS wants a file that is open for writing.
+NO_LOCKS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF
 LEFT_OVER = re.compile(CHECKPOINT.pattern + r"\.(partial|replaced|removed)")
 
 
@@ -134,10 +139,10 @@ def new_folder(
         return
     target = local_path(target)
     old = target.with_name(target.name + ".replaced")
-    _check_folders(target, old)
     # The name is the identity: a worker that still writes for a killed run writes elsewhere.
     name = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()[:16]
     with _staging(target, name if run else None) as staging:
+        _check_folders(target, old)
         if target.exists():
             remove(old)
         elif (old / MARK).exists():  # a kill struck between the two renamings below
@@ -161,24 +166,16 @@ def _staging(target: Path, kept: str | None = None) -> Iterator[Path]:
     keeps other processes out.
     """
     folder = target.with_name(target.name + ".partial")
-    _check_folders(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        handle = os.open(folder, os.O_RDONLY)
-        stack.callback(os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(handle), folder.stat()):
-                raise BlockingIOError("it was removed by the process that had the lock")
-        except (BlockingIOError, FileNotFoundError) as error:
-            raise BlockingIOError(
-                f"another process is writing {folder}. Wait until it is done, or choose another "
-                "output."
-            ) from error
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, f"another process is writing {folder}. Wait until it is done, or choose "
+                        "another output."):  # fmt: skip
+        _check_folders(folder)
         mark(folder)
         _clear(folder, kept)
         try:
-            yield folder
+            with _named_if_full(target):
+                yield folder
         finally:
             found = (folder / kept).rglob("*") if kept else ()
             if not any(path.is_file() and path.name != MARK for path in found):
@@ -188,6 +185,49 @@ def _staging(target: Path, kept: str | None = None) -> Iterator[Path]:
                     f"What is finished stays in {folder}: the same call goes on with the rest. "
                     "Or delete that folder."
                 )
+
+
+@contextlib.contextmanager
+def locked(folder: Path, busy: str) -> Iterator[None]:
+    """Keep other processes, and other blocks of this one, from entering with the same folder.
+
+    Args:
+        folder: an existing folder. Its lock ends with the process, however that ends.
+        busy: what to say if another has it.
+
+    Raises:
+        BlockingIOError: if another has it.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(handle), folder.stat()):
+                raise BlockingIOError("it was removed by the process that had the lock")
+        except (BlockingIOError, FileNotFoundError) as error:
+            raise BlockingIOError(busy) from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            warnings.warn(
+                f"the filesystem of {folder} refuses locks ({error.strerror}), so nothing keeps "
+                "another process from writing the same output at the same time. Run one at a time.",
+                stacklevel=6,
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _named_if_full(target: Path | RemotePath) -> Iterator[None]:
+    """Name the output in errors of a full disk, which otherwise name no path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:
+            error.filename = str(target)
+            error.add_note("Make room or choose another output, and run the same call again.")
+        raise
 
 
 def _check_folders(*paths: Path) -> None:
@@ -546,7 +586,7 @@ def new_checkpoint(
 
     Raises:
         OSError: if a file cannot be written; the older checkpoints stay.
-        BlockingIOError: if another process is writing the same checkpoint.
+        BlockingIOError: if another process is writing a checkpoint to the same folder.
 
     Example:
         >>> path = tempfile.mkdtemp()
@@ -558,14 +598,23 @@ def new_checkpoint(
     """
     path = local_path(path)
     path.mkdir(parents=True, exist_ok=True)
-    numbers = [int(name[1]) for name in map(CHECKPOINT.fullmatch, os.listdir(path)) if name]
-    number = max(numbers, default=0) + 1
-    with new_folder(path / f"{number:06d}-epoch-{epoch}-batch-{batch}") as folder:
-        yield folder
-        write_manifest(folder, state)
-        for file in [*folder.iterdir(), folder]:
-            _flush(file)
-    _flush(path)
+    with _only_training(path):
+        numbers = [int(name[1]) for name in map(CHECKPOINT.fullmatch, os.listdir(path)) if name]
+        number = max(numbers, default=0) + 1
+        with new_folder(path / f"{number:06d}-epoch-{epoch}-batch-{batch}") as folder:
+            yield folder
+            write_manifest(folder, state)
+            for file in [*folder.iterdir(), folder]:
+                _flush(file)
+        _flush(path)
+
+
+def _only_training(path: Path) -> contextlib.AbstractContextManager[None]:
+    return locked(
+        path,
+        f"another training is writing its checkpoints to {path}. Give each training a folder of "
+        "its own.",
+    )
 
 
 def remove_old(path: str | os.PathLike[str], keep: int) -> None:
@@ -576,14 +625,18 @@ def remove_old(path: str | os.PathLike[str], keep: int) -> None:
     Args:
         path: folder that holds the checkpoints.
         keep: checkpoints to keep, at least 1.
+
+    Raises:
+        BlockingIOError: if another process is writing a checkpoint to the same folder.
     """
-    for checkpoint in find_checkpoints(path)[:-keep]:
-        if is_ours(checkpoint.folder):
-            name = checkpoint.folder.name + ".removed"
-            checkpoint.folder.rename(checkpoint.folder.with_name(name))
-    for entry in Path(path).iterdir():
-        if LEFT_OVER.fullmatch(entry.name) and is_ours(entry):
-            remove(entry)
+    with _only_training(Path(path)):
+        for checkpoint in find_checkpoints(path)[:-keep]:
+            if is_ours(checkpoint.folder):
+                name = checkpoint.folder.name + ".removed"
+                checkpoint.folder.rename(checkpoint.folder.with_name(name))
+        for entry in Path(path).iterdir():
+            if LEFT_OVER.fullmatch(entry.name) and is_ours(entry):
+                remove(entry)
 
 
 # ---- progress ------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """Outputs are whole or absent, only what was made here is replaced, and progress is counted."""
 
 import contextlib
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +88,198 @@ def test_only_one_process_at_a_time_writes_a_folder(tmp_path):
         ):
             pass
     assert names(tmp_path / "out") == ["mine"]
+
+
+TRAIN = """
+import sys
+import keras
+from tutorlib.callbacks import LoaderCheckpoint
+from tutorlib.loader import KerasSequenceLoader
+import pyarrow as pa
+
+table = pa.table({"x": [float(k) for k in range(64)], "y": [0.0, 1.0] * 32})
+loader = KerasSequenceLoader(table, 4, label_names=["y"])
+inputs = {"x": keras.Input((1,), name="x")}
+model = keras.Model(inputs, keras.layers.Dense(1)(inputs["x"]))
+model.compile("adam", "mse")
+checkpoint = LoaderCheckpoint(sys.argv[1], loader, every_n_batches=1, keep=2)
+print("ready", flush=True)
+sys.stdin.readline()
+model.fit(loader, epochs=4, verbose=0, callbacks=[checkpoint])
+"""
+
+
+def test_of_two_trainings_in_one_folder_of_checkpoints_one_goes_on(tmp_path):
+    """The other is told that the folder is in use, whichever step the two meet in."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", TRAIN, str(tmp_path / "checkpoints")]
+    both = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=120)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1], errors
+    [error] = [e for e, p in zip(errors, both, strict=True) if p.returncode]
+    assert re.search(r"BlockingIOError: .*another training .*a folder of its own", error) or (
+        "already has checkpoints" in error
+    )
+    assert find_checkpoints(tmp_path / "checkpoints")[-1].state["loader"]["epoch"] == 4
+
+
+MEET = """
+import sys
+from tutorlib.storage import new_file, new_folder
+
+kind, target = {"new_file": new_file, "new_folder": new_folder}[sys.argv[1]], sys.argv[2]
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(300):
+    try:
+        with kind(target) as path:
+            file = path if kind is new_file else path / "file"
+            file.write_text(sys.argv[3] * 1000)
+    except BlockingIOError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["new_file", "new_folder"])
+def test_writers_of_one_target_are_told_that_another_writes_and_nothing_else(tmp_path, kind):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", MEET, kind, str(tmp_path / "out")]
+    writers = [subprocess.Popen([*command, name], text=True, **pipes) for name in "ab"]
+    for process in writers:
+        assert process.stdout.readline() == "ready\n"
+    for process in writers:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    errors = [process.communicate(timeout=120)[1] for process in writers]
+    assert [process.returncode for process in writers] == [0, 0], errors
+    assert os.listdir(tmp_path) == ["out"]
+    text = (tmp_path / "out" / ("" if kind == "new_file" else "file")).read_text()
+    assert text in ("a" * 1000, "b" * 1000)
+
+
+REFUSE_LOCKS = """
+import ctypes, platform, sys, warnings
+from tutorlib.storage import find_checkpoints, new_checkpoint, new_file, new_folder, remove_old
+
+class Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte),
+                ("value", ctypes.c_uint)]
+
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(Instruction))]
+
+flock, error = {"x86_64": 73, "aarch64": 32}[platform.machine()], int(sys.argv[2])
+program = (Instruction * 4)(
+    Instruction(0x20, 0, 0, 0), Instruction(0x15, 0, 1, flock),
+    Instruction(0x06, 0, 0, 0x00050000 | error), Instruction(0x06, 0, 0, 0x7FFF0000),
+)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+assert libc.prctl(22, 2, ctypes.byref(Program(4, program))) == 0  # a filter of system calls
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with new_file(sys.argv[1] + "/file") as path:
+        path.write_text("1")
+    with new_folder(sys.argv[1] + "/folder") as path:
+        (path / "file").write_text("1")
+    with new_checkpoint(sys.argv[1] + "/checkpoints", 0, 1, {}) as path:
+        (path / "file").write_text("1")
+    remove_old(sys.argv[1] + "/checkpoints", 1)
+print({str(warning.message) for warning in caught})
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux filters system calls")
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF])
+def test_a_filesystem_without_locks_is_written_with_a_warning(tmp_path, code):
+    """The kernel refuses flock here, as some network filesystems do."""
+    command = [sys.executable, "-c", REFUSE_LOCKS, str(tmp_path), str(code)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"folder.partial refuses locks ({os.strerror(code)}), so nothing keeps" in done.stdout
+    assert "checkpoints refuses locks" in done.stdout
+    assert sorted(os.listdir(tmp_path)) == ["checkpoints", "file", "folder"]
+    assert names(tmp_path / "folder") == ["file"]
+
+
+FILL = """
+import resource, signal, sys
+import numpy as np
+from tutorlib.columns import Chunk
+from tutorlib.parquet import ParquetSink
+from tutorlib.storage import new_file, new_folder
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # as a full disk or a quota
+for kind, target in ((new_file, "/file"), (new_folder, "/folder"), (ParquetSink, "/x.parquet")):
+    try:
+        with kind(sys.argv[1] + target) as output:
+            if kind is ParquetSink:
+                output.write(Chunk({"x": np.random.default_rng(0).random(100_000)}))
+            else:
+                file = output if kind is new_file else output / "file"
+                file.write_bytes(bytes(100_000))
+    except OSError as error:
+        print(error, error.__notes__)
+"""
+
+
+def test_an_error_of_a_full_disk_names_the_output(tmp_path):
+    command = [sys.executable, "-c", FILL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line, name in zip(done.stdout.splitlines(), ["file", "folder", "x.parquet"], strict=True):
+        assert f"'{tmp_path}/{name}'" in line
+        assert "Make room or choose another output" in line
+    assert os.listdir(tmp_path) == []
+
+
+FLUSHES = """
+import os, sys
+from tutorlib.storage import new_checkpoint, new_file
+
+calls, fsync = [], os.fsync
+
+def recorded(descriptor):
+    fsync(descriptor)
+    calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+def audit(event, arguments):
+    if event == "os.rename":
+        calls.append(tuple(map(os.fspath, arguments[:2])))
+
+os.fsync = recorded
+sys.addaudithook(audit)
+with new_file(sys.argv[1] + "/file") as path:
+    path.write_text("1")
+with new_checkpoint(sys.argv[1] + "/checkpoints", 0, 1, {}) as folder:
+    (folder / "weights").write_text("1")
+for call in calls:
+    print(*[call] if isinstance(call, str) else call)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the name of an open file")
+def test_every_file_is_on_the_disk_before_it_gets_its_name(tmp_path):
+    command = [sys.executable, "-c", FLUSHES, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    calls, renamed = [line.split() for line in done.stdout.splitlines()], []
+    for place, call in enumerate(calls):
+        if len(call) == 2:
+            old, new = call
+            flushed = {Path(name[0]) for name in calls[:place] if len(name) == 1}
+            held = (
+                [Path(new, path.name) for path in Path(new).iterdir()] if os.path.isdir(new) else []
+            )
+            assert {Path(old), *(Path(old, path.name) for path in held)} <= flushed
+            renamed.append(Path(new).name)
+    assert renamed == ["file", "000001-epoch-0-batch-1"]
+    assert calls[-1] == [str(tmp_path / "checkpoints")]  # the name of the last
 
 
 def test_an_existing_target_is_refused_unless_overwrite_is_passed(tmp_path):
