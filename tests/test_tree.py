@@ -119,10 +119,11 @@ def test_tutorlib_needs_four_packages_only(path):
     assert anywhere <= allowed | OPTIONAL  # so never data_prep, tfrecords, benchmarks or notebooks
 
 
-def test_pyproject_installs_every_folder_of_tutorlib():
+def test_pyproject_installs_every_folder_of_tutorlib_and_data_prep():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {path.parent.relative_to(ROOT) for path in MODULES}
-    assert {".".join(folder.parts) for folder in folders} <= set(listed)
+    files = [*MODULES, *(ROOT / "data_prep").rglob("*.py")]
+    folders = {path.parent.relative_to(ROOT) for path in files}
+    assert {".".join(folder.parts) for folder in folders} == set(listed)
 
 
 def run_python(code: str, *, python: Path | str = sys.executable, **options):
@@ -383,6 +384,24 @@ def test_the_code_of_using_md_runs_beside_what_it_names_on_data_with_blanks(bare
     printed = run_copy(code_of("docs/using.md"), bare_python, tmp_path, str(more))
     assert "val_loss" in printed
     assert list((tmp_path / "checkpoints").iterdir())
+
+
+def test_an_installed_wheel_converts_csv_files_or_names_the_missing_package(bare_python, tmp_path):
+    source, installed, more = (tmp_path / name for name in ("source", "installed", "more"))
+    source.mkdir()
+    for name in ("tutorlib", "data_prep"):
+        copy_folder(name, source)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--no-deps", "--target", str(installed), str(source)], check=True)
+    (tmp_path / "rows.csv").write_text("a,b\n1,x\n")
+    main = "from data_prep.__main__ import main; print(main(['csv', 'rows.csv', '--to', 'rows']))"
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    done = run_python(main, python=bare_python, cwd=tmp_path, env=environment)
+    assert done.stderr.startswith("data_prep: the package tqdm is missing: pip install"), done
+    link_distributions({"tqdm"}, more)
+    assert "1 rows" in run_copy(main, bare_python, tmp_path, f"{installed}:{more}")
 
 
 def test_the_readme_is_short_and_links_of_pages_lead_to_files():
