@@ -125,7 +125,14 @@ def pair(text: str) -> tuple[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return 0, 1 after an error (printed on stderr), or 130 if interrupted."""
-    options = vars(parser().parse_args(argv))
+    try:
+        options = vars(parser().parse_args(argv))
+    except ModuleNotFoundError as error:
+        if error.name not in ("requests", "tqdm"):
+            raise
+        print(f"data_prep: the package {error.name} is missing: pip install requests tqdm, or "
+              "pip install '.[data]' in a clone", file=sys.stderr)  # fmt: skip
+        return 1
     command, run = options.pop("command"), options.pop("run")
     options.pop("kind", None)
     if command in TERMS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -119,10 +120,11 @@ def test_tutorlib_needs_four_packages_only(path):
     assert anywhere <= allowed | OPTIONAL  # so never data_prep, tfrecords, benchmarks or notebooks
 
 
-def test_pyproject_installs_every_folder_of_tutorlib():
+def test_pyproject_installs_every_folder_of_tutorlib_and_data_prep():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {path.parent.relative_to(ROOT) for path in MODULES}
-    assert {".".join(folder.parts) for folder in folders} <= set(listed)
+    files = [*MODULES, *(ROOT / "data_prep").rglob("*.py")]
+    folders = {path.parent.relative_to(ROOT) for path in files}
+    assert {".".join(folder.parts) for folder in folders} == set(listed)
 
 
 def run_python(code: str, *, python: Path | str = sys.executable, **options):
@@ -422,6 +424,24 @@ def test_the_code_of_your_task_md_runs_on_a_table_of_orders(bare_python, tmp_pat
     assert "100% of the rows have an unknown user" in printed
 
 
+def test_an_installed_wheel_converts_csv_files_or_names_the_missing_package(bare_python, tmp_path):
+    source, installed, more = (tmp_path / name for name in ("source", "installed", "more"))
+    source.mkdir()
+    for name in ("tutorlib", "data_prep"):
+        copy_folder(name, source)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--no-deps", "--target", str(installed), str(source)], check=True)
+    (tmp_path / "rows.csv").write_text("a,b\n1,x\n")
+    main = "from data_prep.__main__ import main; print(main(['csv', 'rows.csv', '--to', 'rows']))"
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    done = run_python(main, python=bare_python, cwd=tmp_path, env=environment)
+    assert done.stderr.startswith("data_prep: the package tqdm is missing: pip install"), done
+    link_distributions({"tqdm"}, more)
+    assert "1 rows" in run_copy(main, bare_python, tmp_path, f"{installed}:{more}")
+
+
 def test_the_readme_is_short_and_links_of_pages_lead_to_files():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "notebooks" / "README.md"]
@@ -436,6 +456,46 @@ def test_make_help_lists_the_targets_the_readme_names():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?:^|`)make (\w+)", readme, flags=re.MULTILINE))
     assert {"tutorial", "test"} <= named <= listed
+
+
+def test_make_lab_passes_options_and_may_run_as_root():
+    command = ["make", "-n", "lab", "ARGS=--no-browser --port=9999"]
+    printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+    assert "--no-browser --port=9999" in printed
+    assert ("--allow-root" in printed) == (os.getuid() == 0)
+
+
+FAKE_TENSORFLOW = """
+import os
+os.write(2, b"WARNING: All log messages before absl::InitializeLog()\\nI0000 no GPU\\nW0000 old\\n")
+raise ImportError("no such symbol")
+"""
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "another"])
+def test_kernels_of_make_lab_show_no_information_of_tensorflows_import_but_the_rest(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(FAKE_TENSORFLOW)
+    startup = f"exec(open({str(ROOT / 'tools/lab/startup.py')!r}).read())"
+    done = run_python(f"{startup}\nimport {name}", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert "W0000 old\n" in done.stderr
+    assert done.stderr.rstrip().endswith("ImportError: no such symbol")
+    assert ("I0000" in done.stderr) == ("All log messages" in done.stderr) == (name == "another")
+
+
+def test_tensorflow_is_quiet_in_kernels_of_make_lab():
+    startup = f"exec(open({str(ROOT / 'tools/lab/startup.py')!r}).read())"
+    done = run_python(
+        f"{startup}\nimport tensorflow as tf; print(tf.constant(1).numpy())", cwd=ROOT
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_jupyterlab_knows_the_settings_of_make_lab():
+    overrides = json.loads((ROOT / "tools/lab/overrides.json").read_text(encoding="utf-8"))
+    schemas = Path(sys.prefix) / "share/jupyter/lab/schemas"
+    for plugin, settings in overrides.items():
+        schema = json.loads((schemas / f"{plugin.replace(':', '/')}.json").read_text())
+        assert settings.keys() <= schema["properties"].keys()
 
 
 # --- Versions -----------------------------------------------------------------------------------

@@ -187,7 +187,9 @@ def rows_of_a_loader(path):
 
 
 @pytest.mark.parametrize(
-    "read", [rows_of_steps, rows_that_a_filter_lets_pass, rows_of_a_loader], ids=str
+    "read",
+    [rows_of_steps, rows_that_a_filter_lets_pass, rows_of_a_loader],
+    ids=lambda read: read.__name__,
 )
 def test_a_file_overwritten_while_a_row_group_is_read_in_parts_ends_in_an_error(tmp_path, read):
     path = tmp_path / "a.parquet"
