@@ -98,7 +98,7 @@ def measure_rates(measured, turns=3, at_least_s=0.5):
         >>> measure_rates({"reading": rows}, turns=2, at_least_s=0).shape
         (2, 1)
     """
-    from tutorlib.diagnose import cores_awake  # lesson 12 imports a copy of tutorlib later
+    from tutorlib.diagnosis import cores_awake  # lesson 12 imports a copy of tutorlib later
 
     rates = [{} for _ in range(1 + turns)]
     with cores_awake():

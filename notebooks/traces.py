@@ -1,6 +1,6 @@
 """read_trace: when a device worked, from a trace of TensorFlow's profiler; draw_timeline.
 
-`tutorlib.diagnose.ProfileSteps` takes such a trace in `fit`; `tf.profiler.experimental` takes one
+`tutorlib.diagnosis.ProfileSteps` takes such a trace in `fit`; `tf.profiler.experimental` takes one
 of any code. TensorBoard's profile plugin shows much more of it; here are the numbers and the
 picture that the lessons explain.
 

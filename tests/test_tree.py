@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import json
 import os
@@ -27,7 +28,7 @@ ROOMS = [
     "checks", "display", "schema", "columns", "filesystems", "storage", "keras_bridge", "gpu",
     "memory", "hashing",
     "parquet", "loader", "shuffling", "ops", "layers", "models", "optimizers", "serving",
-    "workflow", "callbacks", "diagnose",
+    "workflow", "callbacks", "diagnosis",
 ]  # fmt: skip
 NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
 # Imported inside the functions that need them, if at all.
@@ -101,6 +102,18 @@ def test_a_room_imports_only_rooms_below_its_own(path):
     room = room_of(dotted(path))
     rooms = {room_of(module) for module in imported_modules(path)} - {room}
     assert rooms <= set(ROOMS[: ROOMS.index(room)]), f"{path.name} of {room} imports {rooms}"
+
+
+def test_no_module_has_the_name_of_something_that_its_package_exports():
+    """Importing the module would put it in the place of the other."""
+    packages = [
+        importlib.import_module(dotted(path)) for path in MODULES if "__init__" in path.name
+    ]
+    exporting = [package for package in packages if hasattr(package, "__all__")]
+    assert len(exporting) > 3
+    for package in exporting:
+        for path in Path(package.__file__).parent.iterdir():
+            assert path.stem == "__init__" or path.stem not in package.__all__, path
 
 
 def test_no_module_imports_itself_through_others():

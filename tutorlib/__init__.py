@@ -50,7 +50,7 @@ _ROOMS = {  # room: its names
     ],
     "optimizers": ["RowSparseAdam", "RowWiseAdagrad"],
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
-    "diagnose": ["ProfileSteps", "cores_awake"],
+    "diagnosis": ["ProfileSteps", "cores_awake", "diagnose"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
     "workflow": ["Workflow", "split_rows"],

@@ -10,7 +10,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from notebooks.traces import CPU, Intervals, draw_timeline, read_trace
 from tests.support.training import model_of, slow_dataset, slow_loader, write_rows
-from tutorlib.diagnose import ProfileSteps
+from tutorlib.diagnosis import ProfileSteps
 
 pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)).map(lambda p: (p[0], sum(p))))
 

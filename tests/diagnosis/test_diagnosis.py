@@ -23,13 +23,19 @@ from tests.support.training import (
     values_of,
     write_rows,
 )
-from tutorlib.diagnose import ProfileSteps, diagnose
+from tutorlib.diagnosis import ProfileSteps, diagnose
 from tutorlib.memory import usable_cores
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("data"))
+
+
+def test_diagnose_from_the_top_is_the_function_after_its_module_was_imported():
+    from tutorlib import diagnose as from_the_top
+
+    assert from_the_top is diagnose
 
 
 # ---- diagnose -----------------------------------------------------------------------------------
@@ -153,7 +159,7 @@ def children(process):
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_processes_of_the_lowest_priority_end_with_the_block_or_the_process(killed):
-    code = "import time\nfrom tutorlib.diagnose import cores_awake\nwith cores_awake():\n"
+    code = "import time\nfrom tutorlib.diagnosis import cores_awake\nwith cores_awake():\n"
     code += f" print(flush=True)\n time.sleep({60 if killed else 2})\n"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
