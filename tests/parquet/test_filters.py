@@ -93,7 +93,6 @@ DAY_4 = datetime.datetime(2024, 1, 4)
         ([("t", ">=", np.datetime64("2024-01-04"))], pc.field("t") >= DAY_4),
         ([("t", ">=", pd.Timestamp("2024-01-04"))], pc.field("t") >= DAY_4),
     ],
-    ids=str,
 )
 def test_values_of_a_condition_are_compared_in_the_type_of_the_column(folder, filters, same):
     source, want = ParquetSource(folder, filters), ParquetSource(folder, same)

@@ -176,7 +176,8 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
     if missing:
         raise ValueError(
             f"the workflow needs columns {missing}, which the files do not have: "
-            f"{list(source.column_types)}.{workflow.remedy_for_missing(source.column_types)}"
+            f"{list(source.column_types)}{source.why_missing(missing)}."
+            f"{workflow.remedy_for_missing(source.column_types)}"
         )
     workflow.check_types(source.column_types, source.arrow_schema)
     made = workflow.output_schema

@@ -652,7 +652,7 @@ class JoinExternal(Op):
             table = pq.read_table(table, coerce_int96_timestamp_unit=INT96_UNIT)
         self._time_kind: str | None = None  # of the key, which a `Chunk` does not tell
         if not isinstance(table, Chunk):
-            table = table_of(table)
+            table = table_of(table, [on, *columns_ext] if columns_ext else None)
             self._time_kind = (
                 time_kind(table.schema.field(on).type) if on in table.schema.names else None
             )

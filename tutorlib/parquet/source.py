@@ -631,7 +631,7 @@ def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, s
     finest unit. A column that is null in a file takes the type of the others. A warning names
     columns which cannot be used.
     """
-    first, left_out = stored[0], dict[str, str]()
+    first, left_out = stored[0], dict(getattr(stored[0], "left_out", {}))
     kinds = {field.name: field.type for field in first.schema}
     for rows in {id(rows.schema): rows for rows in reversed(stored)}.values():
         names, have = rows.schema.names, {field.name: field.type for field in rows.schema}

@@ -44,11 +44,12 @@ class WorkflowLayer(keras.layers.Layer):
       float64 numbers.
 
     A call takes a dict of tensors, arrays or lists, one entry a raw column, [batch] or [batch, 1],
-    in the dtype that the workflow was fitted on or a narrower one, vectors as [batch, k]. A column
-    `g` of lists is `g__values` [nnz] with `g__nnzs` [batch]. A null is NaN in floating point; in
-    any column `c` it may be marked by False in a bool tensor `c__valid`, of the shape of the
-    column's values. It returns the batch of a `KerasSequenceLoader` with this workflow, in the same
-    dtypes: float32 numbers, int32 or int64 ids.
+    in the dtype that the workflow was fitted on or a narrower one, vectors as [batch, k]; NumPy
+    times in any unit, if they have an equal in the unit fitted on. A column `g` of lists is
+    `g__values` [nnz] with `g__nnzs` [batch]. A null is NaN in floating point; in any column `c` it
+    may be marked by False in a bool tensor `c__valid`, of the shape of the column's values. It
+    returns the batch of a `KerasSequenceLoader` with this workflow, in the same dtypes: float32
+    numbers, int32 or int64 ids.
 
     Args:
         workflow: a fitted `Workflow`.

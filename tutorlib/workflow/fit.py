@@ -159,7 +159,8 @@ def fit_graph(
     threads = threads_without(client, threads)
     types = source.column_types
     if missing := [name for name in graph.fit_names if name not in types]:
-        raise ValueError(f"columns {missing} are not in the data, which has {[*types]}")
+        why = source.why_missing(missing)
+        raise ValueError(f"columns {missing} are not in the data, which has {[*types]}{why}")
     times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.fit_names}
     for group in graph.groups:
         first = next(iter(group.ops), None)
