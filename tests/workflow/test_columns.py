@@ -268,6 +268,9 @@ def test_a_label_without_a_way_back_is_refused_by_op_and_column():
     with pytest.raises(ValueError, match=r"op of numbers makes 'plain'; they make \['y', 'k'\]"):
         fitted.decode("plain", [1])
     logs = Workflow(["y"] >> LogOp()).fit(rows)
-    for wrong in (np.ones((2, 2)), ["a"], [[1.0], [1.0, 2.0]], [None], pa.array([1.0, None])):
+    with pytest.raises(ValueError, match=r"not fitted\. Call fit"):
+        Workflow(["y"] >> Normalize()).decode("y", [1.0])
+    wrongs = [np.ones((2, 2)), ["a"], [[1.0], [1.0, 2.0]], [None], pa.array([1.0, None])]
+    for wrong in (*wrongs, {"y": [1.0]}, 1.0):
         with pytest.raises(ValueError, match="column 'y': LogOp"):
             logs.decode("y", wrong)

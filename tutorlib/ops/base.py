@@ -256,7 +256,7 @@ def predictions_as_array(predictions: Any) -> np.ndarray:
             in a column of `loader.predict`; object arrays of arrays, as pandas makes of these.
 
     Raises:
-        ValueError: if rows differ in length, or one is null.
+        ValueError: if there are no rows, rows differ in length, or one is null.
 
     Example:
         >>> predictions_as_array(pa.chunked_array([[[0.2, 0.8]], [[0.7, 0.3]]])).shape
@@ -274,6 +274,8 @@ def predictions_as_array(predictions: Any) -> np.ndarray:
             raise ValueError(f"a row needs the same number of values as each other, got {lengths}")
         return predictions.values.reshape(len(predictions), *(lengths or [1]))
     array = np.asarray(predictions)
+    if array.ndim == 0:
+        raise ValueError(f"an array with a row for each prediction is needed, got {predictions!r}")
     return np.stack([*map(np.asarray, array)]) if array.dtype == object and len(array) else array
 
 

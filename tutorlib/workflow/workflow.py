@@ -582,8 +582,8 @@ class Workflow:
             Array [n], float64 for numbers.
 
         Raises:
-            ValueError: if no op makes the column, an op has no way back, or the predictions do not
-                fit it; names op and column.
+            ValueError: before `fit`, if no op makes the column, an op has no way back, or the
+                predictions do not fit it; names op and column.
 
         Example:
             >>> from tutorlib.ops import LabelEncoder, LogOp
@@ -595,6 +595,7 @@ class Workflow:
             >>> workflow.decode("price", np.log([[3.0], [5.0]])).round(9).tolist()
             [2.0, 4.0]
         """
+        self.check_fitted()
         ways = {n: _way_to(group, n) for group in self.groups for n in group.output_names}
         ways |= {column: way for way in ways.values() for _, column in way if column not in ways}
         plain = ops.Rename | ops.Select
