@@ -660,10 +660,15 @@ def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
     for rows in stored:
         twice = [name for name in names if name in rows.schema.names]
         if twice or rows.keys.keys() != stored[0].keys.keys():
+            keyed = rows if rows.keys else stored[0]
+            folder = keyed.path.partition(f"/{next(iter(keyed.keys))}=")[0]
+            if twice:
+                words = f"{twice} are keys in its path and also columns in the file"
+            else:
+                words = f"its path has the keys {list(rows.keys)}, that of {stored[0].path} {names}"
             raise ParquetError(
-                f"{rows.path}: its path has the keys {list(rows.keys)}, that of {stored[0].path} "
-                f"has {names}, and {twice} are also columns in the file. All paths below a folder "
-                "must have the same keys, which must not be columns: give a folder below them."
+                f"{rows.path}: {words}. Name the files by a pattern, which has no keys: "
+                f"'{folder}/**/*.parquet'. Or rename the folders."
             )
     number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
     values = {}
