@@ -82,7 +82,7 @@ def make_once(
         >>> read_settings(folder)["settings"]
         {'up to': 3}
     """
-    target, want = Path(folder), json.loads(json.dumps(settings, default=str))
+    target, want = Path(folder).expanduser(), json.loads(json.dumps(settings, default=str))
     have = None if overwrite else read_settings(target)
     if have is not None:
         if have["settings"] == want:

@@ -99,7 +99,7 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         super().__init__()
         _check_path("path", path, "Call LoaderCheckpoint(folder, loader).")
         check_positive(every_n_batches=every_n_batches, keep=keep)
-        self.path, self.loader = Path(path), loader
+        self.path, self.loader = Path(path).expanduser(), loader
         self.every_n_batches, self.keep = every_n_batches, keep
         self._training = uuid.uuid4().hex  # tells its checkpoints from those of others
         self._ours = False  # whether this object restored or wrote the checkpoints in the folder

@@ -74,11 +74,13 @@ def find_filesystem(text: str, filesystem: Any = None) -> tuple[fs.FileSystem, s
         handler = getattr(where, "handler", None)
         if isinstance(handler, fs.FSSpecHandler):  # as it is in listings
             inner = handler.fs._strip_protocol(inner)
+        if isinstance(where, fs.LocalFileSystem):
+            inner = os.path.expanduser(inner)
         return where, inner, prefix
     if not mark and URL.match(text) and not os.path.exists(text):
         raise ValueError(f"{shown(text)} is a URL that lost a slash in a Path. Give it as text.")
     if not mark or scheme == "file":
-        return fs.LocalFileSystem(), unquote(rest) if mark else text, ""
+        return fs.LocalFileSystem(), unquote(rest) if mark else os.path.expanduser(text), ""
     if scheme in ARROW_SCHEMES:
         path, _, options = rest.partition("?")
         bucket, _, key = path.partition("/")
@@ -112,6 +114,13 @@ def before_pattern(path: str, where: fs.FileSystem) -> str:
                 return head.rstrip("/") or head[:1]
         head += part
     return path
+
+
+def nearest_folder(path: str) -> str:
+    """Return the last folder of a path on this machine that exists."""
+    while not os.path.isdir(path or "."):
+        path = os.path.dirname(path.rstrip("/"))
+    return os.path.abspath(path)
 
 
 def etag_of(opened: Any) -> bytes | None:

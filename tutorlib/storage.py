@@ -66,7 +66,7 @@ def local_path(target: str | os.PathLike[str]) -> Path:
             f"{shown(os.fspath(target))} is a URL, but this output is written on this machine. "
             "Write it to a local folder and copy that, for example with `aws s3 cp --recursive`."
         )
-    return Path(target)
+    return Path(target).expanduser()
 
 
 @contextlib.contextmanager
@@ -271,7 +271,8 @@ def refuse_existing(target: str | os.PathLike[str] | RemotePath, overwrite: bool
             return
         exists, foreign = bool(names) or target.is_file(), bool(names) and MARK not in names
     else:
-        exists, foreign = Path(target).exists(), Path(target).is_dir() and not is_ours(Path(target))
+        path = Path(target).expanduser()
+        exists, foreign = path.exists(), path.is_dir() and not is_ours(path)
     if exists and not overwrite:
         raise FileExistsError(f"{target} exists already. Pass overwrite=True to replace it.")
     if foreign:
@@ -290,13 +291,15 @@ def refuse_overlap(
     Example:
         >>> refuse_overlap("data/train", ["data/raw/day_0.parquet"])
     """
-    for path in (os.fspath(path) for path in inputs):
+    for path in (os.path.expanduser(path) for path in inputs):
         url = "://" in path and not path.startswith("file://")
         if isinstance(target, RemotePath) and url:
             mine = target.inner.strip("/") + "/"
             other = shown(path).partition("?")[0].rpartition("://")[2].strip("/") + "/"
         elif not isinstance(target, RemotePath) and os.path.exists(path):
-            mine, other = (os.path.realpath(place) + os.sep for place in (target, path))
+            mine, other = (
+                os.path.realpath(os.path.expanduser(place)) + os.sep for place in (target, path)
+            )
         else:
             continue
         if other.startswith(mine) or mine.startswith(other):
@@ -629,12 +632,13 @@ def remove_old(path: str | os.PathLike[str], keep: int) -> None:
     Raises:
         BlockingIOError: if another process is writing a checkpoint to the same folder.
     """
-    with _only_training(Path(path)):
+    path = local_path(path)
+    with _only_training(path):
         for checkpoint in find_checkpoints(path)[:-keep]:
             if is_ours(checkpoint.folder):
                 name = checkpoint.folder.name + ".removed"
                 checkpoint.folder.rename(checkpoint.folder.with_name(name))
-        for entry in Path(path).iterdir():
+        for entry in path.iterdir():
             if LEFT_OVER.fullmatch(entry.name) and is_ours(entry):
                 remove(entry)
 

@@ -2,6 +2,7 @@
 
 import datetime
 import pickle
+import re
 
 import numpy as np
 import pandas as pd
@@ -274,5 +275,14 @@ def test_keys_that_differ_or_are_stored_too_are_refused(tmp_path, small):
     with pytest.raises(ParquetError, match=r"hour=3.*: its path has the keys \['hour'\], that of "):
         ParquetSource(tmp_path / "d")
     write_days(tmp_path / "e", [3], small, name="x")
-    with pytest.raises(ParquetError, match=r"\['x'\] are also columns in the file"):
+    with pytest.raises(ParquetError, match=r"\['x'\] are keys in its path and also columns in the"):
         ParquetSource(tmp_path / "e")
+
+
+def test_the_pattern_that_the_refusal_of_keys_names_reads_the_files(tmp_path, small):
+    write_days(tmp_path / "lr=3", [0, 1], small, name="x")
+    with pytest.raises(ParquetError) as refused:
+        ParquetSource(tmp_path / "lr=3")
+    pattern = re.search("'(/.*parquet)'", str(refused.value))[1]
+    assert ParquetSource(pattern).num_rows == 2 * small.num_rows
+    assert ParquetSource(pattern).column_types.keys() == set(small.column_names)

@@ -6,9 +6,13 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from tutorlib import KerasSequenceLoader
-from tutorlib.parquet import ParquetSource, find_files
+from tutorlib.ops import Normalize
+from tutorlib.parquet import ParquetSink, ParquetSource, find_files
+from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
+from tutorlib.workflow import Workflow
 
 
 def write(path, first=0):
@@ -132,3 +136,43 @@ def test_a_folder_whose_name_has_brackets_may_hold_a_pattern(data, tmp_path, mon
     memory.pipe("/brackets [v2]/x.parquet", (tmp_path / "data [v2]/part_0.parquet").read_bytes())
     assert ParquetSource("memory://brackets [v2]/*.parquet").num_rows == 100
     memory.rm_file("/brackets [v2]/x.parquet")
+
+
+def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "data")
+    for path in (
+        "~/data",
+        "~/data/",
+        ["~/data/part_0.parquet", "~/data/v1"],
+        "~/data/**/*.parquet",
+    ):
+        assert ParquetSource(path).num_rows == 200
+    assert ParquetSource("~/data", filesystem=fs.LocalFileSystem()).num_rows == 200
+    fitted = Workflow(["x"] >> Normalize()).fit("~/data")
+    with pytest.raises(ValueError, match="overlaps the input"):
+        fitted.transform_to_parquet("~/data", tmp_path / "data" / "out")
+    with pytest.raises(ValueError, match="overlaps the input"):
+        fitted.transform_to_parquet(data, "~/data/out")
+    assert fitted.transform_to_parquet("~/data", "~/out") == tmp_path / "out"
+    with pytest.raises(FileExistsError, match="exists already"):
+        fitted.transform_to_parquet("~/data", "~/out")
+    fitted.save("~/workflow")
+    assert Workflow.load("~/workflow").output_schema == fitted.output_schema
+    with ParquetSink("~/made/x.parquet") as sink:
+        sink.write(pa.table({"x": [1]}))
+    with new_checkpoint("~/checkpoints", 0, 1, {}):
+        pass
+    remove_old("~/checkpoints", 1)
+    assert len(find_checkpoints(tmp_path / "checkpoints")) == 1
+    assert KerasSequenceLoader("~/out", 10).source.num_rows == 200
+    assert {"made", "out", "workflow"} < set(os.listdir(tmp_path))
+    assert sorted(os.listdir(data)) == ["part_0.parquet", "v1"]
+
+
+def test_a_path_without_files_names_the_folder_that_exists(data, monkeypatch):
+    monkeypatch.chdir(data)
+    for path, folder in ((data / "v2" / "x", data), (f"{data}/v1/*.csv", data / "v1"),
+                         ("v1/a/b/*", data / "v1"), ("nowhere", data)):  # fmt: skip
+        with pytest.raises(FileNotFoundError, match=rf"\)\. {folder} is a folder\. CSV"):
+            ParquetSource(path)

@@ -3,6 +3,7 @@
 import glob
 import json
 import os
+import pickle
 import random
 import re
 import signal
@@ -19,8 +20,9 @@ import pytest
 
 from tests.support.workflow_rows import all_rows, contents, rows, same, workflow, write
 from tutorlib.columns import Chunk
+from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import LogOp, Normalize
-from tutorlib.parquet import ParquetSource
+from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Schema
 from tutorlib.storage import MARK
 from tutorlib.workflow import Workflow, split_rows
@@ -146,6 +148,110 @@ def test_a_random_split_keeps_the_order_and_draws_evenly():
     assert (abs(per_block - 250) < 70).all()  # five times the standard deviation
     other = split_rows(rows, shares, seed=6)["b"].read(0, ["x"])["x"]
     assert 0.2 < np.isin(other, drawn).mean() < 0.3
+
+
+FOLDS = {f"fold_{n}": 1 / 4 for n in range(4)}
+USERS = pa.table(
+    {
+        "user": pa.array([None if k % 50 == 0 else k % 400 for k in range(4000)]),
+        "name": [f"n{k % 400}" for k in range(4000)],
+        "day": pa.array([k // 10 % 7 for k in range(4000)], pa.date32()),
+        "x": np.arange(4000),
+        "f": np.arange(4000.0),
+        "l": [[1]] * 4000,
+    }
+)
+
+
+def x_of(source):
+    return [x for chunk in source.chunks(["x"]) for x in chunk["x"].tolist()]
+
+
+@pytest.fixture
+def users(tmp_path):
+    write(tmp_path / "users.parquet", USERS, 700)
+    return tmp_path / "users.parquet"
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"by": "user"}, {"seed": 1, "by": ["name"]}])
+@pytest.mark.parametrize("filters", [None, [("x", ">=", 1000)]])
+def test_parts_of_a_split_can_be_joined(users, options, filters):
+    source = ParquetSource(users, filters)
+    folds = split_rows(source, FOLDS, **options)
+    assert x_of(sum(folds.values())) == x_of(source)
+    again = split_rows(ParquetSource(users, filters), FOLDS, **options)
+    for name, valid in folds.items():
+        others = [fold for other, fold in folds.items() if other != name]
+        train = sum(others)
+        assert train.num_rows == len(x_of(train)) == source.num_rows - valid.num_rows
+        assert x_of(train) == sorted(set(x_of(source)) - set(x_of(valid)))
+        assert train.read(1, ["x"], 5, 25)["x"].tolist() == train.read(1, ["x"])["x"].tolist()[5:25]
+        assert x_of(pickle.loads(pickle.dumps(train))) == x_of(train)
+        same = sum(again[other] for other in reversed(folds) if other != name)
+        assert same.fingerprint() == train.fingerprint() != valid.fingerprint()
+        fitted = Workflow(["x"] >> Normalize()).fit(train)
+        assert fitted.groups[0].ops[0].learned()["mean"]["x"] == pytest.approx(np.mean(x_of(train)))
+    assert (
+        x_of((folds["fold_2"] + folds["fold_0"]).head(10))
+        == x_of(folds["fold_0"] + folds["fold_2"])[:10]
+    )
+
+
+def test_a_loader_resumes_over_joined_parts(tmp_path):
+    path = write(tmp_path / "rows.parquet", USERS.select(["x", "f"]), 700)
+
+    def joined():
+        folds = split_rows(path, FOLDS, by="x")
+        return folds["fold_0"] + folds["fold_3"]
+
+    def labels(batches):
+        return [int(x) for _, y in batches for x in np.ravel(y)]
+
+    first, second = (KerasSequenceLoader(joined(), 50, label_names=["x"]) for _ in range(2))
+    batches = iter(first)
+    seen = labels([next(batches) for _ in range(5)])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    rest = labels(second)
+    assert rest == labels(batches)
+    assert sorted(seen + rest) == x_of(joined())
+
+
+def test_parts_of_different_sources_or_with_common_rows_are_not_joined(users):
+    folds = split_rows(users, FOLDS)
+    with pytest.raises(ValueError, match="have rows in common: give each part once"):
+        folds["fold_0"] + folds["fold_0"]
+    other = split_rows(users, FOLDS)["fold_1"]
+    for not_part in (other, folds["fold_1"].head(5), ParquetSource(users)):
+        with pytest.raises(ValueError, match="are not parts of one split"):
+            folds["fold_0"] + not_part
+    with pytest.raises(TypeError):
+        folds["fold_0"] + [1]
+
+
+@pytest.mark.parametrize("by", ["user", "name", ["name", "day"], "day"])
+def test_rows_of_a_group_are_in_one_part(users, by):
+    split = split_rows(users, {"train": 0.5, "valid": 0.5}, by=by)
+    names = [by] if isinstance(by, str) else by
+    groups = {}
+    for name, part in split.items():
+        rows = Chunk.concat(list(part.chunks(names))).to_arrow().to_pylist()
+        groups[name] = {tuple(row.values()) for row in rows}
+    assert not groups["train"] & groups["valid"]
+    every = groups["train"] | groups["valid"]
+    assert every == {tuple(row.values()) for row in USERS.select(names).to_pylist()}
+    if len(every) > 100:
+        assert abs(len(groups["train"]) / len(every) - 0.5) < 0.1
+    narrow = USERS.set_column(0, "user", USERS["user"].cast(pa.int32()))
+    same = split_rows(narrow, {"train": 0.5, "valid": 0.5}, by=by)  # other row groups, in memory
+    assert x_of(same["train"]) == x_of(split["train"])
+
+
+def test_columns_that_make_no_groups_are_refused(users):
+    for by, words in (("f", "'f' of float64"), ("l", "'l' of lists of int64")):
+        with pytest.raises(TypeError, match=f"columns of integers, strings or times, got {words}"):
+            split_rows(users, FOLDS, by=by)
+    with pytest.raises(ParquetError, match="no columns"):
+        split_rows(users, FOLDS, by="users")
 
 
 # --- runs that end early ------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def predictions(
         with ParquetSink(to, overwrite=overwrite, schema=first.schema) as sink:
             for table in itertools.chain([first], tables):
                 sink.write(table)
-    return Path(to)
+    return Path(to).expanduser()
 
 
 def _tables(

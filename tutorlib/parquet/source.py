@@ -198,6 +198,37 @@ class ParquetSource:
             _choices=[*self._choices, (numbers, rows)],
         )
 
+    def __add__(self, other: ParquetSource) -> ParquetSource:
+        """Return a source of the rows of two parts of one split, in their original order.
+
+        Raises:
+            ValueError: if they are not parts of one source, or have a row in common.
+        """
+        if not isinstance(other, ParquetSource):
+            return NotImplemented
+        before = [choices for choices, _ in self._choices[:-1]]
+        if (
+            self._stored is not other._stored
+            or self._filter is not other._filter
+            or not (self._choices and other._choices)
+            or before != [choices for choices, _ in other._choices[:-1]]
+        ):
+            raise ValueError(
+                f"{self} and {other} are not parts of one split, so they have no common order. "
+                "Open a list of their files, or join parts of one call of split_rows"
+            )
+        rows = self._choices[-1][1]
+        groups = [RowGroup(*place, count) for place, (_, count) in rows.items()]
+        whole = self._changed(row_groups=groups, _choices=self._choices[:-1])
+        joined = whole.choose(_Joined((self._choices[-1][0], other._choices[-1][0])))
+        if joined.num_rows != self.num_rows + other.num_rows:
+            raise ValueError(f"{self} and {other} have rows in common: give each part once")
+        return joined
+
+    def __radd__(self, other: Any) -> ParquetSource:
+        """Begin a `sum` of parts."""
+        return self if other == 0 else NotImplemented
+
     def head(self, rows: int) -> ParquetSource:
         """Return a source of the first rows, or of all if there are fewer.
 
@@ -582,6 +613,28 @@ class _FirstRows:
         return range(max(0, min(rows, self.count - first)))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Joined:
+    """Chooses the rows that one of two functions chooses."""
+
+    both: tuple[Any, Any]
+
+    @property
+    def identity(self) -> str:
+        """What tells this choice from others."""
+        return " + ".join(sorted(" + ".join(n.identity for n in self.both).split(" + ")))
+
+    def __call__(self, first: int, rows: int) -> Any:
+        """Return the chosen ones of `rows` rows from number `first` on."""
+        chosen = (numbers(first, rows) for numbers in self.both)
+        one, other = sorted(chosen, key=lambda numbers: numbers[0] if len(numbers) else rows)
+        if not len(other):
+            return one
+        if isinstance(one, range) and isinstance(other, range) and one.stop == other.start:
+            return range(one.start, other.stop)
+        return np.union1d(one, other)
+
+
 def _hash(metadata: Any) -> str:
     return hashlib.sha256(repr(metadata).encode()).hexdigest()[:16]
 
@@ -610,10 +663,15 @@ def _typed_keys(stored: Sequence[StoredRows]) -> list[dict[str, pa.Scalar]]:
     for rows in stored:
         twice = [name for name in names if name in rows.schema.names]
         if twice or rows.keys.keys() != stored[0].keys.keys():
+            keyed = rows if rows.keys else stored[0]
+            folder = keyed.path.partition(f"/{next(iter(keyed.keys))}=")[0]
+            if twice:
+                words = f"{twice} are keys in its path and also columns in the file"
+            else:
+                words = f"its path has the keys {list(rows.keys)}, that of {stored[0].path} {names}"
             raise ParquetError(
-                f"{rows.path}: its path has the keys {list(rows.keys)}, that of {stored[0].path} "
-                f"has {names}, and {twice} are also columns in the file. All paths below a folder "
-                "must have the same keys, which must not be columns: give a folder below them."
+                f"{rows.path}: {words}. Name the files by a pattern, which has no keys: "
+                f"'{folder}/**/*.parquet'. Or rename the folders."
             )
     number = re.compile("0|-?[1-9][0-9]{0,17}")  # so that 01 does not become 1
     values = {}

@@ -30,6 +30,7 @@ from tutorlib.filesystems import (
     before_pattern,
     etag_of,
     find_filesystem,
+    nearest_folder,
     refuse_unfinished,
     shown,
     store_errors,
@@ -134,10 +135,12 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
         with store_errors(shown(text)):
             found = _find(where, inner, prefix)
         if not found:
+            is_local = isinstance(where, fs.LocalFileSystem)
+            exists = f"{nearest_folder(inner)} is a folder. " if is_local else ""
             raise FileNotFoundError(
                 f"no Parquet file at {shown(text)!r} (tried as a file, as a folder of "
                 f"{'/'.join(PARQUET_ENDINGS)} files, and as a glob pattern). "
-                f"{OTHER_FILES}"
+                f"{exists}{OTHER_FILES}"
             )
         files += found
     if not files:

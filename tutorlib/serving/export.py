@@ -305,7 +305,7 @@ def export_serving(
     archive.add_endpoint("serve", predict, [specs])
     with new_folder(path) as building:
         archive.write_out(str(building), verbose=False)
-    return Path(path)
+    return Path(path).expanduser()
 
 
 def _lookup_tables(model: keras.Model) -> list[Any]:
