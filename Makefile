@@ -22,7 +22,8 @@ MOVIELENS ?=
 ADULT ?=
 # Lessons: a profile of notebooks/params/, lessons by number or name, options of notebooks/run.py.
 # SCALE=published runs lesson 10 with tables of the published sizes (up to 16 GB of memory).
-# ARGS also passes options to pytest (make test) and to the benchmarks (make bench, make figures).
+# ARGS also passes options to pytest (make test), to the benchmarks (make bench, make figures) and to
+# JupyterLab (make lab ARGS="--no-browser --port=8889").
 SCALE ?=
 PROFILE ?= $(or $(SCALE),small)
 LESSONS ?= $(if $(SCALE),10)
@@ -99,10 +100,12 @@ $(ADULT_MADE): | $(INSTALLED)
 tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, SCALE=published, LESSONS="01 04"), end with a table
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)
 
+# JupyterLab refuses to run as root, which is the only user of many containers.
 lab: setup data ## open the lessons in JupyterLab
 	@PATH="$(abspath $(VENV))/bin:$$PATH" TF_CPP_MIN_LOG_LEVEL=3 \
 	  PYTHONSTARTUP="$(abspath tools/lab/startup.py)" jupyter lab --LabApp.news_url=None \
-	  --LabApp.app_settings_dir=tools/lab --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
+	  --LabApp.app_settings_dir=tools/lab --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb \
+	  $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 check: setup ## lint, types and the tests of files changed since main (BASE=another revision)
 	@$(PY) tools/check.py --base $(BASE)

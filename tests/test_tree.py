@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -418,6 +419,47 @@ def test_make_help_lists_the_targets_the_readme_names():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?:^|`)make (\w+)", readme, flags=re.MULTILINE))
     assert {"tutorial", "test"} <= named <= listed
+
+
+def test_make_lab_passes_options_and_may_run_as_root():
+    command = ["make", "-n", "lab", "ARGS=--no-browser --port=9999"]
+    printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+    assert "--no-browser --port=9999" in printed
+    assert ("--allow-root" in printed) == (os.getuid() == 0)
+
+
+FAKE_TENSORFLOW = """
+import os
+os.write(2, b"WARNING: All log messages before absl::InitializeLog()\\nI0000 no GPU\\nW0000 old\\n")
+raise ImportError("no such symbol")
+"""
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "another"])
+def test_kernels_of_make_lab_show_no_information_of_tensorflows_import_but_the_rest(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(FAKE_TENSORFLOW)
+    startup = f"exec(open({str(ROOT / 'tools/lab/startup.py')!r}).read())"
+    done = run_python(f"{startup}\nimport {name}", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert "W0000 old\n" in done.stderr
+    assert done.stderr.rstrip().endswith("ImportError: no such symbol")
+    assert ("I0000" in done.stderr) == ("All log messages" in done.stderr) == (name == "another")
+
+
+def test_tensorflow_is_quiet_in_kernels_of_make_lab():
+    code = f"""exec(open({str(ROOT / "tools/lab/startup.py")!r}).read())
+import tensorflow as tf
+print(tf.constant(1).numpy())"""
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    done = run_python(code, cwd=ROOT, env=environment)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_jupyterlab_knows_the_settings_of_make_lab():
+    overrides = json.loads((ROOT / "tools/lab/overrides.json").read_text(encoding="utf-8"))
+    schemas = Path(sys.prefix) / "share/jupyter/lab/schemas"
+    for plugin, settings in overrides.items():
+        schema = json.loads((schemas / f"{plugin.replace(':', '/')}.json").read_text())
+        assert settings.keys() <= schema["properties"].keys()
 
 
 # --- Versions -----------------------------------------------------------------------------------
