@@ -100,10 +100,9 @@ $(ADULT_MADE): | $(INSTALLED)
 tutorial: setup data ## run the lessons (PROFILE=small|cpu|gpu, SCALE=published, LESSONS="01 04"), end with a table
 	@$(PY) notebooks/run.py --profile $(PROFILE) $(ARGS) $(LESSONS)
 
-# JupyterLab refuses to run as root, which is the only user of many containers. Without a GPU,
-# TensorFlow is not to look for one, which it logs as an error.
+# JupyterLab refuses to run as root, which is the only user of many containers.
 lab: setup data ## open the lessons in JupyterLab
-	@PATH="$(abspath $(VENV))/bin:$$PATH" TF_CPP_MIN_LOG_LEVEL=3 $(if $(GPU),,CUDA_VISIBLE_DEVICES=) \
+	@PATH="$(abspath $(VENV))/bin:$$PATH" TF_CPP_MIN_LOG_LEVEL=3 \
 	  PYTHONSTARTUP="$(abspath tools/lab/startup.py)" jupyter lab --LabApp.news_url=None \
 	  --LabApp.app_settings_dir=tools/lab --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb \
 	  $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)

@@ -70,7 +70,6 @@ def parser() -> argparse.ArgumentParser:
             name.split()[-1],
             help=text.partition("\n")[0],
             description=text,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         command.set_defaults(run=function)
         _add_options(command, function, output)
@@ -92,6 +91,8 @@ def _add_options(
             continue
         default = (output or parameter.empty) if name == "output" else parameter.default
         options: dict[str, Any] = {"help": " ".join(texts[name].split()).replace("%", "%%")}
+        if default not in (parameter.empty, None, False, (), ""):
+            options["help"] += " (default: %(default)s)"
         kind = parameter.annotation
         if isinstance(kind, types.UnionType):  # of `str | Path | None`, the first
             kind = typing.get_args(kind)[0]

@@ -69,15 +69,16 @@ class CsvOptions:
         types: types of columns, such as int64, float64, string, bool, date32 or timestamp[us].
             Those of other columns are inferred from all values.
         decimal: decimal sign of numbers, . or a comma, with which 1.250,00 is 1250.
-        thousands: sign between groups of three digits of numbers; None is . with a decimal comma,
-            and no sign otherwise.
+        thousands: sign between groups of three digits of numbers; without it, . with a decimal
+            comma, and no sign otherwise.
         date_format: how dates that are not ISO 8601 are written, such as day=%d.%m.%Y for a column,
-            or %d.%m.%Y for all of them.
+            or %d.%m.%Y for all of them (in Python the column "*").
         null_values: texts that mean a missing value in every column, besides the empty field. In
             columns that are not text, NA, NaN, null, NULL and the like are missing values too.
         strip: characters that are removed from both ends of every value, such as " " or "$".
         delimiter: text between fields, such as ; or :: or \t; "whitespace" is any number of blanks
-            and tabs, two or more blanks are that many or more. None finds it in the first lines.
+            and tabs, two or more blanks are that many or more. By default it is found in the first
+            lines.
         encoding: encoding of the files, such as latin-1 or utf-16-le; with utf-8, a byte order mark
             says which it is.
         skip_lines: lines before the header or the first row, at least 0.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import contextlib
+import errno
 import gzip
 import io
 import json
@@ -201,7 +202,8 @@ def open_text(path: Path, encoding: str) -> Iterator[tuple[Any, io.TextIOWrapper
     except UnicodeError as error:
         raise DataPrepError(f"{path} is {not_encoded(encoding)} ({error}).") from error
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, OSError) as error:
-        if getattr(error, "errno", None) is not None:  # of the file system, not of an unpacker
+        # A number is of the file system, but for a place in the file that an archive has wrong.
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
         raise _damaged(path, error) from error
 

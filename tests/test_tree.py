@@ -496,10 +496,11 @@ def test_kernels_of_make_lab_show_no_information_of_tensorflows_import_but_the_r
 
 
 def test_tensorflow_is_quiet_in_kernels_of_make_lab():
-    startup = f"exec(open({str(ROOT / 'tools/lab/startup.py')!r}).read())"
-    done = run_python(
-        f"{startup}\nimport tensorflow as tf; print(tf.constant(1).numpy())", cwd=ROOT
-    )
+    code = f"""exec(open({str(ROOT / "tools/lab/startup.py")!r}).read())
+import tensorflow as tf
+print(tf.constant(1).numpy())"""
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    done = run_python(code, cwd=ROOT, env=environment)
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 

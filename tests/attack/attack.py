@@ -8,10 +8,12 @@ its files. Linux only, because of the limit on memory.
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import functools
 import importlib
 import json
+import lzma
 import os
 import resource
 import select
@@ -20,6 +22,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
@@ -197,15 +200,25 @@ def read_criteo(folder: Path) -> None:
 
 def make_csv(folder: Path) -> None:
     lines = [f'{i},{i / 7:.3f},"a ""b"", {i % 5}\n",2024-01-{i % 28 + 1:02}' for i in range(200)]
-    (folder / "any.csv").write_text("id,x,text,day\n" + "\n".join(lines))
+    text = "id,x,text,day\n" + "\n".join(lines)
+    (folder / "any.csv").write_text(text)
+    (folder / "colons.csv").write_text(text.replace(",", "::"))
+    for ending, pack in {"bz2": bz2.compress, "xz": lzma.compress}.items():
+        (folder / f"any.{ending}").write_bytes(pack(text.encode()))
+    for codec in ("zstd", "lz4"):
+        with pa.output_stream(str(folder / f"any.{codec}"), compression=codec) as stream:
+            stream.write(text.encode())
+    with zipfile.ZipFile(folder / "any.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("any.csv", text)
 
 
 def read_csv(folder: Path) -> None:
     from data_prep.csv_files import csv_to_parquet
 
-    files, kinds = [folder / "any.csv"], {"id": "int64", "x": "float32"}
-    csv_to_parquet(files, folder / "typed", types=kinds, on_bad_lines="skip")
-    csv_to_parquet(files, folder / "strict")
+    kinds = {"id": "int64", "x": "float32"}
+    for file in sorted(folder.glob("*.*")):
+        csv_to_parquet([file], folder / "typed", types=kinds, on_bad_lines="skip", overwrite=True)
+        csv_to_parquet([file], folder / "strict", overwrite=True)
 
 
 def labelled() -> Any:

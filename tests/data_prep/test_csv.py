@@ -297,6 +297,12 @@ def test_what_looks_odd_but_is_right_stays_as_it_is(convert):
         ]
 
 
+def moved(archive):
+    """Return a zip archive whose directory begins before the file does."""
+    end = archive.rindex(b"PK\5\6")
+    return archive[: end + 16] + (1 << 30).to_bytes(4, "little") + archive[end + 20 :]
+
+
 def written(write, *arguments):
     """Return the bytes that a function writes into a file."""
     buffer = io.BytesIO()
@@ -337,6 +343,7 @@ OTHERS = {
     "empty": (b"", "is empty"), "cut zstd": (packed("zstd", ROWS)[:-4], "cannot be unpacked"),
     "cut xz": (lzma.compress(ROWS * 99)[:-4], "cannot be unpacked"),
     "cut bz2": (bz2.compress(ROWS * 99)[:-4], "cannot be unpacked"),
+    "zip with a wrong place": (moved(zipped(a_csv=ROWS)), "cannot be unpacked"),
     "cut zip": (zipped(a_csv=ROWS)[:-4], "cannot be unpacked"),
 }  # fmt: skip
 
