@@ -1,17 +1,21 @@
 """Hashing: the published hash, the same for every width and device, and a table that finds keys."""
 
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.oracles import MASK, hash_text, mix
-from tutorlib.columns import Strings, column_from_arrow
+from tutorlib.columns import Chunk, Strings, column_from_arrow
 from tutorlib.hashing import KeyIndex, hash_integers, hash_strings, hash_values, to_buckets
+from tutorlib.ops import Categorify, JoinExternal
+from tutorlib.workflow import Workflow
 
 FEW = settings(max_examples=40, deadline=None)
 integers = st.one_of(st.none(), st.integers(-3, 12), st.integers(-(2**63), 2**63 - 1))
@@ -77,6 +81,50 @@ def test_long_strings_are_hashed_and_found_by_their_definition(copies):
     assert KeyIndex(strings).find(strings).tolist() == list(range(1, len(words) + 1))
     other = Strings.from_arrow(pa.array([word[:-1] + "x" for word in words]))
     assert not KeyIndex(strings).find(other).any()
+
+
+def colliding(count):
+    """Return different strings of 16 characters that have one hash.
+
+    The hash is `mix(mix(mix(16) ^ head) ^ tail)`, and `mix` gives every number once. So for any
+    head there is one tail of the wanted hash; one in 256 is ASCII.
+    """
+    start, found = mix(16), [b"00000000abcdefgh"]
+    head, tail = (int.from_bytes(found[0][k : k + 8], "little") for k in (0, 8))
+    want = mix(start ^ head) ^ tail
+    for number in itertools.count(1):
+        head = b"%08d" % number
+        tail = (mix(start ^ int.from_bytes(head, "little")) ^ want).to_bytes(8, "little")
+        found += [head + tail] if tail.isascii() else []
+        if len(found) == count:
+            return [text.decode() for text in found]
+
+
+COLLIDING = colliding(4)
+
+
+def test_strings_of_equal_hash_are_different_keys():
+    strings = Strings.from_arrow(pa.array([*COLLIDING, "other"]))
+    assert len(set(hash_strings(strings).tolist())) == 2
+    for order in ([0, 1, 2, 4], [3, 4, 0], [2], [4, 1]):
+        index = KeyIndex(Strings.from_arrow(pa.array([strings.tolist()[k] for k in order])))
+        want = [order.index(k) + 1 if k in order else 0 for k in range(5)]
+        assert index.find(strings).tolist() == want
+    with pytest.raises(ValueError, match="keys must be unique"):
+        KeyIndex(Strings.from_arrow(pa.array([COLLIDING[1], COLLIDING[0], COLLIDING[1]])))
+
+
+def test_ops_and_serving_tell_strings_of_equal_hash_apart():
+    text = [*COLLIDING[:2] * 3, COLLIDING[2], *COLLIDING[:1]]
+    table = pa.table({"c": text, "y": [float(k) for k in range(8)]})
+    other = pa.table({"c": COLLIDING[:2], "z": [1.0, 2.0]})
+    for op, name in ((Categorify(), "c"), (JoinExternal(other, on="c"), "z")):
+        workflow = Workflow(["c"] >> op, ["y"]).fit(table)
+        values = np.asarray(workflow.transform(Chunk.from_arrow(table))[name].tolist(), float)
+        one, two = (set(values[[t == string for t in text]]) for string in COLLIDING[:2])
+        assert len(one) == len(two) == len(one ^ two) - 1
+        served = workflow.to_keras(columns=[name])({"c": tf.constant(text)})
+        np.testing.assert_array_equal(np.ravel(served[name]), values)
 
 
 def test_buckets_are_in_range_and_even():

@@ -256,7 +256,16 @@ class KeyIndex:
             found[block] = self._probe(ranks, stored, part, words)
         if hashes is not None:
             rows = xp.flatnonzero(found)
-            found[rows[~_equal_strings(wanted, rows, keys, found[rows] - 1)]] = 0
+            rows = rows[~_equal_strings(wanted, rows, keys, found[rows] - 1)]
+            slots = (hashes[rows] & self._mask).astype(np.int64)
+            found[rows] = 0
+            while len(rows):  # of equal hash, but another string: the key may follow
+                here, words = ranks[slots], hashes[rows].view(np.int64)
+                hits = xp.flatnonzero((here > 0) & (stored[slots] == words))
+                hits = hits[_equal_strings(wanted, rows[hits], keys, here[hits] - 1)]
+                found[rows[hits]] = here[hits]
+                more = (here > 0) & (found[rows] == 0)
+                rows, slots = rows[more], (slots[more] + 1) & np.int64(self._mask)
         elif (wanted.dtype == np.uint64) != (keys.dtype == np.uint64):
             found[wanted.astype(np.int64) < 0] = 0  # the same bits are two numbers
         return found

@@ -1,6 +1,7 @@
 """Which files a path means: each file once, however it is named or linked."""
 
 import os
+import sys
 
 import fsspec
 import pyarrow as pa
@@ -10,7 +11,7 @@ from pyarrow import fs
 
 from tutorlib import KerasSequenceLoader
 from tutorlib.ops import Normalize
-from tutorlib.parquet import ParquetSink, ParquetSource, find_files
+from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, find_files
 from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 from tutorlib.workflow import Workflow
 
@@ -176,3 +177,13 @@ def test_a_path_without_files_names_the_folder_that_exists(data, monkeypatch):
                          ("v1/a/b/*", data / "v1"), ("nowhere", data)):  # fmt: skip
         with pytest.raises(FileNotFoundError, match=rf"\)\. {folder} is a folder\. CSV"):
             ParquetSource(path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems allow no such name")
+def test_a_name_that_is_not_utf8_is_refused_by_name(data):
+    other = os.fsdecode(os.fsencode(data) + b"/gr\xf6\xdfe.parquet")
+    os.rename(data / "part_0.parquet", other)
+    for path in (data, f"{data}/*.parquet", other):
+        with pytest.raises(ParquetError, match=r"gr.*e\.parquet': the name is not UTF-8"):
+            ParquetSource(path)
+    assert ParquetSource(data / "v1").num_rows == 100

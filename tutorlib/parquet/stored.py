@@ -131,6 +131,7 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
     items = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     for item in items:
         text = os.fspath(item)
+        _refuse_other_than_utf8(text)
         where, inner, prefix = find_filesystem(text, filesystem)
         with store_errors(shown(text)):
             found = _find(where, inner, prefix)
@@ -154,6 +155,7 @@ def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
     is_local = isinstance(where, fs.LocalFileSystem)
 
     def data_file(inner: str, info: Any, keys: Mapping[str, str | None]) -> DataFile:
+        _refuse_other_than_utf8(inner)
         if is_local:
             version, inode = _state(info)
         else:
@@ -196,6 +198,11 @@ def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
         keys = _keys(name.rpartition("/")[0]) if is_folder else {}
         files.append(data_file(folder + name, below[name], keys))
     return files
+
+
+def _refuse_other_than_utf8(path: str) -> None:
+    if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
+        raise ParquetError(f"{path!a}: the name is not UTF-8, so Arrow cannot read it. Rename it.")
 
 
 def _state(known: os.stat_result) -> tuple[tuple[int, int], tuple[int, int, int]]:

@@ -217,6 +217,8 @@ class KeyTable(tf.Module):
         self._positions = fixed((order + 1).astype(np.int64 if wide else np.int32))
         self._strings = fixed(as_string_tensor(keys.take(order))) if strings else None
         self.size = len(words)
+        # Keys that have one hash stand together: how many at most.
+        self._equal = int(np.unique(words, return_counts=True)[1].max(initial=1))
 
     def find(self, wanted: tf.Tensor) -> tf.Tensor:
         """Return the position of each wanted key, counted from 1; 0 if it is not in the table.
@@ -234,13 +236,17 @@ class KeyTable(tf.Module):
             words = tf.bitcast(wanted, tf.int64) if unsigned else tf.cast(wanted, tf.int64)
         else:
             words = tf.bitcast(hash_strings(wanted), tf.int64)
-        at = tf.minimum(tf.searchsorted(self._words, words), self.size - 1)
-        right = tf.gather(self._words, at) == words
-        if self._strings is not None:
-            right &= tf.gather(self._strings, at) == wanted
-        elif unsigned != self._unsigned:
-            right &= words >= 0  # the same bits stand for two numbers
-        return tf.where(right, tf.gather(self._positions, at), 0)
+        first = tf.searchsorted(self._words, words)
+        found = tf.zeros_like(first, dtype=self._positions.dtype)
+        for step in range(self._equal):
+            at = tf.minimum(first + step, self.size - 1)
+            right = tf.gather(self._words, at) == words
+            if self._strings is not None:
+                right &= tf.gather(self._strings, at) == wanted
+            elif unsigned != self._unsigned:
+                right &= words >= 0  # the same bits stand for two numbers
+            found = tf.where(right, tf.gather(self._positions, at), found)
+        return found
 
 
 class ValueTable(tf.Module):
