@@ -313,6 +313,7 @@ ARGUMENTS = [  # (arguments, facts)
     ({"canonical_ranks": 2, "buffer_size": 0.2}, ["buffer_size", r"0\.2", "number of rows"]),
     ({"canonical_ranks": 0}, ["canonical_ranks", "at least 1"]),
     ({"batch_size": 2000, "drop_last": True}, ["600", "batch_size=2000", "drop_last"]),
+    ({"weight_name": ["w"]}, ["weight_name must be the name of one", r"\['w'\]"]),
     ({"schema": Schema([*SCHEMA, Column("s", "weight")])}, ["'s'", "'w'", "one"]),
     ({"feature_columns": [VOCABULARY]}, ["VocabularyListCategoricalColumn", "not supported"]),
 ]  # fmt: skip
