@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import sys
+import weakref
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +80,8 @@ class BufferPool:
     of the C library's heap, where other threads cannot use it. Thread-safe without a lock, since
     the garbage collector may return memory at any time, also within a call of the pool.
 
+    Memory that returns is kept, or freed, with the next call.
+
     Args:
         limit_bytes: limit of the bytes in use and kept for later requests. Requests may exceed it;
             memory beyond it is freed when it returns.
@@ -100,16 +101,25 @@ class BufferPool:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._free: dict[int, deque[np.ndarray]] = {}
-        self._used: dict[int, int] = {}  # bytes by address
+        self._lent: dict[int, _Lent] = {}  # by address
+        self._returned: deque[_Lent] = deque()
 
     @property
     def used_bytes(self) -> int:
         """Bytes over which arrays exist."""
-        return sum(list(self._used.values()))
+        self._take_back()
+        return self._used()
 
     @property
     def free_bytes(self) -> int:
         """Bytes that are kept for later requests."""
+        self._take_back()
+        return self._kept()
+
+    def _used(self) -> int:
+        return sum(lent.memory.nbytes for lent in list(self._lent.values()))
+
+    def _kept(self) -> int:
         return sum(size * len(buffers) for size, buffers in list(self._free.items()))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -121,14 +131,17 @@ class BufferPool:
         # Sizes are rounded up to whole pages, by at most an eighth, so that few sizes occur.
         step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
         size = -(-nbytes // step) * step
+        self._take_back()
         try:
             memory = self._free[size].pop()
         except (KeyError, IndexError):
             self._make_room(size)
             memory = _mapped(size)
-        self._used[memory.ctypes.data] = size
-        buffer = np.asarray(_Lease(self, memory))
-        return buffer[:nbytes].view(dtype).reshape(shape)
+        lease = _Lease(memory)
+        # The callback has no bytecode, so that no Ctrl-C can be raised in it and be lost there.
+        lent = self._lent[memory.ctypes.data] = _Lent(lease, self._returned.append)
+        lent.memory = memory
+        return np.asarray(lease)[:nbytes].view(dtype).reshape(shape)
 
     def _make_room(self, nbytes: int) -> None:
         """Free kept memory until `nbytes` more fit the limit."""
@@ -139,27 +152,35 @@ class BufferPool:
             with contextlib.suppress(IndexError):  # another thread has just taken it
                 kept[0].pop()
 
-    def give_back(self, memory: np.ndarray) -> None:
-        """Keep or free memory over which no array is left."""
-        del self._used[memory.ctypes.data]
-        if self.used_bytes + self.free_bytes + memory.nbytes <= self.limit_bytes:
-            self._free.setdefault(memory.nbytes, deque()).append(memory)
+    def _take_back(self) -> None:
+        """Keep or free the memory over which no array is left."""
+        while self._returned:
+            try:
+                memory = self._returned.popleft().memory
+            except IndexError:  # another thread has just taken it
+                return
+            del self._lent[memory.ctypes.data]
+            if self._used() + self._kept() + memory.nbytes <= self.limit_bytes:
+                self._free.setdefault(memory.nbytes, deque()).append(memory)
 
     def clear(self) -> None:
         """Free all memory that is not in use."""
+        self._take_back()
         self._free = {}
 
 
 class _Lease:
-    """Owner of the arrays over some memory; returns it to the pool when they are deleted."""
+    """Owner of the arrays over some memory."""
 
-    def __init__(self, pool: BufferPool, memory: np.ndarray) -> None:
-        self._pool, self._memory = pool, memory
+    def __init__(self, memory: np.ndarray) -> None:
+        self._memory = memory
         self.__array_interface__ = memory.__array_interface__
 
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing():  # at exit, modules that NumPy needs may already be gone
-            self._pool.give_back(self._memory)
+
+class _Lent(weakref.ref[_Lease]):
+    """Memory that is lent out; its callback tells that the last array over it was deleted."""
+
+    memory: np.ndarray
 
 
 def _mapped(nbytes: int) -> np.ndarray:

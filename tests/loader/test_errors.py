@@ -315,6 +315,7 @@ ARGUMENTS = [  # (arguments, facts)
     ({"canonical_ranks": 2, "buffer_size": 0.2}, ["buffer_size", r"0\.2", "number of rows"]),
     ({"canonical_ranks": 0}, ["canonical_ranks", "at least 1"]),
     ({"batch_size": 2000, "drop_last": True}, ["600", "batch_size=2000", "drop_last"]),
+    ({"weight_name": ["w"]}, ["weight_name must be the name of one", r"\['w'\]"]),
     ({"schema": Schema([*SCHEMA, Column("s", "weight")])}, ["'s'", "'w'", "one"]),
     ({"feature_columns": [VOCABULARY]}, ["VocabularyListCategoricalColumn", "not supported"]),
 ]  # fmt: skip
@@ -427,10 +428,16 @@ MAPS = {  # {name: (function, error, facts beside the row group)}
     "falling offsets": (with_columns(g=falling), ParquetError, ["'g'", "offsets", r"\b1\b"]),
     "values left over": (with_columns(g=left_over), ParquetError, ["'g'", "offsets", r"\b999\b"]),
     "a short mask": (with_columns(C=half_masked), ParquetError, ["'C'", r"\b3\b"]),
-    "an error": (raising(KeyError), KeyError, ["nothing of that name"]),
+    "a wrong value": (
+        raising(ValueError), ParquetError,
+        [r"map\(\): function raising\S* raised ValueError: .*that name", r"rows \[\d+, \d+\) of"],
+    ),
+    "an error": (
+        raising(KeyError), KeyError, ["nothing of that name", r"raised by function .* map\(\)"]
+    ),
     "no memory": (raising(MemoryError), MemoryError, ["nothing of that name"]),
     "an end": (raising(StopIteration), RuntimeError, ["map", "StopIteration"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MAPS)

@@ -32,6 +32,7 @@ from tests.support.loaders import (
 )
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.loader import KerasSequenceLoader
+from tutorlib.memory import BufferPool
 from tutorlib.parquet import ParquetSink, ParquetSource
 
 ROWS = 1000
@@ -349,6 +350,18 @@ def test_ctrl_c_ends_the_process_within_a_second(root, folder, script, last_word
     assert "".join(lines).endswith(last_words)
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert "Exception ignored" not in errors
+
+
+def test_memory_returns_to_its_pool_without_python_code_in_which_ctrl_c_could_be_lost():
+    pool, calls = BufferPool(2**20), []
+    array = pool.empty((100_000,), "uint8")
+    address = array.ctypes.data
+    sys.setprofile(lambda frame, event, _: calls.append((event, frame.f_code.co_name)))
+    del array
+    sys.setprofile(None)
+    assert [name for event, name in calls if event == "call"] == []
+    assert pool.used_bytes == 0 < pool.free_bytes
+    assert pool.empty((100_000,), "uint8").ctypes.data == address
 
 
 STORM = """

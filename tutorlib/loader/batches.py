@@ -156,7 +156,8 @@ class ChunkReader:
             RuntimeError: if `transform` raises StopIteration, which would end a loop silently.
             Exception: what `transform` raised, with a note that says where.
         """
-        made = []
+        made: list[Chunk] = []
+        first = row_range.start
         pieces = self._pieces(owner, row_range, names)
         with contextlib.closing(pieces):
             while True:
@@ -167,12 +168,14 @@ class ChunkReader:
                     break
                 if self._transform is not None:
                     started = time.perf_counter()
-                    with self.places(row_range):
+                    end = first + piece.num_rows
+                    with self.places(row_range, f"rows [{first}, {end}) of "):
                         piece = self._transformed(self._transform, piece)
                     self.stopwatch.add(transform=time.perf_counter() - started)
                 if self.held_bytes is not None:
                     self._check_held(owner, row_range, sum(c.nbytes for c in piece.values()))
                 made.append(piece)
+                first += piece.num_rows
         return made[0] if len(made) == 1 else Chunk.concat(made)
 
     def _pieces(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Generator[Chunk]:
@@ -233,12 +236,20 @@ class ChunkReader:
         self._decoded.pop(owner, None)
 
     def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
+        made_by = "the Workflow"
+        if not self._fills_missing:
+            made_by = f"function {getattr(transform, '__qualname__', type(transform).__name__)}"
         try:
             result = transform(chunk)
         except StopIteration as error:
             raise RuntimeError(
                 "map(): the function raised StopIteration; it must return a Chunk for every chunk"
             ) from error
+        except ValueError as error:
+            raise ValueError(f"map(): {made_by} raised {type(error).__name__}: {error}") from error
+        except Exception as error:
+            error.add_note(f"raised by {made_by} of map()")
+            raise
         names = [*self.layout.dtypes]
         if not isinstance(result, Chunk):
             raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
@@ -255,9 +266,9 @@ class ChunkReader:
         return result
 
     @contextlib.contextmanager
-    def places(self, row_range: RowRange) -> Iterator[None]:
-        """Have errors name the row group."""
-        where = f"in {self.source.location(row_range.row_group)}"
+    def places(self, row_range: RowRange, rows: str = "") -> Iterator[None]:
+        """Have errors name the row group, after words that say which rows of it."""
+        where = f"in {rows}{self.source.location(row_range.row_group)}"
         try:
             yield
         except ParquetError:

@@ -183,6 +183,8 @@ class KerasSequenceLoader(LoaderAdapter):
         for argument, given in {**names, "id_names": id_names}.items():
             if isinstance(given, str):
                 raise ValueError(f"{argument} must be a list of names: [{given!r}], not {given!r}")
+        if weight_name is not None and not isinstance(weight_name, str):
+            raise ValueError(f"weight_name must be the name of one column, got {weight_name!r}")
         id_names = None if id_names is None else list(id_names)
         self._share_found: Any = None  # what data_share() gave; None: not asked
         if global_size is None and global_rank is None:
