@@ -12,7 +12,7 @@ from tutorlib.models import keras_inputs
 from tutorlib.ops import Categorify
 from tutorlib.workflow import Workflow
 
-USERS, ITEMS = 400, 300
+USERS, ITEMS = 120, 300
 
 
 @pytest.fixture(scope="module")

@@ -148,12 +148,12 @@ class Categorify(ColumnOp, LearningOp):
       strings by their UTF-8 bytes.
 
     A model learns what an unknown value means only from training rows that have that id. So by
-    default the end of the vocabulary has no ids of its own: the rarest values, which are most like
-    new ones, as long as all of them together hold at most 1 % of the values fitted on, and in any
-    case the rarest one if it alone holds at most 2 %, as it does among 50 values or more. In a
-    smaller vocabulary, such as weekdays, no value may be that rare; then each gets an id, and an
-    unknown value one that no row has trained. Several buckets divide the rare values by hash as
-    they do unknown ones, so that one without a rare value stays untrained.
+    default the rarest values, which are most like new ones, have no ids of their own: as many as
+    together hold at most 1 % of the values fitted on; or up to ten that hold at most 1 % each and
+    5 % together, since a single one says little about others; or the rarest one, if it holds at
+    most 2 %. In a smaller vocabulary, such as weekdays, no value may be that rare; then each gets
+    an id, and an unknown value one that no row has trained. Several buckets divide the rare values
+    by hash as they do unknown ones, so that one without a rare value stays untrained.
 
     If no value fitted on was null, the id of null is not trained either: a null then counts as out
     of vocabulary (id 2), if any value did.
@@ -351,15 +351,16 @@ def _rare(counts: np.ndarray, threshold: int | None) -> int:
 
     Example:
         >>> _rare(np.array([980, 9, 6, 3, 1, 1]), None), _rare(np.ones(60, int), None)
-        (3, 1)
+        (5, 1)
         >>> _rare(np.ones(26, int), None), _rare(np.array([3, 2, 1]), 2)
         (0, 1)
     """
     if threshold is not None:
         return int((counts < threshold).sum())
-    total = int(counts.sum())
-    rare = int((100 * np.cumsum(counts[::-1]) <= total).sum())
-    return max(rare, int(50 * int(counts[-1:].sum()) <= total and len(counts) > 0))
+    total, together = int(counts.sum()), np.cumsum(counts[::-1])
+    few = min(10, int((100 * counts <= total).sum()), int((20 * together <= total).sum()))
+    one = int((50 * together[:1] <= total).sum())
+    return max(int((100 * together <= total).sum()), few, one)
 
 
 def _settings(setting: Any) -> list[Any]:
