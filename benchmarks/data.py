@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -172,16 +171,16 @@ def whole_folder(path: Path, write: Callable[[Path], object]) -> None:
     partial.rename(path)
 
 
-def linked(folder: Path, copies: int) -> Path:
+def copied(folder: Path, copies: int) -> Path:
     """Return a folder that has every Parquet file of this one `copies` times, under other names.
 
-    They are hard links, so they take no disk space and stay in the page cache.
+    They are copies, because a loader refuses two names of one file.
     """
-    path = folder.with_name(f"{folder.name}-linked-{copies}")
+    path = folder.with_name(f"{folder.name}-copied-{copies}")
 
     def write(partial: Path) -> None:
         for copy, file in itertools.product(range(copies), folder.glob("*.parquet")):
-            os.link(file, partial / f"{copy:05d}_{file.name}")
+            shutil.copyfile(file, partial / f"{copy:05d}_{file.name}")
 
     if not path.exists():
         whole_folder(path, write)

@@ -3,7 +3,7 @@
 Criteo-shaped rows (13 float32, 26 int32 ids, 1 label), sorted by time, the same in every format;
 MovieLens-shaped rows for lists; all in the page cache. Each way makes whole batches of tensors,
 except bare Arrow, which only decodes: an upper bound for any reader of these files. Fast ways read
-every file --copies times, by hard links or `repeat`, so that an epoch is long compared with the
+every file --copies times, as copies or by `repeat`, so that an epoch is long compared with the
 wait for its first batch. Readers that pass single rows from thread to thread read --slow-rows; the
 table says how many. They are measured with CPU idle states suppressed, as during training
 (`tutorlib.cores_awake`); with idle states they may be half as fast.
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import readers
-from benchmarks.data import criteo_shape, files_of, linked, movielens_shape
+from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
 from benchmarks.measure import Benchmark, Way, faster, fit_epoch
 
 BASELINE = "TFRecord, make_batched_features_dataset"
@@ -117,7 +117,7 @@ def batches_of(name: str, arguments: argparse.Namespace, size: int = 0, plain: b
     if size or name == JOINED:  # an epoch is long enough
         copies = min(copies, 4 if size == 4096 else 1 if name == LINES else 2)
     size = size or arguments.batch_size
-    files = files_of(linked(data.plain if plain else data.parquet, copies))
+    files = files_of(copied(data.plain if plain else data.parquet, copies))
 
     def prebatched(rows: int) -> Any:
         return tfrecords.prebatched_dataset(data.prebatched(rows), schema).repeat(copies)
@@ -164,7 +164,7 @@ def movielens(arguments: argparse.Namespace) -> list[Way]:
     from tutorlib import KerasSequenceLoader
 
     data = movielens_shape(arguments.data, arguments.rows)
-    files = files_of(linked(data.parquet, arguments.copies))
+    files = files_of(copied(data.parquet, arguments.copies))
     batches = KerasSequenceLoader(
         files, arguments.batch_size, schema=data.schema, device=arguments.device
     )

@@ -6,7 +6,7 @@ loader is made, those of an epoch, and the peak of anonymous memory (heap and te
 the batch that the consumer holds. Linux only.
 
 Data of 1 to 20 times the budget, one row group of twice the budget, and lists. Larger data consists
-of hard links to the same files, so it takes no more disk space and stays in the page cache.
+of copies of the same files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import Dataset, criteo_shape, files_of, linked, movielens_shape
+from benchmarks.data import Dataset, copied, criteo_shape, files_of, movielens_shape
 from benchmarks.measure import Benchmark, Epoch, MemoryWatch, Way, claim, in_fresh_process
 from tutorlib import Schema
 
@@ -80,7 +80,7 @@ def read_epochs(task: Task) -> Epoch:
 
 def _way(name: str, data: Dataset, copies: int, batch_size: int, **more: Any) -> Way:
     task = Task(
-        str(linked(data.parquet, copies)), str(data.valid(WARM_ROWS).parquet),
+        str(copied(data.parquet, copies)), str(data.valid(WARM_ROWS).parquet),
         data.schema.to_json(), copies * data.rows, batch_size, **more,
     )  # fmt: skip
     return Way(name, functools.partial(in_fresh_process, read_epochs, task))

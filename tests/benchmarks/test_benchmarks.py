@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import etl, figures, loader, measure, peer_readers, peers
 from benchmarks.__main__ import MODULES, main
-from benchmarks.data import TIME, column_sums, criteo_shape, files_of, linked
+from benchmarks.data import TIME, column_sums, copied, criteo_shape, files_of
 from benchmarks.measure import Epoch, Way
 from benchmarks.readers import consume, worth
 from tutorlib import shuffle_quality
@@ -116,7 +116,7 @@ def test_plain_files_hold_the_same_rows_as_int64_with_dictionary_and_snappy(fold
     column = pq.read_metadata(plain[0]).row_group(0).column(0)
     assert (column.compression, column.physical_type) == ("SNAPPY", "INT64")
     assert column.has_dictionary_page
-    assert len(files_of(linked(data.parquet, 3))) == 3 * len(fast)
+    assert len(files_of(copied(data.parquet, 3))) == 3 * len(fast)
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
