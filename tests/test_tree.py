@@ -423,6 +423,7 @@ pq.write_table(new.set_column(1, "user", pa.array(range(9900, 10000))), "new_ord
 """
 
 RIGHT_ANSWERS = """
+assert sum(fold.num_rows for fold in folds.values()) == 4000 and train.num_rows > 0
 assert len(prices) == earlier.num_rows and (prices > -1).all()
 assert kinds.shape == (later.num_rows,) and {*kinds} <= {"book", "film", "food", "toy"}
 assert (ids == 2).all() and table.column_names == ["order", "prediction"]
