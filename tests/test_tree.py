@@ -415,6 +415,7 @@ orders = pa.table({
     "age": pa.array(age, mask=rng.random(rows) < 0.1),
     "price": price,
     "kind": np.array(["book", "film", "food", "toy"])[(price > [[9], [20], [40]]).sum(axis=0)],
+    "pages": [rng.choice(["home", "cart", "help"], n).tolist() for n in rng.integers(0, 9, rows)],
     "returned": rng.integers(0, 2, rows),
 })
 pq.write_table(orders, "orders.parquet", row_group_size=500)

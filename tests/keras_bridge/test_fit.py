@@ -21,7 +21,7 @@ BATCH = 64  # 8 batches, the last of 52 rows
 
 def lists(rng, longest):
     offsets = np.append(0, np.cumsum(rng.integers(0, longest + 1, ROWS)))
-    return Ragged(rng.integers(0, 9, offsets[-1]), offsets)
+    return Ragged(rng.integers(1, 9, offsets[-1]), offsets)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def columns():
     offsets = np.append(0, np.cumsum(rng.integers(0, 5, ROWS)))
     x = rng.standard_normal(ROWS).astype("float32")
     return {
-        "a": Ragged(rng.integers(0, 9, offsets[-1]), offsets),
+        "a": Ragged(rng.integers(1, 9, offsets[-1]), offsets),
         "c": rng.integers(0, 9, ROWS),
         "d": rng.integers(0, 9, ROWS),
         "x": x,

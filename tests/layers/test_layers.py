@@ -31,6 +31,7 @@ from tutorlib.layers import (
 )
 from tutorlib.schema import Column, Schema
 
+LIST = Column("g", "categorical", multi_hot=True, cardinality=3, embedding_dim=1)
 RAGGED = tf.ragged.constant(LISTS, dtype=tf.int64)
 CASES = layers(RAGGED)
 ROWS = [(name, layout) for name, case in CASES.items() for layout in case.inputs]
@@ -227,8 +228,28 @@ def test_the_columns_of_a_fused_table_fill_it_without_gaps():
 def test_linear_features_start_at_zero_and_empty_lists_stay_there():
     np.testing.assert_array_equal(LinearFeatures(SCHEMA)(rows()), np.zeros((5, 1)))
     nothing = {"values": np.zeros((0, 1), np.int64), "nnzs": np.zeros((3, 1), np.int32)}
-    for inputs in (nothing, np.full((3, 2), -1)):
+    for inputs in (nothing, np.zeros((3, 2), np.int64)):
         np.testing.assert_array_equal(EmbeddingBag(5, 2)(inputs), np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("layer", [EmbeddingBag(3, 1, "sum"), DenseFeatures([LIST], "sum")])
+def test_the_id_0_is_padding_in_the_padded_form_alone(layer, jit):
+    forms = {
+        "nnzs": {"g__values": np.array([[0], [2], [0]]), "g__nnzs": np.array([[2], [0], [1]])},
+        "offsets": {"g__values": np.array([0, 2, 0]), "g__offsets": np.array([0, 2, 2, 3])},
+        "ragged": {"g": tf.ragged.constant([[0, 2], [], [0]])},
+        "padded": {"g": np.array([[0, 2], [0, 0], [0, 0]])},
+    }
+    for form, inputs in forms.items():
+        if isinstance(layer, EmbeddingBag):
+            inputs = inputs.get("g", {name[3:]: tensor for name, tensor in inputs.items()})
+        layer(inputs)
+        layer.set_weights([np.array([[1.0], [10.0], [100.0]])])
+        call = tf.function(lambda inputs=inputs: layer(inputs), jit_compile=jit)
+        if not (jit and form == "ragged"):  # XLA has no ragged tensors
+            want = [[100], [0], [0]] if form == "padded" else [[101], [0], [1]]
+            np.testing.assert_array_equal(call(), want, err_msg=form)
 
 
 def test_the_memory_of_a_compiled_bag_grows_with_its_values_only():

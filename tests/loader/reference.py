@@ -76,7 +76,6 @@ class Reference:
             return {f"{name}__values": values[:, None], f"{name}__nnzs": nnzs[:, None]}
         if self.multi_hot == "offsets":
             return {f"{name}__values": values, f"{name}__offsets": np.append(0, np.cumsum(nnzs))}
-        pad = -1 if values.dtype.kind == "i" else 0
-        padded = np.full((len(lists), max(1, nnzs.max())), pad, values.dtype)
+        padded = np.zeros((len(lists), max(1, nnzs.max())), values.dtype)
         padded[np.arange(padded.shape[1]) < nnzs[:, None]] = values
         return {name: padded}

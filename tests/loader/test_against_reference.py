@@ -40,7 +40,7 @@ def vectors(values, kind, length):
     return pa.FixedSizeListArray.from_arrays(pa.array(values, kind), length)
 
 
-VALUES = np.arange(LENGTHS.sum())
+VALUES = 1 + np.arange(LENGTHS.sum())  # ids without 0, the padding
 NULL_PAIRS = [None if r % 7 == 2 else [r / 2, None if r % 7 == 3 else 1] for r in range(ROWS)]
 TABLE = pa.table(
     {
@@ -66,7 +66,7 @@ TABLE = pa.table(
         "null_count": null_every(6, ROW % 70),
         "null_number": null_every(6, np.where(ROW % 6 == 3, np.nan, ROW / 9)),
         "null_vector": pa.array(NULL_PAIRS, pa.list_(pa.float64(), 2)),
-        "null_tags": lists(null_every(4, VALUES % 60), pa.int32(), pa.array(ROW % 11 == 4)),
+        "null_tags": lists(null_every(4, 1 + VALUES % 59), pa.int32(), pa.array(ROW % 11 == 4)),
         "label": pa.array(ROW % 2, pa.float32()),
         "clicks": ROW * 10**10,
         "seen": pa.array(ROW % 2 == 0),
@@ -127,7 +127,8 @@ def forms(draw):
     fills = {name: FILLS[name] for name in schema.names if name in FILLS}
     layout = draw(st.sampled_from(["columns", "stacked"]))
     multi_hot = draw(st.sampled_from(["nnzs", "offsets", "padded"]))
-    nulls = draw(st.sampled_from(["fill", fills or "error"]))
+    zero = [] if multi_hot == "padded" and "null_tags" in fills else ["fill"]
+    nulls = draw(st.sampled_from([*zero, fills or "error"]))
     return schema, {"batch_layout": layout, "multi_hot": multi_hot, "nulls": nulls}
 
 
@@ -238,7 +239,8 @@ def test_each_row_comes_once_with_the_values_of_the_reference(
 def test_tensors_and_ids_are_those_of_the_reference(tmp_path, layout, multi_hot):
     total = write(tmp_path, [[70, 0, 300], [200]])
     schema = schema_of("small tags null_tags float64 vector label clicks weight".split())
-    form = {"batch_layout": layout, "multi_hot": multi_hot, "nulls": "fill"}
+    nulls = {"null_tags": 3, "vector": 0} if multi_hot == "padded" else "fill"
+    form = {"batch_layout": layout, "multi_hot": multi_hot, "nulls": nulls}
     made = {"batch_size": 64, "buffer_size": 90, "parts_per_chunk": 2, "id_names": ["day", "row"]}
     loader = loader_of(tmp_path, schema=schema, **made, **form)
     reference = Reference(TABLE, schema, **form)

@@ -46,7 +46,7 @@ def columns(**changes):
     rows = np.arange(2 * GROUP)
     made = {
         "C": (rows % 50).tolist(),
-        "g": [[int(row % 50)] * (row % 4) for row in rows],
+        "g": [[1 + int(row % 49)] * (row % 4) for row in rows],
         "x": (rows / 8).tolist(),
         "v": [[float(row), 0.5] for row in rows],
         "y": (rows % 2 / 1).tolist(),
@@ -132,9 +132,22 @@ VALUES = {  # {name: (column, value, arguments, facts beside the column and the 
     **{  # which "padded" lists could not tell from their padding
         f"a negative id of a list, {form}": (
             "g", [1, -1, 2], {"cat_names": ["g"], "multi_hot": form},
-            (r"-1 at row", "at least 0", "Categorify"),
+            (r"-1 at row", f"at least {int(form == 'padded')}", "Categorify"),
         )
         for form in ("nnzs", "offsets", "ragged", "padded")
+    },
+    "a null in a padded list": (
+        "g", [3, None], {"multi_hot": "padded"}, ("null|NaN", "nulls={'g': 1}"),
+    ),
+    **{
+        f"the id of padding, {name}": (
+            "g", value, {"multi_hot": "padded", **changes},
+            (r": 0 at row", "Categorify", "HashBucket.*first_id=1", "nulls={'g': 1}", "'nnzs'"),
+        )
+        for name, value, changes in (
+            ("with a cardinality", [3, 0], {}), ("without", [0], {"cat_names": ["g"]}),
+            ("of a null", [3, None], FILL), ("of a null, by name", [None, 4], {"nulls": {"g": 0}}),
+        )
     },
 }  # fmt: skip
 

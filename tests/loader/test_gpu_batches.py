@@ -47,7 +47,7 @@ def chunk_of(rows):
             "x64": rows / 16,
             "holes": np.where(rows % 5 == 0, np.nan, rows).astype(np.float32),
             "gaps": Masked(rows % 50, rows % 7 != 0),
-            "tags": Ragged((np.arange(offsets[-1]) * 7) % 4000, offsets),
+            "tags": Ragged(1 + (np.arange(offsets[-1]) * 7) % 3999, offsets),
             "label": (rows % 2).astype(np.float32),
             "click": rows % 3,
             "weight": (rows % 5).astype(np.float32),

@@ -12,7 +12,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.backends import run
 from tests.support.loaders import loader_with
+from tests.support.sequences import PADDED, states_of_lists
 from tutorlib import MultiHot
 from tutorlib.columns import Ragged
 from tutorlib.layers import DenseFeatures, LinearFeatures
@@ -29,9 +31,9 @@ FORMS = ["nnzs", "offsets", "padded"]
 
 
 def lists_of(rng, mean, ids, dtype):
-    """Lists whose lengths spread as wide as they are long; many are empty."""
+    """Lists of ids from 1 on whose lengths spread as wide as they are long; many are empty."""
     offsets = np.concatenate([[0], np.cumsum(rng.geometric(1 / (mean + 1), ROWS) - 1)])
-    return Ragged(rng.integers(0, ids, offsets[-1]).astype(dtype), offsets)
+    return Ragged(rng.integers(1, ids, offsets[-1]).astype(dtype), offsets)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def assert_padded(name, ours, theirs):
     elif name in ("g", "h"):
         assert ours.shape[1] == MultiHot("padded", bucketed=True).width(theirs.shape[1])
         np.testing.assert_array_equal(ours[:, : theirs.shape[1]], theirs, err_msg=name)
-        assert (ours[:, theirs.shape[1] :] == -1).all()
+        assert (ours[:, theirs.shape[1] :] == 0).all()
     else:
         np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
@@ -106,7 +108,7 @@ def test_batches_without_any_value_and_lists_of_a_given_length(form):
         np.testing.assert_array_equal(call(inputs), np.zeros((10, 4)))
     bounded = MultiHot("padded", max_length=7, bucketed=True)
     inputs, _ = KerasSequenceLoader(table, 10, schema=schema, multi_hot=bounded).peek()
-    assert (inputs["h"].numpy() == np.full((10, 7), -1)).all()
+    assert (inputs["h"].numpy() == np.zeros((10, 7))).all()
 
 
 @given(st.floats(0, 100), st.integers(1, 100_000), st.integers(0, 10_000_000))
@@ -116,6 +118,38 @@ def test_padding_is_bounded_and_its_lengths_few(mean, rows, count):
     assert count <= length <= max(64, 9 / 8 * most)
     assert length in LENGTHS
     assert count <= MultiHot("padded", bucketed=True).width(count) <= max(1, 1.5 * count)
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "tensorflow, XLA", "jax"])
+def test_a_recurrent_network_sees_each_list_in_its_order_and_no_padding(folder, backend, tmp_path):
+    if backend == "jax":
+        said = run("jax", str(folder), SEQUENCES, PYTHONPATH=os.pathsep.join(sys.path))
+        states, alone = {form: np.array(rows) for form, rows in said[0].items()}, np.array(said[1])
+    else:
+        schema = Schema([H, SCHEMA["y"]])
+        states, alone = states_of_lists(folder, schema, jit_compile=backend.endswith("XLA"))
+    for form, rows in states.items():
+        np.testing.assert_allclose(rows, states["longest"], rtol=1e-5, atol=1e-6, err_msg=form)
+        np.testing.assert_allclose(rows[: len(alone)], alone, rtol=1e-5, atol=1e-6, err_msg=form)
+    empty = (alone == 0).all(axis=1)
+    assert 0 < empty.sum() < len(alone)
+
+
+SEQUENCES = """
+from tests.support.sequences import states_of_lists
+h = Column("h", "categorical", "int32", multi_hot=True, cardinality=60)
+states, alone = states_of_lists(folder, Schema([h, Column("y", "label", "float32")]), "auto")
+print(json.dumps([{form: rows.tolist() for form, rows in states.items()}, alone.tolist()]))
+"""
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sum", "sqrtn"])
+def test_features_of_padded_lists_are_those_of_the_other_forms(folder, combiner):
+    layer, made = DenseFeatures([H], combiner), []
+    for form in [*FORMS, *PADDED.values()]:
+        options = {"schema": Schema([H, SCHEMA["y"]]), "multi_hot": form, "shuffle": False}
+        made.append(layer(loader_of(folder, 64, **options).peek()[0]))
+        np.testing.assert_allclose(made[-1], made[0], rtol=1e-5, atol=1e-6)
 
 
 LAYERS = {

@@ -119,6 +119,7 @@ CASES = {
         lambda: ["holes", "text", "tags"] >> FillMissing("none") >> Categorify(num_oov_buckets=2)
     ),
     "HashBucket": Case(lambda: [*KEYS, "large"] >> HashBucket(100)),
+    "HashBucket, from 1": Case(lambda: [*KEYS, "large"] >> HashBucket(100, first_id=1)),
     "JoinExternal": Case(
         lambda: (["film", "few"] >> JoinExternal(FILMS, "film"))[["stars", "few"]]
     ),

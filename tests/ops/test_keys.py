@@ -106,6 +106,10 @@ def test_hash_bucket_by_hand():
     ]
     assert out["lists"].tolist() == [[((mix(v) >> 32) * 1000) >> 32 for v in (5, 6)], [], [0]]
     assert out["n"].dtype == np.int32
+    later = ["lists"] >> HashBucket(1000, first_id=7)
+    ids = later.transform(chunk)["lists"]
+    assert ids.tolist() == [[7 + bucket for bucket in row] for row in out["lists"].tolist()]
+    assert later.ops[-1].cardinality("lists") == 1007
 
 
 MOVIES = pa.table(
@@ -209,6 +213,8 @@ ERRORS = [
         (lambda n=n: HashBucket(n), r"HashBucket: num_buckets .*2\*\*31")
         for n in (0, 2**31, 1.5, {"a": 0})
     ],
+    (lambda: HashBucket(9, first_id=-1), r"HashBucket: first_id must be in \[0, 2\*\*31\), got -1"),
+    (lambda: HashBucket({"a": 2**31 - 1}, 1), r"HashBucket: first_id \+ num_buckets .*2\*\*31"),
     (lambda: joined(k=[1, 2, 1], v=[1, 2, 3]), "'k': JoinExternal .* keys: .*1 appears twice"),
     (lambda: joined(k=[1, None], v=[1, 2]), "'k': JoinExternal found a null key"),
     (lambda: joined(k=GIVEN[:0], v=GIVEN[:0]), "'k': JoinExternal needs a table with rows"),

@@ -58,6 +58,21 @@ def test_the_layer_gives_the_batches_of_the_loader(tmp_path, batch_layout, multi
     assert_same_bits(got, want)
 
 
+def test_padded_lists_are_served_in_order_with_a_column_at_least_and_no_id_0():
+    lists = Chunk({"tags": column([[4, 5], [], [4], [5, 5, 4]])})
+    workflow = Workflow(["tags"] >> HashBucket(3, first_id=1)).fit(lists)
+    ids = workflow.transform(lists)["tags"].tolist()
+    layer = workflow.to_keras(multi_hot="padded")
+    for call in (layer, tf.function(layer)):
+        got = call(raw_tensors(layer, lists, ["tags"]))["tags"].numpy()
+        assert got.tolist() == [row + [0] * (3 - len(row)) for row in ids]
+        got = call(raw_tensors(layer, lists.slice(1, 2), ["tags"]))["tags"]
+        assert got.numpy().tolist() == [[0]]  # as the loader
+    layer = Workflow(["tags"] >> HashBucket(1)).fit(lists).to_keras(multi_hot="padded")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"column tags: .*first_id=1"):
+        layer(raw_tensors(layer, lists, ["tags"]))
+
+
 def test_lists_and_columns_come_in_as_tensors_arrays_or_lists_of_one_or_two_dimensions():
     chunk = Chunk({"tags": column([[1, 2], [], [1]], pa.list_(pa.int64())), "x": np.arange(3.0)})
     workflow = Workflow(["tags"] >> Categorify(), ["x"]).fit(chunk)

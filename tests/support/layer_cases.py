@@ -24,11 +24,11 @@ POLICIES = ["float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16"]
 COMBINERS = ["mean", "sum", "sqrtn"]
 FORMS = ["nnzs", "offsets", "ragged", "padded"]
 
-LISTS = [[1, 3], [], [4, 0], [2, 2, 0, 1], [0]]
+LISTS = [[1, 3], [], [4, 2], [2, 2, 3, 1], [3]]  # without 0, the padding
 VALUES = np.array([i for ids in LISTS for i in ids])
 NNZS = np.array([len(ids) for ids in LISTS])
 OFFSETS = np.cumsum([0, *NNZS])
-PADDED = np.array([ids + [-1] * (5 - len(ids)) for ids in LISTS])
+PADDED = np.array([ids + [0] * (5 - len(ids)) for ids in LISTS])
 
 SCHEMA = Schema(
     [

@@ -63,7 +63,7 @@ def _lists(random, law, mean, rows):
     else:
         lengths = random.integers(0, 2 * mean + 1, rows)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    values = random.integers(0, 1000, offsets[-1])
+    values = random.integers(1, 1000, offsets[-1])
     return pa.LargeListArray.from_arrays(offsets, values)
 
 

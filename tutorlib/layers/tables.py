@@ -15,7 +15,7 @@ from keras import ops
 from tutorlib.checks import check_choice, check_integer
 
 COMBINERS = ("mean", "sum", "sqrtn")
-PADDING = -1  # behind the ids of a padded list; any negative number is no id
+PADDING = 0  # behind the ids of a padded list: no id there, but one in all other forms
 
 register = keras.saving.register_keras_serializable(package="tutorlib")
 
@@ -123,7 +123,8 @@ class EmbeddingBag(EmbeddingTable):
         {"values": int [nnz] or [nnz, 1], "nnzs": int [batch] or [batch, 1]}, where surplus values
         behind those of the last row (the padding of `bucket_lists`) are ignored;
         {"values": int [nnz], "offsets": int [batch + 1]};
-        int [batch, max_len], where -1 is padding and 0 an id; a `tf.RaggedTensor` [batch, None].
+        a `tf.RaggedTensor` [batch, None];
+        int [batch, max_len], where 0 is padding. In all other forms 0 is an id.
 
     Raises:
         ValueError: if a size is below 1 or `combiner` is unknown.
@@ -133,7 +134,7 @@ class EmbeddingBag(EmbeddingTable):
         >>> bag = EmbeddingBag(10, 4, combiner="sum")
         >>> bag({"values": np.array([0, 2, 0]), "nnzs": np.array([2, 0, 1])}).shape.as_list()
         [3, 4]
-        >>> bag(np.array([[0, 2], [-1, -1], [0, -1]])).shape.as_list()
+        >>> bag(np.array([[1, 2], [0, 0], [1, 0]])).shape.as_list()
         [3, 4]
     """
 
@@ -157,7 +158,7 @@ class EmbeddingBag(EmbeddingTable):
             numbers = row_numbers(counts, ops.shape(values)[0])
             total = sum_rows(self._rows_to_sum(values), numbers, ops.shape(counts)[0])
         else:
-            present = ops.greater(inputs, PADDING)  # [batch, max_len]
+            present = ops.not_equal(inputs, PADDING)  # [batch, max_len]
             counts = ops.sum(ops.cast(present, "int32"), axis=1)
             # Padding reads a row that the batch names anyway: a row-sparse optimizer updates every
             # row that was read.

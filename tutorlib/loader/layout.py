@@ -21,7 +21,7 @@ from tutorlib.columns import (
     is_vectors,
     to_host,
 )
-from tutorlib.loader.settings import MultiHot
+from tutorlib.loader.settings import PAD, MultiHot
 from tutorlib.schema import ROLES, Column, Schema, is_number, remedy_for
 
 FLOAT32_MAX = np.float64(np.finfo(np.float32).max)  # with float16, a Python float is infinite
@@ -182,18 +182,20 @@ class Layout:
             if outside.any():
                 index = int(outside.argmax())
                 value = to_host(values[index : index + 1])[0]
-                raise ValueError(_refusal(column, dtype, value, first_row + _row(index, offsets)))
+                row = first_row + _row(index, offsets)
+                raise ValueError(_refusal(column, dtype, value, row, low))
         return values.astype(dtype, copy=False)
 
     def _bounds(self, column: Column) -> tuple[float, float]:
         """Return the smallest and the largest value of a column that a batch takes."""
         target = self.dtypes[column.name]
+        ids_of_lists = column.multi_hot and column.role == "categorical"
+        least_id = PAD + 1 if ids_of_lists and self.multi_hot.form == "padded" else 0
         if column.cardinality is not None:
-            return 0, min(column.cardinality - 1, np.iinfo(target).max)
+            return least_id, min(column.cardinality - 1, np.iinfo(target).max)
         if target.kind == "f":
             return -FLOAT32_MAX, FLOAT32_MAX
-        lowest = 0 if column.multi_hot and column.role == "categorical" else np.iinfo(target).min
-        return lowest, np.iinfo(target).max
+        return least_id if ids_of_lists else np.iinfo(target).min, np.iinfo(target).max
 
     def _without_nulls(self, column: Column, values: Masked, first_row: int, offsets: Any) -> Any:
         if values.valid.all():
@@ -217,9 +219,12 @@ class Layout:
                 "(pc is pyarrow.compute)"
             )
         else:
+            nulls = "'fill'"
+            if self._bounds(column)[0] == PAD + 1:  # which 'fill' does not reach
+                nulls = f"{{{column.name!r}: 1}}"
             advice = (
-                "pass nulls='fill', or map a Workflow that fills it (FillMissing; Categorify gives "
-                "nulls an id of their own)"
+                f"pass nulls={nulls}, or map a Workflow that fills it (FillMissing; Categorify "
+                "gives nulls an id of their own)"
             )
         raise ValueError(f"column {column.name!r}: null or NaN at row {row}; {advice}")
 
@@ -332,17 +337,23 @@ def _row(index: Any, offsets: Any) -> int:
     return int(np.searchsorted(to_host(offsets), int(index), side="right") - 1)
 
 
-def _refusal(column: Column, dtype: np.dtype, value: Any, row: int) -> str:
+def _refusal(column: Column, dtype: np.dtype, value: Any, row: int, low: float) -> str:
     """Return what is wrong with a value outside the bounds of its column, and what to do."""
     place = f"column {column.name!r}: {value} at row {row}"
-    if column.cardinality is not None and not 0 <= value < column.cardinality:
+    if value == PAD < low:
         return (
-            f"column {column.name!r}: id {value} is outside [0, {column.cardinality}) at row "
+            f"{place}: multi_hot='padded' pads lists with 0, so that no value and no null may have "
+            "the id 0. Categorify gives it to none, nor does HashBucket(..., first_id=1); "
+            f"nulls={{{column.name!r}: 1}} gives nulls another id; multi_hot='nnzs' does not pad"
+        )
+    if column.cardinality is not None and not low <= value < column.cardinality:
+        return (
+            f"column {column.name!r}: id {value} is outside [{low}, {column.cardinality}) at row "
             f"{row}. Refit the Workflow, or give the right cardinality."
         )
     if column.multi_hot and dtype.kind == "i" and value < 0:
         return (
-            f"{place}: ids in lists must be at least 0. Turn the values into ids in a Workflow "
+            f"{place}: ids in lists must be at least {low}. Turn the values into ids in a Workflow "
             "(Categorify, HashBucket), or leave those that stand for none out of the lists"
         )
     if dtype.kind == "i":

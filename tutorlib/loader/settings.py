@@ -28,7 +28,7 @@ PARTS = {  # tensors of a list column g: g__values, ...; else one that is called
     "ragged": (),
     "padded": (),
 }
-PAD = -1  # behind the ids of "padded" lists; floats end with 0
+PAD = 0  # behind the values of "padded" lists; no id, as in Categorify and Keras's mask_zero
 # 64, 72, 80, ..., 128, 144, ...: eight lengths until each doubling.
 LENGTHS = np.array([m << k for k in range(3, 36) for m in range(8, 16)], np.int64)
 SPREAD = 4  # standard deviations above the mean, of lists whose lengths deviate by their mean
@@ -44,8 +44,9 @@ class MultiHot:
     Args:
         form: of a list column g: "nnzs" gives `g__values` [nnz, 1] and `g__nnzs` [batch, 1];
             "offsets" gives `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged" gives a
-            tf.RaggedTensor g; "padded" gives g [batch, longest], padded with -1, which no id is
-            (floats with 0).
+            tf.RaggedTensor g; "padded" gives g [batch, longest], padded with 0, which
+            `keras.layers.Embedding(mask_zero=True)` masks. The id 0 in the data is refused; in
+            lists of numbers 0 is a number too.
         max_length: longest list that is accepted, at least 1, and the width of "padded"; None for
             any length.
         bucketed: whether list columns come in few different shapes. `g__values` is padded after

@@ -107,7 +107,7 @@ class BatchMaker:
         width = self._multi_hot.width(int(lengths.max()) if len(lengths) else 0)
         shape, dtype = (len(lists), width), lists.values.dtype
         padded = aligned_empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
-        padded[...] = PAD if dtype.kind == "i" else 0
+        padded[...] = PAD
         padded[xp.arange(width) < lengths[:, None]] = lists.values[: int(lists.offsets[-1])]
         return padded
 

@@ -576,14 +576,16 @@ class HashBucket(ColumnOp):
     Several values may share a bucket: of v values in b buckets, one is alone in its bucket with
     probability about exp(-v / b).
 
-    Returns (from transform): int32 ids in [0, num_buckets); lists keep their lengths. A null gets
-    bucket 0, which values have too.
+    Returns (from transform): int32 ids in [first_id, first_id + num_buckets); lists keep their
+    lengths. A null gets `first_id`, which values have too.
 
     Args:
         num_buckets: buckets of each column, 1 to 2**31 - 1; or {name: buckets}.
+        first_id: the lowest id, at least 0; 1 keeps the id 0 for the padding of lists. The
+            cardinality is `first_id + num_buckets`, at most 2**31 - 1.
 
     Raises:
-        ValueError: if `num_buckets` is out of range or has no entry for a column.
+        ValueError: if `num_buckets` or `first_id` is out of range, or a column has no entry.
         TypeError: for floating-point columns.
 
     Example:
@@ -594,22 +596,30 @@ class HashBucket(ColumnOp):
     Source: `hash_integers`, `hash_strings` and `to_buckets` of `tutorlib.hashing`.
     """
 
-    def __init__(self, num_buckets: int | Mapping[str, int]) -> None:
+    def __init__(self, num_buckets: int | Mapping[str, int], first_id: int = 0) -> None:
+        self.first_id = check_integer("HashBucket: first_id", first_id, at_least=0, bits=31)
         for buckets in _settings(num_buckets):
             check_integer("HashBucket: num_buckets", buckets, at_least=1, bits=31)
+            size = int(buckets) + self.first_id
+            check_integer("HashBucket: first_id + num_buckets", size, at_least=1, bits=31)
         self.num_buckets = num_buckets
 
     def transform_column(self, name: str, column: Any) -> Array:
-        """Return the bucket of each value."""
+        """Return the id of each value."""
         values, valid = self._keys(name, column)
-        ids = to_buckets(hash_values(values), self.cardinality(name))
+        ids = to_buckets(hash_values(values), self.buckets(name))
+        ids += self.first_id
         if valid is not None:
-            ids[~valid] = 0
+            ids[~valid] = self.first_id
         return ids
 
-    def cardinality(self, name: str) -> int:
-        """Return the number of buckets of a column: ids are in [0, cardinality)."""
+    def buckets(self, name: str) -> int:
+        """Return the number of buckets of a column."""
         return int(per_column(self.num_buckets, name))
+
+    def cardinality(self, name: str) -> int:
+        """Return the number of ids of a column: ids are in [0, cardinality)."""
+        return self.first_id + self.buckets(name)
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the same names; ValueError for columns without buckets."""

@@ -130,9 +130,10 @@ class ServedHashBucket(ServedOp):
     """`HashBucket`."""
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return int32 buckets, 0 at a null."""
-        ids = tensors.to_buckets(tensors.hash_values(column.values), self.op.cardinality(name))
-        return column.with_values(column.without_nulls(ids, 0))
+        """Return int32 ids, that of the first bucket at a null."""
+        ids = tensors.to_buckets(tensors.hash_values(column.values), self.op.buckets(name))
+        ids += self.op.first_id
+        return column.with_values(column.without_nulls(ids, self.op.first_id))
 
 
 class ServedCategorify(ServedOp):

@@ -18,6 +18,7 @@ from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.hashing import FACTOR_1, FACTOR_2, GAMMA
 from tutorlib.hashing import hash_values as hash_on_host
 from tutorlib.loader.layout import batch_dtype
+from tutorlib.loader.settings import PAD
 from tutorlib.ops.base import take_or_null
 from tutorlib.schema import Column, Schema, element_type, is_time
 
@@ -400,10 +401,18 @@ def columns_batch(
             batch |= {f"{name}__values": values, f"{name}__offsets": tf.cast(splits, tf.int32)}
         else:
             ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
-            padding = -1 if values.dtype.is_integer else 0  # as in the loader
-            padded = multi_hot == "padded"
-            batch[name] = ragged.to_tensor(tf.cast(padding, values.dtype)) if padded else ragged
+            batch[name] = _padded(schema[name], ragged) if multi_hot == "padded" else ragged
     return batch
+
+
+def _padded(column: Column, lists: tf.RaggedTensor) -> tf.Tensor:
+    """Return the matrix of the loader, [batch, longest]; ids that are no padding are required."""
+    if column.role == "categorical":
+        rule = f"column {column.name!r}: multi_hot='padded' pads lists with 0, which no id may be"
+        remedy = "use HashBucket(..., first_id=1) or multi_hot='nnzs'"
+        require(tf.reduce_all(lists.values != PAD), f"{rule}; {remedy}")
+    width = tf.maximum(lists.bounding_shape(1, out_type=tf.int64), 1)
+    return lists.to_tensor(tf.cast(PAD, lists.dtype), shape=tf.stack([-1, width]))
 
 
 def stacked_batch(columns: Mapping[str, ServedColumn], schema: Schema) -> dict[str, tf.Tensor]:
