@@ -58,7 +58,7 @@ def columns():
     numbers = {name: rng.standard_normal(ROWS).astype("float32") for name in NAMES}
     label = (numbers["I0"] > numbers["I1"]).astype("float32")
     offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 4, ROWS))])
-    numbers["m"] = Ragged(rng.integers(0, 9, offsets[-1]), offsets)
+    numbers["m"] = Ragged(rng.integers(1, 9, offsets[-1]), offsets)
     return {**numbers, "click": label, "rating": label * 2, "w": rng.random(ROWS).astype("f4")}
 
 

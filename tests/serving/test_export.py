@@ -18,7 +18,8 @@ from tests.support.ops_served import (
     workflow_of_all_kinds,
 )
 from tutorlib.columns import Chunk
-from tutorlib.loader import KerasSequenceLoader
+from tutorlib.layers import keras_inputs
+from tutorlib.loader import KerasSequenceLoader, MultiHot
 from tutorlib.models import DLRM, movielens_network
 from tutorlib.ops import (
     Categorify,
@@ -145,6 +146,28 @@ def test_a_saved_graph_gives_bits_of_transform_and_predictions_of_the_model(tmp_
     assert want.std() > 0
     np.testing.assert_allclose(got.pop("predictions"), want, rtol=1e-5)
     assert_same_bits(got, features)
+
+
+def test_a_recurrent_network_over_padded_lists_is_served_as_it_was_trained(tmp_path):
+    words = [["c", "a", "b"], [], ["a"], ["b", "new", "b", "a"], ["a", "b", "c"]]
+    table = pa.table({"words": words * 5, "label": np.arange(25) % 2})
+    workflow = Workflow(["words"] >> HashBucket(9, first_id=1), ["label"], label_names=["label"])
+    options = {"shuffle": False, "multi_hot": MultiHot("padded", max_length=12)}
+    loader = KerasSequenceLoader(table, 10, **options).map(workflow.fit(table))
+    inputs = keras_inputs(loader.schema, multi_hot="padded")
+    vectors = keras.layers.Embedding(10, 4, "normal", mask_zero=True)(inputs["words"])
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GRU(5)(vectors)))
+    model.compile("adam", "mse")
+    model.fit(loader, verbose=0)
+    path = export_serving(model, workflow, tmp_path / "model", multi_hot="padded", nullable=[])
+    want = loader.predict(model)["prediction"].to_numpy()[:5]
+    assert len(np.unique(want.round(5))) == 5  # also where the order of a list differs
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    for rows in ([0, 1, 2, 3, 4], [1], [1, 2]):
+        values = tf.constant([word for row in rows for word in words[row]], tf.string)
+        nnzs = tf.constant([len(words[row]) for row in rows])
+        got = serve(words__values=values, words__nnzs=nnzs)["predictions"]
+        np.testing.assert_allclose(np.ravel(got), want[rows], rtol=1e-4, atol=1e-6)
 
 
 def test_an_export_stands_whole_or_not_at_all(tmp_path):

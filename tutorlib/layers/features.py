@@ -323,7 +323,7 @@ class DenseFeatures(_TableFeatures):
 
     Shapes: dict of [batch, 1] tensors, vectors as [batch, k], multi-hot columns in any form of
         `keras_inputs` -> [batch, sum of widths] for "concat", [batch, columns, width] for "stack".
-        An empty list gives zeros.
+        An empty list gives zeros. The id 0 is padding in lists of the form "padded" alone.
 
     Raises:
         ValueError: if a choice is unknown, a cardinality is not known, a continuous column holds

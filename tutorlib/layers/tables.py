@@ -110,7 +110,7 @@ class EmbeddingBag(EmbeddingTable):
 
     Sums are in float32 under 16-bit policies. Unlike `tf.nn.embedding_lookup_sparse` it compiles
     under XLA with its gradient, and it is faster without XLA too. XLA and JAX compile again for
-    every new number of values: set `bucket_lists=True` in the loader.
+    every new number of values: have the loader bucket lists, with `MultiHot(bucketed=True)`.
 
     Args:
         cardinality: rows of the table, at least 1; ids lie in [0, cardinality).
@@ -121,7 +121,7 @@ class EmbeddingBag(EmbeddingTable):
 
     Shapes: one of these -> [batch, embedding_dim] in the compute dtype:
         {"values": int [nnz] or [nnz, 1], "nnzs": int [batch] or [batch, 1]}, where surplus values
-        behind those of the last row (the padding of `bucket_lists`) are ignored;
+        behind those of the last row (the padding of bucketed lists) are ignored;
         {"values": int [nnz], "offsets": int [batch + 1]};
         a `tf.RaggedTensor` [batch, None];
         int [batch, max_len], where 0 is padding. In all other forms 0 is an id.
