@@ -75,6 +75,7 @@ class CsvOptions:
             or %d.%m.%Y for all of them (in Python the column "*").
         null_values: texts that mean a missing value in every column, besides the empty field. In
             columns that are not text, NA, NaN, null, NULL and the like are missing values too.
+            In a column of text, an empty field in quotes is an empty text, not a missing value.
         strip: characters that are removed from both ends of every value, such as " " or "$".
         delimiter: text between fields, such as ; or :: or \t; "whitespace" is any number of blanks
             and tabs, two or more blanks are that many or more. By default it is found in the first
