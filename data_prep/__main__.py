@@ -113,6 +113,9 @@ def _add_options(
         if name == "files":
             command.add_argument(name, **options)
         else:
+            if "nargs" in options:  # an option given twice has the values of both
+                options["action"] = "extend"
+                default = [] if default == () else default
             options |= {"required": True} if default is parameter.empty else {"default": default}
             flags = FLAGS.get(name, (f"--{name.replace('_', '-')}",))
             command.add_argument(*flags, dest=name, **options)

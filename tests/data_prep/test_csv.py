@@ -549,11 +549,16 @@ def test_the_command_converts_once_and_refuses_other_settings(tmp_path, capsys):
     assert "types was" in capsys.readouterr().err
 
 
-def test_the_command_takes_names_with_commas_and_formats_for_one_or_all_columns(tmp_path, capsys):
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+def test_the_command_takes_names_with_commas_and_formats_for_one_or_all_columns(
+    tmp_path, capsys, twice
+):
     file = tmp_path / "in.txt"
     file.write_text("1::1,5::31.12.2023::1/2/2024\n")
     command = ["csv", str(file), "--names", "a,b,c,d", "--decimal", ",", "--rename", "a=id"]
     formats = ["--date-format", "%d.%m.%Y", "d=%m/%d/%Y"]
+    if twice:
+        formats[2:] = ["--date-format", *formats[2:]]
     assert main([*command, *formats, "--to", str(tmp_path / "out")]) == 0
     want = {
         "id": [1],
