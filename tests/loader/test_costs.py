@@ -83,3 +83,10 @@ def test_an_epoch_opens_a_file_once_for_each_row_group(table, tmp_path, monkeypa
     monkeypatch.setattr(pq, "ParquetFile", counted)
     for epoch in range(3):
         assert len(list(loader)) == len(opened) - ROWS // 100 * epoch == ROWS // 100
+
+
+def test_canonical_ranks_of_a_process_share_the_partitions_of_an_epoch(data):
+    loader = loader_of(data, batch_size=128, canonical_ranks=64)
+    first, *others = loader.plan.ranks
+    assert len(others) == 63
+    assert all(rank.partitions is first.partitions for rank in others)

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -171,6 +172,39 @@ def test_an_order_stays_the_same_from_version_to_version():
     made = {"seed": 42, "epoch": 1, "partition_rows": 4, "parts_per_chunk": 2}
     plan = RankPlan([5, 3, 4], batch_size=5, **made)
     assert batches_of(plan, [5, 3, 4]) == [[0, 8, 9, 10, 11], [1, 2, 3, 5, 6], [4, 7]]
+
+
+def test_a_plan_makes_far_fewer_calls_than_there_are_row_groups():
+    """Two hundred thousand of them must not keep the consumer waiting for seconds."""
+    groups, calls = 20_000, 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    for partition_rows in (1_000, 300, 8_000):  # row groups whole, in slices, and joined
+        sizes = {"batch_size": 4_096, "partition_rows": partition_rows, "parts_per_chunk": 64}
+        calls = 0
+        sys.setprofile(count)
+        try:
+            plan = EpochPlan([RankPlan([1_000] * groups, **sizes)])
+            plan.chunks_from(0)
+            plan.row_groups_per_rank()
+        finally:
+            sys.setprofile(None)
+        assert 0 < calls < groups / 8
+        assert plan.num_rows == 1_000 * groups
+
+
+def test_ranks_of_one_process_share_partitions_and_have_the_plans_of_ranks_alone():
+    counts, made = [5, 0, 9, 30, 1, 12, 3], {"batch_size": 4, "partition_rows": 8, "world_size": 4}
+    first = RankPlan(counts, **made)
+    for rank in range(1, 4):
+        alone = RankPlan(counts, rank=rank, **made)
+        sharing = RankPlan(counts, rank=rank, partitions=first.partitions, **made)
+        assert sharing.partitions is first.partitions
+        assert batches_of(sharing, counts) == batches_of(alone, counts)
+        assert sharing.sliced == alone.sliced
 
 
 # ---- sizes ---------------------------------------------------------------------------------------

@@ -332,8 +332,9 @@ class KerasSequenceLoader(LoaderAdapter):
         if latest is None or (latest.epoch, latest.seed) != (epoch, seed):
             settings, held = self._settings, self._settings.ranks_held
             counts = [group.num_rows for group in self.source.row_groups]
-            ranks = [
-                RankPlan(
+            ranks: list[RankPlan] = []
+            for k in range(held):
+                rank = RankPlan(
                     counts,
                     batch_size=settings.batch_size // held,
                     shuffle=bool(settings.shuffle),
@@ -344,9 +345,9 @@ class KerasSequenceLoader(LoaderAdapter):
                     rank=(settings.global_rank or 0) * held + k,
                     world_size=settings.canonical_ranks or settings.global_size or 1,
                     drop_last=bool(settings.drop_last),
+                    partitions=ranks[0].partitions if ranks else None,
                 )
-                for k in range(held)
-            ]
+                ranks.append(rank)
             self._latest = latest = EpochPlan(ranks)
         return latest
 

@@ -18,15 +18,19 @@ ranks need no communication. Each canonical rank has a plan of its own (`RankPla
 Random numbers are drawn from (seed, epoch, rank, chunk). A process joins the batches of the
 canonical ranks that it holds (`EpochPlan`), so the batches of all processes, one after the other,
 are the same for every number of processes.
+
+An epoch may have hundreds of thousands of row groups, so its plan is a few arrays. A row of
+`ranges`, int64 [row ranges, 3], is a row group, the first row, and one past the last.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
+import functools
+import heapq
 import itertools
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -36,7 +40,7 @@ from tutorlib.parquet import RowRange
 Array = np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class ChunkPlan:
     """Row ranges that are read and shuffled together.
 
@@ -44,18 +48,20 @@ class ChunkPlan:
         rank: number of the canonical rank.
         index: number of the chunk in the rank's epoch.
         first: position of its first row in all chunks of the rank laid end to end.
-        row_ranges: its rows, in the order in which they are read.
+        num_rows: its rows.
+        ranges: its row ranges, int64 [row ranges, 3], in the order in which they are read.
     """
 
     rank: int
     index: int
     first: int
-    row_ranges: tuple[RowRange, ...]
+    num_rows: int
+    ranges: Array
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the chunk."""
-        return sum(row_range.num_rows for row_range in self.row_ranges)
+    @functools.cached_property
+    def row_ranges(self) -> tuple[RowRange, ...]:
+        """Its row ranges, made when the chunk's turn comes."""
+        return tuple(itertools.starmap(RowRange, self.ranges.tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +81,31 @@ class Segment:
     stop: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Partitions:
+    """Row groups in the order that all ranks share, in partitions.
+
+    Args:
+        row_groups: int64 [row groups that have rows], number of each.
+        positions: int64 [row groups + 1], position of the first row of each in all rows laid end
+            to end, and the number of rows.
+        owners: int64 [row groups], number of the partition to which each belongs, rising.
+    """
+
+    row_groups: Array
+    positions: Array
+    owners: Array
+
+    def run(self, first: int, last: int) -> tuple[Array, Array]:
+        """Return the ranges of the rows at positions [first, last), and the owner of each."""
+        begin = np.searchsorted(self.positions, first, side="right") - 1
+        end = np.searchsorted(self.positions, last)
+        position = self.positions[begin:end]
+        starts = np.maximum(first - position, 0)
+        stops = np.minimum(last, self.positions[begin + 1 : end + 1]) - position
+        return np.stack([self.row_groups[begin:end], starts, stops], axis=1), self.owners[begin:end]
+
+
 class RankPlan:
     """The order of one canonical rank's rows in one epoch.
 
@@ -90,8 +121,10 @@ class RankPlan:
         world_size: number of ranks.
         drop_last: whether to leave out a last batch that is not full. All ranks leave out equally
             many batches, so at most `batch_size` rows each.
+        partitions: those of another rank's plan, of the same settings; None makes them.
 
     Attributes:
+        partitions: `Partitions`, the same for all ranks of an epoch.
         starts: int64 [batches + 1], position at which each batch begins, and the end of the last.
         chunks: `ChunkPlan` of every chunk, in order.
         sliced: {row group of which successive chunks read slices, in order: end of the last one}.
@@ -120,6 +153,7 @@ class RankPlan:
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
+        partitions: Partitions | None = None,
     ) -> None:
         check_positive(batch_size=batch_size, world_size=world_size)
         check_positive(partition_rows=partition_rows, parts_per_chunk=parts_per_chunk)
@@ -127,16 +161,15 @@ class RankPlan:
         check_integer("seed", seed, 0, bits=64)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, world_size={world_size}), got {rank}")
-        total = sum(row_counts)
+        # 1. Partitions, in an order that all ranks share.
+        if partitions is None:
+            rng = np.random.default_rng([seed, epoch]) if shuffle else None
+            partitions = _partitions(row_counts, partition_rows, rng)
+        total = int(partitions.positions[-1])
         if total < world_size:
             raise ValueError(f"{total} rows are too few for {world_size} ranks")
         self.batch_size, self.shuffle, self.rank = batch_size, shuffle, rank
-        self.seed, self.epoch = seed, epoch
-        # 1. Partitions, in an order that all ranks share.
-        partitions = _partitions(row_counts, partition_rows)
-        if shuffle:
-            order = np.random.default_rng([seed, epoch]).permutation(len(partitions))
-            partitions = [partitions[i] for i in order]
+        self.seed, self.epoch, self.partitions = seed, epoch, partitions
         # 2. One run of the sequence per rank, of equal length give or take one row.
         cuts = [total * r // world_size for r in range(world_size + 1)]
         counts = [b - a for a, b in itertools.pairwise(cuts)]
@@ -144,14 +177,15 @@ class RankPlan:
         # The last two batches may be smaller, all others are full.
         self._full = int((np.diff(self.starts) == batch_size).sum())
         # 3. Chunks of the run; slices of large row groups take turns in them.
-        run = _cut(partitions, cuts[rank], cuts[rank + 1])
+        run, owners = partitions.run(cuts[rank], cuts[rank + 1])
         lanes = parts_per_chunk if shuffle else 1
-        slices = list(_slices(run, partition_rows, lanes))
-        many = len(slices) == len(run) >= 4 * parts_per_chunk
-        self.chunks = _chunks(rank, slices, parts_per_chunk, -(-parts_per_chunk // (1 + many)))
-        ranges = [row_range for chunk in self.chunks for row_range in chunk.row_ranges]
-        counted = Counter(row_range.row_group for row_range in ranges)
-        self.sliced = {r.row_group: r.stop for r in ranges if counted[r.row_group] > 1}
+        slices, owners = _slices(run, owners, partition_rows, lanes)
+        self.chunks = _chunks(
+            rank, slices, owners, parts_per_chunk, unsliced=len(slices) == len(run)
+        )
+        ranges = np.concatenate([chunk.ranges for chunk in self.chunks])
+        again = ranges[np.bincount(ranges[:, 0])[ranges[:, 0]] > 1]
+        self.sliced = dict(zip(again[:, 0].tolist(), again[:, 2].tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -199,7 +233,7 @@ class RankPlan:
     def first_chunk(self, batch: int) -> int:
         """Return the number of the chunk in which a batch begins."""
         firsts = [chunk.first for chunk in self.chunks]
-        return bisect.bisect_right(firsts, int(self.starts[batch])) - 1
+        return int(np.searchsorted(firsts, self.starts[batch], side="right")) - 1
 
 
 class EpochPlan:
@@ -229,7 +263,7 @@ class EpochPlan:
         self.batch_sizes: Array = np.sum([np.diff(plan.starts) for plan in ranks], axis=0)
         self.num_rows = int(self.batch_sizes.sum())
         chunks = [chunk for plan in ranks for chunk in plan.chunks]
-        self.chunks = sorted(chunks, key=lambda chunk: (chunk.first, chunk.rank))
+        self.chunks = sorted(chunks, key=operator.attrgetter("first", "rank"))
 
     def __len__(self) -> int:
         return len(self.batch_sizes)
@@ -258,96 +292,124 @@ class EpochPlan:
         """
         ranks = len(self.ranks)
         chunks = self.chunks[ranks:-ranks][:32] or self.chunks[:ranks]
-        return min((effective_row_groups(chunk.row_ranges) for chunk in chunks), default=0.0)
+        return min((effective_row_groups(chunk.ranges) for chunk in chunks), default=0.0)
 
     def row_groups_per_rank(self) -> float:
         """Return how many row groups of equal size this process reads in an epoch."""
-        return effective_row_groups(part for chunk in self.chunks for part in chunk.row_ranges)
+        return effective_row_groups(np.concatenate([chunk.ranges for chunk in self.chunks]))
 
 
-def effective_row_groups(row_ranges: Iterable[RowRange]) -> float:
+def effective_row_groups(ranges: Array) -> float:
     """Return how many row groups of equal size would be mixed as well as these row ranges.
 
     A batch of sorted data tells as much as about so many random rows, whatever its size.
 
+    Args:
+        ranges: row group, first row and one past the last, int64 [row ranges, 3].
+
     Example:
-        >>> effective_row_groups([RowRange(0, 0, 50), RowRange(1, 0, 50), RowRange(1, 50, 100)])
+        >>> effective_row_groups(np.array([[0, 0, 50], [1, 0, 50], [1, 50, 100]]))
         1.8
 
     Source: the effective sample size of L. Kish, Survey Sampling (1965).
     """
-    rows: Counter[int] = Counter()
-    for row_range in row_ranges:
-        rows[row_range.row_group] += row_range.num_rows
-    squares = sum(count**2 for count in rows.values())
-    return rows.total() ** 2 / squares if squares else 0.0
+    row_groups, starts, stops = ranges.T
+    rows = np.bincount(row_groups, stops - starts)
+    return float(rows.sum() ** 2 / np.square(rows).sum()) if len(ranges) else 0.0
 
 
-def _partitions(row_counts: Sequence[int], partition_rows: int) -> list[list[RowRange]]:
-    """Join neighbouring row groups into partitions of at most `partition_rows` rows."""
-    partitions: list[list[RowRange]] = []
-    rows = 0
-    for row_group, count in enumerate(row_counts):
-        if not count:
-            continue
-        if not partitions or rows + count > partition_rows:
-            partitions.append([])
-            rows = 0
-        partitions[-1].append(RowRange(row_group, 0, count))
-        rows += count
-    return partitions
+def _end_to_end(counts: Array) -> Array:
+    """Return where each of some runs of rows begins, laid end to end, and the end of the last."""
+    return np.concatenate([[0], np.cumsum(counts)])
 
 
-def _cut(partitions: Sequence[list[RowRange]], first: int, last: int) -> list[list[RowRange]]:
-    """Return the rows at positions [first, last) of all partitions laid end to end."""
-    run, position = [], 0
-    for partition in partitions:
-        kept = []
-        for part in partition:
-            start, stop = max(first - position, 0), min(last - position, part.num_rows)
-            if start < stop:
-                kept.append(RowRange(part.row_group, part.start + start, part.start + stop))
-            position += part.num_rows
-        if kept:
-            run.append(kept)
-    return run
+def _partitions(
+    row_counts: Sequence[int], partition_rows: int, rng: np.random.Generator | None
+) -> Partitions:
+    """Join neighbouring row groups into partitions of at most `partition_rows` rows.
+
+    Example:
+        >>> made = _partitions([3, 0, 2, 4, 9], 5, None)
+        >>> made.row_groups.tolist(), made.positions.tolist(), made.owners.tolist()
+        ([0, 2, 3, 4], [0, 3, 5, 9, 18], [0, 0, 1, 2])
+    """
+    counts = np.asarray(row_counts, np.int64)
+    row_groups = np.flatnonzero(counts)
+    positions = _end_to_end(counts[row_groups])
+    # A partition that begins with row group i ends before the first one that no longer fits.
+    most = positions[:-1] + min(partition_rows, int(positions[-1]))
+    ends = np.searchsorted(positions, most, side="right") - 1
+    ends = np.maximum(ends, np.arange(1, len(ends) + 1)).tolist()
+    bounds = [0]
+    while bounds[-1] < len(row_groups):
+        bounds.append(ends[bounds[-1]])
+    owners = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    if rng is not None:
+        places = np.argsort(rng.permutation(len(bounds) - 1))[owners]
+        order = np.argsort(places, kind="stable")
+        row_groups, owners = row_groups[order], places[order]
+        positions = _end_to_end(counts[row_groups])
+    return Partitions(row_groups, positions, owners)
 
 
-def _slices(
-    partitions: Sequence[list[RowRange]], partition_rows: int, lanes: int
-) -> Iterator[list[RowRange]]:
-    """Yield partitions of at most `partition_rows` rows; slices of `lanes` of them alternate."""
-    waiting, open_lanes = iter(partitions), deque[deque[list[RowRange]]]()
-    while True:
-        for partition in itertools.islice(waiting, lanes - len(open_lanes)):
-            # Only a partition of a single row group can be larger. It is cut evenly.
-            rows, whole = sum(part.num_rows for part in partition), partition[0]
-            count = -(-rows // partition_rows) if len(partition) == 1 else 1
-            cuts = [whole.start + rows * i // count for i in range(count + 1)]
-            slices = [[RowRange(whole.row_group, a, b)] for a, b in itertools.pairwise(cuts)]
-            open_lanes.append(deque(slices if count > 1 else [partition]))
-        if not open_lanes:
-            return
-        lane = open_lanes.popleft()
-        yield lane.popleft()
-        if lane:
-            open_lanes.append(lane)
+def _slices(ranges: Array, owners: Array, partition_rows: int, lanes: int) -> tuple[Array, Array]:
+    """Cut large partitions evenly into slices; those of `lanes` partitions take turns.
+
+    Example:
+        >>> ranges, owners = np.array([[7, 0, 6], [8, 0, 2], [9, 0, 3]]), np.array([0, 1, 2])
+        >>> slices, owners = _slices(ranges, owners, 3, lanes=2)
+        >>> slices.tolist(), owners.tolist()
+        ([[7, 0, 3], [8, 0, 2], [7, 3, 6], [9, 0, 3]], [0, 1, 2, 3])
+
+    Returns:
+        Ranges in the order in which they are read, and the number of the slice of each, or of the
+        partition that needs no slices.
+    """
+    firsts = np.flatnonzero(np.diff(owners, prepend=-1))
+    owners = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(owners)))
+    row_groups, starts, stops = ranges.T
+    # Only a partition of a single row group can be larger than `partition_rows`.
+    counts = -(-np.add.reduceat(stops - starts, firsts) // partition_rows)
+    # Lane i has the turns i, i + lanes, ...; the lane that is free first takes the next partition.
+    lanes = min(lanes, len(counts))
+    free, turns = list(range(lanes)), []
+    for count in counts.tolist():
+        turns.append(free[0])
+        heapq.heapreplace(free, free[0] + count * lanes)
+    count = counts[owners]
+    which = np.repeat(np.arange(len(ranges)), count)
+    number = np.arange(len(which)) - np.repeat(_end_to_end(count)[:-1], count)
+    turn = np.array(turns)[owners][which] + number * lanes
+    rows, first, count = (stops - starts)[which], starts[which], count[which]
+    cut = first + rows * number // count, first + rows * (number + 1) // count
+    order = np.argsort(turn, kind="stable")
+    slices = np.stack([row_groups[which], *cut], axis=1)[order]
+    return slices, np.cumsum(np.diff(turn[order], prepend=0) > 0)
 
 
 def _chunks(
-    rank: int, partitions: Sequence[list[RowRange]], parts_per_chunk: int, parts_of_first: int
+    rank: int, slices: Array, owners: Array, parts_per_chunk: int, *, unsliced: bool
 ) -> list[ChunkPlan]:
-    """Join partitions into chunks; neighbouring slices of a row group become one row range."""
-    chunks: list[ChunkPlan] = []
-    position = 0
-    bounds = [0, *range(parts_of_first, len(partitions), parts_per_chunk), len(partitions)]
-    for start, stop in itertools.pairwise(bounds):
-        ranges: dict[int, RowRange] = {}
-        for part in itertools.chain.from_iterable(partitions[start:stop]):
-            known = ranges.get(part.row_group, part)
-            ranges[part.row_group] = RowRange(part.row_group, known.start, part.stop)
-        chunks.append(ChunkPlan(rank, len(chunks), position, tuple(ranges.values())))
-        position += chunks[-1].num_rows
+    """Join slices into chunks; neighbouring slices of a row group become one row range."""
+    parts = int(owners[-1]) + 1
+    many = unsliced and parts >= 4 * parts_per_chunk
+    size = min(parts_per_chunk, parts)
+    numbers = (owners + size - -(-size // (1 + many))) // size  # of the chunk of each
+    # Slices of a row group come in order: side by side, the first and last of a chunk are its ends.
+    order = np.argsort(slices[:, 0], kind="stable")
+    beside = np.stack([slices[order, 0], numbers[order]])
+    heads = np.flatnonzero(np.any(np.diff(beside, prepend=-1), axis=0))
+    tails = np.append(heads[1:], len(order)) - 1
+    ranges = slices.copy()
+    ranges[order[heads], 2] = slices[order[tails], 2]
+    kept = np.sort(order[heads])
+    ranges, numbers = ranges[kept], numbers[kept]
+    bounds = np.searchsorted(numbers, np.arange(numbers[-1] + 2))
+    firsts = _end_to_end(ranges[:, 2] - ranges[:, 1])[bounds].tolist()
+    chunks = []
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds.tolist())):
+        first, last = firsts[index], firsts[index + 1]
+        chunks.append(ChunkPlan(rank, index, first, last - first, ranges[begin:end]))
     return chunks
 
 
