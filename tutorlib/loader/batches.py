@@ -37,6 +37,7 @@ from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segme
 from tutorlib.loader.sizing import PAGE_BYTES, values_per_row
 from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.schema import listed
 
 TASK_COLUMNS = 8  # that one task decodes and gathers; with a memory budget, one
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
@@ -255,9 +256,10 @@ class ChunkReader:
             raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
         missing = [name for name in names if name not in result]
         if missing or result.num_rows != chunk.num_rows:
+            lacks = f", without {listed(missing, result.names)}" if missing else ""
             raise ValueError(
-                f"map(): gave {result.num_rows} rows with columns {result.names}, but "
-                f"{chunk.num_rows} rows with {names} are needed"
+                f"map(): gave {result.num_rows} rows with columns {listed(result.names)}{lacks}, "
+                f"but {chunk.num_rows} rows with {listed(names)} are needed"
             )
         for name in names:
             _check_lengths(name, result[name])
