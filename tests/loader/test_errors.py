@@ -23,6 +23,7 @@ from tutorlib.columns import Chunk, Masked, Ragged
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
+from tutorlib.workflow import Workflow
 
 GROUP, ROW = (
     100,
@@ -306,7 +307,7 @@ ARGUMENTS = [  # (arguments, facts)
     ({"reader_kwargs": {"rows": 3}}, ["reader_kwargs", "'rows'", "'threads'"]),
     ({"label_names": "y"}, ["label_names", r"\['y'\]"]),
     ({"cat_names": "C"}, ["cat_names", r"\['C'\]"]),
-    ({"cat_names": ["C", "D"]}, [r"'D'", "not in the files", "'s'"]),
+    ({"cat_names": ["C", "D"]}, [r"'D'", "not in the files", "'C'"]),
     ({"id_names": ["D"]}, [r"'D'", "not in the files"]),
     ({"label_names": ["x"]}, ["'x'", "continuous", "label"]),
     ({"feature_columns": [], "cat_names": ["C"]}, ["feature_columns", "cat_names", "schema"]),
@@ -477,3 +478,31 @@ def test_the_first_row_that_fails_is_named_on_any_thread_and_the_loader_works_ag
     check(lambda: iterate(loader), ParquetError, [r"value 0\.0", "row group 0", r"a\.parquet"])
     failing.clear()
     assert (sum(len(labels) for _, labels, _ in loader), loader.epoch) == (600, 1)
+
+
+MANY = 400
+
+
+@pytest.mark.parametrize("wanted", [["id_03", "absent"], [f"id_{i:02}" for i in range(MANY)]])
+@pytest.mark.parametrize("who", ["a loader", "a source", "a workflow", "fit", "map"])
+def test_missing_columns_of_a_wide_table_are_named_with_what_they_may_have_meant(
+    who, wanted, tmp_path
+):
+    """Names of the columns that are there: the first few, not thousands of characters."""
+    path = tmp_path / "wide.parquet"
+    pq.write_table(pa.table({f"id-{i:02}": np.arange(4.0) for i in range(MANY)}), path)
+    if who in ("a workflow", "map"):
+        fitted = Workflow([*wanted]).fit(pa.table({name: [1.0, 2.0] for name in wanted}))
+    calls = {
+        "a loader": lambda: KerasSequenceLoader(path, 2, cont_names=wanted),
+        "a source": lambda: ParquetSource(path).read(0, wanted),
+        "a workflow": lambda: fitted.transform(pq.read_table(path)),
+        "fit": lambda: Workflow([*wanted]).fit(path),
+        "map": lambda: KerasSequenceLoader(path, 2, cont_names=["id-00"]).map(fitted),
+    }
+    with pytest.raises(ValueError, match=r"'id_03' \(did you mean 'id-03'\?\)") as caught:
+        calls[who]()
+    message = str(caught.value)
+    assert "'id-00'" in message
+    assert "more" in message
+    assert len(message) < 1_000

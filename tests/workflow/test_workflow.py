@@ -127,6 +127,12 @@ ERRORS = {
     "transform without": (
         lambda: Workflow(["x", "z"]).transform(DATA), r"needs columns \['z'\]; there are"
     ),
+    "transform with names misspelt": (
+        lambda: (
+            Workflow(["x", "X_1"]).transform(pa.table({"x": [1.0], "x-1": [1.0], "x-2": [1.0]}))
+        ),
+        r"needs columns \['X_1' \(did you mean 'x-1'\?\)\]; there are \['x', 'x-1', 'x-2'\]",
+    ),
     "not fitted": (lambda: Workflow(X >> Normalize()).transform(DATA), r"Normalize.*\['x'\].*fit"),
     "no types": (lambda: Workflow(X).output_schema, "types are not known yet. Call fit"),
     "no labels": (lambda: Workflow(X).fit(DATA).decode("x", [1]), "no LabelEncoder or Cat"),

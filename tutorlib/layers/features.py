@@ -17,7 +17,7 @@ from keras import ops
 
 from tutorlib.checks import check_choice
 from tutorlib.layers.tables import COMBINERS, EmbeddingBag, list_batch_size, register
-from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS, Column, Schema, listed
 
 INT32_IDS = 2**31  # ids of a larger table need int64
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -200,7 +200,9 @@ class FeatureLayer(keras.layers.Layer):
                 sizes.append(list_batch_size(list_inputs(input_shape, name)))
                 continue
             if name not in input_shape:
-                raise ValueError(f"column {name!r} is missing; the batch has {sorted(input_shape)}")
+                what = listed([name], input_shape)[1:-1]
+                has = listed(sorted(input_shape))
+                raise ValueError(f"column {what} is missing; the batch has {has}")
             shape = tuple(input_shape[name])
             if len(shape) != 2 or shape[1] != length:
                 raise ValueError(f"column {name!r} must have shape [batch, {length}], got {shape}")
@@ -227,7 +229,7 @@ def list_inputs(inputs: Mapping[str, Any], name: str) -> Any:
         return inputs[name]
     raise ValueError(
         f"column {name!r} is multi-hot and needs {name}__values with {name}__nnzs or "
-        f"{name}__offsets, or {name}; the batch has {sorted(inputs)}"
+        f"{name}__offsets, or {name}; the batch has {listed(sorted(inputs))}"
     )
 
 

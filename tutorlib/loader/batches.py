@@ -37,8 +37,10 @@ from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segme
 from tutorlib.loader.sizing import PAGE_BYTES, values_per_row
 from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.schema import listed
 
-TASK_COLUMNS = 8  # that one task decodes and gathers; with a memory budget, one
+TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory budget, one
+CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
@@ -255,9 +257,10 @@ class ChunkReader:
             raise ValueError(f"map(): gave a {type(result).__name__}, but a Chunk is needed")
         missing = [name for name in names if name not in result]
         if missing or result.num_rows != chunk.num_rows:
+            lacks = f", without {listed(missing, result.names)}" if missing else ""
             raise ValueError(
-                f"map(): gave {result.num_rows} rows with columns {result.names}, but "
-                f"{chunk.num_rows} rows with {names} are needed"
+                f"map(): gave {result.num_rows} rows with columns {listed(result.names)}{lacks}, "
+                f"but {chunk.num_rows} rows with {listed(names)} are needed"
             )
         for name in names:
             _check_lengths(name, result[name])
@@ -402,7 +405,8 @@ class ChunkWork:
         layout, reader = self._reader.layout, self._reader
         fields: list[Any] = [[field] for field in layout.fields if field.width > 1]
         columns = [field for field in layout.fields if field.width == 1]
-        size = TASK_COLUMNS if reader.held_bytes is None else 1
+        size = max(TASK_COLUMNS, len(columns) // CHUNK_TASKS)
+        size = size if reader.held_bytes is None else 1
         fields += [columns[i : i + size] for i in range(0, len(columns), size)]
         fields += [[column] for column in layout.ragged.values()]
         by_column = reader.reads_by_column(self._plan, self.chunk)

@@ -39,7 +39,7 @@ from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.memory import BufferPool, gpu_doubts
 from tutorlib.parquet import ParquetSource
-from tutorlib.schema import ROLES, Schema
+from tutorlib.schema import ROLES, Schema, listed
 
 CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 FEW_ROW_GROUPS = 4  # fewer of them in a chunk, or for a rank, are worth a warning
@@ -229,7 +229,7 @@ class KerasSequenceLoader(LoaderAdapter):
         """Set the schema of the batches and the columns to read for it."""
         if not schema.features.columns:
             raise ValueError(
-                f"there are no feature columns; the files have {list(self.source.column_types)}"
+                f"there are no feature columns; the files have {listed(self.source.column_types)}"
             )
         self._schema = schema
         order = {c.name: ROLES.index(c.role) for c in schema}  # as they lie in a batch

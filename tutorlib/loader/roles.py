@@ -17,7 +17,7 @@ from tutorlib.display import shortened
 from tutorlib.filesystems import read_text, shown
 from tutorlib.parquet import ParquetSource
 from tutorlib.parquet.stored import PARQUET_ENDINGS
-from tutorlib.schema import MOST_NAMED, Column, Schema, remedy_for, role_of, type_words
+from tutorlib.schema import MOST_NAMED, Column, Schema, listed, remedy_for, role_of, type_words
 
 SCHEMA_FILE = "_schema.json"
 
@@ -122,7 +122,10 @@ def schema_of_arguments(
     columns += [column for column in ids if column.name not in {c.name for c in columns}]
     if missing := [column.name for column in columns if column.name not in types]:
         why = source.why_missing(missing)
-        raise ValueError(f"columns {missing} are not in the files, which have {[*types]}{why}")
+        raise ValueError(
+            f"columns {listed(missing, types)} are not in the files, which have "
+            f"{listed(types)}{why}"
+        )
     weights = [column.name for column in columns if column.role == "weight"]
     if len(weights) > 1:
         raise ValueError(f"at most one column may hold weights, got {weights}")
@@ -175,8 +178,8 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
     missing = [name for name in inputs if name not in source.column_types]
     if missing:
         raise ValueError(
-            f"the workflow needs columns {missing}, which the files do not have: "
-            f"{list(source.column_types)}{source.why_missing(missing)}."
+            f"the workflow needs columns {listed(missing, source.column_types)}, which the files "
+            f"do not have: {listed(source.column_types)}{source.why_missing(missing)}."
             f"{workflow.remedy_for_missing(source.column_types)}"
         )
     workflow.check_types(source.column_types, source.arrow_schema)

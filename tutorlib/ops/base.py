@@ -38,7 +38,7 @@ from tutorlib.columns import (
     with_nulls,
 )
 from tutorlib.display import shortened
-from tutorlib.schema import Column, remedy_for, role_of
+from tutorlib.schema import Column, listed, remedy_for, role_of
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
@@ -584,7 +584,9 @@ class Select(Op):
         """Return the names to keep."""
         missing = [name for name in self.names if name not in names]
         if missing:
-            raise ValueError(f"no columns {missing} to select; there are {list(names)}")
+            raise ValueError(
+                f"no columns {listed(missing, names)} to select; there are {listed(names)}"
+            )
         return self.names
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:

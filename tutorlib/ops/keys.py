@@ -51,7 +51,7 @@ from tutorlib.ops.base import (
 from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
 from tutorlib.parquet import table_of
 from tutorlib.parquet.stored import INT96_UNIT
-from tutorlib.schema import Column, is_time, role_of, time_kind, type_mismatch
+from tutorlib.schema import Column, is_time, listed, role_of, time_kind, type_mismatch
 
 _NARROW = 4  # values that a range of integers may have for each row
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
@@ -723,7 +723,10 @@ class JoinExternal(Op):
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return the names, then those of the table."""
         if self.on not in names:
-            raise ValueError(f"JoinExternal: the key {self.on!r} is not among {list(names)}")
+            raise ValueError(
+                f"JoinExternal: the key {listed([self.on], names)[1:-1]} is not among "
+                f"{listed(names)}"
+            )
         twice = [name for name in self.columns_ext if name in names]
         if twice:
             raise ValueError(f"JoinExternal: columns {twice} are on both sides. Rename them.")

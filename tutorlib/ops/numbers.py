@@ -35,7 +35,7 @@ from tutorlib.ops.base import (
     float_dtype,
 )
 from tutorlib.ops.keys import add_counts, count_keys
-from tutorlib.schema import Column
+from tutorlib.schema import Column, listed
 
 
 class _Filler(ColumnOp):
@@ -423,7 +423,9 @@ class Rename(Op):
         """Return the new names."""
         missing = [name for name in self.names if name not in names]
         if missing:
-            raise ValueError(f"Rename: no columns {missing}; there are {list(names)}")
+            raise ValueError(
+                f"Rename: no columns {listed(missing, names)}; there are {listed(names)}"
+            )
         new = [self.names.get(name, name + self.postfix) for name in names]
         if len(set(new)) < len(new):
             raise ValueError(f"Rename: the new names must differ from each other, got {new}")

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, column_from_arrow
+from tutorlib.display import shortened
 from tutorlib.memory import resolve_device
 from tutorlib.parquet.stored import (
     INT96_UNIT,
@@ -43,6 +44,7 @@ from tutorlib.schema import (
     element_type,
     is_number,
     is_time,
+    listed,
     type_words,
 )
 
@@ -275,7 +277,7 @@ class ParquetSource:
     def why_missing(self, names: Names) -> str:
         """Return why columns cannot be used, with a remedy, as a part of an error, or ""."""
         known = [f"{name!r} {self._left_out[name]}" for name in names if name in self._left_out]
-        return f" ({'; '.join(known)})" if known else ""
+        return f" ({shortened(known, MOST_NAMED)})" if known else ""
 
     def null_count(self, name: str) -> int | None:
         """Return the nulls of a column by the footers; None if they do not tell.
@@ -419,7 +421,10 @@ class ParquetSource:
         missing = [name for name in names if name not in self.column_types]
         if missing:
             path, why = self.files[self.row_groups[position].file], self.why_missing(missing)
-            raise ParquetError(f"{path}: no columns {missing}{why}; it has {[*self.column_types]}")
+            known = list(self.column_types)
+            raise ParquetError(
+                f"{path}: no columns {listed(missing, known)}{why}; it has {listed(known)}"
+            )
         return list(names)
 
     def _end(self, position: int, stop: int | None) -> int:

@@ -20,7 +20,7 @@ from tutorlib.hashing import hash_values as hash_on_host
 from tutorlib.loader.layout import batch_dtype
 from tutorlib.loader.settings import PAD
 from tutorlib.ops.base import take_or_null
-from tutorlib.schema import Column, Schema, element_type, is_time
+from tutorlib.schema import Column, Schema, element_type, is_time, listed
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
 PADDINGS = [b"\0" * n for n in range(8)]
@@ -284,7 +284,10 @@ def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]
     """
     nullable = list(nullable)
     if unknown := [name for name in nullable if name not in types]:
-        raise ValueError(f"nullable: {unknown} are not raw columns; the layer takes {[*types]}")
+        raise ValueError(
+            f"nullable: {listed(unknown, types)} are not raw columns; the layer takes "
+            f"{listed(types)}"
+        )
     specs: dict[str, tf.TensorSpec] = {}
     for name, (type_name, lists) in types.items():
         dtype, length = element_type(type_name)
@@ -319,8 +322,8 @@ def read_columns(types: Types, inputs: Mapping[str, Any]) -> dict[str, ServedCol
     """
     if missing := raw_specs(types, ()).keys() - inputs.keys():
         raise ValueError(
-            f"raw columns {sorted(missing)} are missing. The workflow takes {[*types]}, got "
-            f"{sorted(inputs)}"
+            f"raw columns {listed(sorted(missing), inputs)} are missing. The workflow takes "
+            f"{listed(types)}, got {listed(sorted(inputs))}"
         )
     columns: dict[str, ServedColumn] = {}
     rows_of_first = None

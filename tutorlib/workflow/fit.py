@@ -27,7 +27,7 @@ from tutorlib.memory import thread_count
 from tutorlib.ops import ColumnGroup, JoinExternal
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
-from tutorlib.schema import element_type, time_kind
+from tutorlib.schema import element_type, listed, time_kind
 from tutorlib.storage import row_bar
 from tutorlib.workflow.threads import map_on_threads
 
@@ -160,7 +160,9 @@ def fit_graph(
     types = source.column_types
     if missing := [name for name in graph.fit_names if name not in types]:
         why = source.why_missing(missing)
-        raise ValueError(f"columns {missing} are not in the data, which has {[*types]}{why}")
+        raise ValueError(
+            f"columns {listed(missing, types)} are not in the data, which has {listed(types)}{why}"
+        )
     times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.fit_names}
     for group in graph.groups:
         first = next(iter(group.ops), None)

@@ -27,6 +27,7 @@ from tutorlib.schema import (
     column_type,
     element_type,
     is_time,
+    listed,
     role_of,
     time_kind,
     type_mismatch,
@@ -106,8 +107,8 @@ class Workflow:
         self.weight_name = weight_name
         if missing := [name for name in self._targets if name not in names]:
             raise ValueError(
-                f"columns {missing} are declared as label or weight but are not among the outputs. "
-                f"Add {missing} to the groups."
+                f"columns {listed(missing, names)} are declared as label or weight but are not "
+                f"among the outputs, {listed(names)}. Add {listed(missing)} to the groups."
             )
         if weight_name in self.label_names:
             raise ValueError(f"column {weight_name!r} cannot be both a label and the weight")
@@ -322,7 +323,8 @@ class Workflow:
         if missing := [name for name in graph.input_names if name not in types]:
             remedy = graph.remedy_for_missing(types)
             raise ValueError(
-                f"the workflow needs columns {missing}; there are {list(types)}.{remedy}"
+                f"the workflow needs columns {listed(missing, types)}; there are {listed(types)}."
+                f"{remedy}"
             )
         graph.check_types(types, schema)
         if not isinstance(chunk, Chunk):
@@ -407,7 +409,7 @@ class Workflow:
             return ""
         return (
             " Rows to predict may lack labels and weight alone: if these are some, name them, as "
-            f"in Workflow(..., label_names={plain})."
+            f"in Workflow(..., label_names={listed(plain)})."
         )
 
     def for_training(self) -> Self:
