@@ -215,8 +215,8 @@ def type_mismatch(given: tuple[str, bool], fitted: tuple[str, bool]) -> str | No
         'give the column one type in all files (of CSV: --types)'
     """
     (one, length), (other, wanted) = element_type(given[0]), element_type(fitted[0])
-    pair, rows = (_value_kind(one), _value_kind(other)), (given[1], fitted[1])
-    several = [is_list or size is not None for is_list, size in zip(rows, (length, wanted))]  # noqa: B905
+    pair = _value_kind(one), _value_kind(other)
+    several = [given[1] or length is not None, fitted[1] or wanted is not None]
     if several[0] != several[1] or (None not in (length, wanted) and length != wanted):
         return "give as many values in a row"
     if pair[0] == pair[1] or pair == ("int", "float"):

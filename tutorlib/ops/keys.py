@@ -714,7 +714,7 @@ class JoinExternal(Op):
         differ = type_mismatch((dtype, is_list), self.key_type) is not None
         words = [self.key_type[0], dtype]
         if not differ and None not in (kind, self._time_kind) and kind != self._time_kind:
-            words = [f"{word} ({what})" for word, what in zip(words, (self._time_kind, kind))]  # noqa: B905
+            words = [f"{words[0]} ({self._time_kind})", f"{words[1]} ({kind})"]
         elif not differ or not (any(times) or "string" in words):
             return
         rule = f"has keys of {words[0]}, got {words[1]}. Give the column one type in all files"
