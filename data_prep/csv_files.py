@@ -44,8 +44,8 @@ from data_prep.csv_types import (
 from data_prep.output import DataPrepError, fingerprint, make_once
 from data_prep.text_files import not_encoded, open_text
 from tutorlib.checks import check_choice, check_integer
+from tutorlib.output import remove
 from tutorlib.parquet import ParquetSink
-from tutorlib.storage import remove
 
 _ALIASES = {"float": "float64", "date": "date32", "timestamp": "timestamp[us]"}
 REJECTED_FILE = "_rejected.csv"  # readers of data folders skip names that start with "_"

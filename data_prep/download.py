@@ -17,7 +17,7 @@ import requests
 from tqdm import tqdm
 
 from data_prep.output import DataPrepError, fingerprint, make_once
-from tutorlib.storage import new_file
+from tutorlib.output import new_file
 
 TIMEOUT_S = 30.0  # without an answer, then a download has failed
 _DAMAGE = (  # what zipfile and its decompressors raise; RuntimeError is for encryption

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorlib.storage import new_folder, refuse_overlap, remove
+from tutorlib.output import new_folder, refuse_overlap, remove
 
 PARTS_FOLDER = "_parts"  # holds the parts of a folder until they get their names
 SETTINGS_FILE = "_settings.json"  # readers of data folders skip names that start with "_"

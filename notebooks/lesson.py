@@ -214,7 +214,7 @@ def save_number(name, value):
         name: what is measured, with its unit: "native reading, rows/s".
         value: the number. It replaces what an earlier run wrote under this name.
     """
-    from tutorlib.storage import new_file  # lesson 12 imports a copy of tutorlib later
+    from tutorlib.output import new_file  # lesson 12 imports a copy of tutorlib later
 
     with new_file(NUMBERS) as part:  # written beside, then renamed
         part.write_text(json.dumps(_numbers() | {name: float(value)}, indent=2), "utf-8")

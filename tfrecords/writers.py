@@ -20,8 +20,9 @@ from tfrecords.encoding import encode_batch, encode_cells, encode_examples
 from tfrecords.metadata import CELLS_FILE, METADATA_FILE, RECORDS_ENDING, Folder, digest
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
+from tutorlib.display import row_bar
+from tutorlib.output import MARK, new_folder, refuse_existing, refuse_overlap
 from tutorlib.parquet import ParquetSource
-from tutorlib.storage import MARK, new_folder, refuse_existing, refuse_overlap, row_bar
 
 BLOCK_ROWS = 4096  # rows encoded at a time: about 3 MB for 40 columns, which fits into the cache
 

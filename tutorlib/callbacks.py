@@ -27,7 +27,7 @@ from tutorlib.checks import check_positive
 from tutorlib.keras_bridge.adapter import LoaderAdapter, TensorAdapter, refuse_ignored_arguments
 from tutorlib.keras_bridge.processes import gathered, process_count, process_index
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.storage import (
+from tutorlib.output import (
     MANIFEST_FILE,
     find_checkpoints,
     new_checkpoint,

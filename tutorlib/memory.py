@@ -204,11 +204,11 @@ def resolve_device(device: str | None) -> str:
     check_choice("device", device, (None, "cpu", "gpu"))
     if device == "gpu":
         try:
-            from tutorlib.gpu import use_gpu
+            from tutorlib.gpu.memory import use_gpu
         except ModuleNotFoundError as error:
             raise ValueError(
-                "device='gpu' needs gpu.py, keras_bridge/gpu.py and parquet/gpu.py of tutorlib, "
-                "which are not in this copy. Copy them too, or leave device='cpu'."
+                "device='gpu' needs the folder gpu/ of tutorlib, which is not in this copy. Copy "
+                "it too, or leave device='cpu'."
             ) from error
         use_gpu()
     return device or "cpu"
@@ -223,7 +223,7 @@ def gpu_doubts(device: str) -> list[str]:
             "them there, or device='cpu' to keep it so without this warning"
         )
     with contextlib.suppress(ModuleNotFoundError):
-        from tutorlib.gpu import allocation_doubts
+        from tutorlib.gpu.memory import allocation_doubts
 
         found += allocation_doubts()
     return found

@@ -17,8 +17,8 @@ from tests.support.loaders import loader_with
 from tutorlib.callbacks import VARIABLES_FILE, LoaderCheckpoint
 from tutorlib.layers import EmbeddingTable
 from tutorlib.optimizers import RowSparseAdam
+from tutorlib.output import MANIFEST_FILE, find_checkpoints
 from tutorlib.parquet import ParquetSource
-from tutorlib.storage import MANIFEST_FILE, find_checkpoints
 
 ROWS, BATCH_SIZE, EPOCHS = 2000, 50, 3
 BATCHES = ROWS // BATCH_SIZE

@@ -17,9 +17,9 @@ import pytest
 from tests.support.documents import code_below
 from tests.support.processes import free_ports, run_together, started
 from tutorlib.columns import Chunk, Ragged
+from tutorlib.output import find_checkpoints
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
-from tutorlib.storage import find_checkpoints
 
 ROWS, STEPS = 3400, 53
 PAGE = "docs/scale_out.md"

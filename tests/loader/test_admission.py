@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.loaders import loader_with
-from tutorlib.loader.batches import ChunkReader
+from tutorlib.loader.chunks import ChunkReader
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.memory import BufferPool
 from tutorlib.parquet import RowRange

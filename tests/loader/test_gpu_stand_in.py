@@ -15,13 +15,13 @@ import tensorflow as tf
 from tests.loader.test_gpu_batches import FORMS, assert_same_batches, chunk_of, loader_of
 from tests.support import cupy_stand_in
 from tests.support.gpu import MISSING
-from tutorlib import gpu
 from tutorlib.columns import Ragged
-from tutorlib.keras_bridge import gpu as bridge
+from tutorlib.gpu import memory as gpu
+from tutorlib.gpu import tensors as bridge
+from tutorlib.gpu.decoding import _cast
 from tutorlib.keras_bridge.backend import tensorflow_maker
 from tutorlib.memory import aligned_empty
 from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.parquet.gpu import _cast
 
 pytestmark = pytest.mark.skipif(MISSING is None, reason="a GPU is there: see test_gpu_batches.py")
 GIB = 2**30

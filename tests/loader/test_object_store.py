@@ -18,9 +18,9 @@ from pyarrow import fs
 from tests.support.loaders import loader_with
 from tests.support.object_store import object_store
 from tutorlib.loader.roles import folder_schema
+from tutorlib.output import new_file, output_path, refuse_overlap
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, Schema
-from tutorlib.storage import new_file, output_path, refuse_overlap
 
 FILES, GROUPS, ROWS = 12, 2, 300  # row groups of a file, rows of a row group
 URL = "s3://bucket/train"

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tests.support.loader_memory import MB, Layout, measure
 from tutorlib import MultiHot
-from tutorlib.gpu import limit_tensorflow_memory, missing_for_gpu, parse_allocation
+from tutorlib.gpu.memory import limit_tensorflow_memory, missing_for_gpu, parse_allocation
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.memory import BufferPool, aligned_empty, host_memory_bytes, resolve_device
 from tutorlib.workflow.threads import map_on_threads
@@ -175,7 +175,7 @@ def test_a_device_and_its_memory_are_told(monkeypatch):
 @pytest.mark.skipif(HAS_GPU, reason="a GPU is there")
 def test_an_allocation_that_nothing_applies_is_said_until_it_is_applied(monkeypatch, recwarn):
     monkeypatch.setenv("TF_MEMORY_ALLOCATION", "0.3")
-    monkeypatch.setattr("tutorlib.gpu._left", {})
+    monkeypatch.setattr("tutorlib.gpu.memory._left", {})
     with pytest.warns(UserWarning, match=r"=0.3 is set, but .* limit_tensorflow_memory\(\) is"):
         KerasSequenceLoader(pa.table({"x": [1.0]}), 1)
     assert limit_tensorflow_memory() is None

@@ -11,8 +11,8 @@ from pyarrow import fs
 
 from tutorlib import KerasSequenceLoader
 from tutorlib.ops import Normalize
+from tutorlib.output import find_checkpoints, new_checkpoint, remove_old
 from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, find_files
-from tutorlib.storage import find_checkpoints, new_checkpoint, remove_old
 from tutorlib.workflow import Workflow
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.loader.batches import ChunkWork
+from tutorlib.loader.chunks import ChunkWork
 from tutorlib.loader.cursor import Batches
 from tutorlib.loader.pipeline import Pipeline
 

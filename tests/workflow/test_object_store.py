@@ -14,8 +14,8 @@ from tests.support.object_store import object_store
 from tests.support.workflow_rows import contents
 from tutorlib.filesystems import UNFINISHED_FILE
 from tutorlib.ops import Categorify, Normalize
+from tutorlib.output import MARK
 from tutorlib.parquet import ParquetSink, ParquetSource, find_files
-from tutorlib.storage import MARK
 from tutorlib.workflow import Workflow
 
 FILES, ROWS, PER_FILE = 6, 6000, 500

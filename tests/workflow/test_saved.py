@@ -15,8 +15,8 @@ from tests.support.workflow_rows import rows, same, workflow
 from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import Categorify, ColumnOp, Normalize, Op
+from tutorlib.output import MANIFEST_FILE, read_manifest, write_manifest
 from tutorlib.parquet import ParquetSource
-from tutorlib.storage import MANIFEST_FILE, read_manifest, write_manifest
 from tutorlib.workflow import Workflow
 
 DATA = Chunk({"x": np.array([1.0, 2.0])})

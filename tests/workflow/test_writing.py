@@ -22,9 +22,9 @@ from tests.support.workflow_rows import all_rows, contents, rows, same, workflow
 from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.ops import LogOp, Normalize
+from tutorlib.output import MARK
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Schema
-from tutorlib.storage import MARK
 from tutorlib.workflow import Workflow, split_rows
 from tutorlib.workflow import fit as parts
 

@@ -27,7 +27,7 @@ from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
 from tutorlib.keras_bridge.processes import data_share, process_count
-from tutorlib.loader.batches import Assembler, ChunkReader
+from tutorlib.loader.chunks import Assembler, ChunkReader
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
@@ -79,8 +79,8 @@ class KerasSequenceLoader(LoaderAdapter):
         device: "cpu" or "gpu": where files are decoded and batches are made. "gpu" needs an NVIDIA
             GPU with cuDF and leaves batches in its memory, in the same order; for TensorFlow,
             integers are then int64. It is the first GPU that CUDA shows (CUDA_VISIBLE_DEVICES);
-            `tutorlib/gpu.py` says who takes how much of its memory. None uses the device of the
-            `ParquetSource`, or "cpu".
+            `tutorlib/gpu/memory.py` says who takes how much of its memory. None uses the device of
+            the `ParquetSource`, or "cpu".
         parts_per_chunk: number of partitions, at least 1, from distant parts of the data that are
             mixed in one chunk. None mixes as many row groups as a chunk holds, or slices of 8 if it
             holds fewer than 4; or 1 partition if `buffer_size` is given. The first of many chunks
@@ -444,7 +444,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._pool.limit_bytes = kept * settings.ranks_held
         keep: Callable[[Any], None] | None = None
         if on_gpu:
-            from tutorlib.keras_bridge.gpu import batch_keeper
+            from tutorlib.gpu.tensors import batch_keeper
 
             keep = batch_keeper()
         reader = ChunkReader(

@@ -16,7 +16,7 @@ from tutorlib.columns import Chunk
 from tutorlib.display import shortened
 from tutorlib.filesystems import read_text, shown
 from tutorlib.parquet import ParquetSource
-from tutorlib.parquet.stored import PARQUET_ENDINGS
+from tutorlib.parquet.files import PARQUET_ENDINGS
 from tutorlib.schema import MOST_NAMED, Column, Schema, listed, remedy_for, role_of, type_words
 
 SCHEMA_FILE = "_schema.json"

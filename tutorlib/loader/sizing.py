@@ -207,7 +207,7 @@ def size_of_chunks(
     if buffer_rows is not None and buffer_rows < 1:
         memory = host_memory_bytes()
         if source.device == "gpu":
-            from tutorlib.gpu import gpu_memory_bytes
+            from tutorlib.gpu.memory import gpu_memory_bytes
 
             memory = gpu_memory_bytes()
         buffer_rows = max(1, buffer_rows * memory / row.batch)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tutorlib.columns import Ragged, array_namespace, to_host
 from tutorlib.keras_bridge.backend import eager_scope, tensor_maker, unstacking_maker
-from tutorlib.loader.batches import Part
+from tutorlib.loader.chunks import Part
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.settings import PAD
 from tutorlib.memory import aligned_empty
@@ -49,7 +49,7 @@ class BatchMaker:
         self._labels, self._weights = schema.labels.names, schema.with_role("weight").names
         self._tensor: Callable[[Any], Any] = to_host if as_numpy else tensor_maker()
         if on_gpu and not as_numpy:
-            from tutorlib.keras_bridge.gpu import gpu_tensor_maker
+            from tutorlib.gpu.tensors import gpu_tensor_maker
 
             self._tensor = gpu_tensor_maker()
         together = not (as_numpy or on_gpu)

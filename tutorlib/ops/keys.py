@@ -50,7 +50,7 @@ from tutorlib.ops.base import (
 )
 from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
 from tutorlib.parquet import table_of
-from tutorlib.parquet.stored import INT96_UNIT
+from tutorlib.parquet.files import INT96_UNIT
 from tutorlib.schema import Column, is_time, listed, role_of, time_kind, type_mismatch
 
 _NARROW = 4  # values that a range of integers may have for each row

@@ -7,8 +7,8 @@ CPU imports the last two.
 
 from typing import Any
 
+from tutorlib.parquet.files import ParquetError, find_files, table_of
 from tutorlib.parquet.source import ParquetSource, RowRange
-from tutorlib.parquet.stored import ParquetError, find_files, table_of
 
 __all__ = [
     "ParquetError",

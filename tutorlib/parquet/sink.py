@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from tutorlib.checks import check_choice, check_positive
 from tutorlib.columns import Chunk
-from tutorlib.parquet.stored import PARQUET_ENDINGS
+from tutorlib.output import new_file, new_folder, output_path, refuse_existing
+from tutorlib.parquet.files import PARQUET_ENDINGS
 from tutorlib.schema import is_list
-from tutorlib.storage import new_file, new_folder, output_path, refuse_existing
 
 
 class ParquetSink:

@@ -30,7 +30,7 @@ from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, column_from_arrow
 from tutorlib.display import shortened
 from tutorlib.memory import resolve_device
-from tutorlib.parquet.stored import (
+from tutorlib.parquet.files import (
     INT96_UNIT,
     OPENING_THREADS,
     ParquetError,
@@ -512,7 +512,7 @@ class ParquetSource:
         return Chunk(columns)
 
     def _read_on_gpu(self, position: int, names: list[str], start: int, stop: int) -> Chunk:
-        from tutorlib.parquet.gpu import read_row_group
+        from tutorlib.gpu.decoding import read_row_group
 
         group = self.row_groups[position]
         rows: Any = self._wanted(group, start, stop)

@@ -21,11 +21,11 @@ from tutorlib.columns import converted
 from tutorlib.display import shortened
 from tutorlib.ops import ColumnGroup
 from tutorlib.ops.base import SIGNATURE_RULE, without_signature
+from tutorlib.output import new_folder, refuse_existing
 from tutorlib.schema import BATCH_LAYOUTS, MOST_NAMED, MULTI_HOT_FORMS, Schema, type_mismatch
 from tutorlib.serving import tensors
 from tutorlib.serving.ops import SERVED, ServedOp
 from tutorlib.serving.tensors import ServedColumn
-from tutorlib.storage import new_folder, refuse_existing
 
 
 class WorkflowLayer(keras.layers.Layer):

@@ -22,13 +22,13 @@ import pyarrow as pa
 from pyarrow.fs import LocalFileSystem
 
 from tutorlib.columns import Chunk, Masked, flat_values
+from tutorlib.display import row_bar
 from tutorlib.filesystems import as_arrow_filesystem
 from tutorlib.memory import thread_count
 from tutorlib.ops import ColumnGroup, JoinExternal
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import element_type, listed, time_kind
-from tutorlib.storage import row_bar
 from tutorlib.workflow.threads import map_on_threads
 
 RANGE_ROWS = 262_144  # most rows of a row range; Criteo's 40 columns take 320 bytes a row

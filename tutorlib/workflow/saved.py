@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from tutorlib.columns import Chunk
 from tutorlib.ops import ColumnGroup, op_class, saved_name
-from tutorlib.storage import MANIFEST_FILE, read_manifest, write_manifest
+from tutorlib.output import MANIFEST_FILE, read_manifest, write_manifest
 
 FORMAT_VERSION = 5
 SUBFOLDER = "_workflow"  # of a folder of transformed rows

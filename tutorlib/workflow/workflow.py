@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from tutorlib import ops, storage
+from tutorlib import ops, output
 from tutorlib.columns import Chunk, column_from_arrow, converted
 from tutorlib.columns import column_type as column_type_of
 from tutorlib.display import shortened
@@ -497,9 +497,9 @@ class Workflow:
         sources = named_sources(source)
         group_rows, rows = file_rows(row_group_rows, rows_per_file, default=1_048_576)
         job = WriteJob(self, sources, rows, group_rows, shuffle_seed)
-        target = storage.output_path(folder, filesystem)
-        storage.refuse_overlap(target, job.inputs)
-        storage.refuse_existing(target, overwrite)
+        target = output.output_path(folder, filesystem)
+        output.refuse_overlap(target, job.inputs)
+        output.refuse_existing(target, overwrite)
         write_data_set(job, target, client=client, threads=threads, progress=progress)
         return target if isinstance(target, Path) else str(target)
 
@@ -674,9 +674,9 @@ class Workflow:
         """
         self.check_fitted()
         saved.check_savable(self)
-        target = storage.output_path(folder, filesystem)
-        storage.refuse_existing(target, overwrite)
-        with storage.new_folder(target) as building:
+        target = output.output_path(folder, filesystem)
+        output.refuse_existing(target, overwrite)
+        with output.new_folder(target) as building:
             saved.write_files(self, building)
         return target if isinstance(target, Path) else str(target)
 
@@ -701,7 +701,7 @@ class Workflow:
                 another format version or name an op that is not defined, or if `data` has other
                 columns.
         """
-        with storage.local_copy(folder, filesystem) as local:
+        with output.local_copy(folder, filesystem) as local:
             workflow = saved.read_files(cls, local)
         if data is not None:
             workflow.check_data(data)

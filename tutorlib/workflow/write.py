@@ -25,14 +25,15 @@ import numpy as np
 import pyarrow as pa
 
 import tutorlib
-from tutorlib import storage
+from tutorlib import output
 from tutorlib.checks import check_integer
 from tutorlib.columns import Chunk, Masked, Strings, to_namespace
+from tutorlib.display import row_bar
 from tutorlib.hashing import hash_integers, hash_values
 from tutorlib.ops.base import is_builtin
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
-from tutorlib.parquet.stored import ParquetRows
+from tutorlib.parquet.files import ParquetRows
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import (
     as_source,
@@ -163,7 +164,7 @@ def named_sources(source: Any) -> dict[str, ParquetSource]:
 
 def write_data_set(
     job: WriteJob,
-    folder: Path | storage.RemotePath,
+    folder: Path | output.RemotePath,
     *,
     client: Any,
     threads: int | None,
@@ -171,7 +172,7 @@ def write_data_set(
 ) -> None:
     """Write all part files into a folder that appears whole, or those that a stopped run lacks."""
     threads = threads_without(client, threads)
-    if client is not None and isinstance(folder, storage.RemotePath):
+    if client is not None and isinstance(folder, output.RemotePath):
         raise ValueError(
             f"with client=, workers write to a folder that all of them see, not to {folder}. "
             "Write to a shared folder and copy that, or write without client=."
@@ -182,8 +183,8 @@ def write_data_set(
     stored = [stored for source in job.sources.values() for stored in source._stored]
     times = [file.file.version for file in stored if isinstance(file, ParquetRows)]
     with (
-        storage.row_bar("transform", rows, progress) as done,
-        storage.new_folder(folder, metadata and {**metadata, "times": times}) as building,
+        row_bar("transform", rows, progress) as done,
+        output.new_folder(folder, metadata and {**metadata, "times": times}) as building,
     ):
         shutil.rmtree(building / WRITING, ignore_errors=True)
         missing = [part for part in parts if not (building / part.path).exists()]

@@ -24,7 +24,7 @@ from tutorlib.columns import (
     take,
     to_namespace,
 )
-from tutorlib.parquet.stored import ParquetError, ParquetRows, StoredRows
+from tutorlib.parquet.files import ParquetError, ParquetRows, StoredRows
 from tutorlib.schema import column_type, element_type, is_number
 
 CPU = "Read it with device='cpu', or cast it in the data"

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.workflow_rows import rows, workflow, write
-from tutorlib.storage import (
+from tutorlib.display import row_bar
+from tutorlib.output import (
     MANIFEST_FILE,
     MARK,
     find_checkpoints,
@@ -25,7 +26,6 @@ from tutorlib.storage import (
     refuse_overlap,
     remove,
     remove_old,
-    row_bar,
     write_manifest,
 )
 
@@ -130,7 +130,7 @@ def test_of_two_trainings_in_one_folder_of_checkpoints_one_goes_on(tmp_path):
 
 MEET = """
 import sys
-from tutorlib.storage import new_file, new_folder
+from tutorlib.output import new_file, new_folder
 
 kind, target = {"new_file": new_file, "new_folder": new_folder}[sys.argv[1]], sys.argv[2]
 print("ready", flush=True)
@@ -164,7 +164,7 @@ def test_writers_of_one_target_are_told_that_another_writes_and_nothing_else(tmp
 
 REFUSE_LOCKS = """
 import ctypes, platform, sys, warnings
-from tutorlib.storage import find_checkpoints, new_checkpoint, new_file, new_folder, remove_old
+from tutorlib.output import find_checkpoints, new_checkpoint, new_file, new_folder, remove_old
 
 class Instruction(ctypes.Structure):
     _fields_ = [("code", ctypes.c_ushort), ("yes", ctypes.c_ubyte), ("no", ctypes.c_ubyte),
@@ -212,7 +212,7 @@ import resource, signal, sys
 import numpy as np
 from tutorlib.columns import Chunk
 from tutorlib.parquet import ParquetSink
-from tutorlib.storage import new_file, new_folder
+from tutorlib.output import new_file, new_folder
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))  # as a full disk or a quota
@@ -241,7 +241,7 @@ def test_an_error_of_a_full_disk_names_the_output(tmp_path):
 
 FLUSHES = """
 import os, sys
-from tutorlib.storage import new_checkpoint, new_file
+from tutorlib.output import new_checkpoint, new_file
 
 calls, fsync = [], os.fsync
 
@@ -322,7 +322,7 @@ def test_a_checkpoint_whose_state_was_changed_is_none_and_old_ones_go(tmp_path):
 
 OVERWRITE = """
 import os, signal, sys
-from tutorlib.storage import new_folder
+from tutorlib.output import new_folder
 
 target, moment = sys.argv[1], int(sys.argv[2])
 count = 0

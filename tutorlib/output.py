@@ -19,9 +19,8 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -641,41 +640,3 @@ def remove_old(path: str | os.PathLike[str], keep: int) -> None:
         for entry in path.iterdir():
             if LEFT_OVER.fullmatch(entry.name) and is_ours(entry):
                 remove(entry)
-
-
-# ---- progress ------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def row_bar(label: str, rows: int, progress: bool | None) -> Iterator[Callable[[int], None]]:
-    """Give a function to call, from any thread, with a number of rows that are done.
-
-    Args:
-        label: text before the bar.
-        rows: rows in total.
-        progress: True draws a bar, False draws nothing, None draws one if tqdm is installed and
-            the standard error output is a terminal.
-
-    Raises:
-        ImportError: for True, if tqdm is not installed.
-
-    Example:
-        >>> with row_bar("fit", 5, progress=False) as done:
-        ...     done(5)
-    """
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        if progress:
-            raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-        yield lambda rows: None
-        return
-    disable = None if progress is None else not progress  # None: unless there is a terminal
-    with tqdm(total=rows, desc=label, unit=" rows", unit_scale=True, disable=disable) as bar:
-        lock = threading.Lock()
-
-        def done(rows: int) -> None:
-            with lock:
-                bar.update(rows)
-
-        yield done
