@@ -35,7 +35,7 @@ from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
 from tutorlib.loader.sizing import PAGE_BYTES, values_per_row
-from tutorlib.memory import BufferPool, is_aligned
+from tutorlib.memory import BufferPool
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import listed
 
@@ -45,9 +45,11 @@ SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
+GROUP_BATCHES = 32  # at most, that lie one after the other and become tensors in one call
 
 Transform = Callable[[Chunk], Chunk]
 Pieces = Iterable[tuple[RowRange, Chunk]]
+Places = Any  # in the memory of a chunk's batches: int64 [rows], or a slice if side by side
 Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
 
 
@@ -171,7 +173,7 @@ class ChunkReader:
                 if self._transform is not None:
                     started = time.perf_counter()
                     end = first + piece.num_rows
-                    with self.places(row_range, f"rows [{first}, {end}) of "):
+                    with self.errors_in(row_range, f"rows [{first}, {end}) of "):
                         piece = self._transformed(self._transform, piece)
                     self.stopwatch.add(transform=time.perf_counter() - started)
                 if self.held_bytes is not None:
@@ -269,7 +271,7 @@ class ChunkReader:
         return result
 
     @contextlib.contextmanager
-    def places(self, row_range: RowRange, rows: str = "") -> Iterator[None]:
+    def errors_in(self, row_range: RowRange, rows: str = "") -> Iterator[None]:
         """Have errors name the row group, after words that say which rows of it."""
         where = f"in {rows}{self.source.location(row_range.row_group)}"
         try:
@@ -293,7 +295,7 @@ class ChunkReader:
         checked = []
         for row_range, chunk in pieces:
             values, first_row = chunk[column.name], row_range.start
-            with self.places(row_range):
+            with self.errors_in(row_range):
                 checked.append(self.layout.list_cells(column, values, first_row=first_row))
         lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
         for part in parts:
@@ -320,54 +322,32 @@ class ChunkReader:
                 mine = offsets[number * rows : (number + 1) * rows + 1] - first
                 made.append(Ragged(values, mine))
 
-    def scalars_of(
-        self, field: Field, pieces: Pieces, total: int, parts: Sequence[Part], picks: Any
+    def place(
+        self, field: Field, row_range: RowRange, chunk: Chunk, places: Places, out: Any
     ) -> None:
-        """Gather the values of a field into each part: checked, in the dtype of a batch."""
-        # The checked values of all row ranges, one after the other.
-        matrix: Any = None
-        row = 0
-        for row_range, chunk in pieces:
-            with self.places(row_range):
-                cells = [
-                    self.layout.cells(column, chunk[column.name], first_row=row_range.start)
-                    for column in field.columns
-                ]
-            if matrix is None:
-                matrix = self.empty((total, field.width), field.dtype)
-            _interleave(cells, matrix[row : row + row_range.num_rows])
-            row += row_range.num_rows
-        # Their rows in the chunk's order: whole batches side by side, pieces on their own.
-        xp = array_namespace(matrix)
-        for part in parts:
-            segment, rows = part.segment, part.rows
-            batches = segment.batches or 1
-            stride = self.stride(rows, batches)
-            if picks is None:
-                shape = batches, rows, field.width
-                unordered = matrix[segment.start : segment.stop].reshape(shape)
-                if stride == rows and is_aligned(unordered):
-                    part.scalars[field.name] = unordered
-                    continue
-            out = self.empty((batches, stride, field.width), field.dtype)
-            if picks is None:
-                out[:, :rows] = unordered
-            else:
-                chosen = picks[segment.start : segment.stop]
-                if stride > rows:
-                    padded = xp.zeros((batches, stride), np.int64)
-                    padded[:, :rows] = chosen.reshape(batches, rows)
-                    chosen = padded.reshape(-1)
-                _take(matrix, chosen, out.reshape(-1, field.width))
-            part.scalars[field.name] = out[:, :rows]
+        """Check the values of a field in a row range, and write them to their places in batches."""
+        with self.errors_in(row_range):
+            cells = [
+                self.layout.cells(column, chunk[column.name], first_row=row_range.start)
+                for column in field.columns
+            ]
+        if field.width == 1:
+            out[:, 0][places] = cells[0]
+        else:
+            _place_rows(cells, places, out)
 
     def num_values(self, name: str, rows: int, count: int) -> int:
         """Return the length of the array for the `count` values of a list column in a batch."""
         return self.layout.multi_hot.num_values(self._mean_lengths.get(name, 0), rows, count)
 
+    @property
+    def aligned_rows(self) -> int:
+        """Rows that are a multiple of the alignment of batches, whatever their dtype."""
+        return 16 if self.source.device == "cpu" else 64
+
     def stride(self, rows: int, batches: int) -> int:
         """Return the rows from one batch to the next, so that each begins aligned."""
-        step = 16 if self.source.device == "cpu" else 64
+        step = self.aligned_rows
         return -(-rows // step) * step if batches > 1 else rows
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -396,8 +376,9 @@ class ChunkWork:
         self, reader: ChunkReader, plan: RankPlan, chunk: ChunkPlan, first_batch: int
     ) -> None:
         self._reader, self._plan, self.chunk = reader, plan, chunk
-        self.parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
-        self._ordering = threading.Lock()
+        segments = plan.segments(chunk.index, first_batch)
+        self.parts = [Part(some) for segment in segments for some in _in_groups(segment)]
+        self._finding = threading.Lock()
         self._pieces: dict[int, Chunk] = {}  # by number of the row range
 
     def stages(self) -> list[list[Task]]:
@@ -414,30 +395,71 @@ class ChunkWork:
             functools.partial(self._gather, group, by_column) for group in fields
         ]
         if by_column:
-            return [[self._order, *gathering]]
+            return [[self._find_places, *gathering]]
         # Small row groups are read several by a task.
         ranges = list(enumerate(self.chunk.row_ranges))
         size = -(-len(ranges) // 16)
         reading = [
             functools.partial(self._read, ranges[i : i + size]) for i in range(0, len(ranges), size)
         ]
-        return [[self._order, *reading], gathering]
+        return [[self._find_places, *reading], gathering]
 
-    def _order(self) -> Any:
-        """Return the order of the chunk's rows, where the columns are; None if not shuffled."""
-        with self._ordering:
-            return self._picks
+    def _find_places(self) -> None:
+        """Find the places of the rows, once, whichever thread comes first."""
+        with self._finding:
+            _ = self._places
+            if not self._reader.layout.ragged:
+                self.__dict__.pop("_order", None)
 
     @functools.cached_property
-    def _picks(self) -> Any:
-        started = time.perf_counter()
+    def _order(self) -> Any:
+        """The order of the chunk's rows, where the columns are; None if not shuffled."""
         order = self._plan.order(self.chunk.index)
-        if order is not None and self._reader.source.device == "gpu":
-            import cupy
+        if order is None or self._reader.source.device == "cpu":
+            return order
+        import cupy
 
-            order = cupy.asarray(order)
+        return cupy.asarray(order)
+
+    @functools.cached_property
+    def _firsts(self) -> list[int]:
+        """Where each part begins in the memory of the chunk's batches, and where the last ends.
+
+        Rows are written to all batches in turn. If these began in the same set of the cache, they
+        would drive each other out of it, so a group of batches begins three cache lines later than
+        the one before it ends: four times as fast for batches of 4,096 rows.
+        """
+        step, firsts = self._reader.aligned_rows, [0]
+        for part in self.parts:
+            batches = part.segment.batches or 1
+            rows = self._reader.stride(part.rows, batches) * batches
+            firsts.append(firsts[-1] + -(-rows // step) * step + 3 * step)
+        return firsts
+
+    @functools.cached_property
+    def _places(self) -> list[Places]:
+        """Where the rows of each row range go in the memory of the chunk's batches.
+
+        Rows of no batch of this pass go to the place after the last one.
+        """
+        started = time.perf_counter()
+        order = self._order
+        xp = np if order is None else array_namespace(order)
+        places = xp.full(self.chunk.num_rows, self._firsts[-1], dtype=np.int64)
+        for first, part in zip(self._firsts, self.parts, strict=False):
+            batches = part.segment.batches or 1
+            starts = first + xp.arange(batches) * self._reader.stride(part.rows, batches)
+            rows: Any = slice(part.segment.start, part.segment.stop)
+            rows = rows if order is None else order[rows]
+            places[rows] = (starts[:, None] + xp.arange(part.rows)).reshape(-1)
+        made: list[Places] = []
+        row = 0
+        for row_range in self.chunk.row_ranges:
+            mine, row = places[row : row + row_range.num_rows], row + row_range.num_rows
+            side_by_side = order is None and mine[-1] - mine[0] == len(mine) - 1
+            made.append(slice(int(mine[0]), int(mine[-1]) + 1) if side_by_side else mine)
         self._reader.stopwatch.add(gather=time.perf_counter() - started)
-        return order
+        return made
 
     def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
         for number, row_range in ranges:
@@ -451,17 +473,26 @@ class ChunkWork:
         lists = [column for column in group if not isinstance(column, Field)]
         names = [column.name for field in fields for column in field.columns]
         names += [column.name for column in lists]
-        chunks: Iterable[Chunk] = map(self._pieces.__getitem__, range(len(ranges)))
-        if by_column:
-            chunks = (reader.decoded((self.chunk, names[0]), part, names) for part in ranges)
-        if len(group) > 1:
-            chunks = list(chunks)  # each field needs them; for a single one, they come one by one
-        started, read, picks = time.perf_counter(), reader.stopwatch.mine("read"), self._order()
-        for field in fields:
-            pieces = zip(ranges, chunks, strict=True)
-            reader.scalars_of(field, pieces, self.chunk.num_rows, self.parts, picks)
+        self._find_places()
+        started, read = time.perf_counter(), reader.stopwatch.mine("read")
+        size = self._firsts[-1] + 1
+        outs = [reader.empty((size, field.width), field.dtype) for field in fields]
+        waiting: list[tuple[RowRange, Chunk]] = []  # lists, which need the lengths of all
+        for number, row_range in enumerate(ranges):
+            if by_column:
+                chunk = reader.decoded((self.chunk, names[0]), row_range, names)
+            else:
+                chunk = self._pieces[number]
+            for field, out in zip(fields, outs, strict=True):
+                reader.place(field, row_range, chunk, self._places[number], out)
+            if lists:
+                waiting.append((row_range, chunk))
+            elif by_column:
+                reader.release((self.chunk, names[0]))
+        for field, out in zip(fields, outs, strict=True):
+            self._share_out(field, out)
         for column in lists:
-            reader.lists_of(column, zip(ranges, chunks, strict=True), self.parts, picks)
+            reader.lists_of(column, waiting, self.parts, self._order)
         if reader.source.device == "gpu":
             import cupy
 
@@ -471,10 +502,24 @@ class ChunkWork:
         read = reader.stopwatch.mine("read") - read
         reader.stopwatch.add(gather=time.perf_counter() - started - read)
 
+    def _share_out(self, field: Field, out: Any) -> None:
+        """Give each part its rows of the memory of the chunk's batches."""
+        for first, part in zip(self._firsts, self.parts, strict=False):
+            segment, rows = part.segment, part.rows
+            batches = segment.batches or 1
+            stride = self._reader.stride(rows, batches)
+            mine = out[first : first + batches * stride]
+            if not segment.batches and part is self.parts[-1] and first:
+                # It waits for the rest of its batch, and must not hold the others' memory.
+                mine = self._reader.empty(mine.shape, mine.dtype)
+                mine[...] = out[first : first + rows]
+            part.scalars[field.name] = mine.reshape(batches, stride, field.width)[:, :rows]
+
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
         self._pieces.clear()
-        self.__dict__.pop("_picks", None)
+        for name in ("_places", "_order"):
+            self.__dict__.pop(name, None)
         self._reader.release((self.chunk, ""))
 
 
@@ -534,29 +579,49 @@ def _take(array: Any, rows: Any, out: Any) -> None:
         array_namespace(array).take(array, rows, axis=0, out=out)
 
 
-def _interleave(columns: Sequence[Any], matrix: Any) -> None:
-    """Write columns of numbers or vectors side by side into the rows of a matrix.
+def _in_groups(segment: Segment) -> list[Segment]:
+    """Return the batches of a segment in groups of at most `GROUP_BATCHES`."""
+    if segment.batches <= GROUP_BATCHES:
+        return [segment]
+    rows = (segment.stop - segment.start) // segment.batches
+    groups = []
+    for number in range(0, segment.batches, GROUP_BATCHES):
+        batches = min(GROUP_BATCHES, segment.batches - number)
+        start = segment.start + number * rows
+        groups.append(Segment(segment.batch + number, batches, start, start + batches * rows))
+    return groups
+
+
+def _place_rows(columns: Sequence[Any], places: Places, matrix: Any) -> None:
+    """Write columns of numbers or vectors side by side into some rows of a matrix.
 
     Columns are copied side by side in blocks that fit the cache, then transposed: NumPy then writes
-    one row after the other, which is twice as fast as writing column by column.
+    one row after the other, which is twice as fast as writing column by column. A row is written to
+    its place as one value, which takes two thirds of the time of its numbers.
     """
-    if len(columns) == 1:
-        matrix[...] = columns[0].reshape(matrix.shape)
-        return
-    if isinstance(matrix, np.ndarray) and all(column.ndim == 1 for column in columns):
-        # A little longer than the block, so that columns do not compete for the same cache lines.
-        beside = np.empty((len(columns), min(MATRIX_ROWS, len(matrix)) + 16), matrix.dtype)
-        for start in range(0, len(matrix), MATRIX_ROWS):
-            rows = matrix[start : start + MATRIX_ROWS]
-            for target, column in zip(beside, columns, strict=True):
-                target[: len(rows)] = column[start : start + MATRIX_ROWS]
-            rows[:] = beside[:, : len(rows)].T
-        return
-    first = 0
-    for column in columns:
-        width = column.shape[1] if column.ndim == 2 else 1
-        matrix[:, first : first + width] = column.reshape(len(matrix), width)
-        first += width
+    on_cpu, width = isinstance(matrix, np.ndarray), matrix.shape[1]
+    step = MATRIX_ROWS if on_cpu else len(columns[0])
+    xp = array_namespace(matrix)
+    # A little longer than the block, so that columns do not compete for the same cache lines.
+    beside = xp.empty((width, min(step, len(columns[0])) + 16), dtype=matrix.dtype)
+    for start in range(0, len(columns[0]), step):
+        first, stop = 0, min(start + step, len(columns[0]))
+        for column in columns:
+            block = column[start:stop].reshape(stop - start, -1).T
+            beside[first : first + len(block), : stop - start] = block
+            first += len(block)
+        rows = beside[:, : stop - start].T.copy()
+        if isinstance(places, slice):
+            matrix[places.start + start : places.start + stop] = rows
+        elif on_cpu:
+            _as_values(matrix)[places[start:stop]] = _as_values(rows)
+        else:
+            matrix[places[start:stop]] = rows
+
+
+def _as_values(matrix: np.ndarray) -> np.ndarray:
+    """Return the rows of a matrix as one value each, over the same memory."""
+    return matrix.view(np.dtype((np.void, matrix.itemsize * matrix.shape[1])))[:, 0]
 
 
 def _check_missing(name: str, chunk: Chunk, column: Any) -> None:

@@ -27,7 +27,7 @@ from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
 from tutorlib.keras_bridge.processes import data_share, process_count
-from tutorlib.loader.chunks import Assembler, ChunkReader
+from tutorlib.loader.chunks import GROUP_BATCHES, Assembler, ChunkReader
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
@@ -41,7 +41,6 @@ from tutorlib.memory import BufferPool, gpu_doubts
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
-CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 FEW_ROW_GROUPS = 4  # fewer of them in a chunk, or for a rank, are worth a warning
 REFUSED = 1.2  # of the memory budget: lists that make a pass hold more are refused
 
@@ -478,7 +477,7 @@ class KerasSequenceLoader(LoaderAdapter):
             min_int_dtype=self._min_int_dtype,
             as_numpy=as_numpy,
         )
-        most = AHEAD_BATCHES if budget and self.layout.ragged else CONVERT_BATCHES
+        most = AHEAD_BATCHES if budget and self.layout.ragged else GROUP_BATCHES
 
         def next_batches() -> list[Any] | None:
             pipeline.look_for_room()
