@@ -437,7 +437,7 @@ class KerasSequenceLoader(LoaderAdapter):
             )
         self._warn_once()
         on_gpu, budget, size = source.device == "gpu", settings.memory_budget, self._size
-        kept = size.peak_bytes
+        kept = 2 * size.peak_bytes
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
         self._pool.limit_bytes = kept * settings.ranks_held
