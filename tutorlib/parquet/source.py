@@ -528,6 +528,11 @@ class ParquetSource:
         )
         return Chunk({name: columns[name] for name in names})
 
+    def close(self) -> None:
+        """Close the files that stay open for the next read, which then opens them again."""
+        for stored in self._stored:
+            stored.close()
+
     # ---- which rows ----
 
     def _keep_passing(self) -> None:
