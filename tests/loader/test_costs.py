@@ -77,19 +77,15 @@ def test_the_data_are_hashed_for_the_first_of_many_states_only(data, hashed):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """(Thread, path) of each file that is opened for its rows, and ("footer", path), in a list."""
-    places, parquet_file, read_metadata = [], pq.ParquetFile, pq.read_metadata
+    """(Thread, path) of each file that is opened for its rows, "footer" of others, in a list."""
+    places, parquet_file = [], pq.ParquetFile
 
     def open_file(path, **options):
-        places.append((threading.get_ident(), path))
+        has_footer = options.get("metadata") is not None
+        places.append((threading.get_ident(), path) if has_footer else "footer")
         return parquet_file(path, **options)
 
-    def read_footer(file, **options):
-        places.append("footer")
-        return read_metadata(file, **options)
-
     monkeypatch.setattr(pq, "ParquetFile", open_file)
-    monkeypatch.setattr(pq, "read_metadata", read_footer)
     return places
 
 

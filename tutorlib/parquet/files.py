@@ -332,11 +332,12 @@ class ParquetRows:
 
     Args:
         file: the file.
-        footer: its `pyarrow.parquet.FileMetaData`.
+        opened: it, open for its footer and its schema.
         etag: its entity tag in an object store, else None.
         idle: where the file stays open between two reads; None for one in an object store.
 
     Attributes:
+        footer: its `pyarrow.parquet.FileMetaData`.
         schema: `pyarrow.Schema` of the columns.
         row_counts: stored rows of each row group.
     """
@@ -344,14 +345,15 @@ class ParquetRows:
     def __init__(
         self,
         file: DataFile,
-        footer: pq.FileMetaData,
+        opened: pq.ParquetFile,
         etag: bytes | None = None,
         idle: OpenFiles | None = None,
     ) -> None:
-        self.file, self.footer, self._etag, self._idle = file, footer, etag, idle
+        self.file, self._etag, self._idle = file, etag, idle
+        self.footer = footer = opened.metadata
+        self.schema = opened.schema_arrow.remove_metadata()
         self.path, self.keys, self.is_local = file.path, file.keys, file.is_local
         self.row_counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-        self.schema: pa.Schema = None  # `_share_schemas` sets it: files that are alike share it
 
     def location(self, index: int) -> str:
         """Return what error messages call a row group."""
@@ -528,7 +530,7 @@ class TableRows:
             raise ValueError(f"{self.path}: column names must be unique, got twice: {twice}")
         for place, column in enumerate(table.columns):
             if not all(map(_is_regular, column.chunks)):
-                table = table.set_column(place, names[place], _decoded(column))
+                table = table.set_column(place, names[place], _without_dictionary(column))
         self.table, self.schema = table, table.schema
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
@@ -576,7 +578,7 @@ def _is_regular(array: pa.Array) -> bool:
     return not values.null_count and len(_without_views(values).unique()) == len(values)
 
 
-def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     parts = [_without_views(part.dictionary).take(part.indices) for part in column.chunks]
     return pa.chunked_array(parts)
 
@@ -628,36 +630,19 @@ def open_files(files: Sequence[DataFile]) -> list[ParquetRows]:
     with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-open") as pool:
         opened = pool.map(lambda part: [_opened(file, idle) for file in part], parts)
         stored = [*itertools.chain.from_iterable(opened)]
-    schemas: dict[Any, pa.Schema] = {}
+    schemas: dict[bytes, pa.Schema] = {}  # files that are alike share one
     for rows in stored:
-        # Files that were written from one Arrow schema have it in their metadata.
-        written: Any = (rows.footer.metadata or {}).get(b"ARROW:schema", id(rows))
-        leaves = rows.footer.schema
-        int96 = [n for n in range(len(leaves)) if leaves.column(n).physical_type == "INT96"]
-        written = (written, *int96)
-        if written not in schemas:
-            schemas[written] = (
-                _schema_with_int96(rows.footer) if int96 else leaves.to_arrow_schema()
-            )
-        rows.schema = schemas[written]
+        rows.schema = schemas.setdefault(rows.schema.serialize().to_pybytes(), rows.schema)
     return stored
-
-
-def _schema_with_int96(footer: pq.FileMetaData) -> pa.Schema:
-    """Return the columns of a file as they are read, with INT96 in `INT96_UNIT`."""
-    written = pa.BufferOutputStream()
-    footer.write_metadata_file(written)
-    file = pa.BufferReader(written.getvalue())
-    return pq.ParquetFile(file, coerce_int96_timestamp_unit=INT96_UNIT).schema_arrow
 
 
 def _opened(file: DataFile, idle: OpenFiles) -> ParquetRows:
     try:
         with file.filesystem.open_input_file(file.inner) as opened:
-            footer = pq.read_metadata(opened)
+            parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit=INT96_UNIT)
             if file.is_local:
-                return ParquetRows(file, footer, idle=idle)
-            return ParquetRows(file, footer, etag_of(opened))
+                return ParquetRows(file, parquet, idle=idle)
+            return ParquetRows(file, parquet, etag_of(opened))
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
