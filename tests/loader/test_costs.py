@@ -1,14 +1,17 @@
 """What the loader does no more often than it must: hashes and opened files, counted, not timed."""
 
 import hashlib
+import pickle
+import threading
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.loaders import loader_with
+from tests.support.loaders import come_to_an_end, loader_with, open_files
 from tests.support.training import model_of
+from tutorlib.parquet import ParquetSource
 
 ROWS, FILES = 1_000, 8
 loader_of = loader_with(100, cat_names=[], cont_names=["x"], label_names=["label"])
@@ -72,17 +75,58 @@ def test_the_data_are_hashed_for_the_first_of_many_states_only(data, hashed):
     assert states[0]["data"] == loader_of(data).state_dict()["data"]
 
 
-def test_an_epoch_opens_a_file_once_for_each_row_group(table, tmp_path, monkeypatch):
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=100)
-    loader, opened, parquet_file = loader_of(tmp_path), [], pq.ParquetFile
+@pytest.fixture
+def opened(monkeypatch):
+    """(Thread, path) of each file that is opened for its rows, "footer" of others, in a list."""
+    places, parquet_file = [], pq.ParquetFile
 
-    def counted(*arguments, **options):
-        opened.append(1)
-        return parquet_file(*arguments, **options)
+    def open_file(path, **options):
+        has_footer = options.get("metadata") is not None
+        places.append((threading.get_ident(), path) if has_footer else "footer")
+        return parquet_file(path, **options)
 
-    monkeypatch.setattr(pq, "ParquetFile", counted)
-    for epoch in range(3):
-        assert len(list(loader)) == len(opened) - ROWS // 100 * epoch == ROWS // 100
+    monkeypatch.setattr(pq, "ParquetFile", open_file)
+    return places
+
+
+WIDE = [f"f{number}" for number in range(200)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"memory_budget": "64MB"}, {"shuffle": False}], ids=str)
+@pytest.mark.parametrize("names", [["x"], WIDE], ids=["one column", "200 columns"])
+def test_an_epoch_opens_a_file_once_a_thread_and_reads_its_footer_once_ever(
+    names, changes, tmp_path, opened
+):
+    rows, files, groups = 4_000, 4, 10
+    values = np.random.default_rng(0).random((rows, len(names)), dtype="float32")
+    columns = dict(zip(names, values.T, strict=True)) | {"label": np.zeros(rows, "float32")}
+    for number in range(files):
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet", rows // groups)
+    made = {"cont_names": names, "reader_kwargs": {"threads": 2}, **changes}
+    loader = loader_of(tmp_path, 1000, **made)
+    assert opened == ["footer"] * files
+    for _ in range(3):
+        opened.clear()
+        assert sum(len(labels) for _, labels in loader) == rows * files
+        assert len({path for _, path in opened}) == files
+        assert files <= len(opened) <= 2 * files
+
+
+def test_idle_files_are_few_and_are_closed_with_their_pass_or_their_source(table, tmp_path):
+    for number in range(20):
+        pq.write_table(table.slice(number * 50, 50), tmp_path / f"{number}.parquet")
+    before = open_files()
+    loader, source = loader_of(tmp_path), ParquetSource(tmp_path)
+    assert len(list(loader)) == ROWS // 100
+    assert come_to_an_end(lambda: open_files() - before)
+    assert sum(chunk.num_rows for chunk in source.chunks()) == ROWS
+    assert 0 < open_files() - before < 10
+    copy = pickle.loads(pickle.dumps(source.head(50)))
+    source.close()
+    assert open_files() == before
+    assert copy.read(0)["x"].tolist() == source.read(0)["x"].tolist()
+    del source, copy
+    assert open_files() == before
 
 
 def test_canonical_ranks_of_a_process_share_the_partitions_of_an_epoch(data):

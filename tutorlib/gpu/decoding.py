@@ -66,7 +66,7 @@ def read_row_group(
         table = table.cast(pa.schema(fields))
         columns = {n: to_namespace(column_from_arrow(table[n]), cupy) for n in names}
     elif stored.is_local:
-        columns = _decoded(stored, index, fields)
+        columns = _columns_of(stored, index, fields)
     else:
         raise ParquetError(
             f"{stored.path}: a GPU reads files of this machine. Copy them here, or use "
@@ -83,7 +83,7 @@ def read_row_group(
     return columns
 
 
-def _decoded(stored: ParquetRows, index: int, fields: Sequence[pa.Field]) -> dict[str, Any]:
+def _columns_of(stored: ParquetRows, index: int, fields: Sequence[pa.Field]) -> dict[str, Any]:
     """Return all rows of columns."""
     import pylibcudf
 

@@ -359,9 +359,10 @@ class ChunkReader:
         return cupy.empty(shape, dtype)  # RMM aligns to 256 bytes
 
     def close(self) -> None:
-        """Close the row groups that are open between two slices."""
+        """Close the row groups that are open between two slices, and files that are idle."""
         for stream in self._streams.values():
             stream.close()
+        self.source.close()
 
 
 class ChunkWork:

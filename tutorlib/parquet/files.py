@@ -7,6 +7,7 @@ row group and column. Changed bytes are found if pages have checksums, as `Parqu
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import fnmatch
@@ -15,7 +16,7 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
@@ -48,6 +49,7 @@ OPENING_THREADS = 8
 REMOTE_THREADS = 32  # which wait for answers most of the time
 TABLE_ROWS = 131_072  # of a row group of rows in memory
 INT96_UNIT = "us"  # of Spark's and Hive's timestamps: nanoseconds end in 2262, dates do not
+IDLE_FILES = 8  # that stay open for the next read
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
 
 
@@ -284,28 +286,83 @@ def _refuse_twice(files: Sequence[DataFile]) -> None:
 # ---- one file or table ---------------------------------------------------------------------------
 
 
+class OpenFiles:
+    """The files that were read last, which stay open for whichever thread reads them next.
+
+    Opening a file of 3,000 columns takes 2 ms, and it takes 2 MB while it is open. A reader has the
+    file for itself, so there is no more than one for each thread and file. What was read is
+    compared with the file's state afterwards, as with a file that was opened just now.
+    """
+
+    def __init__(self) -> None:
+        # No lock: a fork could leave it held. Each change of a deque is one step for all threads,
+        # and what it drops is closed.
+        self._idle: collections.deque[tuple[object, pq.ParquetFile]] = collections.deque(
+            maxlen=IDLE_FILES
+        )
+
+    @contextlib.contextmanager
+    def lent(self, key: object, opened: Callable[[], pq.ParquetFile]) -> Iterator[pq.ParquetFile]:
+        """Lend an idle file to the block, or one that `opened` returns; dropped after an error.
+
+        Args:
+            key: what two files have in common that can replace each other.
+            opened: opens such a file.
+        """
+        file = None
+        for entry in tuple(self._idle):
+            if entry[0] == key and file is None:
+                with contextlib.suppress(ValueError):  # another thread was faster
+                    self._idle.remove(entry)
+                    file = entry[1]
+        file = file or opened()
+        yield file
+        self._idle.append((key, file))
+
+    def close(self) -> None:
+        """Close the idle files; a later read opens its own."""
+        self._idle.clear()
+
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[()]]:
+        return OpenFiles, ()
+
+
 class ParquetRows:
     """A Parquet file, whose row groups are read as they are stored.
 
     Args:
         file: the file.
-        footer: its `pyarrow.parquet.FileMetaData`.
+        opened: it, open for its footer and its schema.
         etag: its entity tag in an object store, else None.
+        idle: where the file stays open between two reads; None for one in an object store.
 
     Attributes:
+        footer: its `pyarrow.parquet.FileMetaData`.
         schema: `pyarrow.Schema` of the columns.
         row_counts: stored rows of each row group.
     """
 
-    def __init__(self, file: DataFile, footer: pq.FileMetaData, etag: bytes | None) -> None:
-        self.file, self.footer, self._etag = file, footer, etag
+    def __init__(
+        self,
+        file: DataFile,
+        opened: pq.ParquetFile,
+        etag: bytes | None = None,
+        idle: OpenFiles | None = None,
+    ) -> None:
+        self.file, self._etag, self._idle = file, etag, idle
+        self.footer = footer = opened.metadata
+        self.schema = opened.schema_arrow.remove_metadata()
         self.path, self.keys, self.is_local = file.path, file.keys, file.is_local
         self.row_counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
-        self.schema: pa.Schema = None  # `_share_schemas` sets it: files that are alike share it
 
     def location(self, index: int) -> str:
         """Return what error messages call a row group."""
         return f"row group {index} of {self.path}"
+
+    def close(self) -> None:
+        """Close all files of the data set that are open without being read."""
+        if self._idle is not None:
+            self._idle.close()
 
     def tables(
         self, index: int, names: Sequence[str], step_rows: int | None, *, encoded: bool = False
@@ -314,44 +371,49 @@ class ParquetRows:
 
         With `encoded`, strings stay in dictionaries where the file has them so.
         """
-        count, columns = 0, list(names)
-        options = {} if step_rows is None else {"buffer_size": STREAM_BUFFER}
-        with (
-            self.errors_at(index, names),
-            self._open(index, names if encoded else (), **options) as file,
-        ):
+        kept = self._in_dictionaries(index, names) if encoded else ()
+        with self.errors_at(index, names):
             if step_rows is None:
-                table = file.read_row_group(index, columns=columns, use_threads=False)
+                idle = self._idle or OpenFiles()
+                with idle.lent((self.path, kept), lambda: self._open(index, kept)) as file:
+                    table = file.read_row_group(index, columns=list(names), use_threads=False)
                 count = table.num_rows
                 self.refuse_changed(index)
                 if count == self.row_counts[index]:
                     yield table
             else:
-                row_groups = {"row_groups": [index], "columns": columns, "use_threads": False}
-                for batch in file.iter_batches(step_rows, **row_groups):
-                    if self.is_local or not count:  # a store has given all pages with the first
-                        self.refuse_changed(index)
-                    count += batch.num_rows
-                    yield pa.Table.from_batches([batch])
-                    del batch
+                count = 0
+                with self._open(index, kept, buffer_size=STREAM_BUFFER) as file:
+                    for batch in file.iter_batches(
+                        step_rows, row_groups=[index], columns=list(names), use_threads=False
+                    ):
+                        # A store has given all pages with the first rows.
+                        if self.is_local or not count:
+                            self.refuse_changed(index)
+                        count += batch.num_rows
+                        yield pa.Table.from_batches([batch])
+                        del batch
             if count != self.row_counts[index]:
                 raise EOFError(f"{count} rows, the footer says {self.row_counts[index]}")
 
-    def _open(self, index: int, encoded: Sequence[str], **options: Any) -> pq.ParquetFile:
+    def _in_dictionaries(self, index: int, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the paths of leaves that can be read as dictionaries: not those of differences."""
+        leaves = [leaf for name in names for leaf in self._leaves(index, name)]
+        return tuple(n.path_in_schema for n in leaves if not any("DELTA" in e for e in n.encodings))
+
+    def _open(self, index: int, kept: Sequence[str], **options: Any) -> pq.ParquetFile:
+        """Open the file anew, after a look whether it is the one that was found."""
         source: Any = self.file.inner
         if not self.is_local:
             source = self.file.filesystem.open_input_file(self.file.inner)
         self.refuse_changed(index, source)
-        # Arrow makes no dictionary of strings that are stored as differences.
-        leaves = [leaf for name in encoded for leaf in self._leaves(index, name)]
-        keep = [n.path_in_schema for n in leaves if not any("DELTA" in e for e in n.encodings)]
         # Not memory-mapped: that is no faster, and a signal would kill the process if the file is
         # truncated meanwhile, where reading raises an error.
         return pq.ParquetFile(
             source,
             filesystem=self.file.filesystem if self.is_local else None,
             metadata=self.footer,
-            read_dictionary=keep,
+            read_dictionary=kept,
             pre_buffer=not self.is_local,
             page_checksum_verification=True,
             coerce_int96_timestamp_unit=INT96_UNIT,
@@ -468,7 +530,7 @@ class TableRows:
             raise ValueError(f"{self.path}: column names must be unique, got twice: {twice}")
         for place, column in enumerate(table.columns):
             if not all(map(_is_regular, column.chunks)):
-                table = table.set_column(place, names[place], _decoded(column))
+                table = table.set_column(place, names[place], _without_dictionary(column))
         self.table, self.schema = table, table.schema
         starts = range(0, table.num_rows, TABLE_ROWS)
         self.row_counts = [min(TABLE_ROWS, table.num_rows - start) for start in starts]
@@ -476,6 +538,9 @@ class TableRows:
     def location(self, index: int) -> str:
         """Return what error messages call a row group."""
         return f"row group {index} of {self.path}"
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
 
     def tables(
         self, index: int, names: Sequence[str], step_rows: int | None, *, encoded: bool = False
@@ -513,7 +578,7 @@ def _is_regular(array: pa.Array) -> bool:
     return not values.null_count and len(_without_views(values).unique()) == len(values)
 
 
-def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     parts = [_without_views(part.dictionary).take(part.indices) for part in column.chunks]
     return pa.chunked_array(parts)
 
@@ -561,37 +626,23 @@ def open_files(files: Sequence[DataFile]) -> list[ParquetRows]:
     threads = OPENING_THREADS if all(file.is_local for file in files) else REMOTE_THREADS
     some = max(1, len(files) // (8 * threads))  # for each call: a future takes as long as a footer
     parts = [files[first : first + some] for first in range(0, len(files), some)]
+    idle = OpenFiles()
     with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-open") as pool:
-        opened = pool.map(lambda part: [*map(_opened, part)], parts)
+        opened = pool.map(lambda part: [_opened(file, idle) for file in part], parts)
         stored = [*itertools.chain.from_iterable(opened)]
-    schemas: dict[Any, pa.Schema] = {}
+    schemas: dict[bytes, pa.Schema] = {}  # files that are alike share one
     for rows in stored:
-        # Files that were written from one Arrow schema have it in their metadata.
-        written: Any = (rows.footer.metadata or {}).get(b"ARROW:schema", id(rows))
-        leaves = rows.footer.schema
-        int96 = [n for n in range(len(leaves)) if leaves.column(n).physical_type == "INT96"]
-        written = (written, *int96)
-        if written not in schemas:
-            schemas[written] = (
-                _schema_with_int96(rows.footer) if int96 else leaves.to_arrow_schema()
-            )
-        rows.schema = schemas[written]
+        rows.schema = schemas.setdefault(rows.schema.serialize().to_pybytes(), rows.schema)
     return stored
 
 
-def _schema_with_int96(footer: pq.FileMetaData) -> pa.Schema:
-    """Return the columns of a file as they are read, with INT96 in `INT96_UNIT`."""
-    written = pa.BufferOutputStream()
-    footer.write_metadata_file(written)
-    file = pa.BufferReader(written.getvalue())
-    return pq.ParquetFile(file, coerce_int96_timestamp_unit=INT96_UNIT).schema_arrow
-
-
-def _opened(file: DataFile) -> ParquetRows:
+def _opened(file: DataFile, idle: OpenFiles) -> ParquetRows:
     try:
         with file.filesystem.open_input_file(file.inner) as opened:
-            etag = None if file.is_local else etag_of(opened)
-            return ParquetRows(file, pq.read_metadata(opened), etag)
+            parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit=INT96_UNIT)
+            if file.is_local:
+                return ParquetRows(file, parquet, idle=idle)
+            return ParquetRows(file, parquet, etag_of(opened))
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -335,6 +335,11 @@ class ParquetSource:
             "filters": "; ".join(chosen) or None,
         }
 
+    @property
+    def versions(self) -> list[tuple[int, int | None]]:
+        """(Bytes, time of the last change in ns if it is known) of each file when it was found."""
+        return [rows.file.version for rows in self._stored if isinstance(rows, ParquetRows)]
+
     def file_fingerprints(self) -> dict[str, str]:
         """Return {name of a file: hash of its footer}, to tell which one differs."""
         return {n: stored.digest for n, stored in zip(self._names, self._stored, strict=True)}
@@ -381,7 +386,7 @@ class ParquetSource:
             return pa.schema([self.arrow_schema.field(name) for name in names]).empty_table()
         whole = stop - start == self.row_groups[position].num_rows
         return pa.concat_tables(
-            self._pieces(position, names, start, stop, None if whole else STEP_ROWS)
+            self._chosen_rows(position, names, start, stop, None if whole else STEP_ROWS)
         )
 
     def steps(
@@ -404,7 +409,7 @@ class ParquetSource:
             yield self.read(position, names, start, stop)
             return
         names, stop = self._known(position, names), self._end(position, stop)
-        pieces = self._pieces(position, names, start, stop, step_rows)
+        pieces = self._chosen_rows(position, names, start, stop, step_rows)
         with contextlib.closing(pieces):
             for piece in pieces:
                 yield self._chunk(position, piece)
@@ -430,7 +435,7 @@ class ParquetSource:
     def _end(self, position: int, stop: int | None) -> int:
         return self.row_groups[position].num_rows if stop is None else stop
 
-    def _pieces(
+    def _chosen_rows(
         self, position: int, names: list[str], start: int, stop: int, step_rows: int | None
     ) -> Generator[pa.Table]:
         """Yield rows [start, stop) of a row group, of `step_rows` stored rows at a time."""
@@ -440,7 +445,7 @@ class ParquetSource:
         at = 0  # rows so far that pass the filter
         if start == stop:
             return
-        with contextlib.closing(self._decoded(group, read, step_rows)) as tables:
+        with contextlib.closing(self._stored_rows(group, read, step_rows)) as tables:
             for table in tables:
                 if condition is not None:
                     table = table.filter(pa.array(condition.passes(table)))
@@ -458,7 +463,7 @@ class ParquetSource:
                 if at > wanted[-1]:
                     return
 
-    def _decoded(
+    def _stored_rows(
         self, group: RowGroup, names: list[str], step_rows: int | None
     ) -> Generator[pa.Table]:
         """Yield all stored rows of a row group, `step_rows` at a time, in the source's types."""
@@ -528,6 +533,11 @@ class ParquetSource:
         )
         return Chunk({name: columns[name] for name in names})
 
+    def close(self) -> None:
+        """Close the files that stay open for the next read, which then opens them again."""
+        for stored in self._stored:
+            stored.close()
+
     # ---- which rows ----
 
     def _keep_passing(self) -> None:
@@ -582,7 +592,7 @@ class ParquetSource:
         """Return which stored rows of a row group pass, bool [rows]; reads the filter's columns."""
         condition = self._filter
         assert condition is not None
-        with contextlib.closing(self._decoded(group, condition.names, STEP_ROWS)) as tables:
+        with contextlib.closing(self._stored_rows(group, condition.names, STEP_ROWS)) as tables:
             return np.concatenate([condition.passes(table) for table in tables])
 
     def _condition(self, group: RowGroup) -> RowFilter | None:
@@ -784,13 +794,12 @@ class RowFilter:
                     "value) with the operators == != < <= > >= in, not in, got "
                     f"{filters!r} ({error})"
                 ) from error
-        words, text = r"(?<!\w){}(?!\w)", str(condition)  # other words may be columns too
-        names = [n for n in schema.names if re.search(words.format(re.escape(n)), text)]
-        names = names or schema.names[:1]
-        row_filter = cls(condition, names, [schema.field(name).type for name in names])
         try:
             schema.empty_table().filter(condition)
             condition.__reduce__()  # which columns by number do not have
+            names = [n for n in schema.names if n in str(condition) and _uses(condition, n, schema)]
+            names = names or schema.names[:1]
+            row_filter = cls(condition, names, [schema.field(name).type for name in names])
             row_filter.passes(pa.table({n: pa.nulls(1, schema.field(n).type) for n in names}))
         except pa.ArrowException as error:
             said = str(error).splitlines()[0].partition(" in ")[0]
@@ -813,6 +822,16 @@ class RowFilter:
         plain = ds.dataset(pa.table({name: table[name].cast(kind) for name, kind in columns}))
         scanner = plain.scanner(columns={"p": self.expression}, use_threads=False)
         return pc.fill_null(scanner.to_table()["p"], False).to_numpy()
+
+
+def _uses(condition: pc.Expression, name: str, schema: pa.Schema) -> bool:
+    """Return whether a condition on columns cannot be evaluated without the named one."""
+    others = schema.remove(schema.get_field_index(name))
+    try:
+        others.empty_table().filter(condition)
+    except pa.ArrowException:
+        return True
+    return False
 
 
 def _has_floats(kind: pa.DataType) -> bool:

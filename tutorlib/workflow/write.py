@@ -33,7 +33,6 @@ from tutorlib.hashing import hash_integers, hash_values
 from tutorlib.ops.base import is_builtin
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
-from tutorlib.parquet.files import ParquetRows
 from tutorlib.workflow import saved
 from tutorlib.workflow.fit import (
     as_source,
@@ -180,8 +179,7 @@ def write_data_set(
     parts, metadata = job.part_files(), job.metadata()
     rows = sum(source.num_rows for source in job.sources.values())
     # A file may have other values and the same footer, but not the same time of its last change.
-    stored = [stored for source in job.sources.values() for stored in source._stored]
-    times = [file.file.version for file in stored if isinstance(file, ParquetRows)]
+    times = [version for source in job.sources.values() for version in source.versions]
     with (
         row_bar("transform", rows, progress) as done,
         output.new_folder(folder, metadata and {**metadata, "times": times}) as building,
