@@ -25,7 +25,7 @@ import numpy as np
 
 from tutorlib.checks import check_positive
 from tutorlib.keras_bridge.adapter import LoaderAdapter, TensorAdapter, refuse_ignored_arguments
-from tutorlib.keras_bridge.processes import gathered, process_count, process_index
+from tutorlib.keras_bridge.ranks import gathered, process_count, process_index
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.output import (
     MANIFEST_FILE,

@@ -18,7 +18,7 @@ from typing import Any
 
 import keras
 
-from tutorlib.keras_bridge.processes import process_count
+from tutorlib.keras_bridge.ranks import process_count
 
 TESTED_KERAS = "3.15"
 
