@@ -53,6 +53,14 @@ def data_share() -> tuple[int, int] | tuple[None, None]:
     return shares, distribution.data_shard_id
 
 
+def batch_parts() -> int:
+    """Return into how many equal parts the devices of this process split its batch, at least 1."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or keras.backend.backend() != "jax":
+        return 1
+    return max(1, distribution.num_model_replicas // distribution.num_processes)
+
+
 def gathered(text: str) -> list[str]:
     """Return what all processes gave, in their order; all of them must call this."""
     if process_count() == 1:
@@ -127,10 +135,7 @@ def check_joined_batches(
         rows: rows of all ranks.
         batch_sizes: rows of each batch of this process.
     """
-    joined, distribution, parts = process_count() > 1, keras.distribution.distribution(), 1
-    if distribution is not None and keras.backend.backend() == "jax":
-        # The devices of this process split its batch into equal parts.
-        parts = max(1, distribution.num_model_replicas // distribution.num_processes)
+    joined, parts = process_count() > 1, batch_parts()
     if joined and lists:
         raise ValueError(
             f"columns {lists}: Keras can join the batches of several processes only if their "
