@@ -24,8 +24,8 @@ import keras
 import numpy as np
 
 from tutorlib.checks import check_positive
-from tutorlib.keras_bridge.adapter import LoaderAdapter, TensorAdapter, refuse_ignored_arguments
-from tutorlib.keras_bridge.processes import gathered, process_count, process_index
+from tutorlib.keras_bridge.adapter import LoaderAdapter, TensorAdapter, caller_of
+from tutorlib.keras_bridge.ranks import gathered, process_count, process_index
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.output import (
     MANIFEST_FILE,
@@ -631,7 +631,7 @@ class TimedBatches(TensorAdapter):
     @property
     def num_batches(self) -> int | None:
         """Number of batches of an epoch, or None; refuses what `fit` was given and would ignore."""
-        refuse_ignored_arguments(self, "timed batches", {"shuffle": [True, False]})
+        caller_of(self, "timed batches", {"shuffle": [True, False]})
         return self._num_batches
 
 
@@ -836,15 +836,3 @@ class KerasSequenceValidater(keras.callbacks.Callback):
                 "KerasSequenceValidater, or give the callback another prefix."
             )
         logs.update(named)
-
-
-def check_path(name: str, value: Any, advice: str) -> None:
-    """Raise TypeError, with advice, if `value` is no path.
-
-    Example:
-        >>> check_path("log_dir", 4096, "Give a folder.")
-        Traceback (most recent call last):
-        TypeError: log_dir must be a path, got 4096. Give a folder.
-    """
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{name} must be a path, got {value!r}. {advice}")

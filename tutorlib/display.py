@@ -1,11 +1,11 @@
-"""What `repr`, a notebook and a terminal show: lists cut short, HTML tables, progress bars."""
+"""What errors, `repr`, a notebook and a terminal show: short lists, differences, tables, bars."""
 
 from __future__ import annotations
 
 import contextlib
 import html
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 # Colours come from the page, so that tables fit light and dark themes.
 _CELL = "text-align:{align};vertical-align:top;padding:2px 12px;white-space:pre-line"
@@ -26,6 +26,24 @@ def shortened(items: Iterable[object], most: int = 6) -> str:
     words = [str(item) for item in items]
     rest = len(words) - most
     return ", ".join(words if rest < 2 else [*words[:most], f"... {rest:,} more"])
+
+
+def differences(
+    was: object, now: object, name: str = "", words: str = "{name} was {was!r}, is {now!r}"
+) -> list[str]:
+    """Return where two nested JSON values differ, one sentence for each place.
+
+    Example:
+        >>> differences({"data": {"rows": 10}, "seed": 0}, {"data": {"rows": 12}, "seed": 0})
+        ['data.rows was 10, is 12']
+    """
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        lines = []
+        for key in dict.fromkeys([*was, *now]):
+            path = f"{name}.{key}" if name else str(key)
+            lines += differences(was.get(key), now.get(key), path, words)
+        return lines
+    return [] if was == now else [words.format(name=name, was=was, now=now)]
 
 
 def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

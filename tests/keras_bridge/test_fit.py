@@ -346,7 +346,7 @@ def test_another_keras_gets_a_clear_error_and_to_tf_dataset(folder, monkeypatch)
 # ---- arguments that Keras would ignore ---------------------------------------------------------
 #
 # The nightly job runs this on the newest Keras: it fails when Keras passes its arguments in another
-# way, so that `refuse_ignored_arguments` no longer finds them.
+# way, so that `caller_of` no longer finds them.
 
 Y = np.zeros((ROWS, 1), "float32")
 unshuffled = loader_with(BATCH, **{**NAMES, "cat_names": []}, shuffle=False)

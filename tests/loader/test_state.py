@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.loaders import loader_with
-from tutorlib.loader import KerasSequenceLoader, ranks
+from tutorlib.keras_bridge import ranks
+from tutorlib.loader import KerasSequenceLoader
 from tutorlib.loader import loader as loader_module
 from tutorlib.ops import Categorify
 from tutorlib.parquet import ParquetSource

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
-from tutorlib.keras_bridge.processes import process_count
+from tutorlib.keras_bridge.ranks import process_count
 
 TESTED_KERAS = "3.15"
 
@@ -115,9 +114,14 @@ class LoaderAdapter(TensorAdapter):
         Those that Keras draws only to build a model do not move the loader: they come again.
         """
         batches = self.preview() if _builds_model() else iter(self)
-        waiting, resumed = _shown_as_waiting(), self.first_batch > 0
+        resumed = self.first_batch > 0
+        shown: Callable[[str], Any] = contextlib.nullcontext
+        if keras.backend.backend() == "tensorflow":  # whose profiler then shows the wait
+            import tensorflow as tf
+
+            shown = tf.profiler.experimental.Trace
         while True:
-            with waiting():
+            with shown("KerasSequenceLoader::next"):
                 batch = next(batches, None)
             if batch is None:
                 break
@@ -142,8 +146,28 @@ class LoaderAdapter(TensorAdapter):
         one may ask alone.
         """
         accepted = {"batch_size": [self.batch_size], "shuffle": [True, self.shuffle]}
-        if refuse_ignored_arguments(self, "a loader", accepted, self.disorder, self.labelled):
-            self.check_for_fit()
+        caller = caller_of(self, "a loader", accepted)
+        if caller is None:
+            return len(self)
+        if caller.method == "predict" and process_count() > 1:
+            raise ValueError(
+                "predict with a loader cannot collect the predictions of several processes; "
+                "loader.predict(model) gives those of all rows, on each process"
+            )
+        if caller.method == "predict" and self.disorder:
+            raise ValueError(
+                f"predict with a loader {self.disorder} would give predictions in another order "
+                "than that of the files. loader.predict(model) gives them in order, as a table "
+                "with the columns id_names=[...]; model.predict needs shuffle=False, and no "
+                "canonical_ranks."
+            )
+        if not self.labelled and caller.compares_with_labels():
+            raise ValueError(
+                f"{caller.method} with a loader that has no labels. Name them, "
+                "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
+                "(LabelEncoder, or label_names of the Workflow)."
+            )
+        self.check_for_fit()
         return len(self)
 
     @property
@@ -184,15 +208,6 @@ def _builds_model() -> bool:
     return frame is not None
 
 
-def _shown_as_waiting() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return what makes the context in which TensorFlow's profiler sees the wait for a batch."""
-    if keras.backend.backend() != "tensorflow":
-        return contextlib.nullcontext
-    import tensorflow as tf
-
-    return functools.partial(tf.profiler.experimental.Trace, "KerasSequenceLoader::next")
-
-
 # ---- what Keras would ignore ---------------------------------------------------------------------
 
 REMEDIES = {
@@ -205,82 +220,60 @@ REMEDIES = {
 STEPS = {"fit": "train_step", "evaluate": "test_step", "predict": "predict_step"}
 
 
-def refuse_ignored_arguments(
-    adapter: Any, data: str, accepted: Mapping[str, Any], disorder: str = "", labelled: bool = True
-) -> bool:
-    """Raise ValueError if Keras was given an argument that has no effect; for `num_batches` only.
+class Caller(NamedTuple):
+    """Who begins to take batches: a method of a model, "fit", "evaluate" or "predict"."""
 
-    Returns whether it is Keras that asks, for a `fit`, `evaluate` or `predict` which begins.
+    method: str
+    model: keras.Model
+
+    def compares_with_labels(self) -> bool:
+        """Return whether the method computes a loss in the way of Keras."""
+        if self.method == "predict" or self.model.loss is None:
+            return False
+        own, steps = type(self.model), (STEPS[self.method], "compute_loss")
+        return all(getattr(own, step) is getattr(keras.Model, step) for step in steps)
+
+
+def caller_of(adapter: DataAdapter, data: str, accepted: Mapping[str, Any]) -> Caller | None:
+    """Return what begins to take batches; for `num_batches` only. None if no method of a model does.
 
     Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
-    `batch_size` and `shuffle`. It asks for `num_batches` in a constructor, so the caller of that is
-    `fit`, `evaluate` or `predict`, whose public arguments are looked at. With a Keras in which this
-    is not so they are ignored, and nothing else changes; tests/keras_bridge/test_fit.py then fails.
-
-    `predict` out of order is refused too: nobody could tell which row a prediction is of. So are
-    `fit` and `evaluate` without labels if the model compares its output with labels.
+    `batch_size` and `shuffle`. It asks for `num_batches` in the constructor of its iterator, which
+    `fit`, `evaluate` or `predict` calls: the arguments of both are looked at. With a Keras in which
+    this is not so they are ignored, and nothing else changes; tests/keras_bridge/test_fit.py then
+    fails.
 
     Args:
         adapter: the data adapter that is asked for `num_batches`.
-        data: what the adapter is called in the message.
+        data: what the adapter is called in messages.
         accepted: {argument: values that ask for what happens anyway}; None is always accepted.
-        disorder: words for why rows do not come in the order of the files; "" if they do.
-        labelled: whether the batches hold labels.
+
+    Raises:
+        ValueError: for an argument that has no effect, or the training data as validation data.
     """
-    frame: Any = sys._getframe(2)
-    if frame.f_code.co_name != "__init__":  # Keras asks again later, for itself
-        return False
+    iterator: Any = sys._getframe(2)
+    if iterator.f_code.co_name != "__init__":  # Keras asks again later, for itself
+        return None
+    frame = iterator
     while frame is not None and not (
         frame.f_code.co_name in STEPS and isinstance(frame.f_locals.get("self"), keras.Model)
     ):
         frame = frame.f_back
     if frame is None:
-        return False
-    method, given = frame.f_code.co_name, dict(frame.f_locals)
-    if method == "predict" and process_count() > 1:
-        raise ValueError(
-            f"predict with {data} cannot collect the predictions of several processes; "
-            "loader.predict(model) gives those of all rows, on each process"
-        )
-    if method == "predict" and disorder:
-        raise ValueError(
-            f"predict with {data} {disorder} would give predictions in another order than that of "
-            "the files. loader.predict(model) gives them in order, as a table with the columns "
-            "id_names=[...]; model.predict needs shuffle=False, and no canonical_ranks."
-        )
-    validation = given.get("validation_data")
-    parts = validation if isinstance(validation, tuple | list) else (validation,)
-    if given.get("x") is not adapter:  # the validation data of `fit`
-        batch_size = given.get("validation_batch_size")
-        given |= {"y": None, "sample_weight": None, "class_weight": None, "shuffle": None}
-        given |= {
-            **dict(zip(("x", "y", "sample_weight"), parts, strict=False)),
-            "batch_size": batch_size,
-        }
-    elif adapter is parts[0]:
+        return None
+    asked = frame.f_locals
+    trains = asked.get("x") is adapter  # otherwise it is the validation data of `fit`
+    if trains and asked.get("val_x") is adapter:
         raise ValueError(
             f"validation_data is {data}, the same that fit trains on: validation would take every "
             "other epoch of it. Give validation_data another one, made with the same arguments."
         )
-    for name, remedy in REMEDIES.items():
-        value = given.get(name)
+    given = {name: iterator.f_locals.get(name) for name in REMEDIES}
+    given["batch_size"] = asked.get("batch_size" if trains else "validation_batch_size")
+    given["shuffle"] = asked.get("shuffle") if trains else None
+    for name, value in given.items():
         if value is not None and value not in accepted.get(name, ()):
             scalar = isinstance(value, int | str | dict)
             shown = f"={value!r}" if scalar else f" (a {type(value).__name__})"
-            raise ValueError(f"{name}{shown} with {data} has no effect; {remedy}")
-    model = given["self"]
-    compares = (
-        method != "predict"
-        and model.loss is not None
-        and all(
-            getattr(type(model), step) is getattr(keras.Model, step)
-            for step in (STEPS[method], "compute_loss")
-        )
-    )
-    if compares and not labelled:
-        raise ValueError(
-            f"{method} with {data} that has no labels. Name them, "
-            "KerasSequenceLoader(label_names=[...]), or map a Workflow that makes them "
-            "(LabelEncoder, or label_names of the Workflow)."
-        )
-    return True
+            raise ValueError(f"{name}{shown} with {data} has no effect; {REMEDIES[name]}")
+    return Caller(frame.f_code.co_name, asked["self"])

@@ -136,8 +136,9 @@ def with_types(lists: Collection[str] = ()) -> Callable[[Any], Any]:
         known = types.setdefault(rows, [])
         found = next((one for one in known if one.takes(inputs, names)), None)
         if found is None:
-            this = batch_type(batch)
-            found = this.most_specific_common_supertype([*known[-1:], this]) or this
+            found = batch_type(batch)
+            if known:
+                found = found.most_specific_common_supertype([known[-1], found]) or found
             known.append(found)
         result = TypedBatch(batch)
         result.tracing_type = found

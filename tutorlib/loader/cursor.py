@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tutorlib.checks import check_integer
+from tutorlib.display import differences
 from tutorlib.loader.pipeline import Pipeline
 
 
@@ -206,21 +207,3 @@ class Batches(Iterator[Any]):
         self._next_batches = lambda: None
         if self._pipeline is not None:
             self._pipeline.close()
-
-
-def differences(
-    was: Any, now: Any, name: str = "", words: str = "{name} was {was!r}, is {now!r}"
-) -> list[str]:
-    """Return where two nested JSON values differ, one sentence for each place.
-
-    Example:
-        >>> differences({"data": {"rows": 10}, "seed": 0}, {"data": {"rows": 12}, "seed": 0})
-        ['data.rows was 10, is 12']
-    """
-    if isinstance(was, Mapping) and isinstance(now, Mapping):
-        lines = []
-        for key in dict.fromkeys([*was, *now]):
-            path = f"{name}.{key}" if name else str(key)
-            lines += differences(was.get(key), now.get(key), path, words)
-        return lines
-    return [] if was == now else [words.format(name=name, was=was, now=now)]

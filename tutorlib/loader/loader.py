@@ -26,13 +26,18 @@ from tutorlib.columns import Chunk
 from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
-from tutorlib.keras_bridge.processes import data_share, process_count
+from tutorlib.keras_bridge.ranks import (
+    check_joined_batches,
+    data_share,
+    hash_of,
+    process_count,
+    refuse_other_ranks,
+)
 from tutorlib.loader.chunks import GROUP_BATCHES, Assembler, ChunkReader
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan, RankPlan
-from tutorlib.loader.ranks import check_joined_batches, hash_of, refuse_other_ranks
 from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
@@ -725,8 +730,16 @@ class KerasSequenceLoader(LoaderAdapter):
                 f"Keras weighs the loss of a batch by the length of its first input, {first!r}, "
                 "which has one entry more than the batch has rows. Use multi_hot='nnzs'."
             )
+        form = settings.multi_hot
+        fixed = form.form == "padded" and form.max_length is not None
         check_joined_batches(
-            settings, self.schema, self.source.num_rows, self._any_plan().batch_sizes.tolist()
+            settings.batch_size,
+            settings.global_size or 1,
+            settings.canonical_ranks,
+            drop_last=settings.drop_last,
+            lists=[] if fixed else [c.name for c in features if c.multi_hot],
+            rows=self.source.num_rows,
+            batch_sizes=self._any_plan().batch_sizes.tolist(),
         )
 
     def fingerprint(self) -> str:

@@ -1,4 +1,7 @@
-"""Ranks of one training: what they must have alike, checked before Keras trains with them."""
+"""Ranks of one training: what `keras.distribution` has joined, and what all must have alike.
+
+Only JAX tells Keras of other processes; on other backends, each process is one of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,68 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from tutorlib.keras_bridge.processes import batch_parts, gathered, process_count
-from tutorlib.loader.cursor import differences
-from tutorlib.loader.settings import LoaderSettings
-from tutorlib.schema import Schema
+import keras
+import numpy as np
+
+from tutorlib.display import differences
 
 LINES = 8  # of differences that an error shows
+
+
+def process_count() -> int:
+    """Return the number of processes that are joined; 1 for a process of its own."""
+    if keras.backend.backend() != "jax":
+        return 1
+    import jax
+
+    # Asking JAX for its processes starts its devices; then no other process could join.
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def process_index() -> int:
+    """Return the number of this process, from 0."""
+    if process_count() == 1:
+        return 0
+    import jax
+
+    return jax.process_index()
+
+
+def data_share() -> tuple[int, int] | tuple[None, None]:
+    """Return (number of shares of the data, the share of this process); None for one process.
+
+    Each process has a share of its own, but those that hold one replica of a model together, under
+    `keras.distribution.ModelParallel`, need the same rows.
+    """
+    if process_count() == 1:
+        return None, None
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return process_count(), process_index()
+    shares = min(distribution.num_model_replicas, distribution.num_processes)
+    return shares, distribution.data_shard_id
+
+
+def batch_parts() -> int:
+    """Return into how many equal parts the devices of this process split its batch, at least 1."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or keras.backend.backend() != "jax":
+        return 1
+    return max(1, distribution.num_model_replicas // distribution.num_processes)
+
+
+def gathered(text: str) -> list[str]:
+    """Return what all processes gave, in their order; all of them must call this."""
+    if process_count() == 1:
+        return [text]
+    from jax.experimental import multihost_utils
+
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(data)))
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: len(data)] = data
+    rows = multihost_utils.process_allgather(padded)
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def refuse_other_ranks(
@@ -54,36 +113,43 @@ def refuse_other_ranks(
 
 
 def check_joined_batches(
-    settings: LoaderSettings, schema: Schema, rows: int, batch_sizes: Sequence[int]
+    batch_size: int,
+    ranks: int,
+    canonical_ranks: int | None,
+    *,
+    drop_last: bool,
+    lists: Sequence[str],
+    rows: int,
+    batch_sizes: Sequence[int],
 ) -> None:
     """Raise ValueError if Keras cannot join the processes' batches, or split one over devices.
 
     All processes get the same answer, so that none waits for another.
 
     Args:
-        settings: settings of the loader.
-        schema: schema of the batches.
+        batch_size: rows of a full batch of this process.
+        ranks: number of ranks of the loader.
+        canonical_ranks: number of ranks whose order an epoch has; None for `ranks`.
+        drop_last: whether a last batch that is not full is left out.
+        lists: names of the list columns whose width differs from batch to batch.
         rows: rows of all ranks.
         batch_sizes: rows of each batch of this process.
     """
-    parts, size = batch_parts(), settings.batch_size
-    count = (settings.global_size or 1) if process_count() > 1 else 1  # of joined ranks
-    lists = [column.name for column in schema if column.multi_hot]
-    multi_hot = settings.multi_hot
-    fixed = multi_hot.form == "padded" and multi_hot.max_length is not None
-    if process_count() > 1 and lists and not fixed:
+    joined, parts = process_count() > 1, batch_parts()
+    if joined and lists:
         raise ValueError(
             f"columns {lists}: Keras can join the batches of several processes only if their "
             "lists have the same width. Use multi_hot=MultiHot('padded', max_length=...)"
         )
-    if size % parts:
+    if batch_size % parts:
         raise ValueError(
-            f"batch_size={size} must be a multiple of {parts}, the devices of this process "
-            f"that share a batch; {size // parts * parts or parts} would do"
+            f"batch_size={batch_size} must be a multiple of {parts}, the devices of this process "
+            f"that share a batch; {batch_size // parts * parts or parts} would do"
         )
-    if settings.drop_last or not (rows % count or any(n % parts for n in batch_sizes[-2:])):
+    count = ranks if joined else 1
+    if drop_last or not (rows % count or any(n % parts for n in batch_sizes[-2:])):
         return
-    enough = rows - rows % math.lcm(settings.canonical_ranks or count, count * parts)
+    enough = rows - rows % math.lcm(canonical_ranks or count, count * parts)
     remedy = f", or ParquetSource(...).head({enough}), which leaves out {rows - enough}"
     raise ValueError(
         f"the last batches of {rows} rows do not have equally many on each of {count * parts} "
