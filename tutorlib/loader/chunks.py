@@ -15,7 +15,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,20 +37,18 @@ from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segme
 from tutorlib.loader.sizing import PAGE_BYTES, values_per_row
 from tutorlib.memory import BufferPool
 from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.schema import listed
+from tutorlib.schema import Column, listed
 
-TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory budget, one
-CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
-SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+TASK_BYTES = 2**23  # of decoded columns, about, for one task; with a memory budget, one column
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 GROUP_BATCHES = 32  # at most, that lie one after the other and become tensors in one call
 
 Transform = Callable[[Chunk], Chunk]
-Pieces = Iterable[tuple[RowRange, Chunk]]
+Pieces = Sequence[tuple[RowRange, Any]]  # of a column
 Places = Any  # in the memory of a chunk's batches: int64 [rows], or a slice if side by side
-Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
+Owner = tuple[ChunkPlan, str, int]  # of decoded rows: a chunk, the first column, the row range
 
 
 @dataclasses.dataclass
@@ -136,19 +134,15 @@ class ChunkReader:
         return ChunkWork(self, plan, chunk, first_batch)
 
     def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
-        """Return whether a task reads some columns of all row ranges, not all of some ranges.
+        """Return whether a task may decode some of the columns of a row range.
 
-        A chunk then holds few decoded columns at a time. But a transform needs all columns, slices
-        of a row group are decoded in order, and small row groups faster in one call.
+        But a transform needs all columns, and slices of a row group are decoded in order.
         """
         source = self.source
         if self._transform is not None or source.device == "gpu" or not source.is_local:
             return False
         groups = [row_range.row_group for row_range in chunk.row_ranges]
-        if not all(group not in plan.sliced and source.is_whole(group) for group in groups):
-            return False
-        rows = sum(source.row_groups[group].num_rows for group in groups)
-        return rows * source.row_bytes(groups[0], self.columns) > SMALL_BYTES * len(groups)
+        return all(group not in plan.sliced and source.is_whole(group) for group in groups)
 
     def decoded(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Chunk:
         """Return columns of a row range as they are stored, or what the transform makes of them.
@@ -239,6 +233,12 @@ class ChunkReader:
         """Note that decoded rows are dropped."""
         self._decoded.pop(owner, None)
 
+    def release_all(self, chunk: ChunkPlan) -> None:
+        """Note that all decoded rows of a chunk are dropped."""
+        for owner in list(self._decoded):
+            if owner[0] is chunk:
+                self.release(owner)
+
     def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
         made_by = "the Workflow"
         if not self._fills_missing:
@@ -290,11 +290,11 @@ class ChunkReader:
             error.add_note(where)
             raise
 
-    def lists_of(self, column: Any, pieces: Pieces, parts: Sequence[Part], picks: Any) -> None:
+    def lists_of(self, column: Column, pieces: Pieces, parts: Sequence[Part], picks: Any) -> None:
         """Gather the lists of a column into each part, every batch in aligned memory of its own."""
         checked = []
-        for row_range, chunk in pieces:
-            values, first_row = chunk[column.name], row_range.start
+        for row_range, values in pieces:
+            first_row = row_range.start
             with self.errors_in(row_range):
                 checked.append(self.layout.list_cells(column, values, first_row=first_row))
         lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
@@ -358,6 +358,17 @@ class ChunkReader:
 
         return cupy.empty(shape, dtype)  # RMM aligns to 256 bytes
 
+    def wait_for_device(self) -> None:
+        """Wait for what this thread has a GPU do: others work on streams of their own."""
+        if self.source.device == "gpu":
+            import cupy
+
+            cupy.cuda.get_current_stream().synchronize()
+
+    def row_bytes(self, chunk: ChunkPlan) -> float:
+        """Return the mean bytes of a decoded row in the first row group of a chunk."""
+        return self.source.row_bytes(chunk.row_ranges[0].row_group, self.columns)
+
     def close(self) -> None:
         """Close the row groups that are open between two slices, and files that are idle."""
         for stream in self._streams.values():
@@ -380,30 +391,34 @@ class ChunkWork:
         segments = plan.segments(chunk.index, first_batch)
         self.parts = [Part(some) for segment in segments for some in _in_groups(segment)]
         self._finding = threading.Lock()
-        self._pieces: dict[int, Chunk] = {}  # by number of the row range
+        self._columns: dict[str, Any] = {}  # [rows, width] of each field, in places of the batches
+        self._lists: dict[str, dict[int, Any]] = {}  # decoded columns by number of the row range
 
     def stages(self) -> list[list[Task]]:
-        """Return the tasks of each stage; a stage may begin when the one before it has ended."""
+        """Return the tasks of each stage; a stage may begin when the one before it has ended.
+
+        A task decodes as many columns of a row range as `TASK_BYTES` allow, or several small row
+        ranges. Reading few columns of a wide file takes as long as reading the footer of all.
+        """
         layout, reader = self._reader.layout, self._reader
-        fields: list[Any] = [[field] for field in layout.fields if field.width > 1]
-        columns = [field for field in layout.fields if field.width == 1]
-        size = max(TASK_COLUMNS, len(columns) // CHUNK_TASKS)
-        size = size if reader.held_bytes is None else 1
-        fields += [columns[i : i + size] for i in range(0, len(columns), size)]
-        fields += [[column] for column in layout.ragged.values()]
-        by_column = reader.reads_by_column(self._plan, self.chunk)
-        gathering: list[Task] = [
-            functools.partial(self._gather, group, by_column) for group in fields
-        ]
-        if by_column:
-            return [[self._find_places, *gathering]]
-        # Small row groups are read several by a task.
+        fields: list[Field | Column] = [*layout.fields, *layout.ragged.values()]
         ranges = list(enumerate(self.chunk.row_ranges))
-        size = -(-len(ranges) // 16)
-        reading = [
-            functools.partial(self._read, ranges[i : i + size]) for i in range(0, len(ranges), size)
+        rows, row_bytes = self.chunk.num_rows, reader.row_bytes(self.chunk)
+        groups, together = 1, max(1, int(TASK_BYTES / max(1, rows / len(ranges) * row_bytes)))
+        if reader.reads_by_column(self._plan, self.chunk):
+            largest = max(row_range.num_rows for row_range in self.chunk.row_ranges)
+            groups = min(len(fields), -(-int(largest * row_bytes) // TASK_BYTES))
+            if reader.held_bytes is not None and groups > 1:
+                groups = len(fields)
+        together = min(together, -(-len(ranges) // 16))
+        size = -(-len(fields) // groups)
+        tasks: list[Task] = [
+            functools.partial(self._read, fields[i : i + size], ranges[j : j + together], groups)
+            for i in range(0, len(fields), size)
+            for j in range(0, len(ranges), together)
         ]
-        return [[self._find_places, *reading], gathering]
+        last: list[Task] = [functools.partial(self._gather, c) for c in layout.ragged.values()]
+        return [[self._find_places, *tasks], [self._share_out, *last]]
 
     def _find_places(self) -> None:
         """Find the places of the rows, once, whichever thread comes first."""
@@ -462,66 +477,77 @@ class ChunkWork:
         self._reader.stopwatch.add(gather=time.perf_counter() - started)
         return made
 
-    def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
-        for number, row_range in ranges:
-            names = self._reader.columns
-            self._pieces[number] = self._reader.decoded((self.chunk, ""), row_range, names)
+    def _read(
+        self,
+        fields: Sequence[Field | Column],
+        ranges: Sequence[tuple[int, RowRange]],
+        groups: int,
+    ) -> None:
+        """Decode some columns of row ranges and write them to their places; keep lists as they are.
 
-    def _gather(self, group: Sequence[Any], by_column: bool) -> None:
-        """Make the arrays of some fields, or of a column of lists, in all parts."""
-        reader, ranges = self._reader, self.chunk.row_ranges
-        fields = [field for field in group if isinstance(field, Field)]
-        lists = [column for column in group if not isinstance(column, Field)]
-        names = [column.name for field in fields for column in field.columns]
-        names += [column.name for column in lists]
+        Args:
+            fields: which of the columns.
+            ranges: row ranges, each with its number.
+            groups: number of groups in which the columns are decoded; 1 decodes all at once.
+        """
+        reader, names = self._reader, self._reader.columns
+        if groups > 1:
+            names = [c.name for f in fields for c in (f.columns if isinstance(f, Field) else [f])]
         self._find_places()
-        started, read = time.perf_counter(), reader.stopwatch.mine("read")
-        size = self._firsts[-1] + 1
-        outs = [reader.empty((size, field.width), field.dtype) for field in fields]
-        waiting: list[tuple[RowRange, Chunk]] = []  # lists, which need the lengths of all
-        for number, row_range in enumerate(ranges):
-            if by_column:
-                chunk = reader.decoded((self.chunk, names[0]), row_range, names)
-            else:
-                chunk = self._pieces[number]
-            for field, out in zip(fields, outs, strict=True):
-                reader.place(field, row_range, chunk, self._places[number], out)
-            if lists:
-                waiting.append((row_range, chunk))
-            elif by_column:
-                reader.release((self.chunk, names[0]))
-        for field, out in zip(fields, outs, strict=True):
-            self._share_out(field, out)
-        for column in lists:
-            reader.lists_of(column, waiting, self.parts, self._order)
-        if reader.source.device == "gpu":
-            import cupy
+        for number, row_range in ranges:
+            owner = self.chunk, names[0], number
+            chunk = reader.decoded(owner, row_range, names)
+            started, keeps = time.perf_counter(), False
+            for field in fields:
+                if isinstance(field, Field):
+                    out = self._memory_of(field)
+                    reader.place(field, row_range, chunk, self._places[number], out)
+                else:
+                    self._lists.setdefault(field.name, {})[number] = chunk[field.name]
+                    keeps = True
+            reader.wait_for_device()
+            if not keeps:
+                reader.release(owner)
+            reader.stopwatch.add(gather=time.perf_counter() - started)
 
-            cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
-        if by_column:
-            reader.release((self.chunk, names[0]))
-        read = reader.stopwatch.mine("read") - read
-        reader.stopwatch.add(gather=time.perf_counter() - started - read)
+    def _memory_of(self, field: Field) -> Any:
+        """Return the memory of a field in all batches of the chunk, and one row for no batch."""
+        with self._finding:
+            if field.name not in self._columns:
+                shape = self._firsts[-1] + 1, field.width
+                self._columns[field.name] = self._reader.empty(shape, field.dtype)
+                self._reader.wait_for_device()  # other threads work on streams of their own
+            return self._columns[field.name]
 
-    def _share_out(self, field: Field, out: Any) -> None:
+    def _gather(self, column: Column) -> None:
+        """Make the lists of a column in all parts, once those of all row ranges are there."""
+        started, decoded = time.perf_counter(), self._lists.pop(column.name)
+        pieces = [(part, decoded[number]) for number, part in enumerate(self.chunk.row_ranges)]
+        self._reader.lists_of(column, pieces, self.parts, self._order)
+        self._reader.wait_for_device()
+        self._reader.stopwatch.add(gather=time.perf_counter() - started)
+
+    def _share_out(self) -> None:
         """Give each part its rows of the memory of the chunk's batches."""
-        for first, part in zip(self._firsts, self.parts, strict=False):
-            segment, rows = part.segment, part.rows
-            batches = segment.batches or 1
-            stride = self._reader.stride(rows, batches)
-            mine = out[first : first + batches * stride]
-            if not segment.batches and part is self.parts[-1] and first:
-                # It waits for the rest of its batch, and must not hold the others' memory.
-                mine = self._reader.empty(mine.shape, mine.dtype)
-                mine[...] = out[first : first + rows]
-            part.scalars[field.name] = mine.reshape(batches, stride, field.width)[:, :rows]
+        for field in self._reader.layout.fields:
+            out = self._columns.pop(field.name)
+            for first, part in zip(self._firsts, self.parts, strict=False):
+                segment, rows = part.segment, part.rows
+                batches = segment.batches or 1
+                stride = self._reader.stride(rows, batches)
+                mine = out[first : first + batches * stride]
+                if not segment.batches and part is self.parts[-1] and first:
+                    # It waits for the rest of its batch, and must not hold the others' memory.
+                    mine = self._reader.empty(mine.shape, mine.dtype)
+                    mine[...] = out[first : first + rows]
+                part.scalars[field.name] = mine.reshape(batches, stride, field.width)[:, :rows]
+        self._reader.wait_for_device()
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
-        self._pieces.clear()
         for name in ("_places", "_order"):
             self.__dict__.pop(name, None)
-        self._reader.release((self.chunk, ""))
+        self._reader.release_all(self.chunk)
 
 
 class _Stream:
