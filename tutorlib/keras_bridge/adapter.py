@@ -235,7 +235,7 @@ class Caller(NamedTuple):
 
 
 def caller_of(adapter: DataAdapter, data: str, accepted: Mapping[str, Any]) -> Caller | None:
-    """Return what begins to take batches; for `num_batches` only. None if no method of a model does.
+    """Return which method of a model begins to take batches, or None; for `num_batches` only.
 
     Keras uses a data adapter as it is and silently drops `y`, `sample_weight`, `class_weight`,
     `batch_size` and `shuffle`. It asks for `num_batches` in the constructor of its iterator, which
