@@ -1,10 +1,11 @@
-"""From row ranges to batches as arrays: decode, transform, check, gather.
+"""From row ranges to batches as arrays: decode, transform, check, place.
 
-The rows of a chunk have one order (`RankPlan.order`). Each column is decoded, checked, joined over
-the row ranges of the chunk, and gathered once by that order into aligned memory, where the batches
-lie one after the other. Calls into NumPy are few and long, so that threads do not fight for the
-interpreter lock. Columns of a stacked matrix become rows of it first: gathering whole rows of 26
-columns is as fast as gathering two columns. On a GPU the arrays are CuPy's; nothing else differs.
+The rows of a chunk have one order (`RankPlan.order`), which gives each row its place in aligned
+memory where the batches lie one after the other. A task decodes a row range, checks its columns and
+writes them to their places, while they are in the cache. Lists wait for those of all row ranges and
+are gathered. Calls into NumPy are few and long, so that threads do not fight for the interpreter
+lock. Columns of a stacked matrix become rows of it first, and whole rows go to their places. On a
+GPU the arrays are CuPy's; nothing else differs.
 """
 
 from __future__ import annotations
