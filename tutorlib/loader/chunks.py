@@ -40,7 +40,8 @@ from tutorlib.memory import BufferPool
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, listed
 
-TASK_BYTES = 2**23  # of decoded columns, about, for one task; with a memory budget, one column
+TASK_BYTES = 2**23  # of decoded columns, about, for one task
+SMALL_BYTES = 2**20  # the same with a memory budget; of a larger row range, one column
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
@@ -404,10 +405,11 @@ class ChunkWork:
         fields: list[Field | Column] = [*layout.fields, *layout.ragged.values()]
         ranges = list(enumerate(self.chunk.row_ranges))
         rows, row_bytes = self.chunk.num_rows, reader.row_bytes(self.chunk)
-        groups, together = 1, max(1, int(TASK_BYTES / max(1, rows / len(ranges) * row_bytes)))
+        task_bytes = TASK_BYTES if reader.held_bytes is None else SMALL_BYTES
+        groups, together = 1, max(1, int(task_bytes / max(1, rows / len(ranges) * row_bytes)))
         if reader.reads_by_column(self._plan, self.chunk):
             largest = max(row_range.num_rows for row_range in self.chunk.row_ranges)
-            groups = min(len(fields), -(-int(largest * row_bytes) // TASK_BYTES))
+            groups = min(len(fields), -(-int(largest * row_bytes) // task_bytes))
             if reader.held_bytes is not None and groups > 1:
                 groups = len(fields)
         together = min(together, -(-len(ranges) // 16))
