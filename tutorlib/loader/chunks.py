@@ -1,10 +1,11 @@
-"""From row ranges to batches as arrays: decode, transform, check, gather.
+"""From row ranges to batches as arrays: decode, transform, check, place.
 
-The rows of a chunk have one order (`RankPlan.order`). Each column is decoded, checked, joined over
-the row ranges of the chunk, and gathered once by that order into aligned memory, where the batches
-lie one after the other. Calls into NumPy are few and long, so that threads do not fight for the
-interpreter lock. Columns of a stacked matrix become rows of it first: gathering whole rows of 26
-columns is as fast as gathering two columns. On a GPU the arrays are CuPy's; nothing else differs.
+The rows of a chunk have one order (`RankPlan.order`), which gives each row its place in aligned
+memory where the batches lie one after the other. A task decodes a row range, checks its columns and
+writes them to their places, while they are in the cache. Lists wait for those of all row ranges and
+are gathered. Calls into NumPy are few and long, so that threads do not fight for the interpreter
+lock. Columns of a stacked matrix become rows of it first, and whole rows go to their places. On a
+GPU the arrays are CuPy's; nothing else differs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from tutorlib.memory import BufferPool
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, listed
 
-TASK_BYTES = 2**23  # of decoded columns, about, for one task; with a memory budget, one column
+TASK_BYTES = 2**23  # of decoded columns, about, for one task
+SMALL_BYTES = 2**20  # the same with a memory budget; of a larger row range, one column
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
@@ -404,10 +406,11 @@ class ChunkWork:
         fields: list[Field | Column] = [*layout.fields, *layout.ragged.values()]
         ranges = list(enumerate(self.chunk.row_ranges))
         rows, row_bytes = self.chunk.num_rows, reader.row_bytes(self.chunk)
-        groups, together = 1, max(1, int(TASK_BYTES / max(1, rows / len(ranges) * row_bytes)))
+        task_bytes = TASK_BYTES if reader.held_bytes is None else SMALL_BYTES
+        groups, together = 1, max(1, int(task_bytes / max(1, rows / len(ranges) * row_bytes)))
         if reader.reads_by_column(self._plan, self.chunk):
             largest = max(row_range.num_rows for row_range in self.chunk.row_ranges)
-            groups = min(len(fields), -(-int(largest * row_bytes) // TASK_BYTES))
+            groups = min(len(fields), -(-int(largest * row_bytes) // task_bytes))
             if reader.held_bytes is not None and groups > 1:
                 groups = len(fields)
         together = min(together, -(-len(ranges) // 16))
