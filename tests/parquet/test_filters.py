@@ -177,6 +177,12 @@ def test_counting_reads_the_columns_of_the_filter_only(table, tmp_path):
         ParquetSource(tmp_path, filters=[("n", "==", 3)])
 
 
+def test_a_value_that_reads_like_the_name_of_a_column_is_none(table, tmp_path):
+    only_pages_of(table, tmp_path / "x.parquet", "s", row_group_size=100)
+    source = ParquetSource(tmp_path, filters=[("s", "in", ["s2", "s1 row", "x"])])
+    assert source.read(0, ["s"])["s"].tolist() == ["s2"] * 25
+
+
 def test_statistics_are_not_believed_about_nan(tmp_path):
     """Min and max ignore NaN: by them all rows are 1, so all pass ==, and none passes !=."""
     pq.write_table(pa.table({"x": [1.0, float("nan"), 1.0]}), tmp_path / "x.parquet")
