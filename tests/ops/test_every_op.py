@@ -14,7 +14,7 @@ from tests.support.workflow_rows import same
 from tutorlib import ops
 from tutorlib.columns import Chunk, Masked, map_arrays, to_host, to_namespace
 from tutorlib.ops import LearningOp, Op
-from tutorlib.parquet import ParquetSource, stored
+from tutorlib.parquet import ParquetSource, files
 from tutorlib.workflow import Workflow
 
 EACH = pytest.mark.parametrize("name", CASES)
@@ -37,7 +37,7 @@ def learned(workflow):
 def in_memory():
     """{case: the workflow fitted on rows in memory, in row groups as those of the file}."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored, "TABLE_ROWS", GROUP_ROWS)
+        patch.setattr(files, "TABLE_ROWS", GROUP_ROWS)
         return {name: case.fitted(chunk(), threads=1) for name, case in CASES.items()}
 
 

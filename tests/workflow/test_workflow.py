@@ -22,7 +22,7 @@ from tutorlib.ops import (
     Normalize,
     TargetEncoding,
 )
-from tutorlib.parquet import ParquetSource, stored
+from tutorlib.parquet import ParquetSource, files
 from tutorlib.workflow import Workflow
 from tutorlib.workflow import fit as fitting
 
@@ -244,7 +244,7 @@ def test_a_row_range_is_at_most_its_limit_and_ranges_cover_all_rows(tmp_path):
 
 
 def test_after_an_error_no_op_is_fitted_and_the_error_is_that_of_the_first_range(monkeypatch):
-    monkeypatch.setattr(stored, "TABLE_ROWS", 100)
+    monkeypatch.setattr(files, "TABLE_ROWS", 100)
     values = [np.full(100, 1.0 if k != 3 else -5.0) for k in range(6)]
     values[5] = np.full(100, -9.0)
     workflow = Workflow(["x"] >> LogOp() >> Normalize())
