@@ -1,11 +1,10 @@
-"""From row ranges to batches as arrays: decode, transform, check, place.
+"""From row ranges to batches as arrays: decode, transform, check, gather.
 
-The rows of a chunk have one order (`RankPlan.order`), which gives each row its place in aligned
-memory where the batches lie one after the other. A task decodes a row range, checks its columns and
-writes them to their places, while they are in the cache. Lists wait for those of all row ranges and
-are gathered. Calls into NumPy are few and long, so that threads do not fight for the interpreter
-lock. Columns of a stacked matrix become rows of it first, and whole rows go to their places. On a
-GPU the arrays are CuPy's; nothing else differs.
+The rows of a chunk have one order (`RankPlan.order`). Each column is decoded, checked, joined over
+the row ranges of the chunk, and gathered once by that order into aligned memory, where the batches
+lie one after the other. Calls into NumPy are few and long, so that threads do not fight for the
+interpreter lock. Columns of a stacked matrix become rows of it first: gathering whole rows of 26
+columns is as fast as gathering two columns. On a GPU the arrays are CuPy's; nothing else differs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,21 +35,20 @@ from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
 from tutorlib.loader.sizing import PAGE_BYTES, values_per_row
-from tutorlib.memory import BufferPool
+from tutorlib.memory import BufferPool, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.schema import Column, listed
+from tutorlib.schema import listed
 
-TASK_BYTES = 2**23  # of decoded columns, about, for one task
-SMALL_BYTES = 2**20  # the same with a memory budget; of a larger row range, one column
+TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory budget, one
+CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
+SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
-GROUP_BATCHES = 32  # at most, that lie one after the other and become tensors in one call
 
 Transform = Callable[[Chunk], Chunk]
-Pieces = Sequence[tuple[RowRange, Any]]  # of a column
-Places = Any  # in the memory of a chunk's batches: int64 [rows], or a slice if side by side
-Owner = tuple[ChunkPlan, str, int]  # of decoded rows: a chunk, the first column, the row range
+Pieces = Iterable[tuple[RowRange, Chunk]]
+Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
 
 
 @dataclasses.dataclass
@@ -136,15 +134,19 @@ class ChunkReader:
         return ChunkWork(self, plan, chunk, first_batch)
 
     def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
-        """Return whether a task may decode some of the columns of a row range.
+        """Return whether a task reads some columns of all row ranges, not all of some ranges.
 
-        But a transform needs all columns, and slices of a row group are decoded in order.
+        A chunk then holds few decoded columns at a time. But a transform needs all columns, slices
+        of a row group are decoded in order, and small row groups faster in one call.
         """
         source = self.source
         if self._transform is not None or source.device == "gpu" or not source.is_local:
             return False
         groups = [row_range.row_group for row_range in chunk.row_ranges]
-        return all(group not in plan.sliced and source.is_whole(group) for group in groups)
+        if not all(group not in plan.sliced and source.is_whole(group) for group in groups):
+            return False
+        rows = sum(source.row_groups[group].num_rows for group in groups)
+        return rows * source.row_bytes(groups[0], self.columns) > SMALL_BYTES * len(groups)
 
     def decoded(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Chunk:
         """Return columns of a row range as they are stored, or what the transform makes of them.
@@ -169,7 +171,7 @@ class ChunkReader:
                 if self._transform is not None:
                     started = time.perf_counter()
                     end = first + piece.num_rows
-                    with self.errors_in(row_range, f"rows [{first}, {end}) of "):
+                    with self.places(row_range, f"rows [{first}, {end}) of "):
                         piece = self._transformed(self._transform, piece)
                     self.stopwatch.add(transform=time.perf_counter() - started)
                 if self.held_bytes is not None:
@@ -235,12 +237,6 @@ class ChunkReader:
         """Note that decoded rows are dropped."""
         self._decoded.pop(owner, None)
 
-    def release_all(self, chunk: ChunkPlan) -> None:
-        """Note that all decoded rows of a chunk are dropped."""
-        for owner in list(self._decoded):
-            if owner[0] is chunk:
-                self.release(owner)
-
     def _transformed(self, transform: Transform, chunk: Chunk) -> Chunk:
         made_by = "the Workflow"
         if not self._fills_missing:
@@ -273,7 +269,7 @@ class ChunkReader:
         return result
 
     @contextlib.contextmanager
-    def errors_in(self, row_range: RowRange, rows: str = "") -> Iterator[None]:
+    def places(self, row_range: RowRange, rows: str = "") -> Iterator[None]:
         """Have errors name the row group, after words that say which rows of it."""
         where = f"in {rows}{self.source.location(row_range.row_group)}"
         try:
@@ -292,12 +288,12 @@ class ChunkReader:
             error.add_note(where)
             raise
 
-    def lists_of(self, column: Column, pieces: Pieces, parts: Sequence[Part], picks: Any) -> None:
+    def lists_of(self, column: Any, pieces: Pieces, parts: Sequence[Part], picks: Any) -> None:
         """Gather the lists of a column into each part, every batch in aligned memory of its own."""
         checked = []
-        for row_range, values in pieces:
-            first_row = row_range.start
-            with self.errors_in(row_range):
+        for row_range, chunk in pieces:
+            values, first_row = chunk[column.name], row_range.start
+            with self.places(row_range):
                 checked.append(self.layout.list_cells(column, values, first_row=first_row))
         lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
         for part in parts:
@@ -324,32 +320,54 @@ class ChunkReader:
                 mine = offsets[number * rows : (number + 1) * rows + 1] - first
                 made.append(Ragged(values, mine))
 
-    def place(
-        self, field: Field, row_range: RowRange, chunk: Chunk, places: Places, out: Any
+    def scalars_of(
+        self, field: Field, pieces: Pieces, total: int, parts: Sequence[Part], picks: Any
     ) -> None:
-        """Check the values of a field in a row range, and write them to their places in batches."""
-        with self.errors_in(row_range):
-            cells = [
-                self.layout.cells(column, chunk[column.name], first_row=row_range.start)
-                for column in field.columns
-            ]
-        if field.width == 1:
-            out[:, 0][places] = cells[0]
-        else:
-            _place_rows(cells, places, out)
+        """Gather the values of a field into each part: checked, in the dtype of a batch."""
+        # The checked values of all row ranges, one after the other.
+        matrix: Any = None
+        row = 0
+        for row_range, chunk in pieces:
+            with self.places(row_range):
+                cells = [
+                    self.layout.cells(column, chunk[column.name], first_row=row_range.start)
+                    for column in field.columns
+                ]
+            if matrix is None:
+                matrix = self.empty((total, field.width), field.dtype)
+            _interleave(cells, matrix[row : row + row_range.num_rows])
+            row += row_range.num_rows
+        # Their rows in the chunk's order: whole batches side by side, pieces on their own.
+        xp = array_namespace(matrix)
+        for part in parts:
+            segment, rows = part.segment, part.rows
+            batches = segment.batches or 1
+            stride = self.stride(rows, batches)
+            if picks is None:
+                shape = batches, rows, field.width
+                unordered = matrix[segment.start : segment.stop].reshape(shape)
+                if stride == rows and is_aligned(unordered):
+                    part.scalars[field.name] = unordered
+                    continue
+            out = self.empty((batches, stride, field.width), field.dtype)
+            if picks is None:
+                out[:, :rows] = unordered
+            else:
+                chosen = picks[segment.start : segment.stop]
+                if stride > rows:
+                    padded = xp.zeros((batches, stride), np.int64)
+                    padded[:, :rows] = chosen.reshape(batches, rows)
+                    chosen = padded.reshape(-1)
+                _take(matrix, chosen, out.reshape(-1, field.width))
+            part.scalars[field.name] = out[:, :rows]
 
     def num_values(self, name: str, rows: int, count: int) -> int:
         """Return the length of the array for the `count` values of a list column in a batch."""
         return self.layout.multi_hot.num_values(self._mean_lengths.get(name, 0), rows, count)
 
-    @property
-    def aligned_rows(self) -> int:
-        """Rows that are a multiple of the alignment of batches, whatever their dtype."""
-        return 16 if self.source.device == "cpu" else 64
-
     def stride(self, rows: int, batches: int) -> int:
         """Return the rows from one batch to the next, so that each begins aligned."""
-        step = self.aligned_rows
+        step = 16 if self.source.device == "cpu" else 64
         return -(-rows // step) * step if batches > 1 else rows
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -359,17 +377,6 @@ class ChunkReader:
         import cupy
 
         return cupy.empty(shape, dtype)  # RMM aligns to 256 bytes
-
-    def wait_for_device(self) -> None:
-        """Wait for what this thread has a GPU do: others work on streams of their own."""
-        if self.source.device == "gpu":
-            import cupy
-
-            cupy.cuda.get_current_stream().synchronize()
-
-    def row_bytes(self, chunk: ChunkPlan) -> float:
-        """Return the mean bytes of a decoded row in the first row group of a chunk."""
-        return self.source.row_bytes(chunk.row_ranges[0].row_group, self.columns)
 
     def close(self) -> None:
         """Close the row groups that are open between two slices, and files that are idle."""
@@ -390,167 +397,86 @@ class ChunkWork:
         self, reader: ChunkReader, plan: RankPlan, chunk: ChunkPlan, first_batch: int
     ) -> None:
         self._reader, self._plan, self.chunk = reader, plan, chunk
-        segments = plan.segments(chunk.index, first_batch)
-        self.parts = [Part(some) for segment in segments for some in _in_groups(segment)]
-        self._finding = threading.Lock()
-        self._columns: dict[str, Any] = {}  # [rows, width] of each field, in places of the batches
-        self._lists: dict[str, dict[int, Any]] = {}  # decoded columns by number of the row range
+        self.parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
+        self._ordering = threading.Lock()
+        self._pieces: dict[int, Chunk] = {}  # by number of the row range
 
     def stages(self) -> list[list[Task]]:
-        """Return the tasks of each stage; a stage may begin when the one before it has ended.
-
-        A task decodes as many columns of a row range as `TASK_BYTES` allow, or several small row
-        ranges. Reading few columns of a wide file takes as long as reading the footer of all.
-        """
+        """Return the tasks of each stage; a stage may begin when the one before it has ended."""
         layout, reader = self._reader.layout, self._reader
-        fields: list[Field | Column] = [*layout.fields, *layout.ragged.values()]
-        ranges = list(enumerate(self.chunk.row_ranges))
-        rows, row_bytes = self.chunk.num_rows, reader.row_bytes(self.chunk)
-        task_bytes = TASK_BYTES if reader.held_bytes is None else SMALL_BYTES
-        groups, together = 1, max(1, int(task_bytes / max(1, rows / len(ranges) * row_bytes)))
-        if reader.reads_by_column(self._plan, self.chunk):
-            largest = max(row_range.num_rows for row_range in self.chunk.row_ranges)
-            groups = min(len(fields), -(-int(largest * row_bytes) // task_bytes))
-            if reader.held_bytes is not None and groups > 1:
-                groups = len(fields)
-        together = min(together, -(-len(ranges) // 16))
-        size = -(-len(fields) // groups)
-        tasks: list[Task] = [
-            functools.partial(self._read, fields[i : i + size], ranges[j : j + together], groups)
-            for i in range(0, len(fields), size)
-            for j in range(0, len(ranges), together)
+        fields: list[Any] = [[field] for field in layout.fields if field.width > 1]
+        columns = [field for field in layout.fields if field.width == 1]
+        size = max(TASK_COLUMNS, len(columns) // CHUNK_TASKS)
+        size = size if reader.held_bytes is None else 1
+        fields += [columns[i : i + size] for i in range(0, len(columns), size)]
+        fields += [[column] for column in layout.ragged.values()]
+        by_column = reader.reads_by_column(self._plan, self.chunk)
+        gathering: list[Task] = [
+            functools.partial(self._gather, group, by_column) for group in fields
         ]
-        last: list[Task] = [functools.partial(self._gather, c) for c in layout.ragged.values()]
-        return [[self._find_places, *tasks], [self._share_out, *last]]
+        if by_column:
+            return [[self._order, *gathering]]
+        # Small row groups are read several by a task.
+        ranges = list(enumerate(self.chunk.row_ranges))
+        size = -(-len(ranges) // 16)
+        reading = [
+            functools.partial(self._read, ranges[i : i + size]) for i in range(0, len(ranges), size)
+        ]
+        return [[self._order, *reading], gathering]
 
-    def _find_places(self) -> None:
-        """Find the places of the rows, once, whichever thread comes first."""
-        with self._finding:
-            _ = self._places
-            if not self._reader.layout.ragged:
-                self.__dict__.pop("_order", None)
-
-    @functools.cached_property
     def _order(self) -> Any:
-        """The order of the chunk's rows, where the columns are; None if not shuffled."""
-        order = self._plan.order(self.chunk.index)
-        if order is None or self._reader.source.device == "cpu":
-            return order
-        import cupy
-
-        return cupy.asarray(order)
+        """Return the order of the chunk's rows, where the columns are; None if not shuffled."""
+        with self._ordering:
+            return self._picks
 
     @functools.cached_property
-    def _firsts(self) -> list[int]:
-        """Where each part begins in the memory of the chunk's batches, and where the last ends.
-
-        Rows are written to all batches in turn. If these began in the same set of the cache, they
-        would drive each other out of it, so a group of batches begins three cache lines later than
-        the one before it ends: four times as fast for batches of 4,096 rows.
-        """
-        step, firsts = self._reader.aligned_rows, [0]
-        for part in self.parts:
-            batches = part.segment.batches or 1
-            rows = self._reader.stride(part.rows, batches) * batches
-            firsts.append(firsts[-1] + -(-rows // step) * step + 3 * step)
-        return firsts
-
-    @functools.cached_property
-    def _places(self) -> list[Places]:
-        """Where the rows of each row range go in the memory of the chunk's batches.
-
-        Rows of no batch of this pass go to the place after the last one.
-        """
+    def _picks(self) -> Any:
         started = time.perf_counter()
-        order = self._order
-        xp = np if order is None else array_namespace(order)
-        places = xp.full(self.chunk.num_rows, self._firsts[-1], dtype=np.int64)
-        for first, part in zip(self._firsts, self.parts, strict=False):
-            batches = part.segment.batches or 1
-            starts = first + xp.arange(batches) * self._reader.stride(part.rows, batches)
-            rows: Any = slice(part.segment.start, part.segment.stop)
-            rows = rows if order is None else order[rows]
-            places[rows] = (starts[:, None] + xp.arange(part.rows)).reshape(-1)
-        made: list[Places] = []
-        row = 0
-        for row_range in self.chunk.row_ranges:
-            mine, row = places[row : row + row_range.num_rows], row + row_range.num_rows
-            side_by_side = order is None and mine[-1] - mine[0] == len(mine) - 1
-            made.append(slice(int(mine[0]), int(mine[-1]) + 1) if side_by_side else mine)
+        order = self._plan.order(self.chunk.index)
+        if order is not None and self._reader.source.device == "gpu":
+            import cupy
+
+            order = cupy.asarray(order)
         self._reader.stopwatch.add(gather=time.perf_counter() - started)
-        return made
+        return order
 
-    def _read(
-        self,
-        fields: Sequence[Field | Column],
-        ranges: Sequence[tuple[int, RowRange]],
-        groups: int,
-    ) -> None:
-        """Decode some columns of row ranges and write them to their places; keep lists as they are.
-
-        Args:
-            fields: which of the columns.
-            ranges: row ranges, each with its number.
-            groups: number of groups in which the columns are decoded; 1 decodes all at once.
-        """
-        reader, names = self._reader, self._reader.columns
-        if groups > 1:
-            names = [c.name for f in fields for c in (f.columns if isinstance(f, Field) else [f])]
-        self._find_places()
+    def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
         for number, row_range in ranges:
-            owner = self.chunk, names[0], number
-            chunk = reader.decoded(owner, row_range, names)
-            started, keeps = time.perf_counter(), False
-            for field in fields:
-                if isinstance(field, Field):
-                    out = self._memory_of(field)
-                    reader.place(field, row_range, chunk, self._places[number], out)
-                else:
-                    self._lists.setdefault(field.name, {})[number] = chunk[field.name]
-                    keeps = True
-            reader.wait_for_device()
-            if not keeps:
-                reader.release(owner)
-            reader.stopwatch.add(gather=time.perf_counter() - started)
+            names = self._reader.columns
+            self._pieces[number] = self._reader.decoded((self.chunk, ""), row_range, names)
 
-    def _memory_of(self, field: Field) -> Any:
-        """Return the memory of a field in all batches of the chunk, and one row for no batch."""
-        with self._finding:
-            if field.name not in self._columns:
-                shape = self._firsts[-1] + 1, field.width
-                self._columns[field.name] = self._reader.empty(shape, field.dtype)
-                self._reader.wait_for_device()  # other threads work on streams of their own
-            return self._columns[field.name]
+    def _gather(self, group: Sequence[Any], by_column: bool) -> None:
+        """Make the arrays of some fields, or of a column of lists, in all parts."""
+        reader, ranges = self._reader, self.chunk.row_ranges
+        fields = [field for field in group if isinstance(field, Field)]
+        lists = [column for column in group if not isinstance(column, Field)]
+        names = [column.name for field in fields for column in field.columns]
+        names += [column.name for column in lists]
+        chunks: Iterable[Chunk] = map(self._pieces.__getitem__, range(len(ranges)))
+        if by_column:
+            chunks = (reader.decoded((self.chunk, names[0]), part, names) for part in ranges)
+        if len(group) > 1:
+            chunks = list(chunks)  # each field needs them; for a single one, they come one by one
+        started, read, picks = time.perf_counter(), reader.stopwatch.mine("read"), self._order()
+        for field in fields:
+            pieces = zip(ranges, chunks, strict=True)
+            reader.scalars_of(field, pieces, self.chunk.num_rows, self.parts, picks)
+        for column in lists:
+            reader.lists_of(column, zip(ranges, chunks, strict=True), self.parts, picks)
+        if reader.source.device == "gpu":
+            import cupy
 
-    def _gather(self, column: Column) -> None:
-        """Make the lists of a column in all parts, once those of all row ranges are there."""
-        started, decoded = time.perf_counter(), self._lists.pop(column.name)
-        pieces = [(part, decoded[number]) for number, part in enumerate(self.chunk.row_ranges)]
-        self._reader.lists_of(column, pieces, self.parts, self._order)
-        self._reader.wait_for_device()
-        self._reader.stopwatch.add(gather=time.perf_counter() - started)
-
-    def _share_out(self) -> None:
-        """Give each part its rows of the memory of the chunk's batches."""
-        for field in self._reader.layout.fields:
-            out = self._columns.pop(field.name)
-            for first, part in zip(self._firsts, self.parts, strict=False):
-                segment, rows = part.segment, part.rows
-                batches = segment.batches or 1
-                stride = self._reader.stride(rows, batches)
-                mine = out[first : first + batches * stride]
-                if not segment.batches and part is self.parts[-1] and first:
-                    # It waits for the rest of its batch, and must not hold the others' memory.
-                    mine = self._reader.empty(mine.shape, mine.dtype)
-                    mine[...] = out[first : first + rows]
-                part.scalars[field.name] = mine.reshape(batches, stride, field.width)[:, :rows]
-        self._reader.wait_for_device()
+            cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
+        if by_column:
+            reader.release((self.chunk, names[0]))
+        read = reader.stopwatch.mine("read") - read
+        reader.stopwatch.add(gather=time.perf_counter() - started - read)
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
-        for name in ("_places", "_order"):
-            self.__dict__.pop(name, None)
-        self._reader.release_all(self.chunk)
+        self._pieces.clear()
+        self.__dict__.pop("_picks", None)
+        self._reader.release((self.chunk, ""))
 
 
 class _Stream:
@@ -609,49 +535,29 @@ def _take(array: Any, rows: Any, out: Any) -> None:
         array_namespace(array).take(array, rows, axis=0, out=out)
 
 
-def _in_groups(segment: Segment) -> list[Segment]:
-    """Return the batches of a segment in groups of at most `GROUP_BATCHES`."""
-    if segment.batches <= GROUP_BATCHES:
-        return [segment]
-    rows = (segment.stop - segment.start) // segment.batches
-    groups = []
-    for number in range(0, segment.batches, GROUP_BATCHES):
-        batches = min(GROUP_BATCHES, segment.batches - number)
-        start = segment.start + number * rows
-        groups.append(Segment(segment.batch + number, batches, start, start + batches * rows))
-    return groups
-
-
-def _place_rows(columns: Sequence[Any], places: Places, matrix: Any) -> None:
-    """Write columns of numbers or vectors side by side into some rows of a matrix.
+def _interleave(columns: Sequence[Any], matrix: Any) -> None:
+    """Write columns of numbers or vectors side by side into the rows of a matrix.
 
     Columns are copied side by side in blocks that fit the cache, then transposed: NumPy then writes
-    one row after the other, which is twice as fast as writing column by column. A row is written to
-    its place as one value, which takes two thirds of the time of its numbers.
+    one row after the other, which is twice as fast as writing column by column.
     """
-    on_cpu, width = isinstance(matrix, np.ndarray), matrix.shape[1]
-    step = MATRIX_ROWS if on_cpu else len(columns[0])
-    xp = array_namespace(matrix)
-    # A little longer than the block, so that columns do not compete for the same cache lines.
-    beside = xp.empty((width, min(step, len(columns[0])) + 16), dtype=matrix.dtype)
-    for start in range(0, len(columns[0]), step):
-        first, stop = 0, min(start + step, len(columns[0]))
-        for column in columns:
-            block = column[start:stop].reshape(stop - start, -1).T
-            beside[first : first + len(block), : stop - start] = block
-            first += len(block)
-        rows = beside[:, : stop - start].T.copy()
-        if isinstance(places, slice):
-            matrix[places.start + start : places.start + stop] = rows
-        elif on_cpu:
-            _as_values(matrix)[places[start:stop]] = _as_values(rows)
-        else:
-            matrix[places[start:stop]] = rows
-
-
-def _as_values(matrix: np.ndarray) -> np.ndarray:
-    """Return the rows of a matrix as one value each, over the same memory."""
-    return matrix.view(np.dtype((np.void, matrix.itemsize * matrix.shape[1])))[:, 0]
+    if len(columns) == 1:
+        matrix[...] = columns[0].reshape(matrix.shape)
+        return
+    if isinstance(matrix, np.ndarray) and all(column.ndim == 1 for column in columns):
+        # A little longer than the block, so that columns do not compete for the same cache lines.
+        beside = np.empty((len(columns), min(MATRIX_ROWS, len(matrix)) + 16), matrix.dtype)
+        for start in range(0, len(matrix), MATRIX_ROWS):
+            rows = matrix[start : start + MATRIX_ROWS]
+            for target, column in zip(beside, columns, strict=True):
+                target[: len(rows)] = column[start : start + MATRIX_ROWS]
+            rows[:] = beside[:, : len(rows)].T
+        return
+    first = 0
+    for column in columns:
+        width = column.shape[1] if column.ndim == 2 else 1
+        matrix[:, first : first + width] = column.reshape(len(matrix), width)
+        first += width
 
 
 def _check_missing(name: str, chunk: Chunk, column: Any) -> None:

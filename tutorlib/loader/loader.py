@@ -33,7 +33,7 @@ from tutorlib.keras_bridge.ranks import (
     process_count,
     refuse_other_ranks,
 )
-from tutorlib.loader.chunks import GROUP_BATCHES, Assembler, ChunkReader
+from tutorlib.loader.chunks import Assembler, ChunkReader
 from tutorlib.loader.cursor import Batches, EpochCursor, Position
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
@@ -46,6 +46,7 @@ from tutorlib.memory import BufferPool, gpu_doubts
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
+CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 FEW_ROW_GROUPS = 4  # fewer of them in a chunk, or for a rank, are worth a warning
 REFUSED = 1.2  # of the memory budget: lists that make a pass hold more are refused
 
@@ -442,7 +443,7 @@ class KerasSequenceLoader(LoaderAdapter):
             )
         self._warn_once()
         on_gpu, budget, size = source.device == "gpu", settings.memory_budget, self._size
-        kept = 2 * size.peak_bytes
+        kept = size.peak_bytes
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
         self._pool.limit_bytes = kept * settings.ranks_held
@@ -482,7 +483,7 @@ class KerasSequenceLoader(LoaderAdapter):
             min_int_dtype=self._min_int_dtype,
             as_numpy=as_numpy,
         )
-        most = AHEAD_BATCHES if budget and self.layout.ragged else GROUP_BATCHES
+        most = AHEAD_BATCHES if budget and self.layout.ragged else CONVERT_BATCHES
 
         def next_batches() -> list[Any] | None:
             pipeline.look_for_room()
