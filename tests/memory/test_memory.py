@@ -226,10 +226,28 @@ def test_memory_stays_within_the_budget_or_the_rows_are_refused_by_name(kind, tm
     random = np.random.default_rng([seed, len(kind)])
     budget = (100 if columns is FLOATS else 60) * MB + int(random.integers(20 * MB))
     batch_size = int(random.choice([64, 500, 1000]))
-    layout = Layout(rows, columns, budget, batch_size, options=options, hashed=kind == "strings")
+    mapped = "hash" if kind == "strings" else None
+    layout = Layout(rows, columns, budget, batch_size, options=options, mapped=mapped)
     measured = measure(layout, tmp_path, seed)
     assert measured["peak"] <= most * budget + ALLOWED_BYTES, (layout, measured)
     assert "memory_budget" in measured.get("refused", "memory_budget"), measured
+
+
+PLAIN = {"compression": "none", "use_dictionary": False}
+OVER_EPOCHS = {  # {row groups that are smaller than the budget, and read in slices: (rows, ...)}
+    "uncompressed": ((400_000,) * 3, {"parquet": PLAIN}),
+    "a given buffer": ((50_000,) * 20, {"options": {"buffer_size": 30_000}}),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/clear_refs")
+@pytest.mark.parametrize("kind", OVER_EPOCHS)
+def test_a_process_grows_by_a_quarter_more_than_the_budget_over_epochs(kind, tmp_path):
+    rows, more = OVER_EPOCHS[kind]
+    columns = {f"f{k}": "float32" for k in range(30)}
+    layout = Layout(rows, columns, 64 * MIB, 4096, epochs=5, **more)
+    measured = measure(layout, tmp_path, int(os.environ.get("MEMORY_SEED", 0)))
+    assert measured["peak"] <= 1.25 * 64 * MIB + ALLOWED_BYTES, measured
 
 
 ADVISED = {  # layouts for which a small budget is refused with one that is accepted

@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,9 @@ class Layout:
         batch_size: rows per batch.
         passes: number of passes that take batches in turns.
         options: further arguments of the loader.
-        hashed: whether strings are mapped to ids by a Workflow.
+        mapped: "hash" maps strings to ids by a Workflow, "function" copies every column of numbers
+            in a function, None maps nothing.
+        parquet: further arguments of `pyarrow.parquet.ParquetWriter`.
         epochs: number of epochs.
         batches: batches to take of each pass; None for all.
     """
@@ -45,7 +48,8 @@ class Layout:
     batch_size: int = 1000
     passes: int = 1
     options: dict = dataclasses.field(default_factory=dict)
-    hashed: bool = False
+    mapped: str | None = None
+    parquet: dict = dataclasses.field(default_factory=dict)
     epochs: int = 1
     batches: int | None = None
 
@@ -89,23 +93,16 @@ def _column(random, kind, group, rows):
 def write(layout, folder, seed=0):
     """Write data.parquet and warm.parquet, of few rows."""
     random = np.random.default_rng(seed)
-    for name, counts in (
-        ("warm.parquet", (WARM_ROWS,)),
-        ("data.parquet", layout.rows),
-    ):
-        writer, plain = (
-            None,
-            [n for n, k in layout.columns.items() if k[0] == "string" and not k[2]],
-        )
+    distinct = [n for n, kind in layout.columns.items() if kind[0] == "string" and not kind[2]]
+    dictionary = [name for name in layout.columns if name not in distinct]
+    settings = {"use_dictionary": dictionary, **layout.parquet}
+    for name, counts in (("warm.parquet", (WARM_ROWS,)), ("data.parquet", layout.rows)):
+        writer = None
         for group, rows in enumerate(counts):
             table = pa.table(
                 {n: _column(random, kind, group, rows) for n, kind in layout.columns.items()}
             )
-            if writer is None:
-                dictionary = [n for n in layout.columns if n not in plain]
-                writer = pq.ParquetWriter(
-                    Path(folder) / name, table.schema, use_dictionary=dictionary
-                )
+            writer = writer or pq.ParquetWriter(Path(folder) / name, table.schema, **settings)
             writer.write_table(table, row_group_size=max(1, rows))
         writer.close()
 
@@ -114,7 +111,9 @@ def measure(layout, folder, seed=0):
     """Write the files, read them in a fresh process and return what it says as a dict.
 
     Returns:
-        {"peak": bytes, "opened": bytes after opening, "planned": bytes} or {"refused": message}.
+        {"peak": bytes, "peaks": bytes after each epoch, "opened": bytes after opening, "planned":
+        bytes, "arrow": most bytes that Arrow held, "seconds": of all epochs} or {"refused":
+        message, "peak": bytes}.
     """
     write(layout, folder, seed)
     task = json.dumps({"folder": str(folder), **dataclasses.asdict(layout)})
@@ -135,6 +134,7 @@ def _status(name):
 
 
 def _loader(path, layout, budget):
+    from tutorlib.columns import Chunk
     from tutorlib.loader import KerasSequenceLoader, MultiHot
     from tutorlib.ops import HashBucket
     from tutorlib.workflow import Workflow
@@ -143,25 +143,30 @@ def _loader(path, layout, budget):
     if "multi_hot" in options:
         options["multi_hot"] = MultiHot(**options["multi_hot"])
     loader = KerasSequenceLoader(path, layout.batch_size, memory_budget=budget, **options)
-    if not layout.hashed:
-        return loader
-    strings = [n for n, kind in layout.columns.items() if kind[0] == "string"]
-    workflow = Workflow(strings >> HashBucket(1000)).fit(str(path.parent / "warm.parquet"))
-    return loader.map(workflow)
+    if layout.mapped == "hash":
+        strings = [n for n, kind in layout.columns.items() if kind[0] == "string"]
+        workflow = Workflow(strings >> HashBucket(1000)).fit(str(path.parent / "warm.parquet"))
+        loader.map(workflow)
+    if layout.mapped == "function":
+        loader.map(lambda chunk: Chunk({name: _copied(chunk[name]) for name in chunk}))
+    return loader
+
+
+def _copied(column):
+    return column + 0 if isinstance(column, np.ndarray) else column
 
 
 def _consume(loader, layout):
-    for _ in range(layout.epochs):
-        passes = [iter(loader) for _ in range(layout.passes)]
-        taken = 0
-        while passes and taken != layout.batches:
-            for batches in passes:
-                if next(batches, None) is None:
-                    passes = []
-                    break
-            taken += 1
+    passes = [iter(loader) for _ in range(layout.passes)]
+    taken = 0
+    while passes and taken != layout.batches:
         for batches in passes:
-            batches.close()
+            if next(batches, None) is None:
+                passes = []
+                break
+        taken += 1
+    for batches in passes:
+        batches.close()
 
 
 def _filters(options):
@@ -173,9 +178,10 @@ def _filters(options):
 def main(task):
     folder = Path(task.pop("folder"))
     layout = Layout(**{**task, "options": _filters(task["options"])})
-    small = dataclasses.replace(layout, passes=1, epochs=2)
+    small = dataclasses.replace(layout, passes=1)
     loader = _loader(folder / "warm.parquet", small, None)
-    _consume(loader, small)
+    for _ in range(2):
+        _consume(loader, small)
     loader.close()
     del loader
     gc.collect()
@@ -185,19 +191,24 @@ def main(task):
     def growth():
         return _status("VmHWM") - before - max(0, _status("RssFile") - mapped)
 
+    peaks, began = [], time.perf_counter()
     try:
         loader = _loader(folder / "data.parquet", layout, layout.budget)
         opened = growth()
         planned = loader.describe()["peak_bytes"]
-        _consume(loader, layout)
+        for _ in range(layout.epochs):
+            _consume(loader, layout)
+            peaks.append(growth())
     except (ValueError, RuntimeError, MemoryError) as error:
-        print(json.dumps({"refused": str(error), "peak": growth()}))
+        print(json.dumps({"refused": str(error), "peak": growth(), "peaks": peaks}))
         return
     plan = loader.describe()
     print(
         json.dumps(
             {
-                "peak": growth(), "opened": opened, "planned": planned,
+                "peak": peaks[-1], "peaks": peaks, "opened": opened, "planned": planned,
+                "arrow": pa.default_memory_pool().max_memory(),
+                "seconds": time.perf_counter() - began,
                 "chunk_rows": plan["chunk_rows"], "threads": plan["threads"],
             }
         )

@@ -34,8 +34,8 @@ from tutorlib.columns import (
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
-from tutorlib.loader.sizing import PAGE_BYTES, values_per_row
-from tutorlib.memory import BufferPool, is_aligned
+from tutorlib.loader.sizing import values_per_row
+from tutorlib.memory import BufferPool, Growth, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import listed
 
@@ -95,6 +95,7 @@ class ChunkReader:
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         held_bytes: bytes that decoded rows and batches may take together; None for any number.
         fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
+        growth: of the process, with a memory budget; None without one.
     """
 
     def __init__(
@@ -108,11 +109,12 @@ class ChunkReader:
         held_bytes: int | None = None,
         *,
         fills_missing: bool = False,
+        growth: Growth | None = None,
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
         self.stopwatch, self._transform = stopwatch, transform
         self._mean_lengths = values_per_row(source) if layout.multi_hot.bucketed else {}
-        self.held_bytes, self._fills_missing = held_bytes, fills_missing
+        self.held_bytes, self._fills_missing, self.growth = held_bytes, fills_missing, growth
         kinds = [source.column_types[name] for name in columns]
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
         self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
@@ -227,10 +229,6 @@ class ChunkReader:
         """Return how many rows of a row group are decoded at a time, to be given in slices."""
         if self.held_bytes is None:
             return row_range.num_rows
-        group = row_range.row_group
-        rows = self.source.row_groups[group].num_rows
-        if rows * self.source.row_bytes(group, self.columns) <= len(self.columns) * PAGE_BYTES:
-            return rows  # takes no more memory than a file that stays open
         return min(row_range.num_rows, STREAM_ROWS)
 
     def release(self, owner: Owner) -> None:
@@ -477,6 +475,8 @@ class ChunkWork:
         self._pieces.clear()
         self.__dict__.pop("_picks", None)
         self._reader.release((self.chunk, ""))
+        if self._reader.growth is not None:
+            self._reader.growth.give_back()
 
 
 class _Stream:

@@ -42,7 +42,7 @@ from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
-from tutorlib.memory import BufferPool, gpu_doubts
+from tutorlib.memory import BufferPool, Growth, gpu_doubts
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
@@ -111,11 +111,15 @@ class KerasSequenceLoader(LoaderAdapter):
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
         memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
-            hold, in the GPU's memory if it works there. On a CPU the process grows by at most 1.1
-            times this plus 32 MiB, which Arrow and Python keep; 1.2 times with stacked batches,
-            1.25 with lists, and up to 1.6 over several epochs if a row group is larger than the
-            budget. It bounds `buffer_size`, also the automatic one, and allows four threads and one
-            open pass at most (`loader/sizing.py` has the formula). Rows are planned with the mean
+            hold, in the GPU's memory if it works there. It is a plan, not a limit. On a CPU,
+            columns of row groups of an eighth of it or less, and lists of even or random lengths,
+            make the process grow by at most 1.25 times this plus 32 MiB over five epochs. Others
+            took up to 1.9 times (stacked or mapped batches, text of 1,000 bytes, row groups above
+            the budget), 3 (row groups of half of it, read in order or with `shuffle`; slices of 500
+            columns), 4 (thousands of tiny row groups; a tenth of the rows with nearly all values of
+            their lists). From then on Arrow takes its memory from the C library, in the whole
+            process. It bounds `buffer_size`, also the automatic one, and allows four threads and
+            one open pass at most (`loader/sizing.py` has the formula). Rows are planned with the mean
             bytes of the widest row group; lists so much longer that the budget cannot hold them are
             refused when they are read. Beside the budget, a thread that makes ids of text holds the
             distinct texts of a row group. None sets no bound.
@@ -202,6 +206,7 @@ class KerasSequenceLoader(LoaderAdapter):
             multi_hot=multi_hot if isinstance(multi_hot, MultiHot) else MultiHot(multi_hot),
             nulls=nulls,
         )  # fmt: skip
+        self._measure_growth()  # before a filter decodes anything
         if not isinstance(paths_or_source, ParquetSource):
             self.source = ParquetSource(paths_or_source, filters=filters, device=device)
         elif filters is not None:
@@ -242,6 +247,10 @@ class KerasSequenceLoader(LoaderAdapter):
         self._latest: EpochPlan | None = None
         for name in ("layout", "_size"):
             self.__dict__.pop(name, None)
+
+    def _measure_growth(self) -> None:
+        budget = self._settings.memory_budget
+        self._growth = None if budget is None else Growth(budget)
 
     def _begin(self) -> None:
         """Set what passes change."""
@@ -461,6 +470,7 @@ class KerasSequenceLoader(LoaderAdapter):
             self._transform,
             held_bytes=int(REFUSED * budget) if budget is not None and not on_gpu else None,
             fills_missing=self._workflow is not None,
+            growth=None if on_gpu else self._growth,
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
@@ -533,6 +543,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._measure_growth()
         self._begin()
         self._cursor = copy.copy(state["_cursor"])
 
