@@ -119,10 +119,10 @@ class KerasSequenceLoader(LoaderAdapter):
             columns), 4 (thousands of tiny row groups; a tenth of the rows with nearly all values of
             their lists). From then on Arrow takes its memory from the C library, in the whole
             process. It bounds `buffer_size`, also the automatic one, and allows four threads and
-            one open pass at most (`loader/sizing.py` has the formula). Rows are planned with the mean
-            bytes of the widest row group; lists so much longer that the budget cannot hold them are
-            refused when they are read. Beside the budget, a thread that makes ids of text holds the
-            distinct texts of a row group. None sets no bound.
+            one open pass at most (`loader/sizing.py` has the formula). Rows are planned with the
+            mean bytes of the widest row group; lists so much longer that the budget cannot hold
+            them are refused when they are read. Beside the budget, a thread that makes ids of text
+            holds the distinct texts of a row group. None sets no bound.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
         canonical_ranks: number of ranks whose order an epoch has, a multiple of `global_size`; None
