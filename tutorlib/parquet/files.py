@@ -402,7 +402,7 @@ class ParquetRows:
         return tuple(n.path_in_schema for n in leaves if not any("DELTA" in e for e in n.encodings))
 
     def _open(self, index: int, kept: Sequence[str], **options: Any) -> pq.ParquetFile:
-        """Open the file anew, after a look whether it is the one that was found."""
+        """Open the file again, and refuse it if it is not the one that was found."""
         source: Any = self.file.inner
         if not self.is_local:
             source = self.file.filesystem.open_input_file(self.file.inner)
