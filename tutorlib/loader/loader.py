@@ -114,10 +114,10 @@ class KerasSequenceLoader(LoaderAdapter):
             hold, in the GPU's memory if it works there. It is a plan, not a limit. On a CPU,
             columns of row groups of an eighth of it or less, and lists of even or random lengths,
             make the process grow by at most 1.25 times this plus 32 MiB over five epochs. Others
-            took up to 1.9 times (stacked or mapped batches, text of 1,000 bytes, row groups above
-            the budget), 3 (row groups of half of it, read in order or with `shuffle`; slices of 500
-            columns), 4 (thousands of tiny row groups; a tenth of the rows with nearly all values of
-            their lists). From then on Arrow takes its memory from the C library, in the whole
+            took up to 2.4 times the budget (stacked or mapped batches, text of 1,000 bytes, sorted
+            lists, row groups above the budget), 3.1 (row groups of half of it; slices of 500
+            columns), 4.3 (thousands of tiny row groups; a tenth of the rows with nearly all values
+            of the lists). From then on Arrow takes its memory from the C library, in the whole
             process. It bounds `buffer_size`, also the automatic one, and allows four threads and
             one open pass at most (`loader/sizing.py` has the formula). Rows are planned with the
             mean bytes of the widest row group; lists so much longer that the budget cannot hold
