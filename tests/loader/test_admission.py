@@ -36,7 +36,7 @@ def room(reader):
 def test_a_chunk_has_room_if_twice_its_batches_fit_beside_what_is_held(reader, loader):
     whole = room(reader)
     assert whole == BUDGET // 2
-    held = reader.empty((BUDGET // 8,), np.float32)  # batches that the consumer keeps
+    held = reader.gatherer.empty((BUDGET // 8,), np.float32)  # batches that the consumer keeps
     assert room(reader) == whole - held.nbytes // 2
     owner = loader.plan.chunks[0], ""
     decoded = reader.decoded(owner, RowRange(0, 0, ROWS), ["x"])  # rows that wait to be gathered

@@ -6,8 +6,8 @@ import threading
 import time
 
 from tutorlib.loader import KerasSequenceLoader
+from tutorlib.loader.batches import Batches
 from tutorlib.loader.chunks import ChunkWork
-from tutorlib.loader.cursor import Batches
 from tutorlib.loader.pipeline import Pipeline
 
 PROMPT_S = 30  # far less than a hang, far more than a slow machine needs

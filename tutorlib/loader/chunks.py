@@ -1,88 +1,49 @@
-"""From row ranges to batches as arrays: decode, transform, check, gather.
+"""ChunkReader and ChunkWork: from row ranges of files to the parts of a chunk.
 
-The rows of a chunk have one order (`RankPlan.order`). Each column is decoded, checked, joined over
-the row ranges of the chunk, and gathered once by that order into aligned memory, where the batches
-lie one after the other. Calls into NumPy are few and long, so that threads do not fight for the
-interpreter lock. Columns of a stacked matrix become rows of it first: gathering whole rows of 26
-columns is as fast as gathering two columns. On a GPU the arrays are CuPy's; nothing else differs.
+A chunk is a few tasks, which threads do at once. A task decodes some columns of all row ranges and
+has them gathered (`gather.py`). What must be decoded with all its columns is decoded by tasks of
+its own before: rows for a transform, slices of a row group, and small row groups.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import itertools
 import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from tutorlib.columns import (
+    Array,
     Chunk,
     Masked,
     Ragged,
     array_namespace,
-    concat_columns,
     flat_values,
-    gather_rows,
     is_array,
     to_host,
 )
+from tutorlib.loader.gather import Gatherer, Part, errors_at
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
-from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
-from tutorlib.loader.sizing import values_per_row
-from tutorlib.memory import BufferPool, Growth, is_aligned
+from tutorlib.loader.plan import ChunkPlan, RankPlan, RowRange
+from tutorlib.memory import BufferPool, Growth
 from tutorlib.parquet import ParquetError, ParquetSource
-from tutorlib.schema import listed
+from tutorlib.schema import Column, listed
 
 TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory budget, one
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
+READING_TASKS = 16  # of a chunk whose row groups are decoded with all columns, at most
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
-MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 
 Transform = Callable[[Chunk], Chunk]
-Pieces = Iterable[tuple[RowRange, Chunk]]
 Owner = tuple[ChunkPlan, str]  # of decoded rows: a chunk and the first of some columns, "" for all
 
 
-@dataclasses.dataclass
-class Part:
-    """The arrays of a segment: `batches` whole batches of `rows` rows, or a piece of one.
-
-    Args:
-        segment: where it belongs.
-        scalars: {name of a field: array [batches, at least rows, width]}.
-        lists: {name of a column: `Ragged` of each batch}; values may be padded after the last list.
-    """
-
-    segment: Segment
-    scalars: dict[str, Any] = dataclasses.field(default_factory=dict)
-    lists: dict[str, list[Ragged]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        """Rows of each batch, or of the piece."""
-        return (self.segment.stop - self.segment.start) // (self.segment.batches or 1)
-
-    def some(self, first: int, count: int) -> Part:
-        """Return some successive batches."""
-        segment, which = self.segment, slice(first, first + count)
-        start, stop = (segment.start + number * self.rows for number in (which.start, which.stop))
-        return Part(
-            Segment(segment.batch + first, count, start, stop),
-            {name: array[which] for name, array in self.scalars.items()},
-            {name: lists[which] for name, lists in self.lists.items()},
-        )
-
-
 class ChunkReader:
-    """Decodes row ranges and makes the parts of chunks, for one pass over a loader.
+    """Decodes row ranges, within a budget, for one pass over a loader.
 
     It is called from several threads and keeps no reference to the loader that it works for.
 
@@ -113,7 +74,7 @@ class ChunkReader:
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
         self.stopwatch, self._transform = stopwatch, transform
-        self._mean_lengths = values_per_row(source) if layout.multi_hot.bucketed else {}
+        self.gatherer = Gatherer(source, layout, pool, stopwatch)
         self.held_bytes, self._fills_missing, self.growth = held_bytes, fills_missing, growth
         kinds = [source.column_types[name] for name in columns]
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
@@ -162,20 +123,17 @@ class ChunkReader:
         """
         made: list[Chunk] = []
         first = row_range.start
-        pieces = self._pieces(owner, row_range, names)
-        with contextlib.closing(pieces):
+        with contextlib.closing(self._pieces(owner, row_range, names)) as pieces:
             while True:
-                started = time.perf_counter()
-                piece = next(pieces, None)
-                self.stopwatch.add(read=time.perf_counter() - started)
+                with self.stopwatch.timing("read"):
+                    piece = next(pieces, None)
                 if piece is None:
                     break
                 if self._transform is not None:
-                    started = time.perf_counter()
-                    end = first + piece.num_rows
-                    with self.places(row_range, f"rows [{first}, {end}) of "):
+                    rows = f"rows [{first}, {first + piece.num_rows}) of "
+                    place = errors_at(self.source, row_range, rows)
+                    with self.stopwatch.timing("transform"), place:
                         piece = self._transformed(self._transform, piece)
-                    self.stopwatch.add(transform=time.perf_counter() - started)
                 if self.held_bytes is not None:
                     self._check_held(owner, row_range, sum(c.nbytes for c in piece.values()))
                 made.append(piece)
@@ -266,116 +224,6 @@ class ChunkReader:
                 _check_missing(name, chunk, result[name])
         return result
 
-    @contextlib.contextmanager
-    def places(self, row_range: RowRange, rows: str = "") -> Iterator[None]:
-        """Have errors name the row group, after words that say which rows of it."""
-        where = f"in {rows}{self.source.location(row_range.row_group)}"
-        try:
-            yield
-        except ParquetError:
-            raise
-        except ValueError as error:
-            raise ParquetError(f"{error} ({where})") from error
-        except MemoryError as error:
-            raise MemoryError(
-                f"{error} ({where}). Give a smaller memory_budget, buffer_size or batch_size, or "
-                "leave the device more memory (limit_tensorflow_memory; "
-                "XLA_CLIENT_MEM_FRACTION for JAX)"
-            ) from error
-        except Exception as error:
-            error.add_note(where)
-            raise
-
-    def lists_of(self, column: Any, pieces: Pieces, parts: Sequence[Part], picks: Any) -> None:
-        """Gather the lists of a column into each part, every batch in aligned memory of its own."""
-        checked = []
-        for row_range, chunk in pieces:
-            values, first_row = chunk[column.name], row_range.start
-            with self.places(row_range):
-                checked.append(self.layout.list_cells(column, values, first_row=first_row))
-        lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
-        for part in parts:
-            segment, rows = part.segment, part.rows
-            if picks is None:
-                ordered = lists.slice(segment.start, segment.stop)
-                positions, offsets = None, ordered.offsets
-            else:
-                positions, offsets = gather_rows(lists.offsets, picks[segment.start : segment.stop])
-            made = part.lists[column.name] = []
-            bounds = to_host(offsets[:: max(rows, 1)]).tolist()
-            for number, (first, last) in enumerate(itertools.pairwise(bounds)):
-                count = last - first
-                length = count
-                if segment.batches:
-                    length = self.num_values(column.name, rows, count)
-                values = self.empty((length,), lists.values.dtype)
-                if positions is None:
-                    values[:count] = ordered.values[first:last]
-                elif count:
-                    _take(lists.values, positions[first:last], values[:count])
-                # Padding repeats the last value: any other could be an id that no row has.
-                values[count:] = values[count - 1 : count] if count else 0
-                mine = offsets[number * rows : (number + 1) * rows + 1] - first
-                made.append(Ragged(values, mine))
-
-    def scalars_of(
-        self, field: Field, pieces: Pieces, total: int, parts: Sequence[Part], picks: Any
-    ) -> None:
-        """Gather the values of a field into each part: checked, in the dtype of a batch."""
-        # The checked values of all row ranges, one after the other.
-        matrix: Any = None
-        row = 0
-        for row_range, chunk in pieces:
-            with self.places(row_range):
-                cells = [
-                    self.layout.cells(column, chunk[column.name], first_row=row_range.start)
-                    for column in field.columns
-                ]
-            if matrix is None:
-                matrix = self.empty((total, field.width), field.dtype)
-            _interleave(cells, matrix[row : row + row_range.num_rows])
-            row += row_range.num_rows
-        # Their rows in the chunk's order: whole batches side by side, pieces on their own.
-        xp = array_namespace(matrix)
-        for part in parts:
-            segment, rows = part.segment, part.rows
-            batches = segment.batches or 1
-            stride = self.stride(rows, batches)
-            if picks is None:
-                shape = batches, rows, field.width
-                unordered = matrix[segment.start : segment.stop].reshape(shape)
-                if stride == rows and is_aligned(unordered):
-                    part.scalars[field.name] = unordered
-                    continue
-            out = self.empty((batches, stride, field.width), field.dtype)
-            if picks is None:
-                out[:, :rows] = unordered
-            else:
-                chosen = picks[segment.start : segment.stop]
-                if stride > rows:
-                    padded = xp.zeros((batches, stride), np.int64)
-                    padded[:, :rows] = chosen.reshape(batches, rows)
-                    chosen = padded.reshape(-1)
-                _take(matrix, chosen, out.reshape(-1, field.width))
-            part.scalars[field.name] = out[:, :rows]
-
-    def num_values(self, name: str, rows: int, count: int) -> int:
-        """Return the length of the array for the `count` values of a list column in a batch."""
-        return self.layout.multi_hot.num_values(self._mean_lengths.get(name, 0), rows, count)
-
-    def stride(self, rows: int, batches: int) -> int:
-        """Return the rows from one batch to the next, so that each begins aligned."""
-        step = 16 if self.source.device == "cpu" else 64
-        return -(-rows // step) * step if batches > 1 else rows
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return memory for batches, aligned, on the device of the source."""
-        if self.source.device == "cpu":
-            return self.pool.empty(shape, dtype)
-        import cupy
-
-        return cupy.empty(shape, dtype)  # RMM aligns to 256 bytes
-
     def close(self) -> None:
         """Close the row groups that are open between two slices, and files that are idle."""
         for stream in self._streams.values():
@@ -396,84 +244,80 @@ class ChunkWork:
     ) -> None:
         self._reader, self._plan, self.chunk = reader, plan, chunk
         self.parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
-        self._ordering = threading.Lock()
+        self._by_column = reader.reads_by_column(plan, chunk)
         self._pieces: dict[int, Chunk] = {}  # by number of the row range
+        self._ordering = threading.Lock()
+        self._picks: Array | None = None
 
     def stages(self) -> list[list[Task]]:
         """Return the tasks of each stage; a stage may begin when the one before it has ended."""
         layout, reader = self._reader.layout, self._reader
-        fields: list[Any] = [[field] for field in layout.fields if field.width > 1]
-        columns = [field for field in layout.fields if field.width == 1]
-        size = max(TASK_COLUMNS, len(columns) // CHUNK_TASKS)
-        size = size if reader.held_bytes is None else 1
-        fields += [columns[i : i + size] for i in range(0, len(columns), size)]
-        fields += [[column] for column in layout.ragged.values()]
-        by_column = reader.reads_by_column(self._plan, self.chunk)
-        gathering: list[Task] = [
-            functools.partial(self._gather, group, by_column) for group in fields
-        ]
-        if by_column:
+        gathering: list[Task] = []
+        columns: list[Field] = []
+        for field in layout.fields:
+            if field.width == 1:
+                columns.append(field)
+            else:
+                gathering.append(functools.partial(self._gather, [field]))
+        size = 1
+        if reader.held_bytes is None:
+            size = max(TASK_COLUMNS, len(columns) // CHUNK_TASKS)
+        for first in range(0, len(columns), size):
+            gathering.append(functools.partial(self._gather, columns[first : first + size]))
+        for column in layout.ragged.values():
+            gathering.append(functools.partial(self._gather, [], column))
+        if self._by_column:
             return [[self._order, *gathering]]
-        # Small row groups are read several by a task.
-        ranges = list(enumerate(self.chunk.row_ranges))
-        size = -(-len(ranges) // 16)
-        reading = [
-            functools.partial(self._read, ranges[i : i + size]) for i in range(0, len(ranges), size)
-        ]
+        reading: list[Task] = []
+        numbers = range(len(self.chunk.row_ranges))
+        size = -(-len(numbers) // READING_TASKS)
+        for first in range(0, len(numbers), size):
+            reading.append(functools.partial(self._read, numbers[first : first + size]))
         return [[self._order, *reading], gathering]
 
-    def _order(self) -> Any:
+    def _order(self) -> Array | None:
         """Return the order of the chunk's rows, where the columns are; None if not shuffled."""
         with self._ordering:
+            if self._picks is None and self._plan.shuffle:
+                with self._reader.stopwatch.timing("gather"):
+                    order = self._plan.order(self.chunk.index)
+                    self._picks = self._reader.gatherer.library.asarray(order)
             return self._picks
 
-    @functools.cached_property
-    def _picks(self) -> Any:
-        started = time.perf_counter()
-        order = self._plan.order(self.chunk.index)
-        if order is not None and self._reader.source.device == "gpu":
-            import cupy
+    def _read(self, numbers: Iterable[int]) -> None:
+        """Decode all columns of some row ranges."""
+        reader = self._reader
+        for number in numbers:
+            row_range = self.chunk.row_ranges[number]
+            self._pieces[number] = reader.decoded((self.chunk, ""), row_range, reader.columns)
 
-            order = cupy.asarray(order)
-        self._reader.stopwatch.add(gather=time.perf_counter() - started)
-        return order
-
-    def _read(self, ranges: Sequence[tuple[int, RowRange]]) -> None:
-        for number, row_range in ranges:
-            names = self._reader.columns
-            self._pieces[number] = self._reader.decoded((self.chunk, ""), row_range, names)
-
-    def _gather(self, group: Sequence[Any], by_column: bool) -> None:
+    def _gather(self, fields: Sequence[Field], lists: Column | None = None) -> None:
         """Make the arrays of some fields, or of a column of lists, in all parts."""
         reader, ranges = self._reader, self.chunk.row_ranges
-        fields = [field for field in group if isinstance(field, Field)]
-        lists = [column for column in group if not isinstance(column, Field)]
-        names = [column.name for field in fields for column in field.columns]
-        names += [column.name for column in lists]
-        chunks: Iterable[Chunk] = map(self._pieces.__getitem__, range(len(ranges)))
-        if by_column:
-            chunks = (reader.decoded((self.chunk, names[0]), part, names) for part in ranges)
-        if len(group) > 1:
-            chunks = list(chunks)  # each field needs them; for a single one, they come one by one
-        started, read, picks = time.perf_counter(), reader.stopwatch.mine("read"), self._order()
+        columns = [lists] if lists else []
         for field in fields:
-            pieces = zip(ranges, chunks, strict=True)
-            reader.scalars_of(field, pieces, self.chunk.num_rows, self.parts, picks)
-        for column in lists:
-            reader.lists_of(column, zip(ranges, chunks, strict=True), self.parts, picks)
-        if reader.source.device == "gpu":
-            import cupy
-
-            cupy.cuda.get_current_stream().synchronize()  # consumers work on streams of their own
-        if by_column:
-            reader.release((self.chunk, names[0]))
-        read = reader.stopwatch.mine("read") - read
-        reader.stopwatch.add(gather=time.perf_counter() - started - read)
+            columns += field.columns
+        names = [column.name for column in columns]
+        owner = self.chunk, names[0]
+        rows: Iterable[Chunk] = map(self._pieces.__getitem__, range(len(ranges)))
+        if self._by_column:
+            rows = (reader.decoded(owner, row_range, names) for row_range in ranges)
+        if len(fields) > 1:
+            rows = list(rows)  # each field needs them; for a single one, they come one by one
+        order = self._order()
+        for field in fields:
+            pieces = zip(ranges, rows, strict=True)
+            reader.gatherer.scalars(field, pieces, self.chunk.num_rows, self.parts, order)
+        if lists:
+            reader.gatherer.lists(lists, zip(ranges, rows, strict=True), self.parts, order)
+        reader.gatherer.synchronize()
+        if self._by_column:
+            reader.release(owner)
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""
         self._pieces.clear()
-        self.__dict__.pop("_picks", None)
+        self._picks = None
         self._reader.release((self.chunk, ""))
         if self._reader.growth is not None:
             self._reader.growth.give_back()
@@ -527,39 +371,6 @@ class _Stream:
             self._turn.notify_all()
 
 
-def _take(array: Any, rows: Any, out: Any) -> None:
-    """Write some rows of an array to `out`."""
-    if isinstance(array, np.ndarray):
-        np.take(array, rows, axis=0, out=out, mode="clip")  # other modes copy `out` first
-    else:
-        array_namespace(array).take(array, rows, axis=0, out=out)
-
-
-def _interleave(columns: Sequence[Any], matrix: Any) -> None:
-    """Write columns of numbers or vectors side by side into the rows of a matrix.
-
-    Columns are copied side by side in blocks that fit the cache, then transposed: NumPy then writes
-    one row after the other, which is twice as fast as writing column by column.
-    """
-    if len(columns) == 1:
-        matrix[...] = columns[0].reshape(matrix.shape)
-        return
-    if isinstance(matrix, np.ndarray) and all(column.ndim == 1 for column in columns):
-        # A little longer than the block, so that columns do not compete for the same cache lines.
-        beside = np.empty((len(columns), min(MATRIX_ROWS, len(matrix)) + 16), matrix.dtype)
-        for start in range(0, len(matrix), MATRIX_ROWS):
-            rows = matrix[start : start + MATRIX_ROWS]
-            for target, column in zip(beside, columns, strict=True):
-                target[: len(rows)] = column[start : start + MATRIX_ROWS]
-            rows[:] = beside[:, : len(rows)].T
-        return
-    first = 0
-    for column in columns:
-        width = column.shape[1] if column.ndim == 2 else 1
-        matrix[:, first : first + width] = column.reshape(len(matrix), width)
-        first += width
-
-
 def _check_missing(name: str, chunk: Chunk, column: Any) -> None:
     """Raise ValueError if NaN, of which a comparison makes False, has become an integer."""
     before: Any = flat_values(chunk[name]) if name in chunk else None
@@ -593,86 +404,3 @@ def _check_lengths(name: str, column: Any) -> None:
             f"map(): column {name!r}: a Masked needs one `valid` for each value, got "
             f"{len(column.valid)} for {len(column.values)} values"
         )
-
-
-class Assembler:
-    """Joins the parts of chunks to batches, over the ranks that a process holds.
-
-    Args:
-        reader: gives memory.
-        plan: plan of the epoch.
-        next_work: returns the next finished `ChunkWork`, or None.
-        first_batch: number of the first batch.
-    """
-
-    def __init__(
-        self,
-        reader: ChunkReader,
-        plan: EpochPlan,
-        next_work: Callable[[], ChunkWork | None],
-        first_batch: int,
-    ) -> None:
-        self._reader, self._next_work, self._next = reader, next_work, first_batch
-        self._starts = {rank.rank: rank.starts for rank in plan.ranks}
-        self._waiting: dict[int, list[Part]] = {rank.rank: [] for rank in plan.ranks}
-
-    def take(self, most: int) -> Part | None:
-        """Return the next batches, at most so many, all of equally many rows; None if stopped."""
-        runs = []
-        for rank, waiting in self._waiting.items():
-            while not (waiting and self._complete(rank)):
-                work = self._next_work()
-                if work is None:
-                    return None
-                self._waiting[work.chunk.rank] += work.parts
-            runs.append(waiting[0])
-        count = min(most, *(part.segment.batches for part in runs))
-        taken = []
-        for waiting, part in zip(self._waiting.values(), runs, strict=True):
-            taken.append(part.some(0, count))
-            rest = part.segment.batches - count
-            waiting[:1] = [part.some(count, rest)] if rest else []
-        self._next += count
-        return taken[0] if len(taken) == 1 else self._joined(taken, count)
-
-    def _complete(self, rank: int) -> bool:
-        """Return whether the first part of a rank has whole batches; joins pieces of one."""
-        waiting = self._waiting[rank]
-        if waiting[0].segment.batches:
-            return True
-        rows, starts = 0, self._starts[rank]
-        size = int(starts[self._next + 1] - starts[self._next])
-        for number, part in enumerate(waiting):
-            rows += part.rows
-            if rows == size:
-                waiting[: number + 1] = [self._joined(waiting[: number + 1], 1)]
-                return True
-        return False
-
-    def _joined(self, parts: Sequence[Part], batches: int) -> Part:
-        """Return batches of which each has the rows of one batch, or piece, of every part."""
-        rows = sum(part.rows for part in parts)
-        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
-        stride = self._reader.stride(rows, batches)
-        for name, first in parts[0].scalars.items():
-            out = self._reader.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
-            array_namespace(out).concatenate([p.scalars[name] for p in parts], axis=1, out=out)
-            joined.scalars[name] = out
-        for name in parts[0].lists:
-            columns = zip(*(part.lists[name] for part in parts), strict=True)
-            joined.lists[name] = [self._joined_lists(name, lists) for lists in columns]
-        return joined
-
-    def _joined_lists(self, name: str, lists: Sequence[Ragged]) -> Ragged:
-        """Return lists one after the other, with as many values as the reader asks for."""
-        rows = sum(map(len, lists))
-        counts = [int(one.offsets[-1]) for one in lists]
-        length = self._reader.num_values(name, rows, sum(counts))
-        values = self._reader.empty((length,), lists[0].values.dtype)
-        xp, first, offsets = array_namespace(values), 0, [lists[0].offsets[:1]]
-        for one, count in zip(lists, counts, strict=True):
-            values[first : first + count] = one.values[:count]
-            offsets.append(one.offsets[1:] + first)
-            first += count
-        values[first:] = values[first - 1 : first] if first else 0
-        return Ragged(values, xp.concatenate(offsets))

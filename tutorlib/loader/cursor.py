@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tutorlib.checks import check_integer
 from tutorlib.display import differences
-from tutorlib.loader.pipeline import Pipeline
 
 
 class Position(NamedTuple):
@@ -132,78 +130,3 @@ class EpochCursor:
             raise ValueError(f"the state is at batch {batch}, but an epoch has {num_batches}")
         self.position = Position(epoch, batch, batch)
         self._drawn = None if seed is None else (epoch, seed)
-
-
-class Batches(Iterator[Any]):
-    """One pass over the epoch at which a cursor stands. Threads end with the last batch.
-
-    Batches can be taken by any thread, but by one at a time: ValueError otherwise.
-
-    Args:
-        cursor: gives the epoch and the first batch when the first batch is asked for.
-        begin: returns (pipeline, function that returns the next batches or None).
-        num_batches: batches of an epoch.
-        moves: whether each batch moves the cursor; False leaves the loader where it is.
-    """
-
-    def __init__(
-        self,
-        cursor: EpochCursor,
-        begin: Callable[[], tuple[Pipeline, Callable[[], list[Any] | None]]],
-        num_batches: int,
-        *,
-        moves: bool = True,
-    ) -> None:
-        self._cursor, self._begin = cursor, begin
-        self._num_batches, self._moves = num_batches, moves
-        self._pipeline: Pipeline | None = None
-        self._next_batches: Callable[[], list[Any] | None] = lambda: None
-        self._received: collections.deque[Any] = collections.deque()
-        self._closed, self._turn = False, {"free": True}  # the thread that took it takes a batch
-
-    def __next__(self) -> Any:
-        if self._closed:
-            raise StopIteration
-        batch = turn = None
-        try:
-            turn = self._turn.pop("free", None)
-            if turn is not None:
-                batch = self._take()
-                if batch is None or self._next == self._num_batches:
-                    self.close()
-                else:
-                    self._turn["free"] = turn
-        except BaseException:  # an interrupt or an error: there are no more batches
-            self.close()
-            raise
-        if turn is None and not self._closed:
-            raise ValueError(
-                "another thread is taking a batch of this pass. Take its batches in one thread and "
-                "hand them to the others (queue.Queue), or give each thread a loader of its own"
-            )
-        if batch is None:
-            raise StopIteration
-        return batch
-
-    def _take(self) -> Any:
-        if self._pipeline is None:
-            pipeline, self._next_batches = self._begin()
-            self._epoch, self._next, _ = self._cursor.position
-            pipeline.stop_without(self)
-            self._pipeline = pipeline
-        if not self._pipeline.has_stopped() and not self._received:
-            self._received.extend(self._next_batches() or ())
-        if self._pipeline.has_stopped() or not self._received:
-            return None
-        self._next += 1
-        if self._moves:
-            self._cursor.advance(self._epoch, self._next, self._num_batches)
-        return self._received.popleft()
-
-    def close(self) -> None:
-        """Stop the threads of this pass; it then has no more batches."""
-        self._closed = True
-        self._received.clear()
-        self._next_batches = lambda: None
-        if self._pipeline is not None:
-            self._pipeline.close()

@@ -12,10 +12,9 @@ import dataclasses
 import functools
 import os
 import sys
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,15 +32,15 @@ from tutorlib.keras_bridge.ranks import (
     process_count,
     refuse_other_ranks,
 )
-from tutorlib.loader.chunks import Assembler, ChunkReader
-from tutorlib.loader.cursor import Batches, EpochCursor, Position
+from tutorlib.loader.batches import Assembler, Batches, BatchMaker, tf_dataset
+from tutorlib.loader.chunks import ChunkReader
+from tutorlib.loader.cursor import EpochCursor, Position
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan, RankPlan
 from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
-from tutorlib.loader.tensors import BatchMaker, tf_dataset
 from tutorlib.memory import BufferPool, Growth, gpu_doubts
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
@@ -439,8 +438,8 @@ class KerasSequenceLoader(LoaderAdapter):
         self._open.add(batches)
         return batches
 
-    def _begin_pass(self, as_numpy: bool) -> tuple[Pipeline, Callable[[], list[Any] | None]]:
-        """Return the threads' pipeline, and what gives the next batches."""
+    def _begin_pass(self, as_numpy: bool) -> tuple[Pipeline, Iterator[Any]]:
+        """Return the pipeline of reader threads, and the batches that are made of its chunks."""
         settings, source, plan = self._settings, self.source, self.plan
         _refuse_other_workers(settings.global_size)
         passes = [ref() for ref in self._running]
@@ -456,11 +455,6 @@ class KerasSequenceLoader(LoaderAdapter):
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
         self._pool.limit_bytes = kept * settings.ranks_held
-        keep: Callable[[Any], None] | None = None
-        if on_gpu:
-            from tutorlib.gpu.tensors import batch_keeper
-
-            keep = batch_keeper()
         reader = ChunkReader(
             source,
             self._columns,
@@ -474,10 +468,9 @@ class KerasSequenceLoader(LoaderAdapter):
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
-        ranks = {rank.rank: rank for rank in plan.ranks}
         pipeline = Pipeline(
             len(chunks),
-            lambda k: reader.work_on(ranks[chunks[k].rank], chunks[k], first_batch),
+            lambda k: reader.work_on(plan.rank_of(chunks[k]), chunks[k], first_batch),
             threads=settings.threads(on_device=on_gpu, remote=not source.is_local),
             room_for=lambda k: reader.has_room(chunks[k].num_rows * size.row_bytes, budget),
             stopwatch=self._stopwatch,
@@ -485,31 +478,17 @@ class KerasSequenceLoader(LoaderAdapter):
             lanes=len(plan.ranks),
         )
         self._running.append(weakref.ref(pipeline, self._running.remove))
-        assembler = Assembler(reader, plan, pipeline.next_work, first_batch)
         maker = BatchMaker(
             self.layout,
             self.schema,
+            self._stopwatch,
             on_gpu=on_gpu,
             min_int_dtype=self._min_int_dtype,
             as_numpy=as_numpy,
         )
         most = AHEAD_BATCHES if budget and self.layout.ragged else CONVERT_BATCHES
-
-        def next_batches() -> list[Any] | None:
-            pipeline.look_for_room()
-            part = assembler.take(most)
-            if part is None:
-                return None
-            started = time.perf_counter()
-            batches = maker(part)
-            if keep is not None:
-                keep(batches)
-            rows = part.rows * len(batches)
-            spent = time.perf_counter() - started
-            self._stopwatch.add(convert=spent, rows=rows, batches=len(batches))
-            return batches
-
-        return pipeline, next_batches
+        assembler = Assembler(reader.gatherer, plan, pipeline, first_batch)
+        return pipeline, maker.batches(assembler, most)
 
     def close(self) -> None:
         """Stop all threads of this loader and release their memory; it can be used again.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import math
 import operator
 import os
@@ -21,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -54,9 +55,12 @@ class Stopwatch:
         for name, amount in amounts.items():
             sums[name] = sums.get(name, 0.0) + amount
 
-    def mine(self, name: str) -> float:
-        """Return what this thread has added to a sum."""
-        return self._sums_of_threads.get(threading.get_ident(), {}).get(name, 0.0)
+    @contextlib.contextmanager
+    def timing(self, stage: str) -> Iterator[None]:
+        """Add the seconds that the block takes."""
+        started = time.perf_counter()
+        yield
+        self.add(**{stage: time.perf_counter() - started})
 
     def sums(self) -> dict[str, float]:
         """Return the sums so far."""
@@ -128,15 +132,14 @@ class Pipeline:
         """
         if self._taken >= self._chunks:
             return None
-        started = time.perf_counter()
         if not self._asked:
             self._asked = True
             # Thread.start() waits under a lock, which an interrupt would leave held.
             _thread.start_new_thread(self._start, ())
         self._taken += 1
         self._tickets.put(None)
-        work = self._results.get()
-        self._stopwatch.add(wait=time.perf_counter() - started)
+        with self._stopwatch.timing("wait"):
+            work = self._results.get()
         return None if self.has_stopped() else work
 
     def has_stopped(self) -> bool:

@@ -1,0 +1,301 @@
+"""Batches: one pass over an epoch, as the consumer's thread takes it.
+
+`Batches` gives the batches, `Assembler` joins the parts of chunks to whole ones, and `BatchMaker`
+makes tensors of them. What reader threads do is in chunks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tutorlib.columns import Ragged, array_namespace, to_host
+from tutorlib.keras_bridge.backend import eager_scope, tensor_maker, unstacking_maker
+from tutorlib.loader.chunks import ChunkWork
+from tutorlib.loader.cursor import EpochCursor
+from tutorlib.loader.gather import Gatherer, Part
+from tutorlib.loader.layout import Layout
+from tutorlib.loader.pipeline import Pipeline, Stopwatch
+from tutorlib.loader.plan import EpochPlan
+from tutorlib.loader.settings import PAD
+from tutorlib.memory import aligned_empty
+from tutorlib.schema import Schema
+
+
+class Batches(Iterator[Any]):
+    """One pass over the epoch at which a cursor stands. Threads end with the last batch.
+
+    Batches can be taken by any thread, but by one at a time: ValueError otherwise.
+
+    Args:
+        cursor: gives the epoch and the first batch when the first batch is asked for.
+        begin: returns (pipeline, batches that the consumer's thread makes).
+        num_batches: batches of an epoch.
+        moves: whether each batch moves the cursor; False leaves the loader where it is.
+    """
+
+    def __init__(
+        self,
+        cursor: EpochCursor,
+        begin: Callable[[], tuple[Pipeline, Iterator[Any]]],
+        num_batches: int,
+        *,
+        moves: bool = True,
+    ) -> None:
+        self._cursor, self._begin = cursor, begin
+        self._num_batches, self._moves = num_batches, moves
+        self._pipeline: Pipeline | None = None
+        self._made: Iterator[Any] = iter(())
+        self._closed, self._turn = False, {"free": True}  # the thread that took it takes a batch
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        batch = turn = None
+        try:
+            turn = self._turn.pop("free", None)
+            if turn is not None:
+                batch = self._take()
+                if batch is None or self._next == self._num_batches:
+                    self.close()
+                else:
+                    self._turn["free"] = turn
+        except BaseException:  # an interrupt or an error: there are no more batches
+            self.close()
+            raise
+        if turn is None and not self._closed:
+            raise ValueError(
+                "another thread is taking a batch of this pass. Take its batches in one thread and "
+                "hand them to the others (queue.Queue), or give each thread a loader of its own"
+            )
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def _take(self) -> Any:
+        if self._pipeline is None:
+            pipeline, self._made = self._begin()
+            self._epoch, self._next, _ = self._cursor.position
+            pipeline.stop_without(self)
+            self._pipeline = pipeline
+        if self._pipeline.has_stopped():
+            return None
+        batch = next(self._made, None)
+        if batch is None or self._pipeline.has_stopped():
+            return None
+        self._next += 1
+        if self._moves:
+            self._cursor.advance(self._epoch, self._next, self._num_batches)
+        return batch
+
+    def close(self) -> None:
+        """Stop the threads of this pass; it then has no more batches."""
+        self._closed = True
+        self._made = iter(())
+        if self._pipeline is not None:
+            self._pipeline.close()
+
+
+class Assembler:
+    """Joins the parts of chunks to batches, over the ranks that a process holds.
+
+    Args:
+        gatherer: joins parts.
+        plan: plan of the epoch.
+        pipeline: gives each `ChunkWork` when it is done.
+        first_batch: number of the first batch.
+    """
+
+    def __init__(
+        self, gatherer: Gatherer, plan: EpochPlan, pipeline: Pipeline, first_batch: int
+    ) -> None:
+        self._gatherer, self._pipeline, self._next = gatherer, pipeline, first_batch
+        self._starts = {rank.rank: rank.starts for rank in plan.ranks}
+        self._waiting: dict[int, list[Part]] = {rank.rank: [] for rank in plan.ranks}
+
+    def take(self, most: int) -> Part | None:
+        """Return the next batches, at most so many, all of equally many rows; None if stopped."""
+        self._pipeline.look_for_room()
+        runs = []
+        for rank, waiting in self._waiting.items():
+            while not (waiting and self._complete(rank)):
+                work: ChunkWork | None = self._pipeline.next_work()
+                if work is None:
+                    return None
+                self._waiting[work.chunk.rank] += work.parts
+            runs.append(waiting[0])
+        count = min(most, *(part.segment.batches for part in runs))
+        taken = []
+        for waiting, part in zip(self._waiting.values(), runs, strict=True):
+            taken.append(part.some(0, count))
+            rest = part.segment.batches - count
+            waiting[:1] = [part.some(count, rest)] if rest else []
+        self._next += count
+        return taken[0] if len(taken) == 1 else self._gatherer.joined(taken, count)
+
+    def _complete(self, rank: int) -> bool:
+        """Return whether the first part of a rank has whole batches; joins pieces of one."""
+        waiting = self._waiting[rank]
+        if waiting[0].segment.batches:
+            return True
+        rows, starts = 0, self._starts[rank]
+        size = int(starts[self._next + 1] - starts[self._next])
+        for number, part in enumerate(waiting):
+            rows += part.rows
+            if rows == size:
+                waiting[: number + 1] = [self._gatherer.joined(waiting[: number + 1], 1)]
+                return True
+        return False
+
+
+class BatchMaker:
+    """Turns a `Part` into a list of (inputs, labels) or (inputs, labels, weights) of tensors.
+
+    The consumer's thread makes them: a tensor is several small pieces of memory, which a thread
+    takes and frees in less than half the time if no other thread does either.
+
+    Args:
+        layout: how the columns lie in a batch.
+        schema: schema of the batches.
+        stopwatch: adds up rows, batches and the seconds of "convert".
+        on_gpu: whether the arrays are CuPy's.
+        min_int_dtype: "int32" or "int64": list lengths have this width.
+        as_numpy: whether batches are NumPy arrays instead of tensors.
+
+    Raises:
+        ValueError: for ragged tensors as NumPy arrays.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        schema: Schema,
+        stopwatch: Stopwatch,
+        *,
+        on_gpu: bool,
+        min_int_dtype: str,
+        as_numpy: bool = False,
+    ) -> None:
+        self._multi_hot, self._integer = layout.multi_hot, np.dtype(min_int_dtype)
+        self._stopwatch = stopwatch
+        if as_numpy and self._multi_hot.form == "ragged":
+            raise ValueError("multi_hot='ragged' gives tensors; for NumPy use 'nnzs' or 'padded'")
+        self._fields, self._lists = [field.name for field in layout.fields], [*layout.ragged]
+        self._labels, self._weights = schema.labels.names, schema.with_role("weight").names
+        self._tensor: Callable[[Any], Any] = to_host if as_numpy else tensor_maker()
+        self._keep: Callable[[list[Any]], None] | None = None
+        if on_gpu:
+            from tutorlib.gpu.tensors import batch_keeper, gpu_tensor_maker
+
+            self._keep = batch_keeper()
+            if not as_numpy:
+                self._tensor = gpu_tensor_maker()
+        together = not (as_numpy or on_gpu)
+        self._tensors = unstacking_maker() if together else lambda a: list(map(self._tensor, a))
+
+    def batches(self, assembler: Assembler, most: int) -> Iterator[Any]:
+        """Yield batches, of which at most so many are made in one call for each column."""
+        while (part := assembler.take(most)) is not None:
+            with self._stopwatch.timing("convert"):
+                made = self.of(part)
+                if self._keep is not None:
+                    self._keep(made)
+            self._stopwatch.add(rows=part.rows * len(made), batches=len(made))
+            del part  # the consumer's batches alone hold its memory
+            made.reverse()
+            while made:
+                yield made.pop()
+
+    def of(self, part: Part) -> list[Any]:
+        """Return the batches of a part, whose tensors share its memory."""
+        with eager_scope():
+            count = part.segment.batches
+            tensors = {}
+            for name in self._fields:  # in this order, whichever thread was the first
+                array = part.scalars[name]
+                rows = array[:, :, 0] if name in self._weights else array
+                tensors[name] = self._tensors(rows)
+            weights = [tensors.pop(name) for name in self._weights]
+            labels = {name: tensors.pop(name) for name in self._labels}
+            inputs = _by_batch(tensors, count)
+            for name in self._lists:
+                for batch, one in zip(inputs, part.lists[name], strict=True):
+                    batch.update(self._list_tensors(name, one))
+            targets: Iterable[Any] = [None] * count
+            if labels:
+                targets = labels.popitem()[1] if len(labels) == 1 else _by_batch(labels, count)
+            return list(zip(inputs, targets, *weights, strict=True))
+
+    def _list_tensors(self, name: str, lists: Ragged) -> dict[str, Any]:
+        values, offsets = lists.values, lists.offsets
+        form = self._multi_hot.form
+        if form == "padded":
+            return {name: self._tensor(self._padded(lists))}
+        if form == "nnzs":
+            nnzs = array_namespace(offsets).diff(offsets).astype(self._integer)
+            made = {f"{name}__nnzs": self._copy(nnzs[:, None]), f"{name}__values": values[:, None]}
+        else:
+            made = {f"{name}__offsets": self._copy(offsets), f"{name}__values": values}
+        tensors = {part: self._tensor(array) for part, array in made.items()}
+        if form != "ragged":
+            return tensors
+        import tensorflow as tf
+
+        values, splits = tensors[f"{name}__values"], tensors[f"{name}__offsets"]
+        return {name: tf.RaggedTensor.from_row_splits(values, splits, validate=False)}
+
+    def _copy(self, array: Any) -> Any:
+        """Return an aligned copy, which shares no memory with another tensor."""
+        if not isinstance(array, np.ndarray):
+            return array.copy()
+        copy = aligned_empty(array.shape, array.dtype)
+        copy[...] = array
+        return copy
+
+    def _padded(self, lists: Ragged) -> Any:
+        xp = array_namespace(lists.offsets)
+        lengths = xp.diff(lists.offsets)
+        width = self._multi_hot.width(int(lengths.max()) if len(lengths) else 0)
+        shape, dtype = (len(lists), width), lists.values.dtype
+        padded = aligned_empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
+        padded[...] = PAD
+        padded[xp.arange(width) < lengths[:, None]] = lists.values[: int(lists.offsets[-1])]
+        return padded
+
+
+def _by_batch(tensors: Mapping[str, Sequence[Any]], count: int) -> list[dict[str, Any]]:
+    """Return {name: tensor} of each batch, given the tensors of all batches by name."""
+    if not tensors:
+        return [{} for _ in range(count)]
+    return [dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)]
+
+
+def tf_dataset(loader: Any) -> Any:
+    """Return a `tf.data.Dataset` of which each pass is the next epoch of a `KerasSequenceLoader`.
+
+    Raises:
+        ValueError: without labels, because a dataset cannot hold (inputs, None).
+    """
+    import tensorflow as tf
+
+    if not loader.labelled:
+        raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
+
+    def spec(tensor: Any, name: str = "") -> Any:
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.RaggedTensorSpec([None, None], tensor.dtype, ragged_rank=1)
+        padded = name in loader.schema and loader.schema[name].multi_hot
+        rest = [None] if padded else tensor.shape[1:]
+        return tf.TensorSpec([None, *rest], tensor.dtype)
+
+    inputs, *targets = loader.peek()
+    signature = (
+        {name: spec(tensor, name) for name, tensor in inputs.items()},
+        *(tf.nest.map_structure(spec, target) for target in targets),
+    )
+    dataset = tf.data.Dataset.from_generator(lambda: iter(loader), output_signature=signature)
+    if loader.first_batch:
+        return dataset  # its first pass is shorter than the others
+    return dataset.apply(tf.data.experimental.assert_cardinality(len(loader)))
