@@ -97,7 +97,7 @@ class LoaderAdapter(TensorAdapter):
         shuffle: whether rows come in random order.
         disorder: words for why rows do not come in the order of the files; "" if they do.
         labelled: whether batches hold labels.
-        schema: `Schema` of the batches.
+        layout: how columns lie in a batch; `layout.ragged` has the columns of lists.
         first_batch: number of the batch with which the next pass begins; above 0 after a resume.
         preview: returns the batches of the current epoch, and leaves the loader where it is.
         check_for_fit: raises ValueError where Keras would report a wrong loss.
@@ -135,7 +135,7 @@ class LoaderAdapter(TensorAdapter):
         """Return the batches, with their types for `tf.function`."""
         from tutorlib.keras_bridge.batch_types import with_types
 
-        typed = with_types([column.name for column in self.schema if column.multi_hot])
+        typed = with_types([*self.layout.ragged])
         return _Epochs(lambda: map(typed, self.new_pass()))
 
     @property

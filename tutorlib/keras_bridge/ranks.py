@@ -76,7 +76,7 @@ def gathered(text: str) -> list[str]:
 
 
 def refuse_other_ranks(
-    identity_of: Callable[[], Mapping[str, Any]],
+    identity: Mapping[str, Any],
     share: tuple[int, int],
     *,
     stale: bool,
@@ -84,18 +84,15 @@ def refuse_other_ranks(
 ) -> None:
     """Raise ValueError on all joined processes if their loaders do not belong together.
 
-    All of them must call it. A process of its own computes nothing for it.
+    All of them must call it.
 
     Args:
-        identity_of: returns what all ranks must have alike, as JSON values.
+        identity: what all ranks must have alike, as JSON values.
         share: (global_size, global_rank) of the loader.
         stale: whether `keras.distribution` was set up after the loader was made.
         files_of: returns {file: what it holds}, for messages.
     """
-    if process_count() == 1:
-        return
     _refuse_wrong_shares(json.loads(x) for x in gathered(json.dumps(None if stale else share)))
-    identity = identity_of()
     if len(set(gathered(hash_of(identity)))) == 1:
         return
     mine = {"files": files_of(), **identity}

@@ -21,7 +21,6 @@ from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.settings import PAD
 from tutorlib.memory import aligned_empty
-from tutorlib.schema import Schema
 
 
 class Batches(Iterator[Any]):
@@ -158,10 +157,8 @@ class BatchMaker:
 
     Args:
         layout: how the columns lie in a batch.
-        schema: schema of the batches.
         stopwatch: adds up rows, batches and the seconds of "convert".
         on_gpu: whether the arrays are CuPy's.
-        min_int_dtype: "int32" or "int64": list lengths have this width.
         as_numpy: whether batches are NumPy arrays instead of tensors.
 
     Raises:
@@ -171,19 +168,14 @@ class BatchMaker:
     def __init__(
         self,
         layout: Layout,
-        schema: Schema,
         stopwatch: Stopwatch,
         *,
         on_gpu: bool,
-        min_int_dtype: str,
         as_numpy: bool = False,
     ) -> None:
-        self._multi_hot, self._integer = layout.multi_hot, np.dtype(min_int_dtype)
-        self._stopwatch = stopwatch
-        if as_numpy and self._multi_hot.form == "ragged":
+        self._layout, self._stopwatch = layout, stopwatch
+        if as_numpy and layout.multi_hot.form == "ragged":
             raise ValueError("multi_hot='ragged' gives tensors; for NumPy use 'nnzs' or 'padded'")
-        self._fields, self._lists = [field.name for field in layout.fields], [*layout.ragged]
-        self._labels, self._weights = schema.labels.names, schema.with_role("weight").names
         self._tensor: Callable[[Any], Any] = to_host if as_numpy else tensor_maker()
         self._keep: Callable[[list[Any]], None] | None = None
         if on_gpu:
@@ -211,16 +203,16 @@ class BatchMaker:
     def of(self, part: Part) -> list[Any]:
         """Return the batches of a part, whose tensors share its memory."""
         with eager_scope():
-            count = part.segment.batches
+            count, layout = part.segment.batches, self._layout
             tensors = {}
-            for name in self._fields:  # in this order, whichever thread was the first
-                array = part.scalars[name]
-                rows = array[:, :, 0] if name in self._weights else array
-                tensors[name] = self._tensors(rows)
-            weights = [tensors.pop(name) for name in self._weights]
-            labels = {name: tensors.pop(name) for name in self._labels}
+            for field in layout.fields:  # in this order, whichever thread was the first
+                array = part.scalars[field.name]
+                rows = array[:, :, 0] if field.name in layout.weights else array
+                tensors[field.name] = self._tensors(rows)
+            weights = [tensors.pop(name) for name in layout.weights]
+            labels = {name: tensors.pop(name) for name in layout.labels}
             inputs = _by_batch(tensors, count)
-            for name in self._lists:
+            for name in layout.ragged:
                 for batch, one in zip(inputs, part.lists[name], strict=True):
                     batch.update(self._list_tensors(name, one))
             targets: Iterable[Any] = [None] * count
@@ -230,11 +222,11 @@ class BatchMaker:
 
     def _list_tensors(self, name: str, lists: Ragged) -> dict[str, Any]:
         values, offsets = lists.values, lists.offsets
-        form = self._multi_hot.form
+        form = self._layout.multi_hot.form
         if form == "padded":
             return {name: self._tensor(self._padded(lists))}
         if form == "nnzs":
-            nnzs = array_namespace(offsets).diff(offsets).astype(self._integer)
+            nnzs = array_namespace(offsets).diff(offsets).astype(self._layout.min_int_dtype)
             made = {f"{name}__nnzs": self._copy(nnzs[:, None]), f"{name}__values": values[:, None]}
         else:
             made = {f"{name}__offsets": self._copy(offsets), f"{name}__values": values}
@@ -257,7 +249,7 @@ class BatchMaker:
     def _padded(self, lists: Ragged) -> Any:
         xp = array_namespace(lists.offsets)
         lengths = xp.diff(lists.offsets)
-        width = self._multi_hot.width(int(lengths.max()) if len(lengths) else 0)
+        width = self._layout.multi_hot.width(int(lengths.max()) if len(lengths) else 0)
         shape, dtype = (len(lists), width), lists.values.dtype
         padded = aligned_empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
         padded[...] = PAD
@@ -286,8 +278,7 @@ def tf_dataset(loader: Any) -> Any:
     def spec(tensor: Any, name: str = "") -> Any:
         if isinstance(tensor, tf.RaggedTensor):
             return tf.RaggedTensorSpec([None, None], tensor.dtype, ragged_rank=1)
-        padded = name in loader.schema and loader.schema[name].multi_hot
-        rest = [None] if padded else tensor.shape[1:]
+        rest = [None] if name in loader.layout.ragged else tensor.shape[1:]
         return tf.TensorSpec([None, *rest], tensor.dtype)
 
     inputs, *targets = loader.peek()

@@ -34,7 +34,6 @@ from tutorlib.schema import Column, listed
 TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory budget, one
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 READING_TASKS = 16  # of a chunk whose row groups are decoded with all columns, at most
-SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 
@@ -55,6 +54,7 @@ class ChunkReader:
         stopwatch: adds up the seconds of "read", "transform" and "gather".
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         held_bytes: bytes that decoded rows and batches may take together; None for any number.
+        small_rows: a row group of at most so many rows is decoded in one call.
         fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
         growth: of the process, with a memory budget; None without one.
     """
@@ -69,12 +69,14 @@ class ChunkReader:
         transform: Transform | None,
         held_bytes: int | None = None,
         *,
+        small_rows: int = 0,
         fills_missing: bool = False,
         growth: Growth | None = None,
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
         self.stopwatch, self._transform = stopwatch, transform
         self.gatherer = Gatherer(source, layout, pool, stopwatch)
+        self._small_rows = small_rows
         self.held_bytes, self._fills_missing, self.growth = held_bytes, fills_missing, growth
         kinds = [source.column_types[name] for name in columns]
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
@@ -105,11 +107,10 @@ class ChunkReader:
         source = self.source
         if self._transform is not None or source.device == "gpu" or not source.is_local:
             return False
-        groups = [row_range.row_group for row_range in chunk.row_ranges]
-        if not all(group not in plan.sliced and source.is_whole(group) for group in groups):
-            return False
-        rows = sum(source.row_groups[group].num_rows for group in groups)
-        return rows * source.row_bytes(groups[0], self.columns) > SMALL_BYTES * len(groups)
+        for row_range in chunk.row_ranges:
+            if row_range.row_group in plan.sliced or not source.is_whole(row_range.row_group):
+                return False
+        return chunk.num_rows > self._small_rows * len(chunk.row_ranges)
 
     def decoded(self, owner: Owner, row_range: RowRange, names: Sequence[str]) -> Chunk:
         """Return columns of a row range as they are stored, or what the transform makes of them.

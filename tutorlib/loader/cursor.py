@@ -52,17 +52,19 @@ class EpochCursor:
             ValueError: if `seed_fn` returns something else than an integer in [0, 2**64).
             RuntimeError: if `seed_fn` raises StopIteration, which would end a loop silently.
         """
-        epoch = self.position.epoch
+        epoch, seed = self.position.epoch, self._seed
         if self._drawn is None or self._drawn[0] != epoch:
-            try:
-                seed = self._seed if self._seed_fn is None else self._seed_fn()
-            except StopIteration as error:
-                raise RuntimeError(
-                    f"seed_fn must return a seed for every epoch, but raised StopIteration for "
-                    f"epoch {epoch}; return seeds from a function that does not end"
-                ) from error
-            name = f"the seed that seed_fn returned for epoch {epoch}"
-            self._drawn = epoch, check_integer(name, seed, 0, bits=64)
+            if self._seed_fn is not None:
+                try:
+                    given = self._seed_fn()
+                except StopIteration as error:
+                    raise RuntimeError(
+                        f"seed_fn must return a seed for every epoch, but raised StopIteration for "
+                        f"epoch {epoch}; return seeds from a function that does not end"
+                    ) from error
+                name = f"the seed that seed_fn returned for epoch {epoch}"
+                seed = check_integer(name, given, 0, bits=64)
+            self._drawn = epoch, seed
         return self._drawn[1]
 
     def set_epoch(self, epoch: int) -> None:

@@ -91,6 +91,9 @@ class Layout:
         max_int_dtype: "int32" or "int64": wider integers are refused unless their values fit.
 
     Attributes:
+        stacked: as given, and so are `multi_hot` and `min_int_dtype`.
+        labels: names of the label columns.
+        weights: names of the columns of sample weights, at most one.
         dtypes: {name: dtype in a batch}.
         fields: list of `Field`, in order: one for each column, or one for each stacked role.
             Lists have none.
@@ -114,8 +117,15 @@ class Layout:
         columns = [column for role in ROLES for column in schema.with_role(role)]
         self.stacked = stacked
         self.multi_hot = multi_hot or MultiHot()
-        widths = np.dtype(min_int_dtype), np.dtype(max_int_dtype)
-        self.dtypes = {c.name: _of_width(batch_dtype(c), *widths) for c in columns}
+        self.min_int_dtype = np.dtype(min_int_dtype)
+        self.labels, self.weights = schema.labels.names, schema.with_role("weight").names
+        widest = np.dtype(max_int_dtype)
+        self.dtypes: dict[str, np.dtype] = {}
+        for column in columns:
+            dtype = batch_dtype(column)
+            if dtype.kind == "i":
+                dtype = min(max(dtype, self.min_int_dtype), widest)
+            self.dtypes[column.name] = dtype
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
         _check_columns(columns, stacked, self.multi_hot.parts)
@@ -307,10 +317,6 @@ def _fills(
                 f"[0, {end})"
             )
     return dict(nulls)
-
-
-def _of_width(dtype: np.dtype, narrowest: np.dtype, widest: np.dtype) -> np.dtype:
-    return min(max(dtype, narrowest), widest) if dtype.kind == "i" else dtype
 
 
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:

@@ -47,6 +47,7 @@ from tutorlib.schema import ROLES, Schema, listed
 
 CONVERT_BATCHES = 32  # at most, in one call for each column: the first has to wait for the last
 FEW_ROW_GROUPS = 4  # fewer of them in a chunk, or for a rank, are worth a warning
+SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 REFUSED = 1.2  # of the memory budget: lists that make a pass hold more are refused
 
 
@@ -135,6 +136,8 @@ class KerasSequenceLoader(LoaderAdapter):
 
     Attributes:
         source: the `ParquetSource`.
+        schema: `Schema` of the batches.
+        labelled: whether batches hold labels.
         id_names: names of the id columns.
 
     Raises:
@@ -240,7 +243,8 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError(
                 f"there are no feature columns; the files have {listed(self.source.column_types)}"
             )
-        self._schema = schema
+        self.schema = schema
+        self.labelled = bool(schema.labels.columns)
         order = {c.name: ROLES.index(c.role) for c in schema}  # as they lie in a batch
         self._columns = sorted(columns, key=lambda name: order.get(name, 0))
         self._latest: EpochPlan | None = None
@@ -295,15 +299,6 @@ class KerasSequenceLoader(LoaderAdapter):
 
     # ---- what a batch looks like ----
 
-    @property
-    def schema(self) -> Schema:
-        """Schema of the batches."""
-        return self._schema
-
-    @property
-    def _min_int_dtype(self) -> str:
-        return "int32" if self.source.device == "cpu" else min_int_dtype_on_gpu()
-
     @functools.cached_property
     def layout(self) -> Layout:
         """How columns lie in a batch; raises ValueError for a column that no batch can hold."""
@@ -312,14 +307,9 @@ class KerasSequenceLoader(LoaderAdapter):
             stacked=self._settings.stacked,
             nulls=self._settings.nulls,
             multi_hot=self._settings.multi_hot,
-            min_int_dtype=self._min_int_dtype,
+            min_int_dtype="int32" if self.source.device == "cpu" else min_int_dtype_on_gpu(),
             max_int_dtype=max_int_dtype(),
         )
-
-    @property
-    def labelled(self) -> bool:
-        """Whether batches hold labels."""
-        return bool(self.schema.labels.columns)
 
     # ---- the plan: which rows each batch has ----
 
@@ -462,6 +452,7 @@ class KerasSequenceLoader(LoaderAdapter):
             self._pool,
             self._stopwatch,
             self._transform,
+            small_rows=int(SMALL_BYTES / size.row_bytes),
             held_bytes=int(REFUSED * budget) if budget is not None and not on_gpu else None,
             fills_missing=self._workflow is not None,
             growth=None if on_gpu else self._growth,
@@ -478,14 +469,7 @@ class KerasSequenceLoader(LoaderAdapter):
             lanes=len(plan.ranks),
         )
         self._running.append(weakref.ref(pipeline, self._running.remove))
-        maker = BatchMaker(
-            self.layout,
-            self.schema,
-            self._stopwatch,
-            on_gpu=on_gpu,
-            min_int_dtype=self._min_int_dtype,
-            as_numpy=as_numpy,
-        )
+        maker = BatchMaker(self.layout, self._stopwatch, on_gpu=on_gpu, as_numpy=as_numpy)
         most = AHEAD_BATCHES if budget and self.layout.ragged else CONVERT_BATCHES
         assembler = Assembler(reader.gatherer, plan, pipeline, first_batch)
         return pipeline, maker.batches(assembler, most)
@@ -702,33 +686,33 @@ class KerasSequenceLoader(LoaderAdapter):
 
         Of several processes that are joined, all must call it.
         """
-        settings = self._settings
-        if process_count() > 1:  # the seeds that `seed_fn` gives are compared too
-            self._cursor.draw_seed()
-        refuse_other_ranks(
-            lambda: {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
-            (settings.global_size or 1, settings.global_rank or 0),
-            stale=self._share_found not in (None, data_share()),
-            files_of=self.source.file_fingerprints,
-        )
-        self._check_batches()
-        features = self.schema.features
-        scalars = [c.role if settings.stacked else c.name for c in features if not c.multi_hot]
-        lists = [f"{c.name}__offsets" for c in features if c.multi_hot]
-        first = min(scalars + lists)
-        if settings.multi_hot.form == "offsets" and first.endswith("__offsets"):
-            raise ValueError(
-                f"Keras weighs the loss of a batch by the length of its first input, {first!r}, "
-                "which has one entry more than the batch has rows. Use multi_hot='nnzs'."
+        settings, layout = self._settings, self.layout
+        if process_count() > 1:
+            self._cursor.draw_seed()  # the seeds that `seed_fn` gives are compared too
+            refuse_other_ranks(
+                {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
+                (settings.global_size or 1, settings.global_rank or 0),
+                stale=self._share_found not in (None, data_share()),
+                files_of=self.source.file_fingerprints,
             )
-        form = settings.multi_hot
+        self._check_batches()
+        form = layout.multi_hot
+        if form.form == "offsets" and layout.ragged:
+            inputs = {field.name for field in layout.fields} - {*layout.labels, *layout.weights}
+            first = min([*inputs, *(f"{name}__offsets" for name in layout.ragged)])
+            if first.endswith("__offsets"):
+                raise ValueError(
+                    "Keras weighs the loss of a batch by the length of its first input, "
+                    f"{first!r}, which has one entry more than the batch has rows. Use "
+                    "multi_hot='nnzs'."
+                )
         fixed = form.form == "padded" and form.max_length is not None
         check_joined_batches(
             settings.batch_size,
             settings.global_size or 1,
             settings.canonical_ranks,
             drop_last=settings.drop_last,
-            lists=[] if fixed else [c.name for c in features if c.multi_hot],
+            lists=[] if fixed else [*layout.ragged],
             rows=self.source.num_rows,
             batch_sizes=self._any_plan().batch_sizes.tolist(),
         )

@@ -230,11 +230,6 @@ class RankPlan:
         np.random.default_rng([self.seed, self.epoch, 1 + self.rank, chunk]).shuffle(batch_of_row)
         return np.argsort(batch_of_row, kind="stable")
 
-    def first_chunk(self, batch: int) -> int:
-        """Return the number of the chunk in which a batch begins."""
-        firsts = [chunk.first for chunk in self.chunks]
-        return int(np.searchsorted(firsts, self.starts[batch], side="right")) - 1
-
 
 class EpochPlan:
     """The batches of a process in one epoch: those of its canonical ranks, joined.
@@ -274,15 +269,13 @@ class EpochPlan:
 
     def chunks_from(self, first_batch: int) -> list[ChunkPlan]:
         """Return the chunks that hold the rows of this batch and of those after it, in order."""
-        if first_batch >= len(self):
-            return []
-        firsts = {plan.rank: plan.first_chunk(first_batch) for plan in self.ranks}
-        ends = {plan.rank: int(plan.starts[-1]) for plan in self.ranks}
-        return [
-            chunk
-            for chunk in self.chunks
-            if chunk.index >= firsts[chunk.rank] and chunk.first < ends[chunk.rank]
-        ]
+        bounds = {plan.rank: plan.starts[[first_batch, -1]].tolist() for plan in self.ranks}
+        chunks = []
+        for chunk in self.chunks:
+            start, end = bounds[chunk.rank]
+            if max(start, chunk.first) < min(end, chunk.first + chunk.num_rows):
+                chunks.append(chunk)
+        return chunks
 
     def row_groups_per_chunk(self) -> float:
         """Return how many row groups of equal size the chunk mixes that mixes fewest.
