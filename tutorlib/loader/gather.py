@@ -240,20 +240,20 @@ class Gatherer:
 @contextlib.contextmanager
 def errors_at(source: ParquetSource, row_range: RowRange, rows: str = "") -> Iterator[None]:
     """Have errors name the row group, after words that say which rows of it."""
-    where = f"in {rows}{source.location(row_range.row_group)}"
     try:
         yield
     except ParquetError:
         raise
-    except ValueError as error:
-        raise ParquetError(f"{error} ({where})") from error
-    except MemoryError as error:
-        raise MemoryError(
-            f"{error} ({where}). Give a smaller memory_budget, buffer_size or batch_size, or "
-            "leave the device more memory (limit_tensorflow_memory; "
-            "XLA_CLIENT_MEM_FRACTION for JAX)"
-        ) from error
     except Exception as error:
+        where = f"in {rows}{source.location(row_range.row_group)}"
+        if isinstance(error, ValueError):
+            raise ParquetError(f"{error} ({where})") from error
+        if isinstance(error, MemoryError):
+            raise MemoryError(
+                f"{error} ({where}). Give a smaller memory_budget, buffer_size or batch_size, or "
+                "leave the device more memory (limit_tensorflow_memory; "
+                "XLA_CLIENT_MEM_FRACTION for JAX)"
+            ) from error
         error.add_note(where)
         raise
 

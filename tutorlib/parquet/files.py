@@ -334,7 +334,7 @@ class ParquetRows:
         file: the file.
         opened: it, open for its footer and its schema.
         etag: its entity tag in an object store, else None.
-        idle: where the file stays open between two reads; None for one in an object store.
+        idle: where the file stays open between two reads.
 
     Attributes:
         footer: its `pyarrow.parquet.FileMetaData`.
@@ -346,8 +346,8 @@ class ParquetRows:
         self,
         file: DataFile,
         opened: pq.ParquetFile,
-        etag: bytes | None = None,
-        idle: OpenFiles | None = None,
+        etag: bytes | None,
+        idle: OpenFiles,
     ) -> None:
         self.file, self._etag, self._idle = file, etag, idle
         self.footer = footer = opened.metadata
@@ -359,11 +359,6 @@ class ParquetRows:
         """Return what error messages call a row group."""
         return f"row group {index} of {self.path}"
 
-    def close(self) -> None:
-        """Close all files of the data set that are open without being read."""
-        if self._idle is not None:
-            self._idle.close()
-
     def tables(
         self, index: int, names: Sequence[str], step_rows: int | None, *, encoded: bool = False
     ) -> Generator[pa.Table]:
@@ -374,7 +369,8 @@ class ParquetRows:
         kept = self._in_dictionaries(index, names) if encoded else ()
         with self.errors_at(index, names):
             if step_rows is None:
-                idle = self._idle or OpenFiles()
+                # An object store is asked for the entity tag as a file is opened, each time.
+                idle = self._idle if self.is_local else OpenFiles()
                 with idle.lent((self.path, kept), lambda: self._open(index, kept)) as file:
                     table = file.read_row_group(index, columns=list(names), use_threads=False)
                 count = table.num_rows
@@ -539,9 +535,6 @@ class TableRows:
         """Return what error messages call a row group."""
         return f"row group {index} of {self.path}"
 
-    def close(self) -> None:
-        """Do nothing: no file is open."""
-
     def tables(
         self, index: int, names: Sequence[str], step_rows: int | None, *, encoded: bool = False
     ) -> Generator[pa.Table]:
@@ -601,12 +594,15 @@ StoredRows = ParquetRows | TableRows
 # ---- everything that a source takes --------------------------------------------------------------
 
 
-def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], Sequence[StoredRows]]:
+def open_data(
+    data: Any, filesystem: Any, idle: OpenFiles
+) -> tuple[list[Any], Sequence[StoredRows]]:
     """Return (the paths that were given, files or tables with the rows) of what a reader has.
 
     Args:
         data: paths as `find_files` takes them, or rows in memory as `table_of` takes them.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds the paths; None takes it from URLs.
+        idle: where files stay open between two reads.
 
     Raises:
         TypeError: for anything else; it says what to do instead.
@@ -617,16 +613,15 @@ def open_data(data: Any, filesystem: Any = None) -> tuple[list[Any], Sequence[St
     paths = [data] if isinstance(data, str | os.PathLike) else data
     if isinstance(paths, list | tuple):
         if all(isinstance(path, str | os.PathLike) for path in paths):
-            return [*paths], open_files(find_files(paths, filesystem))
+            return [*paths], open_files(find_files(paths, filesystem), idle)
     return [], [TableRows(*rows_of(data))]
 
 
-def open_files(files: Sequence[DataFile]) -> list[ParquetRows]:
+def open_files(files: Sequence[DataFile], idle: OpenFiles) -> list[ParquetRows]:
     """Return the files with their footers, which are read on threads."""
     threads = OPENING_THREADS if all(file.is_local for file in files) else REMOTE_THREADS
     some = max(1, len(files) // (8 * threads))  # for each call: a future takes as long as a footer
     parts = [files[first : first + some] for first in range(0, len(files), some)]
-    idle = OpenFiles()
     with ThreadPoolExecutor(threads, thread_name_prefix="tutorlib-open") as pool:
         opened = pool.map(lambda part: [_opened(file, idle) for file in part], parts)
         stored = [*itertools.chain.from_iterable(opened)]
@@ -640,9 +635,8 @@ def _opened(file: DataFile, idle: OpenFiles) -> ParquetRows:
     try:
         with file.filesystem.open_input_file(file.inner) as opened:
             parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit=INT96_UNIT)
-            if file.is_local:
-                return ParquetRows(file, parquet, idle=idle)
-            return ParquetRows(file, parquet, etag_of(opened))
+            etag = None if file.is_local else etag_of(opened)
+            return ParquetRows(file, parquet, etag, idle)
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -33,6 +33,7 @@ from tutorlib.memory import resolve_device
 from tutorlib.parquet.files import (
     INT96_UNIT,
     OPENING_THREADS,
+    OpenFiles,
     ParquetError,
     ParquetRows,
     StoredRows,
@@ -133,7 +134,8 @@ class ParquetSource:
     ) -> None:
         self.device = resolve_device(device)
         self.filesystem = filesystem
-        self.paths, self._stored = open_data(data, filesystem)
+        self._idle = OpenFiles()
+        self.paths, self._stored = open_data(data, filesystem, self._idle)
         self._keys = _typed_keys(self._stored)
         shared, self._left_out = _shared_schema(self._stored)
         keys = [pa.field(name, value.type) for name, value in self._keys[0].items()]
@@ -146,6 +148,7 @@ class ParquetSource:
             if rows
         ]
         self._string_column: Callable[[Any], Any] = column_from_arrow
+        self._encoded = False  # whether it takes dictionaries
         self._filter: RowFilter | None = None
         # Functions that choose rows by number, each with {(file, index): (first number, rows)}.
         self._choices: list[tuple[Any, dict[tuple[int, int], tuple[int, int]]]] = []
@@ -256,11 +259,7 @@ class ParquetSource:
             column: returns an Arrow array of strings, dictionary-encoded where the file has them
                 so, as a column of a chunk: `tutorlib.ops.encoded.encoded_column`.
         """
-        return self._changed(_string_column=column)
-
-    @property
-    def _encoded(self) -> bool:
-        return self._string_column is not column_from_arrow
+        return self._changed(_string_column=column, _encoded=True)
 
     def _changed(self, **attributes: Any) -> ParquetSource:
         other = copy.copy(self)
@@ -369,8 +368,9 @@ class ParquetSource:
             ParquetError: if a column does not exist, cannot be decoded, or has a type that a chunk
                 cannot hold, or if the file has changed. It names file, row group and column.
         """
-        names = self._known(position, [*self.column_types] if columns is None else columns)
+        names = list(self.column_types) if columns is None else columns
         if self.device == "gpu":
+            names = self._known(position, names)
             return self._read_on_gpu(position, names, start, self._end(position, stop))
         return self._chunk(position, self.table(position, names, start, stop))
 
@@ -467,7 +467,8 @@ class ParquetSource:
         self, group: RowGroup, names: list[str], step_rows: int | None
     ) -> Generator[pa.Table]:
         """Yield all stored rows of a row group, `step_rows` at a time, in the source's types."""
-        stored, own = self._stored[group.file], self._own(group, names)
+        stored, keys = self._stored[group.file], self._keys[group.file]
+        own = [name for name in names if name not in keys]
         rows = stored.row_counts[group.index]
         if not own:
             for first in range(0, rows, step_rows or rows):
@@ -478,10 +479,6 @@ class ParquetSource:
         with contextlib.closing(tables):
             for table in tables:
                 yield self._conformed(group, table, names, table.num_rows)
-
-    def _own(self, group: RowGroup, names: Names) -> list[str]:
-        """Return which of the columns are in the file, not in its path."""
-        return [name for name in names if name not in self._keys[group.file]]
 
     def _conformed(self, group: RowGroup, table: pa.Table, names: Names, rows: int) -> pa.Table:
         """Return columns of one file in the types of the source, with keys."""
@@ -523,20 +520,19 @@ class ParquetSource:
         rows: Any = self._wanted(group, start, stop)
         if self._condition(group) is not None:
             rows = np.flatnonzero(self._passing(group))[rows]
-        own = self._own(group, names)
+        keys = [name for name in names if name in self._keys[group.file]]
         columns = read_row_group(
             self._stored[group.file],
             group.index,
-            [self.arrow_schema.field(name) for name in own],
-            self._conformed(group, pa.table({}), [n for n in names if n not in own], stop - start),
+            [self.arrow_schema.field(name) for name in names if name not in keys],
+            self._conformed(group, pa.table({}), keys, stop - start),
             slice(rows.start, rows.stop) if isinstance(rows, range) else rows,
         )
         return Chunk({name: columns[name] for name in names})
 
     def close(self) -> None:
         """Close the files that stay open for the next read, which then opens them again."""
-        for stored in self._stored:
-            stored.close()
+        self._idle.close()
 
     # ---- which rows ----
 
