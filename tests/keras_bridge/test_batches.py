@@ -33,7 +33,7 @@ def test_the_tensor_of_an_array_is_the_array():
 @pytest.mark.parametrize("rows", [16, 9])  # the second leaves a gap before each part but the first
 def test_each_of_the_tensors_made_together_is_its_part_and_keeps_the_memory(rows):
     array = aligned_empty((6, 16, 1), np.float32)
-    tensors = unstacking_maker()(array[:, :rows])
+    tensors = unstacking_maker(tensor_maker())(array[:, :rows])
     array[:] = np.arange(96).reshape(array.shape)  # before the tensors' first use
     expected = [part[:rows].copy() for part in array]
     for tensor, part in zip(tensors, array, strict=True):

@@ -234,7 +234,8 @@ def joined(monkeypatch):
     """Make this process the first of two, of which the other's loader says `other`."""
 
     def join(other=None, share=(2, 0)):
-        monkeypatch.setattr(ranks, "process_count", lambda: 2)
+        for module in (ranks, loader_module):
+            monkeypatch.setattr(module, "process_count", lambda: 2)
         monkeypatch.setattr(loader_module, "data_share", lambda: share)
         monkeypatch.setattr(ranks, "gathered", lambda text: [text, other or text])
 

@@ -184,8 +184,9 @@ class BatchMaker:
             self._keep = batch_keeper()
             if not as_numpy:
                 self._tensor = gpu_tensor_maker()
-        together = not (as_numpy or on_gpu)
-        self._tensors = unstacking_maker() if together else lambda a: list(map(self._tensor, a))
+        self._tensors: Callable[[Any], Sequence[Any]] = lambda a: list(map(self._tensor, a))
+        if not (as_numpy or on_gpu):
+            self._tensors = unstacking_maker(self._tensor)
 
     def batches(self, assembler: Assembler, most: int) -> Iterator[Any]:
         """Yield batches, of which at most so many are made in one call for each column."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 import _thread
 import atexit
 import contextlib
+import heapq
 import math
 import operator
 import os
 import threading
 import time
 import weakref
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -112,7 +113,7 @@ class Pipeline:
         # The threads' own, under _lock:
         self._lock = threading.Lock()
         self._begun = self._delivered = 0  # chunks
-        self._tasks: deque[tuple[int, int, Task]] = deque()  # (chunk, number in it, task)
+        self._tasks: list[tuple[int, int, Task]] = []  # a heap of (chunk, number in it, task)
         self._works: dict[int, tuple[Work, list[list[Task]]]] = {}  # with the stages that follow
         self._left: dict[int, int] = {}  # tasks of a chunk's stage that have not ended
         self._threads = [
@@ -249,7 +250,7 @@ class Pipeline:
                     self._begin_chunks()
                     if not self._tasks:
                         continue
-                    chunk, number, task = self._tasks.popleft()
+                    chunk, number, task = heapq.heappop(self._tasks)
                     self._begin_chunks()
                 place = chunk, number
                 task()
@@ -278,13 +279,10 @@ class Pipeline:
         _, stages = self._works[chunk]
         tasks = stages.pop(0)
         self._left[chunk] = len(tasks)
-        # A later stage of an earlier chunk goes before what later chunks do.
-        earlier = [task for task in self._tasks if task[0] <= chunk]
-        later = [task for task in self._tasks if task[0] > chunk]
+        # A later stage of an earlier chunk comes before what later chunks do.
         first = 10_000 * (10 - len(stages))  # numbers rise from stage to stage
-        numbered = ((chunk, first + number, task) for number, task in enumerate(tasks))
-        self._tasks = deque([*earlier, *numbered, *later])
-        for _ in tasks:
+        for number, task in enumerate(tasks, first):
+            heapq.heappush(self._tasks, (chunk, number, task))
             self._tickets.put(None)
 
     def _end_task(self, chunk: int) -> None:

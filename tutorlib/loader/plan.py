@@ -34,7 +34,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tutorlib.checks import check_integer, check_positive
 from tutorlib.parquet import RowRange
 
 Array = np.ndarray
@@ -107,7 +106,7 @@ class Partitions:
 
 
 class RankPlan:
-    """The order of one canonical rank's rows in one epoch.
+    """The order of one canonical rank's rows in one epoch, of settings that are checked.
 
     Args:
         row_counts: rows of each row group of the source, in order.
@@ -130,7 +129,7 @@ class RankPlan:
         sliced: {row group of which successive chunks read slices, in order: end of the last one}.
 
     Raises:
-        ValueError: if a setting is out of range, or there are fewer rows than ranks.
+        ValueError: if there are fewer rows than ranks, or too few for equally many steps.
 
     Example:
         >>> plan = RankPlan([3, 3, 3], batch_size=4, shuffle=False, partition_rows=3)
@@ -155,12 +154,6 @@ class RankPlan:
         drop_last: bool = False,
         partitions: Partitions | None = None,
     ) -> None:
-        check_positive(batch_size=batch_size, world_size=world_size)
-        check_positive(partition_rows=partition_rows, parts_per_chunk=parts_per_chunk)
-        check_integer("epoch", epoch, 0, bits=64)
-        check_integer("seed", seed, 0, bits=64)
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank must be in [0, world_size={world_size}), got {rank}")
         # 1. Partitions, in an order that all ranks share.
         if partitions is None:
             rng = np.random.default_rng([seed, epoch]) if shuffle else None

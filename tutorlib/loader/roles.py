@@ -184,15 +184,18 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
         )
     workflow.check_types(source.column_types, source.arrow_schema)
     made = workflow.output_schema
-    kept = [*_targets("label", given, made), *_targets("weight", given, made)]
+    kept = []  # labels and weights: without any of the loader's own, the workflow's
+    for role in ("label", "weight"):
+        for column in given.with_role(role) or made.with_role(role):
+            kept.append(_with_type_made(column, made))
     kept_names = [column.name for column in kept]
     workflow.check_label_ids(column.name for column in kept if column.role == "label")
     unchanged = {name for group in workflow.groups if not group.ops for name in group.names}
-    features = [
-        given[column.name] if column.name in unchanged and column.name in given else column
-        for column in made.features
-        if column.name not in kept_names
-    ]
+    features = []
+    for column in made.features:
+        if column.name not in kept_names:
+            passes = column.name in unchanged and column.name in given
+            features.append(given[column.name] if passes else column)
     if named:
         used = {name for group in workflow.groups for name in group.names}
         used |= {*made.names, *kept_names}
@@ -206,12 +209,6 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
 def _transformed(workflow: Any, inputs: list[str], passed: list[str], chunk: Chunk) -> Chunk:
     result: Chunk = workflow.transform(chunk.select(inputs))
     return result.with_columns({name: chunk[name] for name in passed})
-
-
-def _targets(role: str, given: Schema, made: Schema) -> list[Column]:
-    """Return the labels or weights of a loader, with their types; without any, the workflow's."""
-    columns = given.with_role(role)
-    return [_with_type_made(column, made) for column in columns or made.with_role(role)]
 
 
 def _with_type_made(column: Column, made: Schema) -> Column:
