@@ -261,7 +261,7 @@ def test_a_loader_made_before_the_processes_were_joined_is_refused(folder, joine
 
 
 def test_batches_that_the_devices_of_a_process_cannot_share_are_refused(monkeypatch):
-    monkeypatch.setattr(ranks, "batch_parts", lambda: 2)
+    monkeypatch.setattr(loader_module, "batch_parts", lambda: 2)
     made = {"batch_size": 8, "canonical_ranks": 2}  # 17 rows: batches of 8, 7 and 2
     with pytest.raises(ValueError, match=r"last batches of 17 rows .* each of 2 devices"):
         loader_of(table_of(rows=17), **made).check_for_fit()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -106,51 +105,6 @@ def refuse_other_ranks(
         "the processes of a training need loaders of the same files and settings: "
         f"{'; '.join(lines[:LINES])}{more}. Start all with the same program, arguments and "
         "files."
-    )
-
-
-def check_joined_batches(
-    batch_size: int,
-    ranks: int,
-    canonical_ranks: int | None,
-    *,
-    drop_last: bool,
-    lists: Sequence[str],
-    rows: int,
-    batch_sizes: Sequence[int],
-) -> None:
-    """Raise ValueError if Keras cannot join the processes' batches, or split one over devices.
-
-    All processes get the same answer, so that none waits for another.
-
-    Args:
-        batch_size: rows of a full batch of this process.
-        ranks: number of ranks of the loader.
-        canonical_ranks: number of ranks whose order an epoch has; None for `ranks`.
-        drop_last: whether a last batch that is not full is left out.
-        lists: names of the list columns whose width differs from batch to batch.
-        rows: rows of all ranks.
-        batch_sizes: rows of each batch of this process.
-    """
-    joined, parts = process_count() > 1, batch_parts()
-    if joined and lists:
-        raise ValueError(
-            f"columns {lists}: Keras can join the batches of several processes only if their "
-            "lists have the same width. Use multi_hot=MultiHot('padded', max_length=...)"
-        )
-    if batch_size % parts:
-        raise ValueError(
-            f"batch_size={batch_size} must be a multiple of {parts}, the devices of this process "
-            f"that share a batch; {batch_size // parts * parts or parts} would do"
-        )
-    count = ranks if joined else 1
-    if drop_last or not (rows % count or any(n % parts for n in batch_sizes[-2:])):
-        return
-    enough = rows - rows % math.lcm(canonical_ranks or count, count * parts)
-    remedy = f", or ParquetSource(...).head({enough}), which leaves out {rows - enough}"
-    raise ValueError(
-        f"the last batches of {rows} rows do not have equally many on each of {count * parts} "
-        f"devices, as Keras needs. Use drop_last=True{remedy if enough else ''}"
     )
 
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from tutorlib.columns import Ragged, array_namespace, to_host
 from tutorlib.keras_bridge.backend import eager_scope, tensor_maker, unstacking_maker
-from tutorlib.loader.chunks import ChunkWork
+from tutorlib.loader.chunks import ChunkWork, Gatherer, Part
 from tutorlib.loader.cursor import EpochCursor
-from tutorlib.loader.gather import Gatherer, Part
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
 import os
 import sys
 import warnings
@@ -26,7 +27,7 @@ from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
 from tutorlib.keras_bridge.ranks import (
-    check_joined_batches,
+    batch_parts,
     data_share,
     hash_of,
     process_count,
@@ -706,15 +707,39 @@ class KerasSequenceLoader(LoaderAdapter):
                     f"{first!r}, which has one entry more than the batch has rows. Use "
                     "multi_hot='nnzs'."
                 )
+        if process_count() > 1 or batch_parts() > 1:
+            self._check_joined_batches(batch_parts())
+
+    def _check_joined_batches(self, parts: int) -> None:
+        """Raise ValueError if Keras cannot join the processes' batches, or split one over devices.
+
+        All processes get the same answer, so that none waits for another.
+
+        Args:
+            parts: into how many equal parts the devices of this process split a batch.
+        """
+        settings, form, lists = self._settings, self.layout.multi_hot, list(self.layout.ragged)
         fixed = form.form == "padded" and form.max_length is not None
-        check_joined_batches(
-            settings.batch_size,
-            settings.global_size or 1,
-            settings.canonical_ranks,
-            drop_last=settings.drop_last,
-            lists=[] if fixed else [*layout.ragged],
-            rows=self.source.num_rows,
-            batch_sizes=self._any_plan().batch_sizes.tolist(),
+        if process_count() > 1 and lists and not fixed:
+            raise ValueError(
+                f"columns {lists}: Keras can join the batches of several processes only if their "
+                "lists have the same width. Use multi_hot=MultiHot('padded', max_length=...)"
+            )
+        size = settings.batch_size
+        if size % parts:
+            raise ValueError(
+                f"batch_size={size} must be a multiple of {parts}, the devices of this process "
+                f"that share a batch; {size // parts * parts or parts} would do"
+            )
+        count = (settings.global_size or 1) if process_count() > 1 else 1
+        rows, last_sizes = self.source.num_rows, self._any_plan().batch_sizes[-2:]
+        if settings.drop_last or not (rows % count or (last_sizes % parts).any()):
+            return
+        enough = rows - rows % math.lcm(settings.canonical_ranks or count, count * parts)
+        remedy = f", or ParquetSource(...).head({enough}), which leaves out {rows - enough}"
+        raise ValueError(
+            f"the last batches of {rows} rows do not have equally many on each of {count * parts} "
+            f"devices, as Keras needs. Use drop_last=True{remedy if enough else ''}"
         )
 
     def fingerprint(self) -> str:
