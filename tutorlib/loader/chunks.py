@@ -106,6 +106,7 @@ class Gatherer:
             import cupy
 
             self.library = cupy
+        self._step = 16 if self.library is np else 64  # rows: every batch begins aligned
         self._mean_lengths = values_per_row(source) if layout.multi_hot.bucketed else {}
 
     def scalars(
@@ -142,7 +143,7 @@ class Gatherer:
         """Put the rows of a matrix into the parts: whole batches side by side, pieces alone."""
         for part in parts:
             segment, rows, batches = part.segment, part.rows, part.segment.batches or 1
-            stride = self._stride(rows, batches)
+            stride = -(-rows // self._step) * self._step if batches > 1 else rows
             if order is None:
                 shape = batches, rows, field.width
                 unordered = matrix[segment.start : segment.stop].reshape(shape)
@@ -208,7 +209,7 @@ class Gatherer:
         """Return batches of which each has the rows of one batch, or piece, of every part."""
         rows = sum(part.rows for part in parts)
         joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
-        stride = self._stride(rows, batches)
+        stride = -(-rows // self._step) * self._step if batches > 1 else rows
         for name, first in parts[0].scalars.items():
             out = self.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
             arrays = [part.scalars[name] for part in parts]
@@ -236,11 +237,6 @@ class Gatherer:
     def _num_values(self, name: str, rows: int, count: int) -> int:
         """Return the length of the array for the `count` values of a list column in a batch."""
         return self._layout.multi_hot.num_values(self._mean_lengths.get(name, 0), rows, count)
-
-    def _stride(self, rows: int, batches: int) -> int:
-        """Return the rows from one batch to the next, so that each begins aligned."""
-        step = 16 if self.library is np else 64
-        return -(-rows // step) * step if batches > 1 else rows
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return memory for batches, aligned, on the device of the source."""

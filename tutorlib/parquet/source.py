@@ -370,8 +370,7 @@ class ParquetSource:
         """
         names = list(self.column_types) if columns is None else columns
         if self.device == "gpu":
-            names = self._known(position, names)
-            return self._read_on_gpu(position, names, start, self._end(position, stop))
+            return self._read_on_gpu(position, *self._checked(position, names, start, stop))
         return self._chunk(position, self.table(position, names, start, stop))
 
     def table(
@@ -381,7 +380,7 @@ class ParquetSource:
 
         Columns have the types of `arrow_schema`. Arguments and errors are those of `read`.
         """
-        names, stop = self._known(position, names), self._end(position, stop)
+        names, start, stop = self._checked(position, names, start, stop)
         if start == stop:
             return pa.schema([self.arrow_schema.field(name) for name in names]).empty_table()
         whole = stop - start == self.row_groups[position].num_rows
@@ -408,7 +407,7 @@ class ParquetSource:
         if self.device == "gpu":
             yield self.read(position, names, start, stop)
             return
-        names, stop = self._known(position, names), self._end(position, stop)
+        names, start, stop = self._checked(position, names, start, stop)
         pieces = self._chosen_rows(position, names, start, stop, step_rows)
         with contextlib.closing(pieces):
             for piece in pieces:
@@ -422,7 +421,10 @@ class ParquetSource:
         """
         return (self.read(position, columns) for position in range(len(self)))
 
-    def _known(self, position: int, names: Names) -> list[str]:
+    def _checked(
+        self, position: int, names: Names, start: int, stop: int | None
+    ) -> tuple[list[str], int, int]:
+        """Return names that exist, and the first row and the end of the rows."""
         missing = [name for name in names if name not in self.column_types]
         if missing:
             path, why = self.files[self.row_groups[position].file], self.why_missing(missing)
@@ -430,17 +432,14 @@ class ParquetSource:
             raise ParquetError(
                 f"{path}: no columns {listed(missing, known)}{why}; it has {listed(known)}"
             )
-        return list(names)
-
-    def _end(self, position: int, stop: int | None) -> int:
-        return self.row_groups[position].num_rows if stop is None else stop
+        return list(names), start, self.row_groups[position].num_rows if stop is None else stop
 
     def _chosen_rows(
         self, position: int, names: list[str], start: int, stop: int, step_rows: int | None
     ) -> Generator[pa.Table]:
         """Yield rows [start, stop) of a row group, of `step_rows` stored rows at a time."""
         group = self.row_groups[position]
-        condition, wanted = self._condition(group), self._wanted(group, start, stop)
+        condition, wanted = self._wanted(group, start, stop)
         read = [*names, *(n for n in (condition.names if condition else ()) if n not in names)]
         at = 0  # rows so far that pass the filter
         if start == stop:
@@ -517,8 +516,8 @@ class ParquetSource:
         from tutorlib.gpu.decoding import read_row_group
 
         group = self.row_groups[position]
-        rows: Any = self._wanted(group, start, stop)
-        if self._condition(group) is not None:
+        condition, rows = self._wanted(group, start, stop)
+        if condition is not None:
             rows = np.flatnonzero(self._passing(group))[rows]
         keys = [name for name in names if name in self._keys[group.file]]
         columns = read_row_group(
@@ -591,21 +590,20 @@ class ParquetSource:
         with contextlib.closing(self._stored_rows(group, condition.names, STEP_ROWS)) as tables:
             return np.concatenate([condition.passes(table) for table in tables])
 
-    def _condition(self, group: RowGroup) -> RowFilter | None:
-        """Return the filter; None for a row group of which all rows pass."""
-        place = group.file, group.index
-        rows = self._choices[0][1][place][1] if self._choices else group.num_rows
-        return None if rows == self._stored[group.file].row_counts[group.index] else self._filter
+    def _wanted(self, group: RowGroup, start: int, stop: int) -> tuple[RowFilter | None, Any]:
+        """Return (filter, numbers of rows [start, stop) among those that pass it, rising).
 
-    def _wanted(self, group: RowGroup, start: int, stop: int) -> Any:
-        """Return the numbers of rows [start, stop) among those that pass the filter, rising."""
+        The filter is None for a row group of which all rows pass.
+        """
         place = group.file, group.index
-        wanted: Any = range(self._choices[0][1][place][1] if self._choices else group.num_rows)
+        passing = self._choices[0][1][place][1] if self._choices else group.num_rows
+        stored_rows = self._stored[group.file].row_counts[group.index]
+        wanted: Any = range(passing)
         for choose, rows_of in self._choices:
             chosen = choose(*rows_of[place])
             both = isinstance(wanted, range) and isinstance(chosen, range)
             wanted = wanted[chosen.start : chosen.stop] if both else np.asarray(wanted)[chosen]
-        return wanted[start:stop]
+        return None if passing == stored_rows else self._filter, wanted[start:stop]
 
 
 @dataclasses.dataclass(frozen=True)
