@@ -76,6 +76,7 @@ def test_without_room_only_the_chunk_that_the_consumer_waits_for_begins(room, mo
         room_for=lambda number: room,
         stopwatch=Stopwatch(),
         at_end=lambda: None,
+        owner=Work,
     )
     ahead = set()
     for taken in range(1, chunks + 1):

@@ -29,7 +29,7 @@ class Batches(Iterator[Any]):
 
     Args:
         cursor: gives the epoch and the first batch when the first batch is asked for.
-        begin: returns (pipeline, batches that the consumer's thread makes).
+        begin: returns, for a pass, (pipeline, batches that the consumer's thread makes).
         num_batches: batches of an epoch.
         moves: whether each batch moves the cursor; False leaves the loader where it is.
     """
@@ -37,7 +37,7 @@ class Batches(Iterator[Any]):
     def __init__(
         self,
         cursor: EpochCursor,
-        begin: Callable[[], tuple[Pipeline, Iterator[Any]]],
+        begin: Callable[[Batches], tuple[Pipeline, Iterator[Any]]],
         num_batches: int,
         *,
         moves: bool = True,
@@ -74,10 +74,8 @@ class Batches(Iterator[Any]):
 
     def _take(self) -> Any:
         if self._pipeline is None:
-            pipeline, self._made = self._begin()
+            self._pipeline, self._made = self._begin(self)
             self._epoch, self._next, _ = self._cursor.position
-            pipeline.stop_without(self)
-            self._pipeline = pipeline
         if self._pipeline.has_stopped():
             return None
         batch = next(self._made, None)

@@ -429,7 +429,7 @@ class KerasSequenceLoader(LoaderAdapter):
         self._open.add(batches)
         return batches
 
-    def _begin_pass(self, as_numpy: bool) -> tuple[Pipeline, Iterator[Any]]:
+    def _begin_pass(self, as_numpy: bool, owner: Batches) -> tuple[Pipeline, Iterator[Any]]:
         """Return the pipeline of reader threads, and the batches that are made of its chunks."""
         settings, source, plan = self._settings, self.source, self.plan
         _refuse_other_workers(settings.global_size)
@@ -467,6 +467,7 @@ class KerasSequenceLoader(LoaderAdapter):
             room_for=lambda k: reader.has_room(chunks[k].num_rows * size.row_bytes, budget),
             stopwatch=self._stopwatch,
             at_end=reader.close,
+            owner=owner,
             lanes=len(plan.ranks),
         )
         self._running.append(weakref.ref(pipeline, self._running.remove))

@@ -83,6 +83,7 @@ class Pipeline:
             order, by one thread at a time.
         stopwatch: adds up the seconds of "wait".
         at_end: called when the threads have ended.
+        owner: when it is dropped, the threads stop, and nobody waits for them.
         lanes: chunks that the consumer is in at the same time, and as many are filled meanwhile.
     """
 
@@ -95,6 +96,7 @@ class Pipeline:
         room_for: Callable[[int], bool],
         stopwatch: Stopwatch,
         at_end: Callable[[], None],
+        owner: object,
         lanes: int = 1,
     ) -> None:
         self._chunks, self._work_on, self._room_for = chunks, work_on, room_for
@@ -105,7 +107,9 @@ class Pipeline:
         # Between the consumer and the threads:
         self._taken = 0  # chunks that the consumer has asked for
         self._tickets: SimpleQueue[Any] = SimpleQueue()  # each has one thread look for a task
-        self._owner: weakref.ref[Any] | None = None
+        # The callback of the weak reference waits for nothing and has no bytecode: it can neither
+        # hang nor be interrupted. Its ticket is the reference.
+        self._owner = weakref.ref(owner, self._tickets.put)
         self._results: SimpleQueue[Work | None] = SimpleQueue()  # in order; None: stopped
         self._errors: list[tuple[tuple[float, int], BaseException]] = []  # with the task's place
         self._stopping = self._began = self._ended = False
@@ -167,18 +171,10 @@ class Pipeline:
         """Begin a chunk for which there was no memory before, if there is some now."""
         self._tickets.put(None)
 
-    def stop_without(self, owner: Any) -> None:
-        """Stop the threads when `owner` is dropped, without waiting for them.
-
-        The callback of the weak reference waits for nothing and has no bytecode: it can neither
-        hang nor be interrupted. Its ticket is the reference.
-        """
-        self._owner = weakref.ref(owner, self._tickets.put)
-
     @property
     def is_open(self) -> bool:
-        """Whether batches can still be taken: its owner exists, or has yet to be named."""
-        return not self._stopping and (self._owner is None or self._owner() is not None)
+        """Whether batches can still be taken: its owner exists."""
+        return not self._stopping and self._owner() is not None
 
     def _stop(self) -> None:
         self._stopping = True
