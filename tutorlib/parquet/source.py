@@ -468,12 +468,6 @@ class ParquetSource:
         """Yield all stored rows of a row group, `step_rows` at a time, in the source's types."""
         stored, keys = self._stored[group.file], self._keys[group.file]
         own = [name for name in names if name not in keys]
-        rows = stored.row_counts[group.index]
-        if not own:
-            for first in range(0, rows, step_rows or rows):
-                count = min(step_rows or rows, rows - first)
-                yield self._conformed(group, pa.table({}), names, count)
-            return
         tables = stored.tables(group.index, own, step_rows, encoded=self._encoded)
         with contextlib.closing(tables):
             for table in tables:
