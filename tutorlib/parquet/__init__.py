@@ -1,8 +1,7 @@
 """Parquet: files to chunks of columns and back.
 
-`source` reads a data set of one or many files, or rows in memory; `stored` is one file or table of
-it. `sink` writes files that a loader reads fast. `gpu` decodes on a GPU. Nothing that reads on a
-CPU imports the last two.
+`source` reads a data set of one or many files, or rows in memory; `files` has one file or table of
+it. `sink` writes files that a loader reads fast; nothing that reads imports it.
 """
 
 from typing import Any
