@@ -243,11 +243,6 @@ class Gatherer:
         memory = self._pool if self.library is np else self.library  # RMM aligns to 256 bytes
         return memory.empty(shape, dtype)
 
-    def synchronize(self) -> None:
-        """Wait for a GPU: consumers work on streams of their own."""
-        if self.library is not np:
-            self.library.cuda.get_current_stream().synchronize()
-
 
 def _take(array: Any, rows: Any, out: Any) -> None:
     """Write some rows of an array to `out`."""
@@ -568,7 +563,8 @@ class ChunkWork:
             reader.gatherer.scalars(field, pieces, self.chunk.num_rows, self.parts, order)
         if lists:
             reader.gatherer.lists(lists, zip(ranges, rows, strict=True), self.parts, order)
-        reader.gatherer.synchronize()
+        if reader.source.device == "gpu":  # consumers work on streams of their own
+            reader.gatherer.library.cuda.get_current_stream().synchronize()
         if self._by_column:
             reader.release(owner)
 

@@ -843,13 +843,12 @@ class KerasSequenceLoader(LoaderAdapter):
         size, doubts = settings.global_size or 1, []
         automatic = settings.buffer_size is None and settings.parts_per_chunk is None
         several = len(plan.chunks) > len(plan.ranks)
-        mixed, read = plan.row_groups_per_chunk(), plan.row_groups_per_rank()
-        if automatic and several and mixed < FEW_ROW_GROUPS:
+        if automatic and several and (mixed := plan.row_groups_per_chunk()) < FEW_ROW_GROUPS:
             doubts.append(
                 f"rows are shuffled chunk by chunk, and a chunk has rows of about {mixed:.0f} row "
                 f"groups (the files have {count}), so rows near each other in the files stay near"
             )
-        if size > 1 and read < FEW_ROW_GROUPS:
+        if size > 1 and (read := plan.row_groups_per_rank()) < FEW_ROW_GROUPS:
             doubts.append(
                 f"a rank reads only {read:.1f} of {count} row groups in an epoch, so ranks train "
                 "on different mixtures if the files are sorted"

@@ -93,11 +93,12 @@ class DataFile:
                 return "been removed"
             return "" if (info.size, info.mtime_ns) == self.version else "changed"
         try:
-            version, (_, number, time) = _state(os.stat(self.inner))
+            known = os.stat(self.inner)
         except FileNotFoundError:
             return "been removed"
         # Network filesystems may number a file again; one that was put in its place is newer too.
-        same = number == self.inode[1] or time == self.inode[2]
+        same = known.st_ino == self.inode[1] or known.st_ctime_ns == self.inode[2]
+        version = known.st_size, known.st_mtime_ns
         return "" if same and version == self.version else "changed"
 
 
@@ -158,10 +159,10 @@ def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
 
     def data_file(inner: str, info: Any, keys: Mapping[str, str | None]) -> DataFile:
         _refuse_other_than_utf8(inner)
-        if is_local:
-            version, inode = _state(info)
-        else:
-            version, inode = (info.size, info.mtime_ns), None
+        if not is_local:
+            return DataFile(prefix + inner, where, inner, (info.size, info.mtime_ns), keys)
+        inode = info.st_dev, info.st_ino, info.st_ctime_ns
+        version = info.st_size, info.st_mtime_ns
         return DataFile(prefix + inner, where, inner, version, keys, inode)
 
     info = where.get_file_info(text)
@@ -205,12 +206,6 @@ def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
 def _refuse_other_than_utf8(path: str) -> None:
     if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
         raise ParquetError(f"{path!a}: the name is not UTF-8, so Arrow cannot read it. Rename it.")
-
-
-def _state(known: os.stat_result) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """Return (version, inode) of a file on this machine."""
-    inode = known.st_dev, known.st_ino, known.st_ctime_ns
-    return (known.st_size, known.st_mtime_ns), inode
 
 
 def _walk(
