@@ -40,8 +40,8 @@ def parser() -> argparse.ArgumentParser:
         )
         measure.add_options(command, benchmark)
         command.set_defaults(run=measure.run)
-    for name in ("figures", "install"):
-        module = importlib.import_module(f"benchmarks.{name}")
+    for name in ("gpu-check", "figures", "install"):
+        module = importlib.import_module(f"benchmarks.{name.replace('-', '_')}")
         command = commands.add_parser(
             name, help=module.SUMMARY, description=module.__doc__, formatter_class=style
         )

@@ -568,3 +568,30 @@ class MemoryWatch:
         self._end.set()
         self._thread.join()
         self._sample()
+
+
+class GpuWatch:
+    """Samples how busy the first GPU is while the block runs, as its driver reports it.
+
+    Attributes:
+        busy_share: mean over the block of the share of time in which a kernel was at work; nan if
+            the block is shorter than a sample.
+    """
+
+    def __init__(self) -> None:
+        self.busy_share = math.nan
+
+    def __enter__(self) -> GpuWatch:
+        query = "--query-gpu=utilization.gpu"
+        command = ["nvidia-smi", "-i", "0", query, "--format=csv,noheader,nounits", "-lms", "50"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # it has begun
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        said, _rest = self._process.communicate()
+        samples = [int(line) for line in said.split("\n") if line.strip().isdigit()]
+        if samples:
+            self.busy_share = statistics.fmean(samples) / 100

@@ -281,6 +281,23 @@ def as_py_dataset(batches: Iterable[Any], steps: int) -> Any:
     return Steps()
 
 
+def one_batch(batch: Any, steps: int) -> Any:
+    """Return a data set for `fit` that gives one batch again and again, where its tensors are."""
+    from tutorlib.keras_bridge.adapter import TensorAdapter
+
+    class OneBatch(TensorAdapter):
+        num_batches, batch_size = steps, len(batch[1])
+        has_partial_batch, partial_batch_size = False, None
+
+        def __len__(self) -> int:
+            return steps
+
+        def new_pass(self) -> Iterator[Any]:
+            return itertools.repeat(batch, steps)
+
+    return OneBatch()
+
+
 def as_fit_shuffles(arrays: Any, batch_size: int) -> Any:
     """Return the batches that `fit(inputs, label, shuffle=True)` makes of arrays in memory."""
     import tensorflow as tf

@@ -33,14 +33,32 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import Dataset, criteo_shape, files_of, movielens_shape, nhot_shape
+from benchmarks.data import Dataset, copied, criteo_shape, files_of, movielens_shape, nhot_shape
 from benchmarks.loader import ARRAYS, COLUMNS, LINES
-from benchmarks.measure import Benchmark, Epoch, Way, bounds, claim, faster, fit_epoch, rates
-from benchmarks.readers import as_fit_shuffles, as_py_dataset, lines_of_numpy, matrices_of
+from benchmarks.measure import (
+    Benchmark,
+    Epoch,
+    GpuWatch,
+    Way,
+    bounds,
+    claim,
+    faster,
+    fit_epoch,
+    rates,
+)
+from benchmarks.readers import (
+    as_fit_shuffles,
+    as_py_dataset,
+    lines_of_numpy,
+    matrices_of,
+    one_batch,
+)
 
 DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "dlrm": criteo_shape,
@@ -48,11 +66,13 @@ DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "wide_and_deep": nhot_shape,
 }
 NATIVE, PREBATCHED = "native", "native, prebatched"
+ON_CPU = "loader, columns made on the CPU"  # beside those that the GPU makes
 FUSED = "loader, stacked and fused"
 STEP, FUSED_STEP = "no reader", "no reader, fused"  # one batch again and again
 XLA = ", XLA"
 MEASURABLE_S = 1e-8  # of a row: what is less is not told from nothing
 COMPARED_STEPS, VALID_BATCHES = 16, 4
+NATIVE_ROWS = 262_144  # of an epoch of `native`, at most: it is slow
 NATIVE_ADAM, NATIVE_SPARSE = "native, Adam", "native, row-sparse Adam"
 LOADER_ADAM, LOADER_SPARSE = "loader, Adam", "loader, stacked and fused, row-sparse Adam"
 ADAM_BOUNDS = (
@@ -96,6 +116,8 @@ def ways_of(section: str) -> Callable[[argparse.Namespace], list[Way]]:
             names[2:2] = [ARRAYS, LINES]
             if arguments.device == "cpu":
                 names += [name + XLA for name in names]
+        if arguments.device == "gpu":
+            names.insert(names.index(COLUMNS), ON_CPU)
         return [training(name, section, data, arguments) for name in names]
 
     return ways
@@ -108,23 +130,28 @@ def batches_of(reader: str, data: Dataset, schema: Any, arguments: argparse.Name
     import tfrecords
     from tutorlib import KerasSequenceLoader
 
-    size, steps = arguments.batch_size, -(-data.rows // arguments.batch_size)
+    size, copies = arguments.batch_size, arguments.copies
+    steps = copies * -(-data.rows // size)
     if reader == NATIVE:
-        return native(data, data.rows, size, schema)
+        return native(data, min(data.rows, NATIVE_ROWS), size, schema)
     if reader == PREBATCHED:
-        return tfrecords.prebatched_dataset(data.prebatched(size), schema)
+        records = tfrecords.prebatched_dataset(data.prebatched(size), schema)
+        return records.repeat(copies).apply(tf.data.experimental.assert_cardinality(steps))
     if reader == ARRAYS:
-        return as_fit_shuffles(data.arrays(), size)
+        return as_fit_shuffles(data.arrays(), size).repeat(copies)
+    files = files_of(copied(data.parquet, copies))
     if reader == LINES:
-        lines = lines_of_numpy(files_of(data.parquet), size, schema, matrices_of)
-        return as_py_dataset(lines, steps)
+        return as_py_dataset(lines_of_numpy(files, size, schema, matrices_of), steps)
     loader = KerasSequenceLoader(
-        data.parquet, size, schema=schema, device=arguments.device,
-        batch_layout="columns" if reader in (COLUMNS, STEP) else "stacked",
+        files, size, schema=schema, device="cpu" if reader == ON_CPU else arguments.device,
+        batch_layout="columns" if reader in (COLUMNS, ON_CPU, STEP) else "stacked",
     )  # fmt: skip
-    if reader in (COLUMNS, FUSED):
+    if reader in (COLUMNS, ON_CPU, FUSED):
         return loader
-    return tf.data.Dataset.from_tensors(next(iter(loader))).repeat(steps)
+    batch = next(iter(loader))
+    if arguments.device == "gpu":  # tf.data would copy the batch to the host and back
+        return one_batch(batch, steps)
+    return tf.data.Dataset.from_tensors(batch).repeat(steps)
 
 
 def training(name: str, section: str, data: Dataset, arguments: argparse.Namespace) -> Way:
@@ -135,6 +162,7 @@ def training(name: str, section: str, data: Dataset, arguments: argparse.Namespa
     from benchmarks.networks import NETWORKS
     from tutorlib import KerasSequenceLoader, StallReport
 
+    started = time.perf_counter()
     keras.mixed_precision.set_dtype_policy(arguments.precision)
     network, size = NETWORKS[section](data.schema, arguments.widths), arguments.batch_size
     schema, reader = network.schema, name.removesuffix(XLA)
@@ -155,9 +183,11 @@ def training(name: str, section: str, data: Dataset, arguments: argparse.Namespa
         "valid_loss": float(model.evaluate(valid, verbose=0)),
     }
     synchronise = tf.test.experimental.sync_devices
-    # On a GPU a callback would make each step wait for the loss of the one before.
-    if arguments.device == "gpu" or reader == LINES:  # whose wait StallReport cannot measure
-        fit = functools.partial(fit_epoch, model, batches, synchronise=synchronise)
+    fit = functools.partial(fit_epoch, model, batches, synchronise=synchronise)
+    print(f"  prepared  {name}, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    if arguments.device == "gpu":  # a callback would make each step wait for the loss before it
+        return Way(name, functools.partial(watched, fit), facts=facts)
+    if reader == LINES:  # whose wait StallReport cannot measure
         return Way(name, fit, facts=facts)
     report = StallReport(batches)
 
@@ -167,6 +197,16 @@ def training(name: str, section: str, data: Dataset, arguments: argparse.Namespa
         return Epoch(done.rows, ended=done.ended, values=values)
 
     return Way(name, epoch, facts=facts)
+
+
+def watched(fit: Callable[[], Epoch]) -> Epoch:
+    """Train an epoch; add how busy the GPU was."""
+    with GpuWatch() as watch:
+        started = time.perf_counter()
+        done = fit()
+    assert done.ended is not None
+    values = {**done.values, "busy_share": watch.busy_share}
+    return Epoch(done.rows, elapsed_s=done.ended - started, values=values)
 
 
 def compared(section: str) -> list[tuple[str, str, str, float | None]]:
@@ -207,6 +247,7 @@ TRAIN = Benchmark(
     {
         "rows": (262_144, "rows of an epoch, more than one batch"),
         "batch_size": (8192, "rows per batch"),
+        "copies": (1, "times that an epoch of all but `native` reads the rows"),
         "widths": (
             ("scaled", "published"),
             "of the networks: scaled down so that two CPU cores compute about as fast as they read "

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 
 import hypothesis
-import nbformat
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -111,6 +110,8 @@ def executed(runner, profile, stage):
     Returns a function: lesson -> its Result, its executed notebook without the solutions, the
     printed progress, and a copy of the page that ran.
     """
+    import nbformat
+
     output = stage / "executed"
     done = {}
 

@@ -1,7 +1,7 @@
 """What the tests of the GPU share: when they run, and what was copied to and from it.
 
-They need neither conftest.py nor hypothesis, so that they run on a host that has little beyond
-pytest: `pytest --noconftest -m gpu tests/*/test_*gpu*.py`.
+They need little, so that they run on a host that has pytest and hypothesis but no notebooks:
+`pytest -m gpu tests/*/test_*gpu*.py`.
 """
 
 import os

@@ -35,9 +35,9 @@ def missing_for_gpu() -> str | None:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"CUDA finds no GPU ({error})"
     try:
-        import cudf  # noqa: F401
+        import pylibcudf  # noqa: F401
         import rmm  # noqa: F401
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library that it loads is missing
         return f"cuDF cannot be imported ({error})"
     return None
 

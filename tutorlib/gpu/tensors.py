@@ -74,13 +74,13 @@ def _keeping() -> Generator[None, Any]:
         while True:
             held.append((yield))
             cupy.cuda.get_current_stream().synchronize()
-            if len(held) > 2:
+            if len(held) > 3:  # Keras on JAX takes a batch ahead: its step may not be queued yet
                 wait_for_gpu()
-                del held[:-1]
+                del held[:-2]
     finally:
-        if not sys.is_finalizing():
+        if sys is not None and not sys.is_finalizing():  # at the end of the program it may be None
             wait_for_gpu()
-        _latest[:] = held[-1:]
+        _latest[:] = held[-2:]
 
 
 def wait_for_gpu() -> None:
@@ -100,7 +100,10 @@ def wait_for_gpu() -> None:
 
         torch.cuda.synchronize()
     elif backend == "jax":
-        _jax_mark()().block_until_ready()
+        import jax
+
+        with jax.ensure_compile_time_eval():  # as above
+            _jax_mark()().block_until_ready()
 
 
 @functools.cache

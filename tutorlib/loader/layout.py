@@ -184,7 +184,7 @@ class Layout:
             )
         low, high = self._bounds(column)
         # A NaN is within no bounds.
-        if len(values) and not (low <= values.min() and values.max() <= high):
+        if len(values) and not _within(values, low, high):
             if values.dtype.kind == "f":
                 present = Masked(values, ~array_namespace(values).isnan(values))
                 values = self._without_nulls(column, present, first_row, offsets)
@@ -317,6 +317,14 @@ def _fills(
                 f"[0, {end})"
             )
     return dict(nulls)
+
+
+def _within(values: Any, low: float, high: float) -> bool:
+    """Return whether all values lie within bounds; of a GPU, both ends come in one copy."""
+    ends = values.min(), values.max()
+    if not isinstance(values, np.ndarray):
+        ends = to_host(array_namespace(values).stack(ends))
+    return bool(low <= ends[0] and ends[1] <= high)
 
 
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:
