@@ -321,7 +321,7 @@ def _fills(
 
 def _within(values: Any, low: float, high: float) -> bool:
     """Return whether all values lie within bounds; of a GPU, both ends come in one copy."""
-    ends = values.min(), values.max()
+    ends: Any = (values.min(), values.max())
     if not isinstance(values, np.ndarray):
         ends = to_host(array_namespace(values).stack(ends))
     return bool(low <= ends[0] and ends[1] <= high)
