@@ -8,7 +8,8 @@ of a row group, and small row groups.
 
 Calls into NumPy are few and long, so that threads do not fight for the interpreter lock. Columns of
 a stacked matrix become rows of it first: gathering whole rows of 26 columns is as fast as gathering
-two columns. On a GPU the arrays are CuPy's; nothing else differs.
+two columns. On a GPU the arrays are CuPy's, and steps are few and large too: row groups are decoded
+together, and one task checks and gathers all columns of all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tutorlib.columns import (
     Masked,
     Ragged,
     array_namespace,
+    column_type,
     concat_columns,
     flat_values,
     gather_rows,
@@ -110,7 +112,13 @@ class Gatherer:
         self._mean_lengths = values_per_row(source) if layout.multi_hot.bucketed else {}
 
     def scalars(
-        self, field: Field, pieces: Pieces, total: int, parts: Sequence[Part], order: Array | None
+        self,
+        field: Field,
+        pieces: Pieces,
+        total: int,
+        parts: Sequence[Part],
+        order: Array | None,
+        ends: Mapping[str, Any] | None = None,
     ) -> None:
         """Gather the values of a field into each part: checked, in the dtype of a batch.
 
@@ -120,6 +128,7 @@ class Gatherer:
             total: rows of the chunk.
             parts: the parts of the chunk.
             order: which row comes at each place, int64 [rows]; None for the order of the pieces.
+            ends: {name: smallest and largest value} of columns of which they are known.
         """
         # The checked values of all row ranges, one after the other.
         matrix: Any = None
@@ -128,14 +137,33 @@ class Gatherer:
             cells = []
             with self._stopwatch.timing("gather"), errors_at(self._source, row_range):
                 for column in field.columns:
-                    values = chunk[column.name]
-                    cells.append(self._layout.cells(column, values, first_row=row_range.start))
+                    values, known = chunk[column.name], ends.get(column.name) if ends else None
+                    first_row = row_range.start
+                    cells.append(
+                        self._layout.cells(column, values, first_row=first_row, ends=known)
+                    )
                 if matrix is None:
                     matrix = self.empty((total, field.width), field.dtype)
                 _interleave(cells, matrix[first : first + row_range.num_rows])
             first += row_range.num_rows
         with self._stopwatch.timing("gather"):
             self._gather_rows(field, matrix, parts, order)
+
+    def ends(self, chunk: Chunk) -> dict[str, Any]:
+        """Return {name: smallest and largest value} of columns of numbers without nulls.
+
+        They come to the host in one copy for all columns of a dtype.
+        """
+        found: dict[Any, dict[str, Any]] = {}
+        for name, values in chunk.items():
+            if is_array(values) and values.size:
+                found.setdefault(values.dtype, {})[name] = [values.min(), values.max()]
+        ends: dict[str, Any] = {}
+        with self._stopwatch.timing("gather"):
+            for of_columns in found.values():
+                together = self.library.stack(list(itertools.chain(*of_columns.values())))
+                ends |= zip(of_columns, to_host(together).reshape(-1, 2), strict=True)
+        return ends
 
     def _gather_rows(
         self, field: Field, matrix: Array, parts: Sequence[Part], order: Array | None
@@ -350,6 +378,18 @@ class ChunkReader:
                 self._streams[place] = _Stream(self, row_range.start, stop)
         return ChunkWork(self, plan, chunk, first_batch)
 
+    def runs(self, plan: RankPlan, chunk: ChunkPlan) -> list[list[RowRange]]:
+        """Return the row ranges of a chunk in runs, each of which is decoded in one call.
+
+        On a CPU a run is one range. On a GPU it is several, unless a transform takes them one by
+        one, or slices are cut of a row group that stays decoded.
+        """
+        ranges = chunk.row_ranges
+        alone = self.source.device == "cpu" or self.transform is not None
+        if alone or any(row_range.row_group in plan.sliced for row_range in ranges):
+            return [[row_range] for row_range in ranges]
+        return self.source.runs(ranges, self.columns)
+
     def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
         """Return whether a task reads some columns of all row ranges, not all of some ranges.
 
@@ -498,7 +538,8 @@ class ChunkWork:
         self._reader, self._plan, self.chunk = reader, plan, chunk
         self.parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]
         self._by_column = reader.reads_by_column(plan, chunk)
-        self._pieces: dict[int, Chunk] = {}  # by number of the row range
+        self._runs: list[list[RowRange]] = []  # row ranges that are decoded together
+        self._pieces: dict[int, Chunk] = {}  # by number of the run
         self._ordering = threading.Lock()
         self._picks: Array | None = None
 
@@ -521,8 +562,11 @@ class ChunkWork:
             gathering.append(functools.partial(self._gather, [], column))
         if self._by_column:
             return [[self._order, *gathering]]
+        if reader.source.device == "gpu":
+            gathering = [self._gather_joined]
+        self._runs = reader.runs(self._plan, self.chunk)
         reading: list[Task] = []
-        numbers = range(len(self.chunk.row_ranges))
+        numbers = range(len(self._runs))
         size = -(-len(numbers) // READING_TASKS)
         for first in range(0, len(numbers), size):
             reading.append(functools.partial(self._read, numbers[first : first + size]))
@@ -538,11 +582,15 @@ class ChunkWork:
             return self._picks
 
     def _read(self, numbers: Iterable[int]) -> None:
-        """Decode all columns of some row ranges."""
-        reader = self._reader
+        """Decode all columns of some runs of row ranges."""
+        reader, names = self._reader, self._reader.columns
         for number in numbers:
-            row_range = self.chunk.row_ranges[number]
-            self._pieces[number] = reader.decoded((self.chunk, ""), row_range, reader.columns)
+            run = self._runs[number]
+            if len(run) == 1:
+                self._pieces[number] = reader.decoded((self.chunk, ""), run[0], names)
+            else:
+                with reader.stopwatch.timing("read"):
+                    self._pieces[number] = reader.source.read_ranges(run, names)
 
     def _gather(self, fields: Sequence[Field], lists: Column | None = None) -> None:
         """Make the arrays of some fields, or of a column of lists, in all parts."""
@@ -563,10 +611,44 @@ class ChunkWork:
             reader.gatherer.scalars(field, pieces, self.chunk.num_rows, self.parts, order)
         if lists:
             reader.gatherer.lists(lists, zip(ranges, rows, strict=True), self.parts, order)
-        if reader.source.device == "gpu":  # consumers work on streams of their own
-            reader.gatherer.library.cuda.get_current_stream().synchronize()
         if self._by_column:
             reader.release(owner)
+
+    def _gather_joined(self) -> None:
+        """Make the arrays of all columns on a GPU, from the rows of all row ranges joined.
+
+        Each step on a GPU has a cost of its own, and each answer waits for what all threads have
+        queued: both come once for a column or chunk, not for a row range. If a value is refused,
+        the ranges are checked one by one, so that the error names the row group.
+        """
+        gatherer, ranges = self._reader.gatherer, self.chunk.row_ranges
+        wait = gatherer.library.cuda.get_current_stream().synchronize  # consumers have their own
+        names = [*self._reader.layout.dtypes]
+        pieces = [self._pieces.pop(number).select(names) for number in range(len(self._runs))]
+        # A function of map() may make other types of some rows: joined, they could be rounded.
+        if len({tuple(map(column_type, piece.values())) for piece in pieces}) == 1:
+            whole = Chunk.concat(pieces)
+            pieces.clear()
+            together = RowRange(ranges[0].row_group, 0, whole.num_rows)
+            with contextlib.suppress(ValueError, MemoryError):
+                self._gather_all([(together, whole)], gatherer.ends(whole))
+                return wait()
+            stop = 0
+            for row_range in ranges:
+                start, stop = stop, stop + row_range.num_rows
+                pieces.append(whole.slice(start, stop))
+        self._gather_all(list(zip(ranges, pieces, strict=True)))
+        wait()
+
+    def _gather_all(
+        self, pieces: Sequence[tuple[RowRange, Chunk]], ends: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make the arrays of all columns, in the order in which a CPU begins them."""
+        layout, gatherer, order = self._reader.layout, self._reader.gatherer, self._order()
+        for field in sorted(layout.fields, key=lambda field: field.width == 1):
+            gatherer.scalars(field, pieces, self.chunk.num_rows, self.parts, order, ends)
+        for column in layout.ragged.values():
+            gatherer.lists(column, pieces, self.parts, order)
 
     def finish(self) -> None:
         """Drop what the tasks no longer need."""

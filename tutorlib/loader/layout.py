@@ -141,7 +141,15 @@ class Layout:
             self.fields.append(Field(name, dtype, tuple(chosen)))
         self.row_bytes = sum(field.dtype.itemsize * field.width for field in self.fields)
 
-    def cells(self, column: Column, values: Any, *, first_row: int = 0, offsets: Any = None) -> Any:
+    def cells(
+        self,
+        column: Column,
+        values: Any,
+        *,
+        first_row: int = 0,
+        offsets: Any = None,
+        ends: Any = None,
+    ) -> Any:
         """Return the checked values of a column in the dtype of a batch, on the same device.
 
         Args:
@@ -151,6 +159,7 @@ class Layout:
             first_row: number of the row of `values[0]`, for messages.
             offsets: where a row's values are, if it has several: int64 [n + 1] of lists, or the
                 length of vectors; None for one value a row.
+            ends: smallest and largest value of an array, on the host, if they are known.
 
         Returns:
             Array of the same length; [n, k] for vectors of k > 1 numbers.
@@ -161,7 +170,8 @@ class Layout:
         """
         if column.length is not None and offsets is None:
             flat = _vector_values(column, values, first_row)
-            cells = self.cells(column, flat, first_row=first_row, offsets=column.length)
+            length = column.length
+            cells = self.cells(column, flat, first_row=first_row, offsets=length, ends=ends)
             return cells if column.length == 1 else cells.reshape(-1, column.length)
         dtype = self.dtypes[column.name]
         if isinstance(values, Masked):
@@ -184,7 +194,7 @@ class Layout:
             )
         low, high = self._bounds(column)
         # A NaN is within no bounds.
-        if len(values) and not _within(values, low, high):
+        if len(values) and not _within(values, low, high, ends):
             if values.dtype.kind == "f":
                 present = Masked(values, ~array_namespace(values).isnan(values))
                 values = self._without_nulls(column, present, first_row, offsets)
@@ -319,11 +329,12 @@ def _fills(
     return dict(nulls)
 
 
-def _within(values: Any, low: float, high: float) -> bool:
+def _within(values: Any, low: float, high: float, ends: Any) -> bool:
     """Return whether all values lie within bounds; of a GPU, both ends come in one copy."""
-    ends: Any = (values.min(), values.max())
-    if not isinstance(values, np.ndarray):
-        ends = to_host(array_namespace(values).stack(ends))
+    if ends is None:
+        ends = values.min(), values.max()
+        if not isinstance(values, np.ndarray):
+            ends = to_host(array_namespace(values).stack(ends))
     return bool(low <= ends[0] and ends[1] <= high)
 
 

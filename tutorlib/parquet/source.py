@@ -17,7 +17,7 @@ import itertools
 import operator
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -51,6 +51,8 @@ from tutorlib.schema import (
 
 Names = Sequence[str]  # of columns
 STEP_ROWS = 65_536  # of which a filter is evaluated at a time
+RUN_BYTES = 256 * 2**20  # of rows that a GPU decodes at once: their pages may take twice as much
+RUN_FILES = 64  # that are open for that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,8 +372,62 @@ class ParquetSource:
         """
         names = list(self.column_types) if columns is None else columns
         if self.device == "gpu":
-            return self._read_on_gpu(position, *self._checked(position, names, start, stop))
+            names, start, stop = self._checked(position, names, start, stop)
+            return self._read_on_gpu([RowRange(position, start, stop)], names)
         return self._chunk(position, self.table(position, names, start, stop))
+
+    def read_ranges(self, ranges: Sequence[RowRange], names: Names) -> Chunk:
+        """Return the rows of row ranges, one range after the other; a GPU decodes them at once.
+
+        Args:
+            ranges: at least one; `runs` tells which to read together.
+            names: columns.
+
+        Raises:
+            ParquetError: as `read`.
+
+        Example:
+            >>> source = ParquetSource(pa.table({"x": range(5)}))
+            >>> source.read_ranges([RowRange(0, 3, 5), RowRange(0, 0, 1)], ["x"])["x"].tolist()
+            [3, 4, 0]
+        """
+        if self.device == "gpu":
+            names, _, _ = self._checked(ranges[0].row_group, names, 0, None)
+            return self._read_on_gpu(ranges, names)
+        return Chunk.concat([self.read(r.row_group, names, r.start, r.stop) for r in ranges])
+
+    def runs(self, ranges: Iterable[RowRange], names: Names) -> list[list[RowRange]]:
+        """Return row ranges in order, in the runs that a GPU best decodes at once.
+
+        A call takes 3 to 5 ms for one row group, and 14 ms for 16 of 40 columns and 131,072 rows
+        (H200). A run has a limit of bytes and files, and its files have the same types. Ranges of
+        filtered rows are alone: their condition is evaluated on the CPU, by several threads.
+
+        Args:
+            ranges: the row ranges.
+            names: columns that are read.
+        """
+        kinds = self.column_types
+        texts_and_lists = [name for name in names if kinds[name][0] == "string" or kinds[name][1]]
+        numbers = self.row_bytes(0, [name for name in names if name not in texts_and_lists])
+        runs: list[list[RowRange]] = []
+        nbytes, files, last = 0.0, 0, -1
+        for row_range in ranges:
+            file = self.row_groups[row_range.row_group].file
+            row = numbers + self.row_bytes(row_range.row_group, texts_and_lists)
+            more = row * row_range.num_rows
+            if (
+                not runs
+                or self._filter is not None
+                or nbytes + more > RUN_BYTES
+                or (file != last and files == RUN_FILES)
+                or self._stored[file].schema is not self._stored[last].schema
+            ):
+                runs.append([])
+                nbytes, files, last = 0.0, 0, -1
+            runs[-1].append(row_range)
+            nbytes, files, last = nbytes + more, files + (file != last), file
+        return runs
 
     def table(
         self, position: int, names: Names, start: int = 0, stop: int | None = None
@@ -506,20 +562,32 @@ class ParquetSource:
                 raise ParquetError(f"{place}, column {name!r}: {error}") from error
         return Chunk(columns)
 
-    def _read_on_gpu(self, position: int, names: list[str], start: int, stop: int) -> Chunk:
-        from tutorlib.gpu.decoding import read_row_group
+    def _read_on_gpu(self, ranges: Sequence[RowRange], names: list[str]) -> Chunk:
+        from tutorlib.gpu.decoding import read_row_groups
 
-        group = self.row_groups[position]
-        condition, rows = self._wanted(group, start, stop)
-        if condition is not None:
-            rows = np.flatnonzero(self._passing(group))[rows]
-        keys = [name for name in names if name in self._keys[group.file]]
-        columns = read_row_group(
-            self._stored[group.file],
-            group.index,
+        keys = [name for name in names if name in self._keys[0]]
+        places: list[tuple[StoredRows, int]] = []
+        numbers: list[range | np.ndarray] = []  # of the rows to take, among those of all places
+        constants = []
+        stored_rows = 0
+        for row_range in ranges:
+            group = self.row_groups[row_range.row_group]
+            condition, rows = self._wanted(group, row_range.start, row_range.stop)
+            if condition is not None:
+                rows = np.flatnonzero(self._passing(group))[rows]
+            if isinstance(rows, range):
+                numbers.append(range(rows.start + stored_rows, rows.stop + stored_rows))
+            else:
+                numbers.append(rows + stored_rows)
+            stored = self._stored[group.file]
+            places.append((stored, group.index))
+            constants.append(self._conformed(group, pa.table({}), keys, row_range.num_rows))
+            stored_rows += stored.row_counts[group.index]
+        columns = read_row_groups(
+            places,
             [self.arrow_schema.field(name) for name in names if name not in keys],
-            self._conformed(group, pa.table({}), keys, stop - start),
-            slice(rows.start, rows.stop) if isinstance(rows, range) else rows,
+            pa.concat_tables(constants),
+            _as_index(numbers, stored_rows),
         )
         return Chunk({name: columns[name] for name in names})
 
@@ -636,6 +704,22 @@ class _Joined:
         if isinstance(one, range) and isinstance(other, range) and one.stop == other.start:
             return range(one.start, other.stop)
         return np.union1d(one, other)
+
+
+def _as_index(numbers: Sequence[range | np.ndarray], rows: int) -> slice | np.ndarray | None:
+    """Return numbers of some of `rows` rows as one index: None for all, a slice if it can be.
+
+    Example:
+        >>> _as_index([range(1, 3), range(3, 5)], 9), _as_index([range(2), range(3, 5)], 9)
+        (slice(1, 5, None), array([0, 1, 3, 4]))
+    """
+    start = stop = -1
+    for some in numbers:
+        if not isinstance(some, range) or stop not in (-1, some.start):
+            made = [np.arange(n.start, n.stop) if isinstance(n, range) else n for n in numbers]
+            return np.concatenate(made)
+        start, stop = some.start if stop < 0 else start, some.stop
+    return None if (start, stop) == (0, rows) else slice(start, stop)
 
 
 def _hash(metadata: Any) -> str:
