@@ -1,6 +1,7 @@
-"""Without a GPU: what `device="gpu"` does with CuPy's arrays, by a stand-in for CuPy."""
+"""Without a GPU: what `device="gpu"` does, by stand-ins for CuPy and pylibcudf."""
 
 import functools
+import shutil
 import sys
 import unittest.mock
 import weakref
@@ -9,22 +10,27 @@ import jax
 import keras
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 from tests.loader.test_gpu_batches import FORMS, assert_same_batches, chunk_of, loader_of
-from tests.support import cupy_stand_in
+from tests.support import cupy_stand_in, pylibcudf_stand_in
 from tests.support.gpu import MISSING
-from tutorlib.columns import Ragged
+from tutorlib.columns import Chunk, Ragged, to_namespace
 from tutorlib.gpu import memory as gpu
 from tutorlib.gpu import tensors as bridge
 from tutorlib.gpu.decoding import _cast
 from tutorlib.keras_bridge.backend import tensorflow_maker
 from tutorlib.memory import aligned_empty
-from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.ops import Categorify, Normalize
+from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, RowRange
+from tutorlib.schema import Column, Schema
+from tutorlib.workflow import Workflow, split_rows
 
 pytestmark = pytest.mark.skipif(MISSING is None, reason="a GPU is there: see test_gpu_batches.py")
 GIB = 2**30
+FILES = {"row_group_rows": 100, "rows_per_file": 400}
 
 
 @pytest.fixture
@@ -32,14 +38,22 @@ def rmm(monkeypatch):
     """Put stand-ins in the place of CuPy, cuDF and RMM, which notes what it is asked."""
     rmm = unittest.mock.MagicMock()
     rmm.mr.CudaMemoryResource = rmm.mr.get_current_device_resource = list
-    for name in ("rmm", "rmm.allocators", "rmm.allocators.cupy", "pylibcudf"):
+    rooms = ("allocators", "allocators.cupy", "pylibrmm", "pylibrmm.stream")
+    for name in ("rmm", *(f"rmm.{room}" for room in rooms)):
         monkeypatch.setitem(sys.modules, name, rmm)
     monkeypatch.setitem(sys.modules, "cupy", cupy_stand_in.cupy)
+    monkeypatch.setitem(sys.modules, "pylibcudf", pylibcudf_stand_in.pylibcudf)
+    pylibcudf_stand_in.calls.clear()
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     monkeypatch.setattr(gpu, "_left", {})
     for name in ("use_gpu", "gpu_memory_bytes"):
         monkeypatch.setattr(gpu, name, functools.cache(getattr(gpu, name).__wrapped__))
     return rmm
+
+
+@pytest.fixture(scope="module")
+def columns():
+    return chunk_of(1000)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 9, 16])
@@ -100,13 +114,163 @@ def test_memory_that_a_backend_will_take_is_not_free(rmm, monkeypatch):
     put.assert_called_once()  # with its first array JAX takes its part
 
 
-@pytest.mark.parametrize(("name", "value"), [("id", 97), ("x64", 1e39)])
-def test_a_fault_is_named_as_on_the_cpu(rmm, name, value):
+# ---- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("batch_size", [7, 300])
+def test_batches_of_files_are_those_of_the_cpu(rmm, folder, form, batch_size):
+    with loader_of(folder, batch_size, device="gpu", **FORMS[form]) as ours:
+        assert_same_batches(ours, loader_of(folder, batch_size, **FORMS[form]))
+
+
+def test_batches_of_a_workflow_and_of_a_split_are_those_of_the_cpu(rmm, folder):
+    source = ParquetSource(folder)
+    workflow = Workflow(["id"] >> Categorify(), ["x"] >> Normalize(), ["label"]).fit(source)
+    settings = {"schema": None, "label_names": ["label"], "cat_names": ["id"], "cont_names": ["x"]}
+    train = split_rows(source, {"train": 0.7, "valid": 0.3}, seed=1)["train"]
+    with loader_of(train, device="gpu", **settings).map(workflow) as ours:
+        assert_same_batches(ours, loader_of(train, **settings).map(workflow))
+
+
+def test_types_that_a_function_makes_of_some_rows_are_not_mixed(rmm, folder):
+    """Joined, int64 and uint64 would become float64, which rounds."""
+
+    def wide(chunk):
+        rows = chunk["row"] + 2**60
+        made = rows.astype(np.uint64) if int(rows[0]) % 200 == 2**60 % 200 else rows
+        return chunk.with_columns({"row": made})
+
+    with loader_of(folder, device="gpu").map(wide) as ours:
+        assert_same_batches(ours, loader_of(folder).map(wide))
+
+
+@pytest.mark.parametrize("filters", [None, [("small", ">", 20)]])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_row_ranges_come_in_the_order_in_which_they_are_named(rmm, folder, filters, is_split):
+    source = ParquetSource(folder, filters, device="gpu")
+    if is_split:
+        source = split_rows(source, {"train": 0.7, "valid": 0.3}, seed=1)["train"]
+    names = [*source.column_types]
+    for order in ([0, 1, 2], [7, 0, 8, 9, 1, 2, 2], [3]):
+        for start, most in ((0, 100), (13, 57), (40, 40)):
+            stops = [min(most, source.row_groups[number].num_rows) for number in order]
+            ranges = list(map(RowRange, order, [start] * len(order), stops))
+            got, want = (s.read_ranges(ranges, names) for s in (source, source.on("cpu")))
+            assert got.names == want.names
+            for name in names:
+                column = to_namespace(got[name], np)
+                np.testing.assert_equal(column.tolist(), want[name].tolist(), err_msg=name)
+
+
+def write(path, columns, row_group_rows=10, **options):
+    pq.write_table(pa.table(columns), path, row_group_size=row_group_rows, **options)
+
+
+def test_a_chunk_of_files_alike_is_one_call_and_other_files_are_read_apart(rmm, tmp_path):
+    rows = np.arange(30)
+    write(tmp_path / "a.parquet", {"x": rows})
+    write(tmp_path / "b.parquet", {"x": rows + 30})
+    write(tmp_path / "c.parquet", {"x": (rows + 60).astype(np.int32)})
+    source = ParquetSource(tmp_path, device="gpu")
+    ranges = [RowRange(number, 0, 10) for number in (5, 1, 0, 6, 7, 2)]
+    runs = source.runs(ranges, ["x"])
+    assert runs == [ranges[:3], ranges[3:5], ranges[5:]]
+    read = np.concatenate([source.read_ranges(run, ["x"])["x"].get() for run in runs])
+    assert read.tolist() == [n for k in (50, 10, 0, 60, 70, 20) for n in range(k, k + 10)]
+    a, b, c = (str(tmp_path / f"{name}.parquet") for name in "abc")
+    calls = [[(b, (2,)), (a, (1, 0))], [(c, (0, 1))], [(a, (2,))]]
+    assert pylibcudf_stand_in.calls == calls
+
+
+def test_files_that_only_libcudf_tells_apart_are_read_one_by_one(rmm, tmp_path):
+    rows = np.arange(30)
+    price = pa.array([1] * 30).cast(pa.decimal128(21, 2)).cast(pa.decimal128(9, 2))
+    # That column, which nobody reads, is stored as bytes in one file, as integers in the other.
+    write(tmp_path / "a.parquet", {"x": rows, "price": price})
+    write(tmp_path / "b.parquet", {"x": rows + 30, "price": price}, store_decimal_as_integer=True)
+    source = ParquetSource(tmp_path, device="gpu")
+    (run,) = source.runs([RowRange(4, 0, 10), RowRange(0, 0, 10)], ["x"])
+    assert source.read_ranges(run, ["x"])["x"].tolist() == [*range(40, 50), *range(10)]
+    assert [len(call) for call in pylibcudf_stand_in.calls] == [2, 1, 1]
+
+
+def test_a_run_has_a_limit_of_bytes_and_of_files(rmm, tmp_path, monkeypatch):
+    for name in "abcd":
+        write(tmp_path / f"{name}.parquet", {"x": np.arange(20), "s": ["a"] * 20})
+    source = ParquetSource(tmp_path, device="gpu")
+    ranges = [RowRange(number, 0, 10) for number in range(8)]
+    assert source.runs(ranges, ["x", "s"]) == [ranges]
+    monkeypatch.setattr("tutorlib.parquet.source.RUN_FILES", 3)
+    assert source.runs(ranges, ["x", "s"]) == [ranges[:6], ranges[6:]]
+    monkeypatch.setattr("tutorlib.parquet.source.RUN_BYTES", 2 * 10 * source.row_bytes(0, ["x"]))
+    assert list(map(len, source.runs(ranges, ["x"]))) == [2, 2, 2, 2]
+    assert list(map(len, source.runs(ranges, ["x", "s"]))) == [1] * 8  # also where one is too large
+
+
+def test_a_file_that_changed_is_named_as_on_the_cpu(rmm, folder, tmp_path):
+    copy, said = tmp_path / "data", set()
+    shutil.copytree(folder, copy)
+    loaders = {
+        device: loader_of(copy, device=device, buffer_size=1000) for device in ("cpu", "gpu")
+    }
+    (copy / "part_00001.parquet").write_bytes(b"PAR1")
+    for loader in loaders.values():
+        with pytest.raises(ParquetError, match=r"row group \d of .*00001.*has changed") as error:
+            list(loader)
+        said.add(str(error.value).partition(" of ")[2])
+    assert len(said) == 1
+
+
+def test_neither_row_groups_nor_columns_bring_more_copies_to_the_host(rmm, tmp_path, monkeypatch):
+    copied, get = [], cupy_stand_in.ndarray.get
+    monkeypatch.setattr(
+        cupy_stand_in.ndarray, "get", lambda self: copied.append(self.shape) or get(self)
+    )
+    costs = []
+    for count, row_group_rows in ((3, 1000), (3, 50), (40, 50)):
+        names = [f"c{number}" for number in range(count)]
+        columns = {n: np.arange(4000) % 7 for n in names} | {"x": np.arange(4000.0)}
+        path = tmp_path / f"{count} {row_group_rows}"
+        with ParquetSink(path, row_group_rows=row_group_rows, rows_per_file=1000) as sink:
+            sink.write(Chunk(columns))
+        ids = [Column(name, "categorical", "int64", cardinality=7) for name in names]
+        schema = Schema([*ids, Column("x", "continuous", "float64")])
+        settings = {"schema": schema, "device": "gpu", "buffer_size": 1000, "parts_per_chunk": 4}
+        copied.clear()
+        pylibcudf_stand_in.calls.clear()
+        assert len(list(loader_of(path, 128, **settings))) == 32
+        costs.append((len(copied), len(pylibcudf_stand_in.calls)))
+    assert costs == [(2, 1)] * 3  # the ends of ids, and those of x, of the one chunk
+
+
+# ---- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows_per_file", [None, 400])
+@pytest.mark.parametrize("batch_layout", ["columns", "stacked"])
+@pytest.mark.parametrize(
+    ("name", "value", "where"),
+    [("id", 97, 737), ("x64", 1e39, 737), ("tags", -1, 741), ("holes", np.inf, 12)],
+)
+def test_a_fault_is_named_as_on_the_cpu(
+    rmm, name, value, where, batch_layout, rows_per_file, tmp_path
+):
     rows, said = chunk_of(1000), set()
-    rows[name][737] = value
+    row = where
+    if name == "tags":
+        rows[name].values[rows[name].offsets[where]] = value
+    else:
+        rows[name][where] = value
+    rows["small"][998] = -1  # a second fault, of a later row group
+    if rows_per_file:
+        with ParquetSink(tmp_path / "a", row_group_rows=100, rows_per_file=400) as sink:
+            sink.write(rows)
+        rows, row = tmp_path / "a", where % 100
+    settings = {"buffer_size": 1000, "reader_kwargs": {"threads": 1}, "batch_layout": batch_layout}
     for device in ("cpu", "gpu"):
-        with pytest.raises(ParquetError, match=f"column '{name}': .* at row 737") as error:
-            list(loader_of(rows, device=device))
+        with pytest.raises(ParquetError, match=f"column '{name}': .* at row {row}\\b") as error:
+            list(loader_of(rows, device=device, **settings))
         said.add(str(error.value))
     assert len(said) == 1
 

@@ -1,13 +1,16 @@
 """On a GPU: what cuDF decodes is what Arrow decodes."""
 
+import types
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.gpu import ON_GPU
 from tutorlib.columns import to_namespace
-from tutorlib.parquet import ParquetSource
+from tutorlib.parquet import ParquetSource, RowRange
 
 pytestmark = ON_GPU
 
@@ -54,3 +57,63 @@ def test_every_kind_of_column_is_that_of_the_cpu(path, name, filters):
             continue
         assert type(got) is type(want)
         assert getattr(got, "dtype", None) == getattr(want, "dtype", None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three files: one has no nulls in some columns, one has smaller row groups."""
+    path = tmp_path_factory.mktemp("data")
+    whole = table()
+    pq.write_table(whole, path / "a.parquet", row_group_size=300)
+    pq.write_table(whole.filter(pc.is_valid(whole["int nulls"])), path / "b.parquet")
+    pq.write_table(whole.slice(100), path / "c.parquet", row_group_size=110, use_dictionary=False)
+    return path
+
+
+ORDERS = {
+    "of the files": range(10),
+    "backwards": range(9, -1, -1),
+    "a file again and again": [0, 4, 1, 5, 2, 3, 6],
+    "twice": [1, 1, 3, 1],
+    "one": [4],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("bounds", [None, (7, 40)])
+def test_row_groups_of_several_files_come_in_one_call_in_any_order(folder, order, bounds):
+    ours = ParquetSource(folder, device="gpu")
+    names, groups = [*ours.column_types], ours.row_groups
+    ranges = [RowRange(n, *(bounds or (0, groups[n].num_rows))) for n in ORDERS[order]]
+    assert ours.runs(ranges, names) == [ranges]
+    got, want = (source.read_ranges(ranges, names) for source in (ours, ours.on("cpu")))
+    for name in names:
+        column = to_namespace(got[name], np)
+        np.testing.assert_equal(column.tolist(), want[name].tolist(), err_msg=name)
+
+
+def test_files_are_really_read_in_one_call(folder, monkeypatch):
+    """Were they refused together, they would be read one by one: right, but slowly."""
+    from pylibcudf.io import parquet
+
+    calls, read = [], parquet.read_parquet
+    counted = types.SimpleNamespace(
+        ParquetReaderOptions=parquet.ParquetReaderOptions,
+        read_parquet=lambda *given: calls.append(1) or read(*given),
+    )
+    monkeypatch.setattr("pylibcudf.io.parquet", counted)
+    source = ParquetSource(folder, device="gpu")
+    source.read_ranges([RowRange(n, 0, 100) for n in (0, 4, 1)], [*source.column_types])
+    assert len(calls) == 1
+
+
+def test_files_that_only_cudf_tells_apart_are_read_one_by_one(tmp_path):
+    price = pa.array([1] * 30).cast(pa.decimal128(21, 2)).cast(pa.decimal128(9, 2))
+    for name, is_integer in (("a", False), ("b", True)):
+        made = pa.table({"x": np.arange(30), "price": price})
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(made, path, row_group_size=10, store_decimal_as_integer=is_integer)
+    source = ParquetSource(tmp_path, device="gpu")
+    ranges = [RowRange(4, 0, 10), RowRange(0, 0, 10)]
+    assert source.runs(ranges, ["x"]) == [ranges]
+    assert source.read_ranges(ranges, ["x"])["x"].tolist() == [*range(10, 20), *range(10)]

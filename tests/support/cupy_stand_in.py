@@ -87,6 +87,10 @@ class ndarray:
     __slots__ = ("__weakref__", "_host", "_work")
     __hash__ = None
 
+    def __new__(cls, shape, dtype, memptr):
+        """Return an array over memory of another library: that of pylibcudf's stand-in."""
+        return _made(memptr.array.view(dtype).reshape(shape))
+
     dtype, shape, ndim, size, nbytes, itemsize = (
         property(operator.attrgetter(f"_host.{name}"))
         for name in ("dtype", "shape", "ndim", "size", "nbytes", "itemsize")
@@ -362,6 +366,8 @@ def _fill():
     cupy.ndarray, cupy.absolute = ndarray, cupy.abs
     cupy.__getattr__ = _not_listed
     cupy.cuda = unittest.mock.MagicMock()
+    cupy.cuda.UnownedMemory = lambda ptr, size, owner, device_id: ptr
+    cupy.cuda.MemoryPointer = lambda memory, offset: memory
     cupy.cuda.get_current_stream.return_value.synchronize = synchronize
     cupy.cuda.runtime.memGetInfo.return_value = 60 * 2**30, 80 * 2**30  # free, total
     for name in METHODS:

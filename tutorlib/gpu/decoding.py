@@ -129,7 +129,7 @@ def _decoded(
             row_groups.append([])
         row_groups[-1].append(index)
         num_rows += stored.row_counts[index]
-    parquet = pylibcudf.io.parquet
+    place, parquet = files[0].location(row_groups[0][0]), pylibcudf.io.parquet
     try:
         source = pylibcudf.io.types.SourceInfo([stored.file.inner for stored in files])
         options = parquet.ParquetReaderOptions.builder(source)
@@ -156,7 +156,7 @@ def _decoded(
         if "out of memory" in str(error) or "MemoryAllocation" in str(error):
             raise MemoryError(str(error)) from error  # from CUDA, where RMM does not allocate
         raise ParquetError(
-            f"{files[0].location(row_groups[0][0])}, one of the columns {names}: cuDF cannot read it "
+            f"{place}, one of the columns {names}: cuDF cannot read it "
             f"({type(error).__name__}: {error}). With device='cpu' the error names the column; if "
             "there is none, rewrite the file with ParquetSink."
         ) from error

@@ -1,0 +1,139 @@
+"""A stand-in for pylibcudf on a machine without a GPU: Arrow reads, and columns look as libcudf's.
+
+`pylibcudf` is a module to be put in its place (`sys.modules["pylibcudf"]`), beside the stand-in for
+CuPy. It has what `tutorlib/gpu/decoding.py` uses. As libcudf does, `read_parquet` gives files in
+the order of the sources and row groups in the order of each list, reads a file as often as it is
+given, and refuses files of different schemas. `calls` notes the row groups of each call.
+
+Read from the sources of libcudf and pylibcudf 26.10; tests marked gpu run the same with it.
+"""
+
+import enum
+import types
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from tutorlib.columns import (
+    Chunk,
+    Ragged,
+    Strings,
+    as_lists,
+    concat_columns,
+    parts_of,
+)
+
+pylibcudf = types.ModuleType("pylibcudf")
+calls = []  # [(path, row groups), ...] of each call of read_parquet
+NUMBERS = "INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT32 FLOAT64"
+TypeId = enum.Enum("TypeId", f"LIST STRING BOOL8 {NUMBERS}")
+
+
+class Memory:
+    """Memory of a column; it is its own address."""
+
+    def __init__(self, array):
+        self.array, self.size = array, array.nbytes
+
+    @property
+    def ptr(self):
+        return self
+
+
+class Column:
+    """A column of libcudf, of a chunk's column in the host's memory."""
+
+    def __init__(self, column):
+        self._column, self._valid = parts_of(column)
+        if isinstance(column, Ragged):
+            self._valid = column.valid
+
+    def type(self):
+        if isinstance(self._column, Ragged):
+            return types.SimpleNamespace(id=lambda: TypeId.LIST)
+        if isinstance(self._column, Strings):
+            return types.SimpleNamespace(id=lambda: TypeId.STRING)
+        name = self._column.dtype.name.upper()
+        return types.SimpleNamespace(id=lambda: TypeId["BOOL8" if name == "BOOL" else name])
+
+    def size(self):
+        return len(self._column)
+
+    def data(self):
+        return Memory(self._column.data if isinstance(self._column, Strings) else self._column)
+
+    def child(self, number):
+        assert (number, self.type().id()) == (0, TypeId.STRING)
+        return Column(self._column.offsets)
+
+    def list_view(self):
+        values, offsets = self._column.values, self._column.offsets.astype(np.int32)
+        return types.SimpleNamespace(child=lambda: Column(values), offsets=lambda: Column(offsets))
+
+    def null_count(self):
+        return 0 if self._valid is None else int((~self._valid).sum())
+
+    def null_mask(self):
+        return None if self._valid is None else Memory(self._valid)
+
+
+class Options:
+    """`ParquetReaderOptions`, and the builder of them."""
+
+    @classmethod
+    def builder(cls, paths):
+        options = cls()
+        options.paths = paths
+        return options
+
+    def use_pandas_metadata(self, value):
+        assert value is False
+        return self
+
+    def use_arrow_schema(self, value):
+        assert value is False
+        return self
+
+    def column_names(self, names):
+        self.names = names
+        return self
+
+    def build(self):
+        return self
+
+    def set_row_groups(self, row_groups):
+        self.row_groups = row_groups
+
+
+def read_parquet(options, stream):
+    """Return the rows of all sources as a `TableWithMetadata`."""
+    calls.append(list(zip(options.paths, map(tuple, options.row_groups), strict=True)))
+    files = [pq.ParquetFile(path) for path in options.paths]
+    if any(not file.schema.equals(files[0].schema) for file in files):
+        raise RuntimeError("All sources must have the same schema")
+    tables = [
+        file.read_row_group(index, columns=options.names)
+        for file, indices in zip(files, options.row_groups, strict=True)
+        for index in indices
+    ]
+    columns = []
+    for name in tables[0].column_names:
+        parts = [as_lists(Chunk.from_arrow(table)[name]) for table in tables]
+        columns.append(Column(concat_columns(parts)))
+    return types.SimpleNamespace(
+        column_names=lambda include_children: tables[0].column_names,
+        tbl=types.SimpleNamespace(columns=lambda: columns),
+    )
+
+
+def mask_to_bools(mask, start, stop, stream):
+    """Return which values are not null, as a column."""
+    return Column(mask.array[start:stop])
+
+
+pylibcudf.TypeId = TypeId
+pylibcudf.io = types.SimpleNamespace(
+    parquet=types.SimpleNamespace(ParquetReaderOptions=Options, read_parquet=read_parquet),
+    types=types.SimpleNamespace(SourceInfo=list),
+)
+pylibcudf.transform = types.SimpleNamespace(mask_to_bools=mask_to_bools)
