@@ -137,11 +137,9 @@ class Gatherer:
             cells = []
             with self._stopwatch.timing("gather"), errors_at(self._source, row_range):
                 for column in field.columns:
-                    values, known = chunk[column.name], ends.get(column.name) if ends else None
-                    first_row = row_range.start
-                    cells.append(
-                        self._layout.cells(column, values, first_row=first_row, ends=known)
-                    )
+                    values, start = chunk[column.name], row_range.start
+                    known = None if ends is None else ends.get(column.name)
+                    cells.append(self._layout.cells(column, values, first_row=start, ends=known))
                 if matrix is None:
                     matrix = self.empty((total, field.width), field.dtype)
                 _interleave(cells, matrix[first : first + row_range.num_rows])
@@ -622,7 +620,7 @@ class ChunkWork:
         the ranges are checked one by one, so that the error names the row group.
         """
         gatherer, ranges = self._reader.gatherer, self.chunk.row_ranges
-        wait = gatherer.library.cuda.get_current_stream().synchronize  # consumers have their own
+        stream = gatherer.library.cuda.get_current_stream()  # consumers have their own
         names = [*self._reader.layout.dtypes]
         pieces = [self._pieces.pop(number).select(names) for number in range(len(self._runs))]
         # A function of map() may make other types of some rows: joined, they could be rounded.
@@ -632,13 +630,14 @@ class ChunkWork:
             together = RowRange(ranges[0].row_group, 0, whole.num_rows)
             with contextlib.suppress(ValueError, MemoryError):
                 self._gather_all([(together, whole)], gatherer.ends(whole))
-                return wait()
+                stream.synchronize()
+                return
             stop = 0
             for row_range in ranges:
                 start, stop = stop, stop + row_range.num_rows
                 pieces.append(whole.slice(start, stop))
         self._gather_all(list(zip(ranges, pieces, strict=True)))
-        wait()
+        stream.synchronize()
 
     def _gather_all(
         self, pieces: Sequence[tuple[RowRange, Chunk]], ends: Mapping[str, Any] | None = None
