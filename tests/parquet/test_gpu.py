@@ -1,5 +1,6 @@
 """On a GPU: what cuDF decodes is what Arrow decodes."""
 
+import re
 import types
 
 import numpy as np
@@ -8,9 +9,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.loader.test_arrow_types import REST, TYPES
 from tests.support.gpu import ON_GPU
 from tutorlib.columns import to_namespace
-from tutorlib.parquet import ParquetSource, RowRange
+from tutorlib.parquet import ParquetError, ParquetSource, RowRange
 
 pytestmark = ON_GPU
 
@@ -57,6 +59,25 @@ def test_every_kind_of_column_is_that_of_the_cpu(path, name, filters):
             continue
         assert type(got) is type(want)
         assert getattr(got, "dtype", None) == getattr(want, "dtype", None)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_of_the_table_is_that_of_the_cpu_or_refused(name, tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(REST.append_column("c", TYPES[name][0]), path)
+
+    def read(device):
+        try:
+            return to_namespace(ParquetSource(path, device=device).read(0, ["c"])["c"], np)
+        except ParquetError as error:
+            return str(error)
+
+    got, want = read("gpu"), read("cpu")
+    if isinstance(got, str):
+        assert re.search(r"column 'c': a GPU cannot decode .*device='cpu'", got)
+    else:
+        assert type(got) is type(want)
+        np.testing.assert_equal(got.tolist(), want.tolist())
 
 
 @pytest.fixture(scope="module")
