@@ -20,6 +20,10 @@ ALIGNMENT = 64  # bytes: a cache line, and what DLPack consumers require
 SMALL_BYTES = 65_536  # smaller arrays come from the C library's heap
 HUGE_PAGE_BYTES = 2**21
 GIVE_BACK = 0.75  # of a memory budget: beyond it, free memory goes back to the system
+LESS_MEMORY = (
+    "Give a smaller memory_budget, buffer_size or batch_size, or leave the device more memory "
+    "(limit_tensorflow_memory; XLA_CLIENT_MEM_FRACTION for JAX)"
+)
 
 
 # Cores and memory of this process.

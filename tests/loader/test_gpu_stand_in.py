@@ -195,6 +195,24 @@ def test_files_that_only_libcudf_tells_apart_are_read_one_by_one(rmm, tmp_path):
     assert [len(call) for call in pylibcudf_stand_in.calls] == [2, 1, 1]
 
 
+@pytest.mark.parametrize("most", [0, 1, 1000])
+def test_less_memory_is_enough_for_one_row_group_after_the_other(rmm, folder, most, monkeypatch):
+    parquet = pylibcudf_stand_in.pylibcudf.io.parquet
+
+    def exhausted(options, stream):
+        if sum(map(len, options.row_groups)) > most:
+            raise RuntimeError("CUDA error: cudaErrorMemoryAllocation out of memory")
+        return pylibcudf_stand_in.read_parquet(options, stream)
+
+    monkeypatch.setattr(parquet, "read_parquet", exhausted)
+    ours = loader_of(folder, device="gpu", buffer_size=1000)
+    if most:
+        assert_same_batches(ours, loader_of(folder, buffer_size=1000))
+        return
+    with pytest.raises(MemoryError, match=r"in row group \d of .*smaller memory_budget"):
+        list(ours)
+
+
 def test_a_run_has_a_limit_of_bytes_and_of_files(rmm, tmp_path, monkeypatch):
     for name in "abcd":
         write(tmp_path / f"{name}.parquet", {"x": np.arange(20), "s": ["a"] * 20})

@@ -23,7 +23,7 @@ ON_GPU = [
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(code, *arguments, **environment):
+def run(code: str, *arguments: object, **environment: str) -> str:
     """Run code in a process of its own, from the project's root; returns what it printed."""
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
@@ -38,7 +38,7 @@ def run(code, *arguments, **environment):
     return done.stdout.strip()
 
 
-def copied_bytes(log_dir):
+def copied_bytes(log_dir: str | Path) -> dict[str, int]:
     """Return {"MemcpyH2D": bytes, "MemcpyD2H": bytes} of all copies in a profiler's trace."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 

@@ -27,6 +27,7 @@ from tutorlib.columns import (
     take,
     to_namespace,
 )
+from tutorlib.memory import LESS_MEMORY
 from tutorlib.parquet.files import ParquetError, ParquetRows, StoredRows
 from tutorlib.schema import column_type, element_type, is_number
 
@@ -152,9 +153,11 @@ def _decoded(
         ArithmeticError,
         OSError,
         EOFError,
+        MemoryError,
     ) as error:
-        if "out of memory" in str(error) or "MemoryAllocation" in str(error):
-            raise MemoryError(str(error)) from error  # from CUDA, where RMM does not allocate
+        words = "out of memory", "MemoryAllocation"  # from CUDA, where RMM does not allocate
+        if isinstance(error, MemoryError) or any(word in str(error) for word in words):
+            raise MemoryError(f"{error} (in {place}). {LESS_MEMORY}") from error
         raise ParquetError(
             f"{place}, one of the columns {names}: cuDF cannot read it "
             f"({type(error).__name__}: {error}). With device='cpu' the error names the column; if "

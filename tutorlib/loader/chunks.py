@@ -41,7 +41,7 @@ from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, RankPlan, RowRange, Segment
 from tutorlib.loader.sizing import values_per_row
-from tutorlib.memory import BufferPool, Growth, is_aligned
+from tutorlib.memory import LESS_MEMORY, BufferPool, Growth, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, listed
 
@@ -315,11 +315,7 @@ def errors_at(source: ParquetSource, row_range: RowRange, rows: str = "") -> Ite
         if isinstance(error, ValueError):
             raise ParquetError(f"{error} ({where})") from error
         if isinstance(error, MemoryError):
-            raise MemoryError(
-                f"{error} ({where}). Give a smaller memory_budget, buffer_size or batch_size, or "
-                "leave the device more memory (limit_tensorflow_memory; "
-                "XLA_CLIENT_MEM_FRACTION for JAX)"
-            ) from error
+            raise MemoryError(f"{error} ({where}). {LESS_MEMORY}") from error
         error.add_note(where)
         raise
 
@@ -574,7 +570,8 @@ class ChunkWork:
         """Return the order of the chunk's rows, where the columns are; None if not shuffled."""
         with self._ordering:
             if self._picks is None and self._plan.shuffle:
-                with self._reader.stopwatch.timing("gather"):
+                place = errors_at(self._reader.source, self.chunk.row_ranges[0])
+                with self._reader.stopwatch.timing("gather"), place:
                     order = self._plan.order(self.chunk.index)
                     self._picks = self._reader.gatherer.library.asarray(order)
             return self._picks
