@@ -141,8 +141,8 @@ def test_types_that_a_function_makes_of_some_rows_are_not_mixed(rmm, folder):
         made = rows.astype(np.uint64) if int(rows[0]) % 200 == 2**60 % 200 else rows
         return chunk.with_columns({"row": made})
 
-    with loader_of(folder, device="gpu").map(wide) as ours:
-        assert_same_batches(ours, loader_of(folder).map(wide))
+    with loader_of(folder, device="gpu", buffer_size=1000).map(wide) as ours:
+        assert_same_batches(ours, loader_of(folder, buffer_size=1000).map(wide))
 
 
 @pytest.mark.parametrize("filters", [None, [("small", ">", 20)]])
@@ -280,7 +280,7 @@ def test_a_fault_is_named_as_on_the_cpu(
         rows[name].values[rows[name].offsets[where]] = value
     else:
         rows[name][where] = value
-    rows["small"][998] = -1  # a second fault, of a later row group
+    rows["weight"][2] = np.nan  # a fault of a field that is checked later
     if rows_per_file:
         with ParquetSink(tmp_path / "a", row_group_rows=100, rows_per_file=400) as sink:
             sink.write(rows)
