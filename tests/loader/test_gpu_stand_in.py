@@ -280,7 +280,7 @@ def test_a_fault_is_named_as_on_the_cpu(
         rows[name].values[rows[name].offsets[where]] = value
     else:
         rows[name][where] = value
-    rows["weight"][2] = np.nan  # a fault of a field that is checked later
+        rows["weight"][2] = np.nan  # a fault of a field that is checked later
     if rows_per_file:
         with ParquetSink(tmp_path / "a", row_group_rows=100, rows_per_file=400) as sink:
             sink.write(rows)
