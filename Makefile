@@ -46,10 +46,10 @@ TESTS := --doctest-modules tutorlib data_prep tfrecords notebooks tools/check.py
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help setup data tutorial lab check test pages site bench figures lint constraints clean
+.PHONY: help setup data tutorial lab check test pages site bench gpu-check figures lint constraints clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON VENV GPU ROWS CRITEO MOVIELENS ADULT PROFILE SCALE LESSONS ARGS BASE (see the Makefile)"
 
 setup: $(INSTALLED) ## create .venv with everything that the lessons and tests need
@@ -123,6 +123,9 @@ site: setup ## build a browsable site of the lessons as make tutorial ran them, 
 
 bench: setup data ## measure on this machine, into benchmarks/results/
 	@$(PY) -m benchmarks $(ARGS)
+
+gpu-check: setup ## find out in ten minutes whether a GPU works with all of this, and how fast (build/gpu-check)
+	@$(PY) -m benchmarks gpu-check $(ARGS)
 
 figures: setup ## draw imgs/ from benchmarks/results/
 	@$(PY) -m benchmarks figures $(ARGS)

@@ -1,4 +1,4 @@
-"""Draw imgs/ from benchmarks/results/, and fill the table of docs/performance.md from them.
+"""Draw imgs/ from benchmarks/results/, and fill the tables of docs/performance.md and docs/gpu.md.
 
 Colours are mid-tones on a transparent background, so that a figure reads on a light and on a dark
 page. The same JSON gives the same bytes, so that drawing again changes nothing in git.
@@ -18,8 +18,9 @@ from typing import Any
 
 from benchmarks import loader, measure, train
 
-SUMMARY = "draw imgs/ and fill docs/performance.md from benchmarks/results/"
+SUMMARY = "draw imgs/ and fill docs/performance.md, docs/gpu.md from benchmarks/results/"
 IMAGES, PAGE = measure.ROOT / "imgs", measure.ROOT / "docs" / "performance.md"
+GPU_PAGE = measure.ROOT / "docs" / "gpu.md"
 OURS, THEIRS, LIMIT, TEXT = "#2f9e75", "#7a8fa6", "#b08d57", "#757f89"  # as in the lessons
 RANGE = "#1c2530"  # within a bar; beyond it a range is drawn like text
 
@@ -94,6 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into")
     parser.add_argument("--page", type=Path, default=PAGE, help="page with the table to fill")
+    parser.add_argument("--gpu-page", type=Path, default=GPU_PAGE, help="page on GPUs to fill")
     parser.add_argument("--only", choices=FIGURES, nargs="+", help="draw only these")
 
 
@@ -108,13 +110,19 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"drawn: {path}")
         except FileNotFoundError as error:
             missing.append(str(error))
-    page = arguments.page.read_text(encoding="utf-8")
-    filled = BLOCK.sub(lambda found: found[1] + table(arguments.results) + found[2], page)
-    arguments.page.write_text(filled, encoding="utf-8")
-    print(f"filled: {arguments.page}")
+    for path, make in ((arguments.page, table), (arguments.gpu_page, gpu_table)):
+        path.write_text(filled(path, make(arguments.results)), encoding="utf-8")
+        print(f"filled: {path}")
     if missing:
         raise SystemExit("\n".join(f"benchmarks: {message}" for message in missing))
-    print("README says:", "; ".join(readme_factors(arguments.results)))
+    said = [*readme_factors(arguments.results), gpu_sentence(arguments.results)]
+    print("README says:", "; ".join(said))
+
+
+def filled(path: Path, lines: str) -> str:
+    """Return a page whose block of what was measured has these lines."""
+    page = path.read_text(encoding="utf-8")
+    return BLOCK.sub(lambda found: found[1] + lines + found[2], page)
 
 
 def newest(benchmark: str, results: Path = measure.RESULTS) -> dict[str, Any]:
@@ -140,6 +148,43 @@ def readme_factors(results: Path = measure.RESULTS) -> list[str]:
         f"{factors.get(claimed.format(name), 0):.3g} times as fast as from {said}"
         for name, said in baselines.items()
     ]
+
+
+def gpu_sentence(results: Path = measure.RESULTS) -> str:
+    """Return what the first page says of GPUs: what the newest `gpu-check` found on a card."""
+    if not any(results.glob("gpu-check-*.json")):
+        return "No GPU has run this code yet."
+    report = newest("gpu-check", results)
+    card = report["hardware"]["gpus"][0].partition(",")[0]
+    rates = report["parts"]["jax"]["rows/s"]
+    pairs = [(rates[f"{d}, stacked, 65536"]) for d in ("gpu", "cpu")]
+    gpu, cpu = (statistics.median(values) / 1e6 for values in pairs)
+    cores = report["hardware"]["cores"]
+    return (
+        f"One {card} made the same batches, {gpu:.3g} million rows/s; its host's {cores} cores "
+        f"{cpu:.3g} million."
+    )
+
+
+def gpu_table(results: Path = measure.RESULTS) -> str:
+    """Return the rates that the newest `gpu-check` found on a card, as a table in Markdown."""
+    if not any(results.glob("gpu-check-*.json")):
+        return "No GPU has run this code yet.\n"
+    report = newest("gpu-check", results)
+    lines = ["| million rows/s of the loader, Keras on JAX | made on the GPU | made on the CPU |"]
+    lines += ["|---|---|---|"]
+    rates = report["parts"]["jax"]["rows/s"]
+    for way in (name.removeprefix("gpu, ") for name in rates if name.startswith("gpu, ")):
+        layout, _, size = way.partition(", ")
+        cells = [_millions(rates[f"{device}, {way}"]) for device in ("gpu", "cpu")]
+        lines.append(f"| {layout}, batches of {int(size):,} | {' | '.join(cells)} |")
+    date, machine = report["date"][:10], measure.describe_hardware(report["hardware"])
+    return "\n".join([*lines, "", f"*{machine}, {date}: median of three turns (range).*", ""])
+
+
+def _millions(values: Sequence[float]) -> str:
+    least, middle, most = (f(values) / 1e6 for f in (min, statistics.median, max))
+    return f"{middle:.3g} ({least:.3g} to {most:.3g})"
 
 
 def table(results: Path = measure.RESULTS) -> str:

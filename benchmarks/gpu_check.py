@@ -12,20 +12,23 @@ Parts (--only), each in a process of its own with a limit of time:
 - trace: bytes copied to and from the card in ten steps, and the share of time it computes.
 
 What a part prints goes to NAME.txt in the folder --out, its numbers to NAME.json, at once: a part
-that is cut off has still answered. With `--device cpu` everything runs on the CPU at small sizes,
-so that on a GPU only the GPU is new. The folder has no path of the machine: send it to us.
+that is cut off has still answered. `gpu-check.json` has the numbers of all parts. With `--device
+cpu` everything runs on the CPU at small sizes, so that on a GPU only the GPU is new.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
+import functools
 import gc
 import itertools
 import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -39,10 +42,13 @@ from benchmarks import measure
 from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
 from benchmarks.measure import ROOT, Epoch, Way
 from benchmarks.readers import one_batch
+from benchmarks.train import ceiling_of
 
 SUMMARY = "whether the GPU works with all of this, and how fast (10 minutes)"
-LIBRARIES = (*measure.LIBRARIES, "jax", "torch", "cupy-cuda13x", "cupy-cuda12x")
-LIBRARIES += ("cudf-cu13", "cudf-cu12", "rmm-cu13", "rmm-cu12")
+LIBRARIES = (
+    *measure.LIBRARIES, "jax", "torch", "cupy-cuda12x", "cupy-cuda13x", "cudf-cu12", "cudf-cu13",
+    "rmm-cu12", "rmm-cu13",
+)  # fmt: skip
 EPOCHS = 5  # after each of which memory is read
 LAYOUTS, SIZES = ("columns", "stacked"), (65_536, 4096)
 
@@ -63,19 +69,40 @@ def run(arguments: argparse.Namespace) -> None:
         PARTS[arguments.here][1](arguments, report)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    outcomes = Report(arguments.out / "parts.json")
-    outcomes["commit"], outcomes["device"] = measure.commit(), arguments.device
+    now = datetime.datetime.now(datetime.UTC)
+    whole: dict[str, Any] = {
+        "benchmark": "gpu-check",
+        "date": now.isoformat(timespec="seconds"),
+        "hardware": measure.hardware(),
+        "versions": measure.versions(LIBRARIES),
+        "commit": measure.commit(),
+        "device": arguments.device,
+        "parts": {},
+    }
     for name in arguments.only:
         limit_s, _ = PARTS[name]
         started = time.monotonic()
-        outcome = run_part(name, limit_s, arguments)
-        outcomes[name] = f"{outcome} after {time.monotonic() - started:.0f} s"
-        print(f"{name:<16}{outcomes[name]}", flush=True)
-        print(tail(arguments.out / f"{name}.txt"), flush=True)
+        ended = f"{run_part(name, limit_s, arguments)} after {time.monotonic() - started:.0f} s"
+        print(f"\n{name}: {ended}", flush=True)
+        path = arguments.out / f"{name}.json"
+        answers = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        whole["parts"][name] = {"ended": ended, **answers}
+        measure.save(whole, arguments.out / "gpu-check.json")
+        for answer, value in answers.items():
+            if isinstance(value, dict):
+                print(f"    {answer}:")
+                for key, inner in value.items():
+                    print(f"        {key}: {inner}")
+            else:
+                print(f"    {answer}: {value}")
+        if not ended.startswith("done"):
+            print(tail(arguments.out / f"{name}.txt"), flush=True)
+    print(f"\nwritten to {arguments.out}: send us this folder")
 
 
 def run_part(name: str, limit_s: int, arguments: argparse.Namespace) -> str:
     """Run one part, what it prints into its file; return in words how it ended."""
+    (arguments.out / f"{name}.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks", "gpu-check", "--here", name]
     for option in ("device", "out", "data"):
         command += [f"--{option}", str(getattr(arguments, option))]
@@ -260,7 +287,7 @@ def _rates(arguments: argparse.Namespace, data: Any) -> dict[str, list[float]]:
         copies = 8 if (arguments.device, size) == ("gpu", SIZES[0]) else 1
         for device in dict.fromkeys((arguments.device, "cpu")):
             loader = _loader(data, size, layout, device, copies)
-            ways.append(Way(f"{device}, {layout}, {size}", lambda loader=loader: _epoch(loader)))
+            ways.append(Way(f"{device}, {layout}, {size}", functools.partial(_epoch, loader)))
     entries = measure.turns(ways, repeat=3, synchronise=_synchronise(arguments.device))
     return {entry["name"]: [round(rate) for rate in measure.rates(entry)] for entry in entries}
 
@@ -331,9 +358,24 @@ def ladder(precision: str) -> Callable[[argparse.Namespace, Report], None]:
         command += ["--precision", precision, "--device", arguments.device]
         command += ["--data", str(arguments.data)]
         command += ["--out", str(arguments.out / f"train-{precision}.json")]
-        report["exit status"] = subprocess.run(command, cwd=ROOT).returncode
+        subprocess.run(command, cwd=ROOT, check=True)
+        result = json.loads((arguments.out / f"train-{precision}.json").read_text("utf-8"))
+        for entry in result["ways"]:
+            report[entry["name"]] = of_training(entry, result)
 
     return part
+
+
+def of_training(entry: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what counts of a way of `train`: its rate, its share of the ceiling, its loss."""
+    ceiling = ceiling_of(entry["name"])
+    [alone] = [other for other in result["ways"] if other["name"] == ceiling]
+    said: dict[str, Any] = {"samples/s": [round(rate) for rate in measure.rates(entry)]}
+    said["share of the ceiling"] = statistics.median(measure.ratios(entry, alone))
+    said["validation loss"] = entry["valid_loss"]
+    if busy := entry["values"].get("busy_share"):
+        said["GPU busy"] = statistics.median(busy)
+    return said
 
 
 def trace(arguments: argparse.Namespace, report: Report) -> None:

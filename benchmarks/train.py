@@ -130,7 +130,7 @@ def batches_of(reader: str, data: Dataset, schema: Any, arguments: argparse.Name
     import tfrecords
     from tutorlib import KerasSequenceLoader
 
-    size, copies = arguments.batch_size, arguments.copies
+    size, copies = arguments.batch_size, getattr(arguments, "copies", 1)
     steps = copies * -(-data.rows // size)
     if reader == NATIVE:
         return native(data, min(data.rows, NATIVE_ROWS), size, schema)
@@ -220,6 +220,12 @@ def compared(section: str) -> list[tuple[str, str, str, float | None]]:
     return [(section, *pair) for pair in pairs]
 
 
+def ceiling_of(name: str) -> str:
+    """Return the name of the same training without a reader: the most that a reader can reach."""
+    reader, end = name.removesuffix(XLA), XLA * name.endswith(XLA)
+    return (FUSED_STEP if reader in (LINES, FUSED, FUSED_STEP) else STEP) + end
+
+
 def where_reading_counts(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield, for each reader, the samples/s of the step alone from which it takes a tenth.
 
@@ -229,9 +235,8 @@ def where_reading_counts(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """
     entries = {(entry["section"], entry["name"]): entry for entry in result["ways"]}
     for (section, name), entry in entries.items():
-        reader, end = name.removesuffix(XLA), XLA * name.endswith(XLA)
-        alone = entries.get((section, (FUSED_STEP if reader in (LINES, FUSED) else STEP) + end))
-        if alone is None or not end or reader in (STEP, FUSED_STEP):
+        alone = entries.get((section, ceiling_of(name)))
+        if alone is None or alone is entry or not name.endswith(XLA):
             continue
         turns = zip(rates(entry), rates(alone), strict=True)
         costs = [1 / rate - 1 / step for rate, step in turns]

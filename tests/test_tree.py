@@ -318,10 +318,6 @@ assert losses[-1] < 0.2 and losses[-1] < losses[0] / 2, losses
 refusal = told(lambda: KerasSequenceLoader("train.parquet", 256, device="gpu", **named))
 assert "the folder gpu/" in refusal and "Copy it too" in refusal, refusal
 assert "tutorlib.loader.predict" in told(lambda: loader.predict(model))
-
-from tutorlib.memory import gpu_doubts
-pathlib.Path.glob = lambda *_: ["/dev/nvidia0"]
-assert "this machine has a GPU" in gpu_doubts("cpu")[0] and not gpu_doubts("gpu")
 """,
     "to write files, and for predictions joined to ids": """
 from tutorlib import ParquetSink, ParquetSource

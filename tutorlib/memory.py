@@ -256,18 +256,3 @@ def resolve_device(device: str | None) -> str:
             ) from error
         use_gpu()
     return device or "cpu"
-
-
-def gpu_doubts(device: str) -> list[str]:
-    """Return warnings: a GPU that is not used, or TF_MEMORY_ALLOCATION without effect."""
-    found = []
-    if device == "cpu" and any(Path("/dev").glob("nvidia[0-9]*")):  # as its driver shows on Linux
-        found.append(
-            "this machine has a GPU, but batches are made on the CPU: pass device='gpu' to make "
-            "them there, or device='cpu' to keep it so without this warning"
-        )
-    with contextlib.suppress(ModuleNotFoundError):
-        from tutorlib.gpu.memory import allocation_doubts
-
-        found += allocation_doubts()
-    return found

@@ -156,8 +156,8 @@ def test_the_factors_in_the_readme_are_those_of_the_results(root):
 
 
 def test_the_table_of_the_page_on_speed_is_that_of_the_results(root):
-    page = (root / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert figures.BLOCK.sub(lambda found: found[1] + figures.table() + found[2], page) == page
+    page = root / "docs" / "performance.md"
+    assert figures.filled(page, figures.table()) == page.read_text(encoding="utf-8")
 
 
 # ---- what makes a measurement honest: turns, clocks, equal rows and values, named failures -------
@@ -403,3 +403,26 @@ def test_a_way_that_fails_is_left_out_with_its_reason_and_the_others_go_on():
     assert (first["why"], second["ratio"]) == ("broken pipe", 1)
     with pytest.raises(measure.Failed, match=r"after 1 s, its limit, instead of answering"):
         peers.Peer([sys.executable, "-c", "import time; time.sleep(60)"], {}, limit_s=1)
+
+
+# ---- what a card showed --------------------------------------------------------------------------
+
+
+def test_pages_say_of_gpus_what_the_results_say(root, tmp_path):
+    readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
+    assert figures.gpu_sentence() in readme
+    page = root / "docs" / "gpu.md"
+    assert figures.filled(page, figures.gpu_table()) == page.read_text(encoding="utf-8")
+    none_yet = "No GPU has run this code yet."
+    assert figures.gpu_sentence(tmp_path) == figures.gpu_table(tmp_path).strip() == none_yet
+
+
+@pytest.mark.slow
+def test_gpu_check_runs_to_its_end_on_a_cpu(root, tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "gpu-check", "--device", "cpu"]
+    command += ["--out", str(tmp_path), "--data", str(tmp_path / "data")]
+    subprocess.run(command, cwd=root, check=True)
+    parts = json.loads((tmp_path / "gpu-check.json").read_text("utf-8"))["parts"]
+    assert {part["ended"].partition(" ")[0] for part in parts.values()} == {"done"}
+    same = [said for name, said in parts["jax"].items() if name.startswith("same batches")]
+    assert same == ["yes"] * 6

@@ -181,6 +181,14 @@ def test_tensors_are_on_the_gpu_aligned_with_wide_integers(folder):
     assert weights.device.endswith("GPU:0")
 
 
+def test_two_loaders_may_read_at_once(folder, many):
+    pairs = zip(loader_of(folder, 7, device="gpu"), many_of(many, 1000), strict=False)
+    theirs = zip(loader_of(folder, 7), many_of(many, 1000, device="cpu"), strict=False)
+    for one, other in zip(pairs, theirs, strict=True):
+        assert_same_batches(one[:1], other[:1])
+        assert_same_batches(one[1:], other[1:])
+
+
 # ---- whole while somebody uses them --------------------------------------------------------------
 
 
@@ -221,6 +229,62 @@ def test_memory_does_not_grow_from_epoch_to_epoch(many):
         free, total = cupy.cuda.Device(0).mem_info
         used.append(total - free)
     assert used[3] <= used[1] * 1.02
+
+
+# ---- memory, in processes of their own -----------------------------------------------------------
+
+LIMITS = """
+import sys, cupy, tensorflow as tf
+from tutorlib.gpu import limit_tensorflow_memory
+from tutorlib.gpu.memory import gpu_memory_bytes
+free, _ = cupy.cuda.runtime.memGetInfo()
+given, wanted = limit_tensorflow_memory(), float(sys.argv[1])
+wanted = wanted * free if wanted < 1 else wanted * 2**20
+assert abs(given - wanted) < 2**20, (given, wanted)
+assert gpu_memory_bytes() <= (free - given) * 0.9
+with tf.device("GPU:0"):
+    tf.zeros((2**20,))
+try:
+    held = [tf.zeros((given // 4,), tf.int8) for _ in range(6)]
+except tf.errors.ResourceExhaustedError:
+    print("limited")
+"""
+
+JAX_LIMITS = """
+import cupy, keras
+from tutorlib.gpu.memory import gpu_memory_bytes
+free, total = cupy.cuda.runtime.memGetInfo()
+left = gpu_memory_bytes()
+assert 0.4 * free < left < 0.46 * free, (left, free)  # half of it, less a tenth
+print("limited")
+"""
+
+EXHAUSTED = """
+import sys, rmm
+small = rmm.mr.LimitingResourceAdaptor(rmm.mr.CudaAsyncMemoryResource(), allocation_limit=2**20)
+rmm.mr.set_current_device_resource(small)
+from tutorlib.loader import KerasSequenceLoader
+loader = KerasSequenceLoader(sys.argv[1], 65_536, ["label"], cat_names=["row"], device="gpu")
+try:
+    list(loader)
+except MemoryError as error:
+    assert "row group" in str(error) and "smaller memory_budget" in str(error), error
+    print("told")
+"""
+
+
+@pytest.mark.parametrize("allocation", ["0.25", "4096"])
+def test_tensorflow_gets_the_part_that_the_environment_says(allocation):
+    assert run(LIMITS, allocation, TF_MEMORY_ALLOCATION=allocation) == "limited"
+
+
+def test_jax_gets_the_part_that_the_environment_says():
+    pytest.importorskip("jax")
+    assert run(JAX_LIMITS, XLA_CLIENT_MEM_FRACTION="0.5", KERAS_BACKEND="jax") == "limited"
+
+
+def test_a_gpu_without_enough_memory_says_where_and_what_to_do(many):
+    assert run(EXHAUSTED, many) == "told"
 
 
 # ---- in training ---------------------------------------------------------------------------------

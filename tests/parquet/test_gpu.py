@@ -1,13 +1,16 @@
 """On a GPU: what cuDF decodes is what Arrow decodes."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.loader.test_arrow_types import REST, TYPES
 from tests.support.gpu import ON_GPU
 from tutorlib.columns import to_namespace
-from tutorlib.parquet import ParquetSource
+from tutorlib.parquet import ParquetError, ParquetSource
 
 pytestmark = ON_GPU
 
@@ -54,3 +57,22 @@ def test_every_kind_of_column_is_that_of_the_cpu(path, name, filters):
             continue
         assert type(got) is type(want)
         assert getattr(got, "dtype", None) == getattr(want, "dtype", None)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_of_the_table_is_that_of_the_cpu_or_refused(name, tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(REST.append_column("c", TYPES[name][0]), path)
+
+    def read(device):
+        try:
+            return to_namespace(ParquetSource(path, device=device).read(0, ["c"])["c"], np)
+        except ParquetError as error:
+            return str(error)
+
+    got, want = read("gpu"), read("cpu")
+    if isinstance(got, str):
+        assert re.search(r"column 'c': a GPU cannot decode .*device='cpu'", got)
+    else:
+        assert type(got) is type(want)
+        np.testing.assert_equal(got.tolist(), want.tolist())

@@ -167,14 +167,3 @@ def parse_allocation(text: str | float, free_bytes: int) -> int:
             f"has {free_bytes / 2**20:,.0f} MiB free"
         )
     return wanted
-
-
-def allocation_doubts() -> list[str]:
-    """Return a warning if TF_MEMORY_ALLOCATION is set, but has no effect."""
-    allocation = os.environ.get(ENVIRONMENT_VARIABLE)
-    if allocation is None or "tensorflow" in _left:
-        return []
-    return [
-        f"{ENVIRONMENT_VARIABLE}={allocation} is set, but does not limit TensorFlow until "
-        "limit_tensorflow_memory() is called, right after tensorflow is imported"
-    ]

@@ -321,10 +321,10 @@ def _fills(
 
 def _within(values: Any, low: float, high: float) -> bool:
     """Return whether all values lie within bounds; of a GPU, both ends come in one copy."""
-    ends: Any = (values.min(), values.max())
+    least, most = values.min(), values.max()
     if not isinstance(values, np.ndarray):
-        ends = to_host(array_namespace(values).stack(ends))
-    return bool(low <= ends[0] and ends[1] <= high)
+        least, most = to_host(array_namespace(values).stack((least, most)))
+    return bool(low <= least and most <= high)
 
 
 def _vector_values(column: Column, values: Any, first_row: int) -> Any:

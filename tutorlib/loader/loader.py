@@ -42,7 +42,7 @@ from tutorlib.loader.plan import EpochPlan, RankPlan
 from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
-from tutorlib.memory import BufferPool, Growth, gpu_doubts
+from tutorlib.memory import BufferPool, Growth
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
@@ -216,9 +216,6 @@ class KerasSequenceLoader(LoaderAdapter):
             raise ValueError("filters have no effect on a ParquetSource: pass them to the source")
         else:
             self.source = paths_or_source if device is None else paths_or_source.on(device)
-        if device is None:
-            for doubt in gpu_doubts(self.source.device):
-                warnings.warn(doubt, stacklevel=2)
         self._file_schema = schema_of_arguments(
             self.source, schema, feature_columns, cat_names, cont_names, label_names, weight_name,
             id_names,
