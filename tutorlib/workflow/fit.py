@@ -25,7 +25,7 @@ from tutorlib.columns import Chunk, Masked, flat_values
 from tutorlib.display import row_bar
 from tutorlib.filesystems import as_arrow_filesystem
 from tutorlib.memory import thread_count
-from tutorlib.ops import ColumnGroup, JoinExternal
+from tutorlib.ops import ColumnGroup, JoinExternal, LearningOp
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import element_type, listed, time_kind
@@ -178,12 +178,13 @@ def fit_graph(
             work = FitPass(unfitted, source)
             with row_bar(f"fit, pass {number}", source.num_rows, progress) as done:
                 if client is not None:
-                    nulls |= _fit_on_cluster(client, work, done)
+                    found, *states = _fit_on_cluster(client, work, done)
                 else:
-                    found, *states = work.learn_from(row_ranges_in(work.source), threads, done)
-                    nulls |= found
-                    for op, state in zip(work.ops, states, strict=True):
-                        op.finalize(state)
+                    merged = work.learn_from(row_ranges_in(work.source), threads, done)
+                    found, *states = work.learned_from(merged)
+            nulls |= found
+            for op, state in zip(work.ops, states, strict=True):
+                op.state = state
             read.update(work.columns)
         nulls |= columns_with_nulls(source, [n for n in graph.input_names if n not in read])
     except BaseException:
@@ -208,7 +209,8 @@ def _reset(graph: Any) -> None:
     graph.input_types, graph.nullable, graph.time_kinds = {}, [], {}
     for group in graph.groups:
         for op in group.ops:
-            op.reset()
+            if isinstance(op, LearningOp):
+                op.state = {}
 
 
 def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]:
@@ -216,7 +218,7 @@ def unfitted_ops(groups: Sequence[ColumnGroup]) -> list[tuple[ColumnGroup, int]]
     unfitted = []
     for group in groups:
         for index, (op, names) in enumerate(group.steps()):
-            if op.unlearned(names):
+            if isinstance(op, LearningOp) and op.unlearned(names):
                 unfitted.append((group, index))
                 break
     return unfitted
@@ -264,8 +266,8 @@ class FitPass:
         merged = [op.merge(*states) for op, states in zip(self.ops, by_op, strict=True)]
         return [set().union(*nulls), *merged]
 
-    def learned_from(self, states: States) -> list[Any]:
-        """Return the columns with nulls, then (small part, tables) of what each op learned."""
+    def learned_from(self, states: States) -> States:
+        """Return the columns with nulls, then the state of each op once it has learned."""
         nulls, *of_ops = states
         return [nulls, *(op.learned_from(s) for op, s in zip(self.ops, of_ops, strict=True))]
 
@@ -345,8 +347,8 @@ def columns_with_nulls(source: ParquetSource, names: Iterable[str]) -> set[str]:
 # stay on the workers, which merge them; the client receives only what the ops have learned.
 
 
-def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> set[str]:
-    """Fit the ops of a pass on the workers, and return the columns that hold nulls.
+def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> States:
+    """Return what `FitPass.learned_from` does, made on the workers.
 
     If a worker dies, Dask runs its tasks on another one. If that happens more often than
     `distributed.scheduler.allowed-failures`, three by default, it raises `KilledWorker`.
@@ -367,12 +369,10 @@ def _fit_on_cluster(client: Any, work: FitPass, done: Callable[[int], None]) -> 
     learned = merge(FitPass.learned_from, on_worker, level.pop())
     try:
         _wait(leaves, [sum(r.num_rows for r in task) for task in tasks], done)
-        nulls, *results = learned.result()
+        states: States = learned.result()
+        return states
     finally:
         _release([learned, on_worker])
-    for op, (small, tables) in zip(work.ops, results, strict=True):
-        op.restore(small, tables)
-    return nulls
 
 
 def write_on_cluster(

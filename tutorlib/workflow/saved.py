@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.columns import Chunk
-from tutorlib.ops import ColumnGroup, op_class, saved_name
+from tutorlib.ops import ColumnGroup, LearningOp, Op, op_class, saved_name
 from tutorlib.output import MANIFEST_FILE, read_manifest, write_manifest
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
+TABLE = "table number"  # the key under which JSON names a Parquet file
 SUBFOLDER = "_workflow"  # of a folder of transformed rows
 
 
@@ -28,7 +29,7 @@ def write_files(workflow: Any, folder: Path) -> None:
     """Write a fitted workflow into a folder, which is made if it is missing."""
     description = _description(workflow)
     folder.mkdir(parents=True, exist_ok=True)
-    for file, data in _tables(workflow):
+    for file, data in _files(workflow):
         (folder / file).write_bytes(data)
     write_manifest(folder, description)
 
@@ -39,7 +40,7 @@ def check_savable(workflow: Any) -> None:
         for op in group.ops:
             who = f"{type(op).__name__} of the columns {list(group.names)}"
             try:
-                settings = {**op.get_config(), **op.learned()}
+                settings = _without_tables(op.get_config(), [])
             except AttributeError as error:
                 raise ValueError(
                     f"{who} cannot be saved: {error}. Keep each argument as an attribute of its "
@@ -72,13 +73,15 @@ def read_files(kind: type[Any], folder: Path) -> Any:
     groups = []
     for g, group in enumerate(description["groups"]):
         ops = []
-        for o, op in enumerate(group["ops"]):
-            tables = {
-                name: Chunk.from_arrow(pq.read_table(folder / _table_file(g, o, t)))
-                for t, name in enumerate(op["tables"])
-            }
-            ops.append(op_class(op["op"]).from_config(op["config"], tables))
-            ops[-1].restore(op["learned"], tables)
+        for o, saved in enumerate(group["ops"]):
+            tables = [
+                Chunk.from_arrow(pq.read_table(folder / _table_file(g, o, t)))
+                for t in range(saved["tables"])
+            ]
+            op = op_class(saved["op"]).from_config(_with_tables(saved["config"], tables))
+            if isinstance(op, LearningOp):
+                op.state = _with_tables(saved["state"], tables)
+            ops.append(op)
         groups.append(ColumnGroup(group["columns"], ops))
     workflow = kind(
         *groups, label_names=description["label_names"], weight_name=description["weight_name"]
@@ -92,7 +95,7 @@ def read_files(kind: type[Any], folder: Path) -> Any:
 def fingerprint(workflow: Any) -> str:
     """Return the SHA-256 of all that decides a fitted workflow's output: of what is saved of it."""
     digest = hashlib.sha256(json.dumps(_description(workflow), sort_keys=True).encode())
-    for _, data in _tables(workflow):
+    for _, data in _files(workflow):
         digest.update(data)
     return digest.hexdigest()
 
@@ -108,28 +111,47 @@ def _description(workflow: Any) -> dict[str, Any]:
         "nullable": workflow.nullable,
         **({"time_kinds": workflow.time_kinds} if workflow.time_kinds else {}),
         "groups": [
-            {
-                "columns": list(group.names),
-                "ops": [
-                    {
-                        "op": saved_name(type(op)),
-                        "config": op.get_config(),
-                        "learned": op.learned(),
-                        "tables": list(op.learned_tables()),
-                    }
-                    for op in group.ops
-                ],
-            }
+            {"columns": list(group.names), "ops": [_described(op)[0] for op in group.ops]}
             for group in workflow.groups
         ],
     }
 
 
-def _tables(workflow: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (file name, Parquet file as a buffer) of each learned table, in order."""
+def _described(op: Op) -> tuple[dict[str, Any], list[Chunk]]:
+    """Return an op as JSON values, and the tables that these name by number."""
+    tables: list[Chunk] = []
+    described = {
+        "op": saved_name(type(op)),
+        "config": _without_tables(op.get_config(), tables),
+        "state": _without_tables(op.state if isinstance(op, LearningOp) else {}, tables),
+    }
+    return {**described, "tables": len(tables)}, tables
+
+
+def _without_tables(value: Any, tables: list[Chunk]) -> Any:
+    """Return settings or a state as JSON values; tables are appended to a list."""
+    if isinstance(value, Chunk):
+        tables.append(value)
+        return {TABLE: len(tables) - 1}
+    if isinstance(value, dict):  # in the order in which JSON has them
+        return {name: _without_tables(value[name], tables) for name in sorted(value)}
+    return value
+
+
+def _with_tables(value: Any, tables: list[Chunk]) -> Any:
+    """Return the settings or the state of which `_without_tables` made JSON values."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {TABLE}:
+        return tables[value[TABLE]]
+    return {name: _with_tables(part, tables) for name, part in value.items()}
+
+
+def _files(workflow: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (file name, Parquet file as a buffer) of each table, in order."""
     for g, group in enumerate(workflow.groups):
         for o, op in enumerate(group.ops):
-            for t, table in enumerate(op.learned_tables().values()):
+            for t, table in enumerate(_described(op)[1]):
                 written = pa.BufferOutputStream()
                 pq.write_table(table.to_arrow(), written, compression="lz4")
                 yield _table_file(g, o, t), written.getvalue()
