@@ -364,7 +364,6 @@ class LearningOp(Op):
     """
 
     _state: Mapping[str, Chunk] = MappingProxyType({})
-    _indexes: dict[int, Any]  # of the tables of a `KeyedOp`
 
     @property
     def state(self) -> State:
@@ -372,8 +371,12 @@ class LearningOp(Op):
         return dict(self._state)
 
     @state.setter
-    def state(self, state: Mapping[str, Chunk]) -> None:
-        self._state, self._indexes = state, {}
+    def state(self, state: State) -> None:
+        self._state = dict(state)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make what `transform` needs beside the state, which has just been set."""
 
     def unlearned(self, names: Sequence[str]) -> list[str]:
         """Return the input columns that the op still has to learn from."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import reprlib
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -57,7 +56,7 @@ from tutorlib.schema import Column, is_time, listed, role_of, time_kind, type_mi
 
 _NARROW = 4  # values that a range of integers may have for each row
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
-_BUILDING = threading.RLock()  # one index at a time, so that threads do not all make the same one
+GIVEN = "classes"  # the name of the table of a LabelEncoder that was given its classes
 
 
 def count_keys(values: Any, valid: Array | None = None) -> Chunk:
@@ -162,35 +161,46 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
 
 
 class KeyedOp(LearningOp):
-    """An op that finds keys in its tables, whose first columns hold them."""
+    """An op that finds keys in its tables: the first column of a table holds them."""
 
     first_key: ClassVar[int] = 0
     """The row of a table that has its first key; rows before it are for values without one."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_indexes": {}}
+    def prepare(self) -> None:
+        """Make the index of each table.
+
+        Raises:
+            ValueError: if a table has a key twice.
+        """
+        self._tables, self._indexes = self.tables(), dict[str, KeyIndex]()
+        for name, table in self._tables.items():
+            keys, _ = parts_of(next(iter(table.values())))
+            keys = slice_rows(keys, self.first_key, table.num_rows)
+            try:
+                self._indexes[name] = KeyIndex(_bits(keys) if is_floats(keys) else keys)
+            except ValueError as error:
+                rule = f"cannot use the vocabulary: {error}"
+                raise ValueError(self._wrong(name, rule)) from error
+
+    def tables(self) -> State:
+        """Return the tables to find keys in, {`vocabulary_key` of a column: table}."""
+        return self.state
+
+    def vocabulary_key(self, name: str) -> str:
+        """Return the name of a column's table: its own, unless columns share one."""
+        return name
+
+    def unlearned(self, names: Sequence[str]) -> list[str]:
+        """Return the input columns without a table."""
+        return [name for name in names if self.vocabulary_key(name) not in self._tables]
 
     def table_of(self, name: str) -> Chunk:
         """Return the table of a column."""
-        return self._state[name]
+        return self._tables[self.vocabulary_key(name)]
 
     def index_of(self, name: str) -> KeyIndex:
-        """Return the index of the keys of a column's table: made at first use, not saved.
-
-        Raises:
-            ValueError: if the table has a key twice.
-        """
-        table = self.table_of(name)
-        with _BUILDING:
-            if id(table) not in self._indexes:
-                keys, _ = parts_of(next(iter(table.values())))
-                keys = slice_rows(keys, self.first_key, table.num_rows)
-                try:
-                    self._indexes[id(table)] = KeyIndex(_bits(keys) if is_floats(keys) else keys)
-                except ValueError as error:
-                    rule = f"cannot use the vocabulary: {error}"
-                    raise ValueError(self._wrong(name, rule)) from error
-            return self._indexes[id(table)]
+        """Return the index that finds the keys of a column."""
+        return self._indexes[self.vocabulary_key(name)]
 
 
 def is_floats(values: Any) -> bool:
@@ -269,22 +279,14 @@ class Categorify(ColumnOp, KeyedOp):
             raise ValueError(f"Categorify: joint=True takes no settings by column, got {by_name}")
         self.vocabularies = {n: _vocabulary(n, v) for n, v in (vocabularies or {}).items()}
         self.state = {}
-        for name in self.vocabularies:
-            self.index_of(name)  # checks that each value is there once
 
     def vocabulary_key(self, name: str) -> str:
         """Return the name of a column's vocabulary: "joint" if columns share it, else `name`."""
         return "joint" if self.joint else name
 
-    def table_of(self, name: str) -> Chunk:
-        """Return the vocabulary of a column: value and count of null, unknown ones, each known."""
-        key = self.vocabulary_key(name)
-        return self.vocabularies[key] if key in self.vocabularies else self._state[key]
-
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns without a vocabulary."""
-        known = {*self.vocabularies, *self._state}
-        return [name for name in names if self.vocabulary_key(name) not in known]
+    def tables(self) -> State:
+        """Return the vocabularies, given and learned, as `learn` returns them."""
+        return {**self.vocabularies, **self._state}
 
     def partial(self, chunk: Chunk) -> State:
         """Return {vocabulary: its counted keys}."""
@@ -444,10 +446,6 @@ class LabelEncoder(ColumnOp, KeyedOp):
         self._given = None if classes is None else _given_classes(classes)
         self.state = {}
 
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns whose classes are not known."""
-        return [] if self._given else super().unlearned(names)
-
     def partial(self, chunk: Chunk) -> State:
         """Return {column: its counted values}."""
         return {name: self._counted(name, chunk[name]) for name in self.unlearned(chunk.names)}
@@ -475,11 +473,19 @@ class LabelEncoder(ColumnOp, KeyedOp):
             raise ValueError(self._wrong(name, rule))
         return Chunk({"value": column_from_arrow(keys.take(pc.array_sort_indices(keys)))})
 
+    def tables(self) -> State:
+        """Return the classes given, for all columns, or those learned of each: {"value"}."""
+        return self.state if self._given is None else {GIVEN: self._given}
+
+    def vocabulary_key(self, name: str) -> str:
+        """Return the column's name, or that of the classes given."""
+        return name if self._given is None else GIVEN
+
     def table_of(self, name: str) -> Chunk:
         """Return the classes of a column."""
         if self.unlearned([name]):
             raise ValueError(self._wrong(name, "has no classes yet. Call fit first."))
-        return self._given or self._state[name]
+        return super().table_of(name)
 
     def classes_of(self, name: str) -> list[Any]:
         """Return the classes of a column in the order of their ids."""
@@ -918,11 +924,11 @@ class TargetEncoding(KeyedOp):
         """
         # In the order of keys, nulls last, so that no sum depends on which key came first. A key
         # without a target gets the prior, as a new one does, so it need not be known.
-        keys, all_counts, all_sums = keys_of(merged["key"]), merged["count"], merged["sum"]
-        order = pc.array_sort_indices(keys).to_numpy()
-        order = order[all_counts[1:][order].any(axis=1)]
-        rows = np.append(1 + order.astype(np.int64), 0)
-        counts, sums = _with_views(all_counts[rows]), _with_views(all_sums[rows])
+        keys = keys_of(merged["key"])
+        rows = np.append(pc.array_sort_indices(keys).to_numpy().astype(np.int64) + 1, 0)
+        rows = rows[merged["count"][rows].any(axis=1)]
+        counts, sums = (_with_views(merged[part][rows]) for part in ("count", "sum"))
+        keys = keys.take(pa.array(rows[rows > 0] - 1))
         if not (total := counts.sum(axis=0)).all():
             rule = "found no value in all rows, or none outside a fold. Give a fold_column with"
             raise ValueError(self._wrong(self.target, f"{rule} more distinct values."))
@@ -930,9 +936,9 @@ class TargetEncoding(KeyedOp):
         with np.errstate(invalid="ignore"):
             weight = counts + self.smoothing
             means = (sums + self.smoothing * prior) / weight
-        means = np.where(weight == 0, prior, means)[:-1]
+        means = np.where(weight == 0, prior, means)[: len(keys)]
         means = np.vstack([prior, means]).astype(self.dtype)
-        table = {"key": after_null(keys.take(pa.array(order))), "mean": means[:, 0]}
+        table = {"key": after_null(keys), "mean": means[:, 0]}
         if self.fold_column is not None:
             table["out_of_fold"] = np.ascontiguousarray(means[:, 1:])
         return Chunk(table)
