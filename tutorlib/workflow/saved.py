@@ -13,15 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.columns import Chunk
 from tutorlib.ops import ColumnGroup, LearningOp, Op, op_class, saved_name
+from tutorlib.ops.base import State
+from tutorlib.ops.keys import after_null, keys_of
 from tutorlib.output import MANIFEST_FILE, read_manifest, write_manifest
 
 FORMAT_VERSION = 6
-TABLE = "table number"  # the key under which JSON names a Parquet file
 SUBFOLDER = "_workflow"  # of a folder of transformed rows
 
 
@@ -40,7 +42,7 @@ def check_savable(workflow: Any) -> None:
         for op in group.ops:
             who = f"{type(op).__name__} of the columns {list(group.names)}"
             try:
-                settings = _without_tables(op.get_config(), [])
+                settings = _without_tables({**op.get_config(), "state": _state_of(op)})
             except AttributeError as error:
                 raise ValueError(
                     f"{who} cannot be saved: {error}. Keep each argument as an attribute of its "
@@ -65,22 +67,24 @@ def read_files(kind: type[Any], folder: Path) -> Any:
         hint = f". There is one at {below}" if (below / MANIFEST_FILE).is_file() else ""
         raise FileNotFoundError(f"no saved workflow at {folder}: it has no {MANIFEST_FILE}{hint}")
     description = read_manifest(folder)
-    if (version := description.get("format_version")) != FORMAT_VERSION:
+    if (version := description.get("format_version")) not in (5, FORMAT_VERSION):
         raise ValueError(
-            f"{folder}: format version {version}, but this tutorlib reads version "
+            f"{folder}: format version {version}, but this tutorlib reads versions 5 and "
             f"{FORMAT_VERSION}. Fit and save the workflow again."
         )
+    parts_of = _parts_in_version_5 if version == 5 else _parts_of
     groups = []
     for g, group in enumerate(description["groups"]):
         ops = []
         for o, saved in enumerate(group["ops"]):
             tables = [
                 Chunk.from_arrow(pq.read_table(folder / _table_file(g, o, t)))
-                for t in range(saved["tables"])
+                for t in range(len(saved["tables"]))
             ]
-            op = op_class(saved["op"]).from_config(_with_tables(saved["config"], tables))
+            config, state = parts_of(saved, tables)
+            op = op_class(saved["op"]).from_config(config)
             if isinstance(op, LearningOp):
-                op.state = _with_tables(saved["state"], tables)
+                op.state = state
             ops.append(op)
         groups.append(ColumnGroup(group["columns"], ops))
     workflow = kind(
@@ -111,47 +115,104 @@ def _description(workflow: Any) -> dict[str, Any]:
         "nullable": workflow.nullable,
         **({"time_kinds": workflow.time_kinds} if workflow.time_kinds else {}),
         "groups": [
-            {"columns": list(group.names), "ops": [_described(op)[0] for op in group.ops]}
+            {"columns": list(group.names), "ops": [_described(op) for op in group.ops]}
             for group in workflow.groups
         ],
     }
 
 
-def _described(op: Op) -> tuple[dict[str, Any], list[Chunk]]:
-    """Return an op as JSON values, and the tables that these name by number."""
-    tables: list[Chunk] = []
-    described = {
+def _described(op: Op) -> dict[str, Any]:
+    """Return an op as JSON values, which name the place of each of its tables."""
+    config = op.get_config()
+    return {
         "op": saved_name(type(op)),
-        "config": _without_tables(op.get_config(), tables),
-        "state": _without_tables(op.state if isinstance(op, LearningOp) else {}, tables),
+        "config": _without_tables(config),
+        "tables": [place for place, _ in _tables_in({"config": config, "state": _state_of(op)})],
     }
-    return {**described, "tables": len(tables)}, tables
 
 
-def _without_tables(value: Any, tables: list[Chunk]) -> Any:
-    """Return settings or a state as JSON values; tables are appended to a list."""
-    if isinstance(value, Chunk):
-        tables.append(value)
-        return {TABLE: len(tables) - 1}
-    if isinstance(value, dict):  # in the order in which JSON has them
-        return {name: _without_tables(value[name], tables) for name in sorted(value)}
-    return value
+def _state_of(op: Op) -> State:
+    return op.state if isinstance(op, LearningOp) else {}
 
 
-def _with_tables(value: Any, tables: list[Chunk]) -> Any:
-    """Return the settings or the state of which `_without_tables` made JSON values."""
+def _without_tables(value: Any) -> Any:
+    """Return settings without the tables among them, which are values of dicts."""
     if not isinstance(value, dict):
         return value
-    if value.keys() == {TABLE}:
-        return tables[value[TABLE]]
-    return {name: _with_tables(part, tables) for name, part in value.items()}
+    parts = {name: part for name, part in value.items() if not isinstance(part, Chunk)}
+    return {name: _without_tables(part) for name, part in parts.items()}
+
+
+def _tables_in(value: Any, *place: str) -> Iterator[tuple[list[str], Chunk]]:
+    """Yield (names of the dicts' keys on the way to a table, the table), in order of the names."""
+    if isinstance(value, Chunk):
+        yield list(place), value
+    elif isinstance(value, dict):
+        for name in sorted(value):
+            yield from _tables_in(value[name], *place, name)
+
+
+def _parts_of(saved: dict[str, Any], tables: list[Chunk]) -> tuple[dict[str, Any], State]:
+    """Return (the config, the state) of a described op with its tables in their places."""
+    parts = {"config": saved["config"], "state": {}}
+    for (*way, name), table in zip(saved["tables"], tables, strict=True):
+        place = parts
+        for step in way:
+            place = place[step]
+        place[name] = table
+    return parts["config"], parts["state"]
+
+
+def _parts_in_version_5(saved: dict[str, Any], tables: list[Chunk]) -> tuple[dict[str, Any], State]:
+    """Return what `_parts_of` does for an op in format version 5.
+
+    There, `learned` held numbers that are in the tables now: of Categorify how many values were
+    null and how many had no id, of TargetEncoding the priors, of other ops all they learned.
+    """
+    config, learned = dict(saved["config"]), saved["learned"]
+    state = dict(zip(saved["tables"], tables, strict=True))
+    match saved["op"].removeprefix("tutorlib.ops."):
+        case "Categorify":
+            given = [(name, state.pop(name)) for name in config["vocabularies"]]
+            config["vocabularies"] = {name: keys_of(table["value"], 0) for name, table in given}
+            for name, table in state.items():
+                without_id = [learned.get(part, {}).get(name, 0) for part in ("nulls", "rare")]
+                keys = after_null(keys_of(table["value"], 0), nulls=2)
+                counts = np.append(without_id, table["count"])
+                state[name] = Chunk({"value": keys, "count": counts})
+        case "TargetEncoding":
+            for name, table in state.items():
+                prior, *out_of_fold = np.array(learned["priors"][name], config["dtype"])
+                parts = {"key": after_null(keys_of(table["key"], 0))}
+                parts["mean"] = np.append(prior, table["mean"])
+                if out_of_fold:
+                    parts["out_of_fold"] = np.vstack([out_of_fold, table["out_of_fold"]])
+                state[name] = Chunk(parts)
+        case "JoinExternal":
+            config["table"] = state.pop("table")
+        case "FillMedian":
+            for name, median in learned["medians"].items():
+                state[name] = Chunk({"median": np.array([median])})
+        case "Normalize":
+            for name, mean in learned["mean"].items():
+                std = learned["std"][name]
+                state[name] = Chunk({"mean": np.array([mean]), "std": np.array([std])})
+        case "LabelEncoder":
+            pass
+        case _ if learned or state:
+            raise ValueError(
+                f"{saved['op']} was saved in format version 5 with a state that this tutorlib "
+                "cannot read. Fit and save the workflow again."
+            )
+    return config, state
 
 
 def _files(workflow: Any) -> Iterator[tuple[str, Any]]:
     """Yield (file name, Parquet file as a buffer) of each table, in order."""
     for g, group in enumerate(workflow.groups):
         for o, op in enumerate(group.ops):
-            for t, table in enumerate(_described(op)[1]):
+            parts = {"config": op.get_config(), "state": _state_of(op)}
+            for t, (_, table) in enumerate(_tables_in(parts)):
                 written = pa.BufferOutputStream()
                 pq.write_table(table.to_arrow(), written, compression="lz4")
                 yield _table_file(g, o, t), written.getvalue()
