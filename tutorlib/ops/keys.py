@@ -63,7 +63,7 @@ def count_keys(values: Any, valid: Array | None = None) -> Chunk:
     """Return the distinct keys of a column's values, and how often each occurs.
 
     Returns:
-        {"value": float64, int64 or strings, "count": int64}. The first row is that of nulls.
+        {"value": int64 or strings, "count": int64}. The first row is that of nulls.
 
     Example:
         >>> counted = count_keys(np.array([7, 5, 7]))
@@ -85,11 +85,7 @@ def _counted(values: Any, valid: Array | None) -> tuple[pa.Array, np.ndarray]:
             return values.dictionary, counts
         return values.dictionary.take(pa.array(met)), counts[met]
     values = values if valid is None else take(values, memory_of(values).flatnonzero(valid))
-    if not is_array(values):
-        counted = pc.value_counts(values.to_arrow())
-    elif values.dtype.kind == "f":
-        counted = pc.value_counts(pa.array(to_host(values).astype(np.float64) + 0.0))  # not -0.0
-    else:
+    if is_array(values):
         integers = to_host(values).astype(np.int64, copy=False)
         low, high = int(integers.min(initial=2**62)), int(integers.max(initial=-(2**62)))
         if 0 <= high - low < _NARROW * len(integers):  # a table is faster than hashing
@@ -97,6 +93,8 @@ def _counted(values: Any, valid: Array | None) -> tuple[pa.Array, np.ndarray]:
             met = np.flatnonzero(counts)
             return pa.array(met + low), counts[met]
         counted = pc.value_counts(pa.array(integers))
+    else:
+        counted = pc.value_counts(values.to_arrow())
     return counted.field("values"), counted.field("counts").to_numpy()
 
 
@@ -447,27 +445,26 @@ class LabelEncoder(ColumnOp, KeyedOp):
         self.state = {}
 
     def partial(self, chunk: Chunk) -> State:
-        """Return {column: its counted values}."""
-        return {name: self._counted(name, chunk[name]) for name in self.unlearned(chunk.names)}
+        """Return {column: its distinct values}."""
+        columns = {name: self._distinct(name, chunk[name]) for name in self.unlearned(chunk.names)}
+        return {name: Chunk({"value": column_from_arrow(keys)}) for name, keys in columns.items()}
 
-    def _counted(self, name: str, column: Any) -> Chunk:
+    def _distinct(self, name: str, column: Any) -> pa.Array:
         self._check_no_lists(name, column)
         values, there = parts_of(column)[0], ~missing_in(column)
-        if not is_floats(values):
-            values, _ = self._keys(name, values, to_learn=True)
-        counted = count_keys(values, there)
-        if is_array(values) and values.dtype.kind == "b":
-            truths = keys_of(counted["value"]).cast(pa.bool_())
-            counted = counted.with_columns({"value": after_null(truths)})
-        return counted
+        if is_floats(values):
+            return pa.array(to_host(values[there]).astype(np.float64) + 0.0).unique()
+        keys = keys_of(count_keys(self._keys(name, values, to_learn=True)[0], there)["value"])
+        return keys.cast(pa.bool_()) if is_array(values) and values.dtype.kind == "b" else keys
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
-        """Return the distinct values of all states, and their counts."""
-        return add_counts(states)
+        """Return the distinct values of all states."""
+        keys, _ = distinct_keys([keys_of(state["value"], 0) for state in states])
+        return Chunk({"value": column_from_arrow(keys)})
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the classes in their order."""
-        keys = keys_of(merged["value"])
+        keys = keys_of(merged["value"], 0)
         if not len(keys):
             rule = "found no value. Name the classes: LabelEncoder(classes=[...])."
             raise ValueError(self._wrong(name, rule))
@@ -893,7 +890,7 @@ class TargetEncoding(KeyedOp):
             column = as_lists(chunk[name])
             rows: Any = to_host(row_ids(column.offsets)) if isinstance(column, Ragged) else ...
             groups, keys = _grouped(*self._keys(name, flat_values(column), to_learn=True))
-            cells = groups * np.int64(folds) + fold[rows]
+            cells = groups * np.int64(folds) + (fold + folds)[rows]  # row 0 is that of nulls
             table = {"key": after_null(keys)}
             for part, weights in (("count", valid[rows]), ("sum", target[rows])):
                 numbers = np.bincount(cells, weights, minlength=(1 + len(keys)) * folds)
@@ -938,7 +935,7 @@ class TargetEncoding(KeyedOp):
             means = (sums + self.smoothing * prior) / weight
         means = np.where(weight == 0, prior, means)[: len(keys)]
         means = np.vstack([prior, means]).astype(self.dtype)
-        table = {"key": after_null(keys), "mean": means[:, 0]}
+        table = {"key": after_null(keys), "mean": np.ascontiguousarray(means[:, 0])}
         if self.fold_column is not None:
             table["out_of_fold"] = np.ascontiguousarray(means[:, 1:])
         return Chunk(table)
@@ -964,7 +961,7 @@ class TargetEncoding(KeyedOp):
 
 
 def _grouped(values: Any, valid: Array | None) -> tuple[np.ndarray, pa.Array]:
-    """Return (the number of each value's key from 1, 0 of a null; the keys), in host memory."""
+    """Return (the number of each value's key, -1 of a null; the keys): in the CPU's memory."""
     if isinstance(values, EncodedStrings):
         numbers, keys = values.codes, values.dictionary
     else:
@@ -973,10 +970,7 @@ def _grouped(values: Any, valid: Array | None) -> tuple[np.ndarray, pa.Array]:
         )
         encoded = plain.dictionary_encode()
         numbers, keys = encoded.indices.to_numpy(), encoded.dictionary
-    numbers = numbers + np.int64(1)
-    if valid is not None:
-        numbers[~to_host(valid)] = 0
-    return numbers, keys
+    return numbers if valid is None else np.where(to_host(valid), numbers, -1), keys
 
 
 def _with_views(numbers: np.ndarray) -> np.ndarray:

@@ -164,17 +164,20 @@ class FillMedian(_Filler, LearningOp):
         return self._state[name]["median"].item()
 
     def partial(self, chunk: Chunk) -> State:
-        """Return {column: its counted values}."""
+        """Return {column: its values, as the bits of float64, and their counts}."""
         state = {}
         for name, column in chunk.items():
             values, valid = self._numbers(name, flat_values(column))
-            if values.dtype.kind != "i":  # integers of a narrow range are counted without hashing
-                values, valid = to_host(self._floats(name, flat_values(column))), None
-                values = values[~np.isnan(values)]
-                self._check_size(name, values)
-            counted = count_keys(values, valid)
-            floats = keys_of(counted["value"]).to_numpy().astype(np.float64)
-            state[name] = Chunk({"value": after_null(pa.array(floats)), "count": counted["count"]})
+            if values.dtype.kind == "i":  # integers of a narrow range are counted without hashing
+                counted = count_keys(values, valid)
+                floats = keys_of(counted["value"]).to_numpy().astype(np.float64)
+                bits = after_null(pa.array(floats.view(np.int64)))
+                state[name] = counted.with_columns({"value": bits})
+                continue
+            values = to_host(self._floats(name, flat_values(column)))
+            values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
+            self._check_size(name, values)
+            state[name] = count_keys(values.view(np.int64))
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
@@ -183,7 +186,8 @@ class FillMedian(_Filler, LearningOp):
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the median alone."""
-        values, counts = keys_of(merged["value"]).to_numpy(), merged["count"][1:]
+        values = keys_of(merged["value"]).to_numpy().view(np.float64)
+        counts = merged["count"][1:]
         order = np.argsort(values)
         ends = np.cumsum(counts[order])
         if len(ends) == 0:
@@ -242,12 +246,11 @@ class Normalize(ColumnOp, LearningOp):
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return count, mean and squared distances of the values of all states."""
-        rows = Chunk.concat(states)
-        if rows.num_rows < 2:
-            return rows
-        count, mean, squares = _numbers_at(rows, 0)
-        for row in range(1, rows.num_rows):
-            more, other_mean, other_squares = _numbers_at(rows, row)
+        several = [_numbers_in(state) for state in states if state.num_rows]
+        if not several:
+            return states[0]
+        count, mean, squares = several[0]
+        for more, other_mean, other_squares in several[1:]:
             total, apart = count + more, other_mean - mean
             squares += other_squares + apart * apart * (count * more / total)
             count, mean = total, mean + apart * (more / total)
@@ -257,7 +260,7 @@ class Normalize(ColumnOp, LearningOp):
         """Return mean and standard deviation."""
         if not merged.num_rows:
             raise ValueError(self._wrong(name, NO_VALUE))
-        count, mean, squares = _numbers_at(merged, 0)
+        count, mean, squares = _numbers_in(merged)
         return Chunk({"mean": np.array([mean]), "std": np.array([math.sqrt(squares / count)])})
 
     def transform_column(self, name: str, column: Any) -> Array:
@@ -274,12 +277,12 @@ class Normalize(ColumnOp, LearningOp):
 
     def decode(self, name: str, predictions: Any) -> np.ndarray:
         """Return prediction * standard deviation + mean, float64 [n], of numbers [n] or [n, 1]."""
-        mean, deviation = _numbers_at(self._state[name], 0)
+        mean, deviation = _numbers_in(self._state[name])
         return self._predicted_numbers(name, predictions) * deviation + mean
 
     def shift_and_scale(self, name: str) -> tuple[float, float]:
         """Return the learned (mean, standard deviation) of a column; infinite for equal values."""
-        mean, deviation = _numbers_at(self._state[name], 0)
+        mean, deviation = _numbers_in(self._state[name])
         return mean, deviation or math.inf
 
 
@@ -289,9 +292,9 @@ def _moments(count: int, mean: float, squares: float) -> Chunk:
     return Chunk({name: np.array([number]) for name, number in parts.items()})
 
 
-def _numbers_at(table: Chunk, row: int) -> list[Any]:
-    """Return the numbers in a row of a table, as Python's."""
-    return [column[row].item() for column in table.values()]
+def _numbers_in(table: Chunk) -> list[Any]:
+    """Return the numbers in a table of one row, as Python's."""
+    return [column.item() for column in table.values()]
 
 
 class Clip(ColumnOp):

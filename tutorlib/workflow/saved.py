@@ -29,10 +29,10 @@ SUBFOLDER = "_workflow"  # of a folder of transformed rows
 
 def write_files(workflow: Any, folder: Path) -> None:
     """Write a fitted workflow into a folder, which is made if it is missing."""
-    description = _description(workflow)
+    description, files = _description(workflow)
     folder.mkdir(parents=True, exist_ok=True)
-    for file, data in _files(workflow):
-        (folder / file).write_bytes(data)
+    for file, table in files.items():
+        (folder / file).write_bytes(_as_parquet(table))
     write_manifest(folder, description)
 
 
@@ -77,11 +77,8 @@ def read_files(kind: type[Any], folder: Path) -> Any:
     for g, group in enumerate(description["groups"]):
         ops = []
         for o, saved in enumerate(group["ops"]):
-            tables = [
-                Chunk.from_arrow(pq.read_table(folder / _table_file(g, o, t)))
-                for t in range(len(saved["tables"]))
-            ]
-            config, state = parts_of(saved, tables)
+            files = [_table_file(g, o, t) for t in range(len(saved["tables"]))]
+            config, state = parts_of(saved, [pq.read_table(folder / file) for file in files])
             op = op_class(saved["op"]).from_config(config)
             if isinstance(op, LearningOp):
                 op.state = state
@@ -98,37 +95,53 @@ def read_files(kind: type[Any], folder: Path) -> Any:
 
 def fingerprint(workflow: Any) -> str:
     """Return the SHA-256 of all that decides a fitted workflow's output: of what is saved of it."""
-    digest = hashlib.sha256(json.dumps(_description(workflow), sort_keys=True).encode())
-    for _, data in _files(workflow):
-        digest.update(data)
+    description, files = _description(workflow)
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    for table in files.values():
+        digest.update(_as_parquet(table))
     return digest.hexdigest()
 
 
-def _description(workflow: Any) -> dict[str, Any]:
-    """Return a workflow as JSON values, without its tables; ValueError if JSON cannot hold it."""
+def _description(workflow: Any) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """Return (a workflow as JSON values, its tables by file); ValueError if JSON cannot hold it."""
     check_savable(workflow)
-    return {
+    groups, files = [], dict[str, pa.Table]()
+    for g, group in enumerate(workflow.groups):
+        ops = []
+        for o, op in enumerate(group.ops):
+            described, tables = _described(op)
+            ops.append(described)
+            files |= {_table_file(g, o, t): table for t, table in enumerate(tables)}
+        groups.append({"columns": list(group.names), "ops": ops})
+    description = {
         "format_version": FORMAT_VERSION,
         "label_names": workflow.label_names,
         "weight_name": workflow.weight_name,
         "inputs": workflow.input_types,
         "nullable": workflow.nullable,
         **({"time_kinds": workflow.time_kinds} if workflow.time_kinds else {}),
-        "groups": [
-            {"columns": list(group.names), "ops": [_described(op) for op in group.ops]}
-            for group in workflow.groups
-        ],
+        "groups": groups,
     }
+    return description, files
 
 
-def _described(op: Op) -> dict[str, Any]:
-    """Return an op as JSON values, which name the place of each of its tables."""
-    config = op.get_config()
-    return {
+def _described(op: Op) -> tuple[dict[str, Any], list[pa.Table]]:
+    """Return an op as JSON values, and its tables, of which equal columns make one file.
+
+    The values name the place and the number of rows of each table in each file.
+    """
+    config, files = op.get_config(), dict[pa.Schema, tuple[list[Any], list[pa.Table]]]()
+    for place, table in _tables_in({"config": config, "state": _state_of(op)}):
+        rows = table.to_arrow()
+        places, tables = files.setdefault(rows.schema, ([], []))
+        places.append([place, rows.num_rows])
+        tables.append(rows)
+    described = {
         "op": saved_name(type(op)),
         "config": _without_tables(config),
-        "tables": [place for place, _ in _tables_in({"config": config, "state": _state_of(op)})],
+        "tables": [places for places, _ in files.values()],
     }
+    return described, [pa.concat_tables(tables) for _, tables in files.values()]
 
 
 def _state_of(op: Op) -> State:
@@ -152,29 +165,35 @@ def _tables_in(value: Any, *place: str) -> Iterator[tuple[list[str], Chunk]]:
             yield from _tables_in(value[name], *place, name)
 
 
-def _parts_of(saved: dict[str, Any], tables: list[Chunk]) -> tuple[dict[str, Any], State]:
+def _parts_of(saved: dict[str, Any], files: list[pa.Table]) -> tuple[dict[str, Any], State]:
     """Return (the config, the state) of a described op with its tables in their places."""
     parts = {"config": saved["config"], "state": {}}
-    for (*way, name), table in zip(saved["tables"], tables, strict=True):
-        place = parts
-        for step in way:
-            place = place[step]
-        place[name] = table
+    for places, rows in zip(saved["tables"], files, strict=True):
+        start = 0
+        for (*way, name), count in places:
+            place = parts
+            for step in way:
+                place = place[step]
+            place[name] = Chunk.from_arrow(rows.slice(start, count))
+            start += count
     return parts["config"], parts["state"]
 
 
-def _parts_in_version_5(saved: dict[str, Any], tables: list[Chunk]) -> tuple[dict[str, Any], State]:
+def _parts_in_version_5(
+    saved: dict[str, Any], files: list[pa.Table]
+) -> tuple[dict[str, Any], State]:
     """Return what `_parts_of` does for an op in format version 5.
 
     There, `learned` held numbers that are in the tables now: of Categorify how many values were
     null and how many had no id, of TargetEncoding the priors, of other ops all they learned.
     """
     config, learned = dict(saved["config"]), saved["learned"]
-    state = dict(zip(saved["tables"], tables, strict=True))
+    state = dict(zip(saved["tables"], map(Chunk.from_arrow, files), strict=True))
     match saved["op"].removeprefix("tutorlib.ops."):
         case "Categorify":
-            given = [(name, state.pop(name)) for name in config["vocabularies"]]
-            config["vocabularies"] = {name: keys_of(table["value"], 0) for name, table in given}
+            given, config["vocabularies"] = config["vocabularies"], {}
+            for name in given:
+                config["vocabularies"][name] = keys_of(state.pop(name)["value"], 0)
             for name, table in state.items():
                 without_id = [learned.get(part, {}).get(name, 0) for part in ("nulls", "rare")]
                 keys = after_null(keys_of(table["value"], 0), nulls=2)
@@ -207,15 +226,10 @@ def _parts_in_version_5(saved: dict[str, Any], tables: list[Chunk]) -> tuple[dic
     return config, state
 
 
-def _files(workflow: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (file name, Parquet file as a buffer) of each table, in order."""
-    for g, group in enumerate(workflow.groups):
-        for o, op in enumerate(group.ops):
-            parts = {"config": op.get_config(), "state": _state_of(op)}
-            for t, (_, table) in enumerate(_tables_in(parts)):
-                written = pa.BufferOutputStream()
-                pq.write_table(table.to_arrow(), written, compression="lz4")
-                yield _table_file(g, o, t), written.getvalue()
+def _as_parquet(table: pa.Table) -> pa.Buffer:
+    written = pa.BufferOutputStream()
+    pq.write_table(table, written, compression="lz4")
+    return written.getvalue()
 
 
 def _table_file(group: int, op: int, table: int) -> str:
