@@ -17,6 +17,7 @@ from tutorlib.checks import check_integer
 from tutorlib.columns import (
     Array,
     Chunk,
+    Masked,
     Ragged,
     Strings,
     array_namespace,
@@ -58,25 +59,17 @@ _NARROW = 4  # values that a range of integers may have for each row
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
 GIVEN = "classes"  # the name of the table of a LabelEncoder that was given its classes
 
+Counts = tuple[pa.Array, np.ndarray]  # distinct keys, int64 or large strings, and their counts
 
-def count_keys(values: Any, valid: Array | None = None) -> Chunk:
+
+def count_keys(values: Any, valid: Array | None = None) -> Counts:
     """Return the distinct keys of a column's values, and how often each occurs.
 
-    Returns:
-        {"value": int64 or strings, "count": int64}. The first row is that of nulls.
-
     Example:
-        >>> counted = count_keys(np.array([7, 5, 7]))
-        >>> counted["value"].tolist(), counted["count"].tolist()
-        ([None, 5, 7], [0, 1, 2])
+        >>> keys, counts = count_keys(np.array([7, 5, 7]))
+        >>> keys.tolist(), counts.tolist()
+        ([5, 7], [1, 2])
     """
-    nulls = 0 if valid is None else len(valid) - int(valid.sum())
-    keys, counts = _counted(values, valid)
-    return Chunk({"value": after_null(keys), "count": np.concatenate([[nulls], counts])})
-
-
-def _counted(values: Any, valid: Array | None) -> tuple[pa.Array, np.ndarray]:
-    """Return (distinct keys, count of each) without nulls."""
     if isinstance(values, EncodedStrings):  # the dictionary has each string once
         codes = values.codes if valid is None else values.codes[valid]
         counts = np.bincount(codes, minlength=len(values.dictionary))
@@ -98,18 +91,22 @@ def _counted(values: Any, valid: Array | None) -> tuple[pa.Array, np.ndarray]:
     return counted.field("values"), counted.field("counts").to_numpy()
 
 
-def add_counts(states: Sequence[Chunk]) -> Chunk:
-    """Return the distinct keys of several counts of `count_keys`, and the sums of each."""
-    keys, places = distinct_keys([keys_of(state["value"]) for state in states])
-    sums = np.zeros(1 + len(keys), dtype=np.int64)
-    sums[0] = sum(int(state["count"][0]) for state in states)
-    np.add.at(sums, 1 + places, np.concatenate([state["count"][1:] for state in states]))
-    return Chunk({"value": after_null(keys), "count": sums})
+def add_counts(several: Sequence[Counts]) -> Counts:
+    """Return the distinct keys of several counts, and the sum of the counts of each."""
+    keys, places = distinct_keys([keys for keys, _ in several])
+    sums = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(sums, places, np.concatenate([counts for _, counts in several]))
+    return keys, sums
 
 
-def after_null(keys: pa.Array, nulls: int = 1) -> Any:
+def after_null(keys: pa.Array, nulls: int = 1) -> Masked:
     """Return Arrow keys as a column that begins with nulls."""
-    return column_from_arrow(pa.concat_arrays([pa.nulls(nulls, keys.type), keys]))
+    values = column_from_arrow(keys)
+    valid = np.arange(nulls + len(keys)) >= nulls
+    if is_array(values):
+        return Masked(np.concatenate([np.zeros(nulls, values.dtype), values]), valid)
+    offsets = np.concatenate([np.zeros(nulls, np.int64), values.offsets])
+    return Masked(Strings(values.data, offsets), valid)
 
 
 def keys_of(column: Any, nulls: int = 1) -> pa.Array:
@@ -292,13 +289,15 @@ class Categorify(ColumnOp, KeyedOp):
         for name, column in chunk.items():
             if name not in self.vocabularies:
                 values, valid = self._keys(name, flat_values(column), to_learn=True)
-                counted = {self.vocabulary_key(name): count_keys(values, valid)}
-                state = self.merge(state, counted)
+                nulls = 0 if valid is None else int((~valid).sum())
+                counted = _with_nulls(nulls, count_keys(values, valid))
+                state = self.merge(state, {self.vocabulary_key(name): counted})
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return the keys of all states with their counts added."""
-        return add_counts(states)
+        counts = [(keys_of(state["value"]), state["count"][1:]) for state in states]
+        return _with_nulls(sum(state["count"][0] for state in states), add_counts(counts))
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return value and count of null, of unknown values, and of each value with an id.
@@ -366,6 +365,12 @@ class Categorify(ColumnOp, KeyedOp):
         values = np.empty(len(ids), dtype=object)
         values[:] = take(self.table_of(name)["value"], np.maximum(rows, 0)).tolist()
         return values
+
+
+def _with_nulls(nulls: int, counts: Counts) -> Chunk:
+    """Return a table of nulls, then of each key: {"value", "count": int64}."""
+    keys, numbers = counts
+    return Chunk({"value": after_null(keys), "count": np.append(nulls, numbers)})
 
 
 def _rare(counts: np.ndarray, threshold: int | None) -> int:
@@ -454,7 +459,7 @@ class LabelEncoder(ColumnOp, KeyedOp):
         values, there = parts_of(column)[0], ~missing_in(column)
         if is_floats(values):
             return pa.array(to_host(values[there]).astype(np.float64) + 0.0).unique()
-        keys = keys_of(count_keys(self._keys(name, values, to_learn=True)[0], there)["value"])
+        keys, _ = count_keys(self._keys(name, values, to_learn=True)[0], there)
         return keys.cast(pa.bool_()) if is_array(values) and values.dtype.kind == "b" else keys
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
@@ -891,26 +896,25 @@ class TargetEncoding(KeyedOp):
             rows: Any = to_host(row_ids(column.offsets)) if isinstance(column, Ragged) else ...
             groups, keys = _grouped(*self._keys(name, flat_values(column), to_learn=True))
             cells = groups * np.int64(folds) + (fold + folds)[rows]  # row 0 is that of nulls
-            table = {"key": after_null(keys)}
-            for part, weights in (("count", valid[rows]), ("sum", target[rows])):
-                numbers = np.bincount(cells, weights, minlength=(1 + len(keys)) * folds)
-                table[part] = numbers.reshape(-1, folds)
-            state[name] = Chunk(table)
+            size = (1 + len(keys)) * folds
+            counts = np.bincount(cells, valid[rows], minlength=size).reshape(-1, folds)
+            sums = np.bincount(cells, target[rows], minlength=size).reshape(-1, folds)
+            state[name] = Chunk({"key": after_null(keys), "count": counts, "sum": sums})
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return counts and sums of all states, added in their order."""
         keys, places = distinct_keys([keys_of(state["key"]) for state in states])
-        table = {"key": after_null(keys)}
-        for part in ("count", "sum"):
-            total = table[part] = np.zeros((1 + len(keys), states[0][part].shape[1]))
-            first = 0
-            for state in states:
-                end = first + state.num_rows - 1
-                total[0] += state[part][0]
-                total[1 + places[first:end]] += state[part][1:]  # a state has each key once
-                first = end
-        return Chunk(table)
+        counts = np.zeros((1 + len(keys), states[0]["count"].shape[1]))
+        sums = np.zeros_like(counts)
+        first = 0
+        for state in states:
+            end = first + state.num_rows - 1
+            rows = np.append(0, 1 + places[first:end])  # a state has each key once
+            counts[rows] += state["count"]
+            sums[rows] += state["sum"]
+            first = end
+        return Chunk({"key": after_null(keys), "count": counts, "sum": sums})
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the means: of null and new keys, which get the prior, then those of each key.
@@ -935,9 +939,9 @@ class TargetEncoding(KeyedOp):
             means = (sums + self.smoothing * prior) / weight
         means = np.where(weight == 0, prior, means)[: len(keys)]
         means = np.vstack([prior, means]).astype(self.dtype)
-        table = {"key": after_null(keys), "mean": np.ascontiguousarray(means[:, 0])}
+        table: dict[str, Any] = {"key": after_null(keys), "mean": means[:, 0].copy()}
         if self.fold_column is not None:
-            table["out_of_fold"] = np.ascontiguousarray(means[:, 1:])
+            table["out_of_fold"] = means[:, 1:].copy()
         return Chunk(table)
 
     def transform(self, chunk: Chunk) -> Chunk:

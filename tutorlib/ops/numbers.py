@@ -35,7 +35,7 @@ from tutorlib.ops.base import (
     check_real,
     float_dtype,
 )
-from tutorlib.ops.keys import add_counts, after_null, count_keys, keys_of
+from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column, listed
 
 NO_VALUE = "found no value. Put FillMissing before it."
@@ -169,25 +169,25 @@ class FillMedian(_Filler, LearningOp):
         for name, column in chunk.items():
             values, valid = self._numbers(name, flat_values(column))
             if values.dtype.kind == "i":  # integers of a narrow range are counted without hashing
-                counted = count_keys(values, valid)
-                floats = keys_of(counted["value"]).to_numpy().astype(np.float64)
-                bits = after_null(pa.array(floats.view(np.int64)))
-                state[name] = counted.with_columns({"value": bits})
+                keys, counts = count_keys(values, valid)
+                bits = keys.to_numpy().astype(np.float64).view(np.int64)
+                state[name] = Chunk({"bits": bits, "count": counts})
                 continue
             values = to_host(self._floats(name, flat_values(column)))
             values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
             self._check_size(name, values)
-            state[name] = count_keys(values.view(np.int64))
+            keys, counts = count_keys(values.view(np.int64))
+            state[name] = Chunk({"bits": keys.to_numpy(), "count": counts})
         return state
 
     def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return the counts of all states."""
-        return add_counts(states)
+        bits, counts = add_counts([(pa.array(state["bits"]), state["count"]) for state in states])
+        return Chunk({"bits": bits.to_numpy(), "count": counts})
 
     def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the median alone."""
-        values = keys_of(merged["value"]).to_numpy().view(np.float64)
-        counts = merged["count"][1:]
+        values, counts = merged["bits"].view(np.float64), merged["count"]
         order = np.argsort(values)
         ends = np.cumsum(counts[order])
         if len(ends) == 0:
@@ -294,7 +294,7 @@ def _moments(count: int, mean: float, squares: float) -> Chunk:
 
 def _numbers_in(table: Chunk) -> list[Any]:
     """Return the numbers in a table of one row, as Python's."""
-    return [column.item() for column in table.values()]
+    return [column.item() for column in table.columns.values()]
 
 
 class Clip(ColumnOp):

@@ -202,11 +202,10 @@ def _parts_in_version_5(
         case "TargetEncoding":
             for name, table in state.items():
                 prior, *out_of_fold = np.array(learned["priors"][name], config["dtype"])
-                parts = {"key": after_null(keys_of(table["key"], 0))}
-                parts["mean"] = np.append(prior, table["mean"])
+                with_prior = {"mean": np.append(prior, table["mean"])}
                 if out_of_fold:
-                    parts["out_of_fold"] = np.vstack([out_of_fold, table["out_of_fold"]])
-                state[name] = Chunk(parts)
+                    with_prior["out_of_fold"] = np.vstack([out_of_fold, table["out_of_fold"]])
+                state[name] = Chunk({"key": after_null(keys_of(table["key"], 0)), **with_prior})
         case "JoinExternal":
             config["table"] = state.pop("table")
         case "FillMedian":
