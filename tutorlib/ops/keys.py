@@ -430,7 +430,7 @@ class LabelEncoder(ColumnOp, KeyedOp):
             data, sorted: numbers by value, strings by their UTF-8 bytes.
 
     Raises:
-        ValueError: if classes are not unique; in `finalize`, for a column of nulls; in
+        ValueError: if classes are not unique; in `learn`, for a column of nulls; in
             `transform`, for a value that is no class, with its row.
         TypeError: for strings where classes are numbers, or the other way round; for lists.
 
@@ -796,7 +796,7 @@ class TargetEncoding(KeyedOp):
         dtype: of the output, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: for arguments out of range; in `finalize`, if the target has no value, or none
+        ValueError: for arguments out of range; in `learn`, if the target has no value, or none
             outside a fold; if a row's fold column is null; for training without a fold column.
         TypeError: for keys as in Categorify, and for a target of strings or lists.
 

@@ -146,7 +146,7 @@ class FillMedian(_Filler, LearningOp):
 
     Raises:
         TypeError: for strings.
-        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
+        ValueError: if a value is infinite or 2**400 or more; in `learn`, for a column of nulls.
 
     Example:
         >>> group = ["x"] >> FillMedian()
@@ -211,7 +211,7 @@ class Normalize(ColumnOp, LearningOp):
         dtype: of the result, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
+        ValueError: if a value is infinite or 2**400 or more; in `learn`, for a column of nulls.
         TypeError: for strings.
 
     Example:

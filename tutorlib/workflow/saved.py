@@ -1,4 +1,4 @@
-"""A fitted workflow as files: a manifest with all settings, and Parquet for each learned table.
+"""A fitted workflow as files: a manifest with all settings, and Parquet for the tables of its ops.
 
 All hashes are compared before a file is parsed, so what is parsed is what `write_files` wrote.
 Classes are looked up by name and never imported, and no path from a file is opened.

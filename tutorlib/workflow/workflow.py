@@ -658,7 +658,7 @@ class Workflow:
     def save(
         self, folder: str | os.PathLike[str], *, overwrite: bool = False, filesystem: Any = None
     ) -> Any:
-        """Write the fitted workflow: JSON, Parquet for each learned table, and their SHA-256.
+        """Write the fitted workflow: JSON, Parquet for the tables of its ops, and their SHA-256.
 
         Args:
             folder: the folder to write, also as a URL; it appears when it is whole.
