@@ -15,9 +15,11 @@ from tests.support.workflow_rows import MOVIES, OUTPUTS, rows, same, workflow, w
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import (
     Categorify,
+    ColumnOp,
     FillMedian,
     HashBucket,
     LabelEncoder,
+    LearningOp,
     LogOp,
     Normalize,
     TargetEncoding,
@@ -97,6 +99,27 @@ def test_fit_refuses_data_without_rows_if_an_op_has_to_learn(op):
     assert workflow.fit(DATA).transform(DATA.slice(0, 0)).num_rows == 0
     hashed = Workflow(["n"] >> HashBucket(9)).fit(DATA.slice(0, 0))
     assert hashed.output_schema["n"].cardinality == 9
+
+
+class Mean(ColumnOp, LearningOp):
+    """An op of a user that learns no table."""
+
+    def partial(self, chunk):
+        return {name: column.mean() for name, column in chunk.items()}
+
+    def merge_states(self, states):
+        return sum(states) / len(states)
+
+    def transform_column(self, name, column):
+        return column - self.state[name]
+
+
+def test_an_op_that_learns_no_table_is_refused_by_column_and_op():
+    workflow = Workflow(["n"] >> Mean())
+    with pytest.raises(TypeError, match=r"column 'n': Mean learns a Chunk for each column, got f"):
+        workflow.fit(DATA)
+    with pytest.raises(ValueError, match="Call fit"):
+        workflow.check_fitted()
 
 
 def test_fit_warns_of_features_that_cannot_be_exported_and_of_no_label():

@@ -371,8 +371,14 @@ class LearningOp(Op):
         return dict(self._state)
 
     @state.setter
-    def state(self, state: State) -> None:
-        self._state = dict(state)
+    def state(self, state: Mapping[str, object]) -> None:
+        tables: State = {}
+        for name, table in state.items():
+            if not isinstance(table, Chunk):
+                rule = f"learns a Chunk for each column, got {type(table).__name__}"
+                raise TypeError(self._wrong(name, f"{rule}. See LearningOp."))
+            tables[name] = table
+        self._state = tables
         self.prepare()
 
     def prepare(self) -> None:
@@ -512,7 +518,9 @@ class ColumnGroup:
 
         The ops before it must be fitted. The chunk has the columns `fit_names`.
         """
-        op: Any = self.ops[position]  # a LearningOp
+        op = self.ops[position]
+        if not isinstance(op, LearningOp):
+            raise TypeError(f"{op!r} has to learn, but is not a LearningOp")
         extra = chunk.select([*op.extra_columns, *op.extra_fit_columns])
         return op.partial(self.transform(chunk, position).with_columns(extra))
 
