@@ -176,7 +176,7 @@ def test_the_program_of_the_page_prepares_a_folder_as_threads_do(tmp_path):
 PAGES = """
 import json, resource
 import numpy as np
-from tutorlib.workflow.fit import _memory_kept
+from tutorlib.workflow.cluster import memory_kept
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -185,7 +185,7 @@ def new_pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 before = new_pages()
-with _memory_kept():
+with memory_kept():
     np.ones(2**17)
     within = new_pages()
 print(json.dumps([before, within, new_pages()]))

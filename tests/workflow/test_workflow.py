@@ -27,6 +27,7 @@ from tutorlib.ops import (
 from tutorlib.parquet import ParquetSource, files
 from tutorlib.workflow import Workflow
 from tutorlib.workflow import fit as fitting
+from tutorlib.workflow import rows as row_ranges
 
 DATA = Chunk({"x": np.arange(10.0), "n": np.arange(10), "label": np.arange(10) % 2})
 
@@ -247,7 +248,7 @@ def test_any_number_of_threads_learns_the_same_bits(tmp_path, monkeypatch):
     columns = {"x": rng.lognormal(0, 9, 30_000), "k": rng.integers(0, 50, 30_000)}
     table = pa.table({**columns, "row": np.arange(30_000)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=7_001)
-    monkeypatch.setattr(fitting, "RANGE_ROWS", 500)  # ranges are cut within row groups
+    monkeypatch.setattr(row_ranges, "RANGE_ROWS", 500)  # ranges are cut within row groups
     want = None
     for threads in (1, 2, 7):
         groups = ["x"] >> Normalize(), ["k"] >> TargetEncoding("x", "row")
@@ -260,9 +261,9 @@ def test_any_number_of_threads_learns_the_same_bits(tmp_path, monkeypatch):
 def test_a_row_range_is_at_most_its_limit_and_ranges_cover_all_rows(tmp_path):
     rows = pa.table({"x": np.arange(300_005)})
     pq.write_table(rows, tmp_path / "a.parquet", row_group_size=300_000)
-    ranges = fitting.row_ranges_in(fitting.as_source(tmp_path))
+    ranges = row_ranges.row_ranges_in(row_ranges.as_source(tmp_path))
     assert [r.num_rows for r in ranges] == [262_144, 37_856, 5]
-    parts = fitting.split_by_rows(ranges, 100_000)
+    parts = row_ranges.split_by_rows(ranges, 100_000)
     assert [sum(r.num_rows for r in part) for part in parts] == [100_000, 100_000, 100_000, 5]
 
 

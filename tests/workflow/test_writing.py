@@ -26,7 +26,7 @@ from tutorlib.output import MARK
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Schema
 from tutorlib.workflow import Workflow, split_rows
-from tutorlib.workflow import fit as parts
+from tutorlib.workflow import rows as parts
 
 SIZES = {"row_group_rows": 100, "rows_per_file": 250}
 

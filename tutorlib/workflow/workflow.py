@@ -34,7 +34,8 @@ from tutorlib.schema import (
     type_words,
 )
 from tutorlib.workflow import saved
-from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, of_chunks, unfitted_ops
+from tutorlib.workflow.fit import fit_graph, unfitted_ops
+from tutorlib.workflow.rows import ColumnType, as_source, of_chunks
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
 EMPTY: ColumnType = ("null", False)  # of a column without a value in any row
