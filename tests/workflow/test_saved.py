@@ -57,6 +57,13 @@ def test_a_loaded_workflow_keeps_its_settings_and_can_be_fitted_again(tmp_path):
     assert [out["x"].tolist(), out["v"].tolist()] == [[3, 2, 2, 2], [3, 2, 2, 2]]
 
 
+def test_the_fingerprint_tells_what_was_learned():
+    def fitted_on(*values):
+        return Workflow(["x"] >> Normalize()).fit(Chunk({"x": np.array(values)})).fingerprint
+
+    assert fitted_on(1.0, 3.0) == fitted_on(3.0, 1.0, 1.0, 3.0) != fitted_on(1.0, 4.0)
+
+
 TABLE = "group0_op0_table0.parquet"
 
 
