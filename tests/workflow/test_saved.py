@@ -57,11 +57,17 @@ def test_a_loaded_workflow_keeps_its_settings_and_can_be_fitted_again(tmp_path):
     assert [out["x"].tolist(), out["v"].tolist()] == [[3, 2, 2, 2], [3, 2, 2, 2]]
 
 
-def test_the_fingerprint_tells_what_was_learned():
+def test_the_fingerprint_tells_what_was_learned_and_given_in_whatever_order():
     def fitted_on(*values):
         return Workflow(["x"] >> Normalize()).fit(Chunk({"x": np.array(values)})).fingerprint
 
     assert fitted_on(1.0, 3.0) == fitted_on(3.0, 1.0, 1.0, 3.0) != fitted_on(1.0, 4.0)
+    data, given = Chunk({"a": np.arange(2), "b": np.arange(2)}), {"a": [1], "b": [2, 3]}
+    first, second = (
+        Workflow(["a", "b"] >> Categorify(vocabularies={name: given[name] for name in names}))
+        for names in ("ab", "ba")
+    )
+    assert first.fit(data).fingerprint == second.fit(data).fingerprint
 
 
 TABLE = "group0_op0_table0.parquet"

@@ -157,12 +157,12 @@ def _without_tables(value: Any) -> Any:
 
 
 def _tables_in(value: Any, *place: str) -> Iterator[tuple[list[str], Chunk]]:
-    """Yield (names of the dicts' keys on the way to a table, the table)."""
+    """Yield (names of the dicts' keys on the way to a table, the table), in order of the names."""
     if isinstance(value, Chunk):
         yield list(place), value
     elif isinstance(value, dict):
-        for name, part in value.items():
-            yield from _tables_in(part, *place, name)
+        for name in sorted(value):
+            yield from _tables_in(value[name], *place, name)
 
 
 def _parts_of(saved: dict[str, Any], files: list[pa.Table]) -> tuple[dict[str, Any], State]:
