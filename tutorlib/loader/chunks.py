@@ -35,13 +35,14 @@ from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
 from tutorlib.loader.sizing import values_per_row
-from tutorlib.memory import BufferPool, Growth, is_aligned
+from tutorlib.memory import BufferPool, Ledger, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import listed
 
 TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory budget, one
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
+DECODE_COPIES = 3  # of a column while Arrow decodes it: as stored, its pages, what grows
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
@@ -95,7 +96,7 @@ class ChunkReader:
         transform: takes a chunk of the columns read, returns one of as many rows; None for none.
         held_bytes: bytes that decoded rows and batches may take together; None for any number.
         fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
-        growth: of the process, with a memory budget; None without one.
+        ledger: of the memory budget; None without one.
     """
 
     def __init__(
@@ -109,12 +110,12 @@ class ChunkReader:
         held_bytes: int | None = None,
         *,
         fills_missing: bool = False,
-        growth: Growth | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         self.source, self.columns, self.layout, self.pool = source, columns, layout, pool
         self.stopwatch, self._transform = stopwatch, transform
         self._mean_lengths = values_per_row(source) if layout.multi_hot.bucketed else {}
-        self.held_bytes, self._fills_missing, self.growth = held_bytes, fills_missing, growth
+        self.held_bytes, self._fills_missing, self._ledger = held_bytes, fills_missing, ledger
         kinds = [source.column_types[name] for name in columns]
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
         self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
@@ -191,12 +192,26 @@ class ChunkReader:
         place = row_range.row_group, names
         if stream is not None:
             yield stream.read(row_range)
-        elif self.held_bytes is not None and self._transform is not None:
+        elif self.held_bytes is not None and (self._transform is not None or len(names) > 1):
             row = max(1.0, self.source.row_bytes(*place))
             step = max(1, min(STREAM_ROWS, int(self.held_bytes / STEPS / row)))
-            yield from self.source.steps(*place, step, row_range.start, row_range.stop)
+            yield from self.steps(*place, step, row_range.start, row_range.stop)
         else:
-            yield self.source.read(*place, row_range.start, row_range.stop)
+            with self.room(self._decoding_bytes(*place)):
+                chunk = self.source.read(*place, row_range.start, row_range.stop)
+            yield chunk
+
+    def room(self, nbytes: float) -> contextlib.AbstractContextManager[None]:
+        """Return what a task works in that takes so many bytes: it waits until they fit."""
+        return contextlib.nullcontext() if self._ledger is None else self._ledger.room(nbytes)
+
+    def _decoding_bytes(self, row_group: int, names: Sequence[str]) -> float:
+        """Return what decoding columns of a whole row group takes, with what comes of it."""
+        if self._ledger is None:
+            return 0.0
+        source, rows = self.source, self.source.row_groups[row_group].num_rows
+        decoded = [rows * source.row_bytes(row_group, [name]) for name in names]
+        return sum(decoded) + DECODE_COPIES * max(decoded)
 
     def _check_held(self, owner: Owner, row_range: RowRange, nbytes: int) -> None:
         """Refuse lists or strings that are far longer than their row group's mean."""
@@ -230,6 +245,28 @@ class ChunkReader:
         if self.held_bytes is None:
             return row_range.num_rows
         return min(row_range.num_rows, STREAM_ROWS)
+
+    def steps(
+        self, row_group: int, names: Sequence[str], step: int, start: int, stop: int
+    ) -> Generator[Chunk]:
+        """Yield rows of a row group in steps; with a memory budget, from whole decoded columns.
+
+        Read in steps, a row group takes pages and dictionaries of all its columns, which is more
+        than its rows if there are fewer than about a million.
+        """
+        source, rows = self.source, self.source.row_groups[row_group].num_rows
+        decoded = rows * source.row_bytes(row_group, names)
+        small = decoded <= source.stream_bytes(row_group, names) and source.is_whole(row_group)
+        if self._ledger is None or not small:
+            yield from source.steps(row_group, names, step, start, stop)
+            return
+        columns: dict[str, Any] = {}
+        for name in names:
+            with self.room(self._decoding_bytes(row_group, [name])):
+                columns |= source.read(row_group, [name], start, stop).columns
+        whole = Chunk(columns)
+        for first in range(0, whole.num_rows, step):
+            yield whole.slice(first, min(first + step, whole.num_rows))
 
     def release(self, owner: Owner) -> None:
         """Note that decoded rows are dropped."""
@@ -475,8 +512,6 @@ class ChunkWork:
         self._pieces.clear()
         self.__dict__.pop("_picks", None)
         self._reader.release((self.chunk, ""))
-        if self._reader.growth is not None:
-            self._reader.growth.give_back()
 
 
 class _Stream:
@@ -499,7 +534,7 @@ class _Stream:
                 self._left = Chunk({})
                 step = reader.step_rows(row_range)
                 place = row_range.row_group, reader.columns, step, row_range.start, self._stop
-                self._steps = reader.source.steps(*place)
+                self._steps = reader.steps(*place)
             try:
                 pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
                 while count < rows:

@@ -42,7 +42,7 @@ from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
-from tutorlib.memory import BufferPool, Growth, gpu_doubts
+from tutorlib.memory import BufferPool, Ledger, gpu_doubts, memory_before
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
@@ -206,7 +206,7 @@ class KerasSequenceLoader(LoaderAdapter):
             multi_hot=multi_hot if isinstance(multi_hot, MultiHot) else MultiHot(multi_hot),
             nulls=nulls,
         )  # fmt: skip
-        self._measure_growth()  # before a filter decodes anything
+        self._look_at_memory()  # before a filter decodes anything
         if not isinstance(paths_or_source, ParquetSource):
             self.source = ParquetSource(paths_or_source, filters=filters, device=device)
         elif filters is not None:
@@ -248,9 +248,8 @@ class KerasSequenceLoader(LoaderAdapter):
         for name in ("layout", "_size"):
             self.__dict__.pop(name, None)
 
-    def _measure_growth(self) -> None:
-        budget = self._settings.memory_budget
-        self._growth = None if budget is None else Growth(budget)
+    def _look_at_memory(self) -> None:
+        self._before = memory_before() if self._settings.memory_budget else None
 
     def _begin(self) -> None:
         """Set what passes change."""
@@ -456,6 +455,9 @@ class KerasSequenceLoader(LoaderAdapter):
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
         self._pool.limit_bytes = kept * settings.ranks_held
+        ledger: Ledger | None = None
+        if budget is not None and self._before is not None and not on_gpu:
+            ledger = Ledger(budget, self._before, self._pool)
         keep: Callable[[Any], None] | None = None
         if on_gpu:
             from tutorlib.gpu.tensors import batch_keeper
@@ -470,7 +472,7 @@ class KerasSequenceLoader(LoaderAdapter):
             self._transform,
             held_bytes=int(REFUSED * budget) if budget is not None and not on_gpu else None,
             fills_missing=self._workflow is not None,
-            growth=None if on_gpu else self._growth,
+            ledger=ledger,
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
@@ -543,7 +545,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._measure_growth()
+        self._look_at_memory()
         self._begin()
         self._cursor = copy.copy(state["_cursor"])
 

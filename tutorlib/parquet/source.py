@@ -310,6 +310,11 @@ class ParquetSource:
                 total += values / stored.row_counts[group.index] + 8
         return total
 
+    def stream_bytes(self, position: int, names: Names) -> float:
+        """Return about how many bytes Arrow holds while `steps` reads columns of a row group."""
+        group = self.row_groups[position]
+        return self._stored[group.file].stream_bytes(group.index, self._own(group, names))
+
     def fingerprint(self) -> dict[str, Any]:
         """Return metadata, as JSON values, that is equal for the same data set.
 
