@@ -34,8 +34,9 @@ from tutorlib.columns import (
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
+from tutorlib.loader.settings import PLANNED_THREADS
 from tutorlib.loader.sizing import values_per_row
-from tutorlib.memory import BufferPool, Ledger, is_aligned
+from tutorlib.memory import BufferPool, Ledger, free_at_once, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import listed
 
@@ -43,6 +44,8 @@ TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory b
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 DECODE_COPIES = 3  # of a column while Arrow decodes it: as stored, its pages, what grows
+KEPT_COPIES = 12  # of a column, which each thread's part of Arrow's own allocator keeps
+SPARE_BYTES = 2**25  # beyond a quarter more than the memory budget, that a process may grow by
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
@@ -118,6 +121,8 @@ class ChunkReader:
         self.held_bytes, self._fills_missing, self._ledger = held_bytes, fills_missing, ledger
         kinds = [source.column_types[name] for name in columns]
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
+        if ledger is not None and self._kept_bytes() > ledger.budget_bytes / 4 + SPARE_BYTES:
+            free_at_once()
         self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
         self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
 
@@ -204,6 +209,14 @@ class ChunkReader:
     def room(self, nbytes: float) -> contextlib.AbstractContextManager[None]:
         """Return what a task works in that takes so many bytes: it waits until they fit."""
         return contextlib.nullcontext() if self._ledger is None else self._ledger.room(nbytes)
+
+    def _kept_bytes(self) -> float:
+        """Return about what Arrow's own allocator would keep of what threads have decoded."""
+        source = self.source
+        largest = max(range(len(source)), key=lambda n: source.row_groups[n].num_rows)
+        rows = source.row_groups[largest].num_rows
+        columns = [rows * source.row_bytes(largest, [name]) for name in self.columns]
+        return sum(columns) + PLANNED_THREADS * KEPT_COPIES * max(columns)
 
     def _decoding_bytes(self, row_group: int, names: Sequence[str]) -> float:
         """Return what decoding columns of a whole row group takes, with what comes of it."""
