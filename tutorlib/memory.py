@@ -268,7 +268,7 @@ class Ledger:
     def room(self, nbytes: float) -> Iterator[None]:
         """Wait until a task may take so many bytes beyond what is held, then let it work.
 
-        A task within it must not wait for another one.
+        A task must not wait for another one within it, nor ask for room again.
         """
         with self._turn:
             self._turn.wait_for(lambda: self._fits(nbytes))

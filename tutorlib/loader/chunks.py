@@ -15,7 +15,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,11 +44,17 @@ TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory b
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 DECODE_COPIES = 3  # of a column while Arrow decodes it: as stored, its pages, what grows
+TEXT_COPIES = 3  # of texts while a dictionary of them is made
 KEPT_COPIES = 12  # of a column, which each thread's part of Arrow's own allocator keeps
 SPARE_BYTES = 2**25  # beyond a quarter more than the memory budget, that a process may grow by
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
+LIST_ROWS = 16_384  # whose lists are gathered at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
+LONGER_LISTS = (
+    "Rows were planned with the mean length of lists and strings. Write the files with smaller row "
+    "groups (ParquetSink(row_group_rows=...)), or give a larger memory_budget"
+)
 
 Transform = Callable[[Chunk], Chunk]
 Pieces = Iterable[tuple[RowRange, Chunk]]
@@ -200,7 +206,9 @@ class ChunkReader:
         elif self.held_bytes is not None and (self._transform is not None or len(names) > 1):
             row = max(1.0, self.source.row_bytes(*place))
             step = max(1, min(STREAM_ROWS, int(self.held_bytes / STEPS / row)))
-            yield from self.steps(*place, step, row_range.start, row_range.stop)
+            whole = self._reads_whole(*place)  # then each column has room of its own
+            with contextlib.nullcontext() if whole else self.room(self._reading_bytes(*place)):
+                yield from self.steps(*place, step, row_range.start, row_range.stop)
         else:
             with self.room(self._decoding_bytes(*place)):
                 chunk = self.source.read(*place, row_range.start, row_range.stop)
@@ -235,10 +243,8 @@ class ChunkReader:
             raise ParquetError(
                 f"rows [{row_range.start}, {row_range.stop}) of "
                 f"{self.source.location(row_range.row_group)}: they decode to {nbytes:,} bytes, "
-                f"with which {held:,} bytes are held, more than memory_budget allows. Rows were "
-                "planned with the mean length of lists and strings. Write the files with smaller "
-                "row groups (ParquetSink(row_group_rows=...)), or give a larger memory_budget of "
-                f"at least {2 * held:,} bytes"
+                f"with which {held:,} bytes are held, more than memory_budget allows. "
+                f"{LONGER_LISTS} of at least {2 * held:,} bytes"
             )
 
     def has_room(self, nbytes: float, budget: Any) -> bool:
@@ -267,10 +273,8 @@ class ChunkReader:
         Read in steps, a row group takes pages and dictionaries of all its columns, which is more
         than its rows if there are fewer than about a million.
         """
-        source, rows = self.source, self.source.row_groups[row_group].num_rows
-        decoded = rows * source.row_bytes(row_group, names)
-        small = decoded <= source.stream_bytes(row_group, names) and source.is_whole(row_group)
-        if self._ledger is None or not small:
+        source = self.source
+        if not self._reads_whole(row_group, names):
             yield from source.steps(row_group, names, step, start, stop)
             return
         columns: dict[str, Any] = {}
@@ -280,6 +284,54 @@ class ChunkReader:
         whole = Chunk(columns)
         for first in range(0, whole.num_rows, step):
             yield whole.slice(first, min(first + step, whole.num_rows))
+
+    def _reads_whole(self, row_group: int, names: Sequence[str]) -> bool:
+        """Return whether `steps` decodes a whole row group, because that takes less memory."""
+        if self._ledger is None or not self.source.is_whole(row_group):
+            return False
+        decoded = self.source.row_groups[row_group].num_rows * self.source.row_bytes(
+            row_group, names
+        )
+        return decoded <= self.source.stream_bytes(row_group, names)
+
+    def _reading_bytes(self, row_group: int, names: Sequence[str]) -> float:
+        """Return what reading a row group in steps takes: pages, and texts that are told apart."""
+        source = self.source
+        if self._ledger is None:
+            return 0.0
+        texts = [name for name in names if source.column_types[name] == ("string", False)]
+        rows = source.row_groups[row_group].num_rows
+        text_bytes = rows * source.row_bytes(row_group, texts)
+        return source.stream_bytes(row_group, names) + TEXT_COPIES * text_bytes
+
+    def room_for_lists(
+        self, name: str, ranges: Sequence[RowRange], pieces: Mapping[int, Chunk]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return room for joining and gathering the lists of a chunk.
+
+        Raises:
+            ParquetError: if they do not fit the budget: they are far longer than planned.
+        """
+        if self._ledger is None or self.held_bytes is None:
+            return contextlib.nullcontext()
+        sizes = [pieces[number][name].nbytes for number in range(len(ranges))]
+        longest = ranges[int(np.argmax(sizes))]
+        needed = sum(sizes) * (2 if len(sizes) > 1 else 1)
+        held = sum(list(self._decoded.values())) + self.pool.used_bytes + needed
+        if held > self.held_bytes:
+            raise ParquetError(
+                f"rows [{longest.start}, {longest.stop}) of "
+                f"{self.source.location(longest.row_group)}, column {name!r}: the lists of a chunk "
+                f"take {sum(sizes):,} bytes, {max(sizes):,} of them here, and {needed:,} more while "
+                f"they are gathered, with which {held:,} bytes are held, more than memory_budget "
+                f"allows. {LONGER_LISTS} of at least {2 * held:,} bytes"
+            )
+        return self._ledger.room(needed)
+
+    def give_back(self) -> None:
+        """Give free memory back to the system, with a memory budget."""
+        if self._ledger is not None:
+            self._ledger.give_back()
 
     def release(self, owner: Owner) -> None:
         """Note that decoded rows are dropped."""
@@ -346,27 +398,40 @@ class ChunkReader:
         lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
         for part in parts:
             segment, rows = part.segment, part.rows
-            if picks is None:
-                ordered = lists.slice(segment.start, segment.stop)
-                positions, offsets = None, ordered.offsets
-            else:
-                positions, offsets = gather_rows(lists.offsets, picks[segment.start : segment.stop])
+            step = segment.stop - segment.start
+            if self._ledger is not None:  # positions take as much memory as values
+                step = max(1, LIST_ROWS // max(rows, 1)) * rows
             made = part.lists[column.name] = []
-            bounds = to_host(offsets[:: max(rows, 1)]).tolist()
-            for number, (first, last) in enumerate(itertools.pairwise(bounds)):
-                count = last - first
-                length = count
-                if segment.batches:
-                    length = self.num_values(column.name, rows, count)
-                values = self.empty((length,), lists.values.dtype)
-                if positions is None:
-                    values[:count] = ordered.values[first:last]
-                elif count:
-                    _take(lists.values, positions[first:last], values[:count])
-                # Padding repeats the last value: any other could be an id that no row has.
-                values[count:] = values[count - 1 : count] if count else 0
-                mine = offsets[number * rows : (number + 1) * rows + 1] - first
-                made.append(Ragged(values, mine))
+            for start in range(segment.start, segment.stop, max(step, 1)):
+                some = slice(start, min(start + step, segment.stop))
+                made += self._gathered_lists(column.name, lists, some, part, picks)
+
+    def _gathered_lists(
+        self, name: str, lists: Ragged, chosen: slice, part: Part, picks: Any
+    ) -> list[Ragged]:
+        """Return the lists of whole batches of a part, or of a piece, each in memory of its own."""
+        rows, made = part.rows, []
+        if picks is None:
+            ordered = lists.slice(chosen.start, chosen.stop)
+            positions, offsets = None, ordered.offsets
+        else:
+            positions, offsets = gather_rows(lists.offsets, picks[chosen])
+        bounds = to_host(offsets[:: max(rows, 1)]).tolist()
+        for number, (first, last) in enumerate(itertools.pairwise(bounds)):
+            count = last - first
+            length = count
+            if part.segment.batches:
+                length = self.num_values(name, rows, count)
+            values = self.empty((length,), lists.values.dtype)
+            if positions is None:
+                values[:count] = ordered.values[first:last]
+            elif count:
+                _take(lists.values, positions[first:last], values[:count])
+            # Padding repeats the last value: any other could be an id that no row has.
+            values[count:] = values[count - 1 : count] if count else 0
+            mine = offsets[number * rows : (number + 1) * rows + 1] - first
+            made.append(Ragged(values, mine))
+        return made
 
     def scalars_of(
         self, field: Field, pieces: Pieces, total: int, parts: Sequence[Part], picks: Any
@@ -492,6 +557,7 @@ class ChunkWork:
         for number, row_range in ranges:
             names = self._reader.columns
             self._pieces[number] = self._reader.decoded((self.chunk, ""), row_range, names)
+        self._reader.give_back()
 
     def _gather(self, group: Sequence[Any], by_column: bool) -> None:
         """Make the arrays of some fields, or of a column of lists, in all parts."""
@@ -510,7 +576,11 @@ class ChunkWork:
             pieces = zip(ranges, chunks, strict=True)
             reader.scalars_of(field, pieces, self.chunk.num_rows, self.parts, picks)
         for column in lists:
-            reader.lists_of(column, zip(ranges, chunks, strict=True), self.parts, picks)
+            if by_column:
+                reader.lists_of(column, zip(ranges, chunks, strict=True), self.parts, picks)
+                continue
+            with reader.room_for_lists(column.name, ranges, self._pieces):
+                reader.lists_of(column, zip(ranges, chunks, strict=True), self.parts, picks)
         if reader.source.device == "gpu":
             import cupy
 
@@ -525,6 +595,7 @@ class ChunkWork:
         self._pieces.clear()
         self.__dict__.pop("_picks", None)
         self._reader.release((self.chunk, ""))
+        self._reader.give_back()
 
 
 class _Stream:

@@ -42,7 +42,7 @@ from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
 from tutorlib.loader.tensors import BatchMaker, tf_dataset
-from tutorlib.memory import BufferPool, Ledger, gpu_doubts, memory_before
+from tutorlib.memory import BufferPool, Ledger, free_at_once, gpu_doubts, memory_before
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
@@ -206,7 +206,9 @@ class KerasSequenceLoader(LoaderAdapter):
             multi_hot=multi_hot if isinstance(multi_hot, MultiHot) else MultiHot(multi_hot),
             nulls=nulls,
         )  # fmt: skip
-        self._look_at_memory()  # before a filter decodes anything
+        self._look_at_memory()
+        if memory_budget is not None and filters is not None:
+            free_at_once()  # counting the rows that pass decodes columns
         if not isinstance(paths_or_source, ParquetSource):
             self.source = ParquetSource(paths_or_source, filters=filters, device=device)
         elif filters is not None:
