@@ -25,7 +25,6 @@ from tutorlib.columns import (
     Masked,
     Ragged,
     array_namespace,
-    concat_columns,
     flat_values,
     gather_rows,
     is_array,
@@ -395,7 +394,7 @@ class ChunkReader:
             values, first_row = chunk[column.name], row_range.start
             with self.places(row_range):
                 checked.append(self.layout.list_cells(column, values, first_row=first_row))
-        lists: Ragged = concat_columns(checked) if len(checked) > 1 else checked[0]
+        lists = self._joined(checked) if len(checked) > 1 else checked[0]
         for part in parts:
             segment, rows = part.segment, part.rows
             step = segment.stop - segment.start
@@ -405,6 +404,17 @@ class ChunkReader:
             for start in range(segment.start, segment.stop, max(step, 1)):
                 some = slice(start, min(start + step, segment.stop))
                 made += self._gathered_lists(column.name, lists, some, part, picks)
+
+    def _joined(self, parts: Sequence[Ragged]) -> Ragged:
+        """Return lists one after the other, with values in the memory of batches."""
+        counts = [len(part.values) for part in parts]
+        values = self.empty((sum(counts),), parts[0].values.dtype)
+        xp, first, offsets = array_namespace(values), 0, [parts[0].offsets[:1]]
+        xp.concatenate([part.values for part in parts], out=values)
+        for part, count in zip(parts, counts, strict=True):
+            offsets.append(part.offsets[1:] + first)
+            first += count
+        return Ragged(values, xp.concatenate(offsets))
 
     def _gathered_lists(
         self, name: str, lists: Ragged, chosen: slice, part: Part, picks: Any
