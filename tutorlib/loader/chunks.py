@@ -48,7 +48,7 @@ KEPT_COPIES = 12  # of a column, which each thread's part of Arrow's own allocat
 SPARE_BYTES = 2**25  # beyond a quarter more than the memory budget, that a process may grow by
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
-LIST_ROWS = 16_384  # whose lists are gathered at a time, with a memory budget
+LIST_VALUES = 2**18  # of lists, about, that are gathered at a time, with a memory budget
 MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 LONGER_LISTS = (
     "Rows were planned with the mean length of lists and strings. Write the files with smaller row "
@@ -399,7 +399,8 @@ class ChunkReader:
             segment, rows = part.segment, part.rows
             step = segment.stop - segment.start
             if self._ledger is not None:  # positions take as much memory as values
-                step = max(1, LIST_ROWS // max(rows, 1)) * rows
+                mean = len(lists.values) / max(1, len(lists))
+                step = max(1, int(LIST_VALUES / max(1.0, rows * mean))) * rows
             made = part.lists[column.name] = []
             for start in range(segment.start, segment.stop, max(step, 1)):
                 some = slice(start, min(start + step, segment.stop))
