@@ -281,8 +281,11 @@ class ChunkReader:
             with self.room(self._decoding_bytes(row_group, [name])):
                 columns |= source.read(row_group, [name], start, stop).columns
         whole = Chunk(columns)
+        nothing = whole.slice(0, 0)
         for first in range(0, whole.num_rows, step):
-            yield whole.slice(first, min(first + step, whole.num_rows))
+            piece = whole.slice(first, min(first + step, whole.num_rows))
+            # A copy, so that the row group goes when its last rows were given.
+            yield Chunk.concat([piece, nothing])
 
     def _reads_whole(self, row_group: int, names: Sequence[str]) -> bool:
         """Return whether `steps` decodes a whole row group, because that takes less memory."""

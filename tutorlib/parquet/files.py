@@ -50,6 +50,7 @@ REMOTE_THREADS = 32  # which wait for answers most of the time
 TABLE_ROWS = 131_072  # of a row group of rows in memory
 INT96_UNIT = "us"  # of Spark's and Hive's timestamps: nanoseconds end in 2262, dates do not
 IDLE_FILES = 8  # that stay open for the next read
+COLUMN_CHUNK_BYTES = 900  # of a footer in memory, for each column of a row group
 PAGE_BYTES = 2**20  # of values in a page at most, as writers of Parquet files have it
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
 
@@ -505,6 +506,11 @@ class ParquetRows:
             total += leaf.num_values * width or stored
         return total
 
+    @property
+    def footer_bytes(self) -> int:
+        """About how many bytes the footer takes as Arrow holds it."""
+        return self.footer.num_row_groups * self.footer.num_columns * COLUMN_CHUNK_BYTES
+
     def stream_bytes(self, index: int, names: Sequence[str]) -> float:
         """Return about how many bytes Arrow holds while columns are read step by step.
 
@@ -574,6 +580,8 @@ class TableRows:
     def value_bytes(self, index: int, name: str, width: int) -> float:
         """Return the bytes of the values of a column of lists or strings."""
         return next(self.tables(index, [name], None)).nbytes
+
+    footer_bytes = 0
 
     def stream_bytes(self, index: int, names: Sequence[str]) -> float:
         """Return 0: rows in memory stay where they are."""

@@ -315,6 +315,11 @@ class ParquetSource:
         group = self.row_groups[position]
         return self._stored[group.file].stream_bytes(group.index, self._own(group, names))
 
+    @property
+    def footer_bytes(self) -> int:
+        """About how many bytes the footers take, which stay in memory."""
+        return sum(stored.footer_bytes for stored in self._stored)
+
     def fingerprint(self) -> dict[str, Any]:
         """Return metadata, as JSON values, that is equal for the same data set.
 
