@@ -34,7 +34,7 @@ from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RankPlan, RowRange, Segment
 from tutorlib.loader.settings import PLANNED_THREADS
-from tutorlib.loader.sizing import values_per_row
+from tutorlib.loader.sizing import TEXT_COPIES, values_per_row
 from tutorlib.memory import BufferPool, Ledger, free_at_once, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import listed
@@ -43,7 +43,6 @@ TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory b
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 SMALL_BYTES = 2**20  # a row group of so few bytes is decoded in one call
 DECODE_COPIES = 3  # of a column while Arrow decodes it: as stored, its pages, what grows
-TEXT_COPIES = 3  # of texts while a dictionary of them is made
 KEPT_COPIES = 12  # of a column, which each thread's part of Arrow's own allocator keeps
 SPARE_BYTES = 2**25  # beyond a quarter more than the memory budget, that a process may grow by
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
@@ -289,7 +288,7 @@ class ChunkReader:
 
     def _reads_whole(self, row_group: int, names: Sequence[str]) -> bool:
         """Return whether `steps` decodes a whole row group, because that takes less memory."""
-        if self._ledger is None or not self.source.is_whole(row_group):
+        if self._ledger is None:
             return False
         decoded = self.source.row_groups[row_group].num_rows * self.source.row_bytes(
             row_group, names
@@ -302,9 +301,8 @@ class ChunkReader:
         if self._ledger is None:
             return 0.0
         texts = [name for name in names if source.column_types[name] == ("string", False)]
-        rows = source.row_groups[row_group].num_rows
-        text_bytes = rows * source.row_bytes(row_group, texts)
-        return source.stream_bytes(row_group, names) + TEXT_COPIES * text_bytes
+        text_bytes = TEXT_COPIES * source.stored_bytes(row_group, texts)
+        return source.stream_bytes(row_group, names) + text_bytes
 
     def room_for_lists(
         self, name: str, ranges: Sequence[RowRange], pieces: Mapping[int, Chunk]
@@ -323,9 +321,9 @@ class ChunkReader:
         if held > self.held_bytes:
             raise ParquetError(
                 f"rows [{longest.start}, {longest.stop}) of "
-                f"{self.source.location(longest.row_group)}, column {name!r}: the lists of a chunk "
-                f"take {sum(sizes):,} bytes, {max(sizes):,} of them here, and {needed:,} more while "
-                f"they are gathered, with which {held:,} bytes are held, more than memory_budget "
+                f"{self.source.location(longest.row_group)}, column {name!r}: the lists of a "
+                f"chunk take {sum(sizes):,} bytes, {max(sizes):,} of them here, and {needed:,} "
+                f"more while they are gathered, with which {held:,} bytes are held, more than memory_budget "
                 f"allows. {LONGER_LISTS} of at least {2 * held:,} bytes"
             )
         return self._ledger.room(needed)

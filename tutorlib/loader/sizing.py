@@ -38,6 +38,7 @@ OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two 
 DECODE_COPIES = 1 + 1 / WHOLE_PARTS  # of a column that a thread joins, row group by row group
 MATRIX_COPIES = 4  # of a stacked matrix: its columns, its rows in file order, and more of both
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
+TEXT_COPIES = 3  # of the texts of a row group, while a dictionary of them is made
 ORDER_BYTES = 18  # of a row: its place in the order, twice while it is drawn, and its batch
 OFFSET_BYTES = 8  # of a list
 POSITION_BYTES = 8  # of a value of a list while it is gathered
@@ -273,13 +274,18 @@ def _row_bytes(
     # An open row group is decoded whole, or read in steps, whichever takes less.
     rows = source.row_groups[largest].num_rows
     opened = min(rows * sum(stored.values()), source.stream_bytes(largest, columns))
+    texts = [name for name in columns if source.column_types[name] == ("string", False)]
+    text_bytes = TEXT_COPIES * source.stored_bytes(largest, texts)
     footers = source.footer_bytes / settings.ranks_held
     widest_name = max(stored, key=stored.__getitem__)
     most = (
         f" ({source.location(largest)} takes {opened:,.0f} bytes while it is open, column "
         f"{widest_name!r} {rows * stored[widest_name]:,.0f} if it is decoded whole)"
     )
-    if footers > opened:
+    if text_bytes > max(opened, footers):
+        most = f" ({source.location(largest)} takes {text_bytes:,.0f} bytes, column {texts[0]!r}"
+        most += ", while ids are made of its texts)"
+    elif footers > opened:
         most = (
             f" (the footers of {len(source.files):,} files with {len(source):,} row groups take "
             f"{footers:,.0f} bytes)"
@@ -289,7 +295,7 @@ def _row_bytes(
         batch=batch,
         decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
         opened=opened,
-        fixed=settings.batch_size // settings.ranks_held * ahead_bytes + footers,
+        fixed=settings.batch_size // settings.ranks_held * ahead_bytes + footers + text_bytes,
         most=most,
     )
 

@@ -315,6 +315,11 @@ class ParquetSource:
         group = self.row_groups[position]
         return self._stored[group.file].stream_bytes(group.index, self._own(group, names))
 
+    def stored_bytes(self, position: int, names: Names) -> int:
+        """Return the bytes of columns of a row group before they are compressed; 0 in memory."""
+        group = self.row_groups[position]
+        return self._stored[group.file].stored_bytes(group.index, self._own(group, names))
+
     @property
     def footer_bytes(self) -> int:
         """About how many bytes the footers take, which stay in memory."""
