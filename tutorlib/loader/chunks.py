@@ -323,8 +323,8 @@ class ChunkReader:
                 f"rows [{longest.start}, {longest.stop}) of "
                 f"{self.source.location(longest.row_group)}, column {name!r}: the lists of a "
                 f"chunk take {sum(sizes):,} bytes, {max(sizes):,} of them here, and {needed:,} "
-                f"more while they are gathered, with which {held:,} bytes are held, more than memory_budget "
-                f"allows. {LONGER_LISTS} of at least {2 * held:,} bytes"
+                f"more while they are gathered, with which {held:,} bytes are held, more than "
+                f"memory_budget allows. {LONGER_LISTS} of at least {2 * held:,} bytes"
             )
         return self._ledger.room(needed)
 

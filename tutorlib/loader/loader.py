@@ -111,18 +111,17 @@ class KerasSequenceLoader(LoaderAdapter):
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
         memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
-            hold, in the GPU's memory if it works there. It is a plan, not a limit. On a CPU,
-            columns of row groups of an eighth of it or less, and lists of even or random lengths,
-            make the process grow by at most 1.25 times this plus 32 MiB over five epochs. Others
-            took up to 2.4 times the budget (stacked or mapped batches, text of 1,000 bytes, sorted
-            lists, row groups above the budget), 3.1 (row groups of half of it; slices of 500
-            columns), 4.3 (thousands of tiny row groups; a tenth of the rows with nearly all values
-            of the lists). From then on Arrow takes its memory from the C library, in the whole
-            process. It bounds `buffer_size`, also the automatic one, and allows four threads and
-            one open pass at most (`loader/sizing.py` has the formula). Rows are planned with the
-            mean bytes of the widest row group; lists so much longer that the budget cannot hold
-            them are refused when they are read. Beside the budget, a thread that makes ids of text
-            holds the distinct texts of a row group. None sets no bound.
+            hold, in the GPU's memory if it works there. On a CPU, a process grew by at most 1.25
+            times this plus 32 MiB over ten epochs, with one to four threads, for numbers (columns,
+            stacked, mapped; row groups of up to 0.9 budgets) and for lists with budgets of 60 MiB
+            or more; sorted lists took 1.05 of that, text that becomes ids up to 1.7. Row groups
+            and footers that do not fit are refused by name when the loader is made; lists far
+            longer than the mean of their row group, which footers do not tell, before they are
+            gathered. Row groups that are read in slices are decoded whole, column by column, unless
+            reading them in steps takes less. Where much is decoded at a time, Arrow then takes its
+            memory from jemalloc, in the whole process, which gives it back at once. It bounds
+            `buffer_size`, also the automatic one, and allows four threads and one open pass at most
+            (`loader/sizing.py` has the formula). None sets no bound.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
         canonical_ranks: number of ranks whose order an epoch has, a multiple of `global_size`; None
