@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tutorlib.checks import check_choice, check_integer
 from tutorlib.display import html_table, shortened
 
@@ -361,6 +363,42 @@ class Column:
                 "Fit a Workflow with Categorify or HashBucket, or pass the cardinality."
             )
         return embedding_dim_for(self.cardinality)
+
+
+def batch_dtype(column: Column) -> np.dtype:
+    """Return the dtype that a column has in a batch; it depends on the schema alone.
+
+    Ids are int32 if the cardinality is known to fit, else int32 or int64 as in the file. Continuous
+    columns and weights are float32; labels are int32, int64 or float32.
+
+    Raises:
+        ValueError: for strings, which a Workflow must turn into ids first, for floating-point ids,
+            and for types that no batch can hold (decimals, binary, ...).
+    """
+    if column.dtype == "string":
+        op, or_id = "Categorify or HashBucket", ", or name it in id_names"
+        if column.role == "label":
+            op, or_id = "LabelEncoder", ""
+        raise ValueError(
+            f"column {column.name!r} holds strings; turn them into ids with a Workflow ({op}) and "
+            f"loader.map(workflow){or_id}"
+        )
+    if not is_number(column.dtype):
+        raise ValueError(
+            f"column {column.name!r}: values of type {column.dtype} cannot be in a batch; "
+            f"{remedy_for(column.dtype)}, or leave it out by naming the columns (cat_names, "
+            "cont_names)"
+        )
+    dtype = np.dtype(column.dtype)
+    if column.role in ("continuous", "weight"):
+        return np.dtype(np.float32)
+    if dtype.kind == "f":
+        if column.role == "label":
+            return np.dtype(np.float32)
+        raise ValueError(f"column {column.name!r} is categorical but {dtype}; ids are integers")
+    small = column.cardinality is not None and column.cardinality <= 2**31
+    narrow = dtype.kind == "b" or dtype.itemsize < 4 or dtype == np.int32
+    return np.dtype(np.int32 if small or narrow else np.int64)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -303,6 +303,7 @@ ARGUMENTS = [  # (arguments, facts)
     ({"memory_budget": 0}, ["memory_budget", r"\b0\b"]),
     ({"memory_budget": "1 gig"}, ["memory_budget", "'1 gig'", "GB|MiB"]),
     ({"memory_budget": 5000}, ["memory_budget", r"\b5,?000\b", r"at least [\d,]+"]),
+    ({"memory_budget": 5000}, ["footers of 3 files with 6 row groups", "take [0-9,]+ bytes"]),
     ({"reader_kwargs": {"threads": 0}}, ["threads", "at least 1", r"\b0\b"]),
     ({"reader_kwargs": {"rows": 3}}, ["reader_kwargs", "'rows'", "'threads'"]),
     ({"label_names": "y"}, ["label_names", r"\['y'\]"]),

@@ -89,7 +89,7 @@ def test_fill_median_equals_pandas_however_the_rows_are_divided(rows, cuts):
     x, n = [[*values, 1] for values in zip(*rows, strict=True)]
     chunk = chunk_of(x=(x, pa.float64()), n=(n, pa.int64()))
     op = fit(FillMedian(), *cut(chunk, cuts))
-    medians = op.learned()["medians"]
+    medians = {name: table["median"].item() for name, table in op.state.items()}
     assert medians["x"] == pd.Series(x, dtype=float).median()
     assert medians["n"] == pd.Series(n, dtype=float).median()
     out = op.transform(chunk)
@@ -104,16 +104,24 @@ def test_normalize_equals_pandas_however_the_rows_are_divided(values, cuts, offs
     x = np.array([*(math.nan if v is None else v for v in values), 0.5]) + offset
     op = fit(Normalize(), *cut(Chunk({"x": x}), cuts))
     want = pd.Series(x - offset)
-    assert op.learned()["mean"]["x"] == pytest.approx(want.mean() + offset, rel=1e-12, abs=1e-9)
-    assert op.learned()["std"]["x"] == pytest.approx(want.std(ddof=0), rel=1e-6, abs=1e-6)
+    mean, std = (column.item() for column in op.state["x"].values())
+    assert mean == pytest.approx(want.mean() + offset, rel=1e-12, abs=1e-9)
+    assert std == pytest.approx(want.std(ddof=0), rel=1e-6, abs=1e-6)
+
+
+def test_a_column_learned_later_leaves_the_others_as_they_are():
+    op = fit(Normalize(), Chunk({"x": np.array([1.0, 3.0])}))
+    op.state = op.learned_from(op.partial(Chunk({"y": np.array([5.0, 5.0])})))
+    assert op.unlearned(["x", "y", "z"]) == ["z"]
+    assert [op.shift_and_scale(name) for name in "xy"] == [(2.0, 1.0), (5.0, math.inf)]
 
 
 def test_a_small_spread_beside_a_large_mean_is_kept_through_every_merge():
     x = 1e9 + np.random.default_rng(0).random(100_000)
     parts = [Chunk({"x": part}) for part in np.split(x, range(7, 100_000, 997))]
-    learned = fit(Normalize(), *parts).learned()
-    assert learned["mean"]["x"] - 1e9 == pytest.approx((x - 1e9).mean(), rel=1e-6)
-    assert learned["std"]["x"] == pytest.approx((x - 1e9).std(), rel=1e-9)
+    learned = fit(Normalize(), *parts).state["x"]
+    assert learned["mean"].item() - 1e9 == pytest.approx((x - 1e9).mean(), rel=1e-6)
+    assert learned["std"].item() == pytest.approx((x - 1e9).std(), rel=1e-9)
 
 
 @pytest.mark.parametrize("value", [0.1, 1e9 + 0.1, -7.3, 1e300 / 1e200])

@@ -27,7 +27,7 @@ from tutorlib.parquet import (
     ParquetSource,
 )
 from tutorlib.workflow import Workflow, split_rows
-from tutorlib.workflow.write import RowShare
+from tutorlib.workflow.split import RowShare
 
 
 def every_kind(rows=10):

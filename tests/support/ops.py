@@ -24,8 +24,8 @@ def fit(op, *chunks):
     state = states[0]
     for other in states[1:]:
         state = op.merge(state, other)
-    op.reset()
-    op.finalize(state)
+    op.state = {}
+    op.state = op.learned_from(state)
     return op
 
 
@@ -33,8 +33,8 @@ def learned(group, *chunks):
     """The group with its last op fitted on the chunks."""
     place = len(group.ops) - 1
     op = group.ops[place]
-    op.reset()
-    op.finalize(op.merge(*(group.partial(chunk, place) for chunk in chunks)))
+    op.state = {}
+    op.state = op.learned_from(op.merge(*(group.partial(chunk, place) for chunk in chunks)))
     return group
 
 
@@ -53,6 +53,6 @@ def bits(op):
     """Everything learned, to the last bit."""
     tables = {
         key: {name: plain(column) for name, column in table.items()}
-        for key, table in op.learned_tables().items()
+        for key, table in getattr(op, "state", {}).items()
     }
-    return json.dumps([op.learned(), tables], sort_keys=True)
+    return json.dumps(tables, sort_keys=True)

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from tutorlib.columns import Masked, Ragged, Strings
-from tutorlib.loader.layout import batch_dtype
 from tutorlib.ops import (
     Categorify,
     FillMissing,
@@ -14,6 +13,7 @@ from tutorlib.ops import (
     LogOp,
     Normalize,
 )
+from tutorlib.schema import batch_dtype
 from tutorlib.serving.tensors import as_string_tensor, columns_batch
 from tutorlib.workflow import Workflow
 

@@ -89,7 +89,7 @@ def test_what_the_workers_of_a_killed_client_finished_is_kept(two_workers, sourc
 class Deadly(Normalize):
     """Normalize whose process dies, as by the system, once for each file in `folder`.
 
-    The name of a file begins with the step in which it dies: "partial", "merge", "finalize" or
+    The name of a file begins with the step in which it dies: "partial", "merge", "learn" or
     "transform".
     """
 
@@ -115,9 +115,9 @@ class Deadly(Normalize):
         self.die("merge")
         return super().merge_states(states)
 
-    def finalize(self, state):
-        self.die("finalize")
-        super().finalize(state)
+    def learn(self, name, merged):
+        self.die("learn")
+        return super().learn(name, merged)
 
     def transform_column(self, name, column):
         self.die("transform")
@@ -135,7 +135,7 @@ def test_workers_killed_in_fit_do_not_change_the_result(two_workers, source, tmp
     """One dies with a task begun, one while it merges, one when all states are merged."""
     want = deadly(tmp_path / "deaths").fit(source).fingerprint
     before = set(two_workers.run(os.getpid).values())
-    for step in ("partial", "merge", "finalize"):
+    for step in ("partial", "merge", "learn"):
         (tmp_path / "deaths" / step).touch()
     dying = deadly(tmp_path / "deaths").fit(source, two_workers)
     assert os.listdir(tmp_path / "deaths") == []
@@ -176,7 +176,7 @@ def test_the_program_of_the_page_prepares_a_folder_as_threads_do(tmp_path):
 PAGES = """
 import json, resource
 import numpy as np
-from tutorlib.workflow.fit import _memory_kept
+from tutorlib.workflow.cluster import memory_kept
 
 def new_pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -185,7 +185,7 @@ def new_pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 before = new_pages()
-with _memory_kept():
+with memory_kept():
     np.ones(2**17)
     within = new_pages()
 print(json.dumps([before, within, new_pages()]))

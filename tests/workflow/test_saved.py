@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -54,6 +55,19 @@ def test_a_loaded_workflow_keeps_its_settings_and_can_be_fitted_again(tmp_path):
     loaded.fit(Chunk({"x": np.array([5, 6, 6, 7]), "v": np.array([1, 1, 1, 1])}))
     out = loaded.transform(Chunk({"x": np.array([6, 5, 7, 1]), "v": np.array([9, 1, 1, 1])}))
     assert [out["x"].tolist(), out["v"].tolist()] == [[3, 2, 2, 2], [3, 2, 2, 2]]
+
+
+def test_the_fingerprint_tells_what_was_learned_and_given_in_whatever_order():
+    def fitted_on(*values):
+        return Workflow(["x"] >> Normalize()).fit(Chunk({"x": np.array(values)})).fingerprint
+
+    assert fitted_on(1.0, 3.0) == fitted_on(3.0, 1.0, 1.0, 3.0) != fitted_on(1.0, 4.0)
+    data, given = Chunk({"a": np.arange(2), "b": np.arange(2)}), {"a": [1], "b": [2, 3]}
+    first, second = (
+        Workflow(["a", "b"] >> Categorify(vocabularies={name: given[name] for name in names}))
+        for names in ("ab", "ba")
+    )
+    assert first.fit(data).fingerprint == second.fit(data).fingerprint
 
 
 TABLE = "group0_op0_table0.parquet"
@@ -109,6 +123,91 @@ def test_nothing_from_forged_files_is_imported_or_executed(tmp_path, change, rul
     with pytest.raises(ValueError, match=rule):
         Workflow.load(folder)
     assert "antigravity" not in sys.modules
+
+
+SAVED_5 = Path(__file__).parents[1] / "support" / "saved_format_5.json"
+LISTS = {
+    "list<int64>": pa.list_(pa.int64()),
+    "large_list<element: int64>": pa.large_list(pa.int64()),
+    "large_list<item: int32>": pa.large_list(pa.int32()),
+    "large_list<item: int64>": pa.large_list(pa.int64()),
+    "large_list<item: float>": pa.large_list(pa.float32()),
+    "fixed_size_list<element: float>[2]": pa.list_(pa.float32(), 2),
+}
+
+
+@pytest.fixture(scope="module")
+def format_5():
+    """What format version 5 wrote of each op that has a state, the rows, and what they became."""
+    return json.loads(SAVED_5.read_text(encoding="utf-8"))
+
+
+def table_of(columns):
+    """The Arrow table of {name: [type, values]}."""
+    arrays = {}
+    for name, (kind, values) in columns.items():
+        arrays[name] = pa.array(values, LISTS.get(kind) or pa.type_for_alias(kind))
+    return pa.table(arrays)
+
+
+def written(folder, content, tables):
+    """The folder with the files of a saved workflow."""
+    folder.mkdir()
+    for name, columns in tables.items():
+        pq.write_table(table_of(columns), folder / name)
+    write_manifest(folder, content)
+    return folder
+
+
+def test_a_workflow_of_format_5_makes_what_it_made_then_and_is_saved_in_format_6(
+    format_5, tmp_path
+):
+    rows = table_of(format_5["rows"])
+    folder = written(tmp_path / "old", format_5["content"], format_5["tables"])
+    old = Workflow.load(folder, data=rows)
+    new = Workflow.load(old.save(tmp_path / "new"), data=rows)
+    assert read_manifest(tmp_path / "new")["format_version"] == 6
+    for loaded in (old, new):
+        assert same(loaded.transform(rows), Chunk.from_arrow(table_of(format_5["transformed"])))
+        group = loaded.groups[6]
+        chunk = Chunk.from_arrow(rows.select([*group.names, "row"]))
+        made = group.ops[0].for_training().transform(chunk)
+        assert same(made, Chunk.from_arrow(table_of(format_5["for_training"])))
+    assert new.fingerprint == old.fingerprint
+
+
+def test_the_state_of_an_op_of_ones_own_in_format_5_is_refused(format_5, tmp_path):
+    content = json.loads(json.dumps(format_5["content"]))
+    content["groups"][3]["ops"][0]["op"] = "mine.Scale"
+    folder = written(tmp_path / "old", content, format_5["tables"])
+    with pytest.raises(ValueError, match=r"mine\.Scale was saved in format version 5 with a state"):
+        Workflow.load(folder)
+
+
+@pytest.mark.parametrize("version", [5, 6])
+@pytest.mark.parametrize(
+    ("group", "key", "message"),
+    [
+        (0, "ü", r"column 'word': Categorify .* must be unique, but 'ü' appears twice"),
+        (6, 9, r"column 'number': TargetEncoding .* must be unique, but 9 appears twice"),
+        (8, "yes", r"column 'label': LabelEncoder .* must be unique, but 'yes' appears twice"),
+    ],
+)
+def test_a_table_with_a_key_twice_is_refused_by_its_column(
+    format_5, tmp_path, version, group, key, message
+):
+    folder = written(tmp_path / "saved", format_5["content"], format_5["tables"])
+    if version == 6:
+        folder = Workflow.load(folder).save(tmp_path / "new")
+    for path in folder.glob(f"group{group}_op0_table*.parquet"):
+        table = pq.read_table(path)
+        rows = [*range(table.num_rows)]
+        for row in (row for row, value in enumerate(table[0].to_pylist()) if value == key):
+            rows[row - 1] = row
+        pq.write_table(table.take(rows), path)
+    write_manifest(folder, read_manifest(folder, verify=False))
+    with pytest.raises(ValueError, match=message):
+        Workflow.load(folder)
 
 
 def test_save_replaces_only_with_overwrite_and_load_says_where_a_workflow_is(tmp_path):

@@ -15,9 +15,11 @@ from tests.support.workflow_rows import MOVIES, OUTPUTS, rows, same, workflow, w
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import (
     Categorify,
+    ColumnOp,
     FillMedian,
     HashBucket,
     LabelEncoder,
+    LearningOp,
     LogOp,
     Normalize,
     TargetEncoding,
@@ -25,6 +27,7 @@ from tutorlib.ops import (
 from tutorlib.parquet import ParquetSource, files
 from tutorlib.workflow import Workflow
 from tutorlib.workflow import fit as fitting
+from tutorlib.workflow import rows as row_ranges
 
 DATA = Chunk({"x": np.arange(10.0), "n": np.arange(10), "label": np.arange(10) % 2})
 
@@ -97,6 +100,27 @@ def test_fit_refuses_data_without_rows_if_an_op_has_to_learn(op):
     assert workflow.fit(DATA).transform(DATA.slice(0, 0)).num_rows == 0
     hashed = Workflow(["n"] >> HashBucket(9)).fit(DATA.slice(0, 0))
     assert hashed.output_schema["n"].cardinality == 9
+
+
+class Mean(ColumnOp, LearningOp):
+    """An op of a user that learns no table."""
+
+    def partial(self, chunk):
+        return {name: column.mean() for name, column in chunk.items()}
+
+    def merge_states(self, states):
+        return sum(states) / len(states)
+
+    def transform_column(self, name, column):
+        return column - self.state[name]
+
+
+def test_an_op_that_learns_no_table_is_refused_by_column_and_op():
+    workflow = Workflow(["n"] >> Mean())
+    with pytest.raises(TypeError, match=r"column 'n': Mean learns a Chunk for each column, got f"):
+        workflow.fit(DATA)
+    with pytest.raises(ValueError, match="Call fit"):
+        workflow.check_fitted()
 
 
 def test_fit_warns_of_features_that_cannot_be_exported_and_of_no_label():
@@ -224,7 +248,7 @@ def test_any_number_of_threads_learns_the_same_bits(tmp_path, monkeypatch):
     columns = {"x": rng.lognormal(0, 9, 30_000), "k": rng.integers(0, 50, 30_000)}
     table = pa.table({**columns, "row": np.arange(30_000)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=7_001)
-    monkeypatch.setattr(fitting, "RANGE_ROWS", 500)  # ranges are cut within row groups
+    monkeypatch.setattr(row_ranges, "RANGE_ROWS", 500)  # ranges are cut within row groups
     want = None
     for threads in (1, 2, 7):
         groups = ["x"] >> Normalize(), ["k"] >> TargetEncoding("x", "row")
@@ -237,9 +261,9 @@ def test_any_number_of_threads_learns_the_same_bits(tmp_path, monkeypatch):
 def test_a_row_range_is_at_most_its_limit_and_ranges_cover_all_rows(tmp_path):
     rows = pa.table({"x": np.arange(300_005)})
     pq.write_table(rows, tmp_path / "a.parquet", row_group_size=300_000)
-    ranges = fitting.row_ranges_in(fitting.as_source(tmp_path))
+    ranges = row_ranges.row_ranges_in(row_ranges.as_source(tmp_path))
     assert [r.num_rows for r in ranges] == [262_144, 37_856, 5]
-    parts = fitting.split_by_rows(ranges, 100_000)
+    parts = row_ranges.split_by_rows(ranges, 100_000)
     assert [sum(r.num_rows for r in part) for part in parts] == [100_000, 100_000, 100_000, 5]
 
 

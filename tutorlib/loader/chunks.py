@@ -31,7 +31,6 @@ from tutorlib.columns import (
     Ragged,
     array_namespace,
     column_type,
-    concat_columns,
     flat_values,
     gather_rows,
     is_array,
@@ -40,17 +39,26 @@ from tutorlib.columns import (
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, RankPlan, RowRange, Segment
-from tutorlib.loader.sizing import values_per_row
-from tutorlib.memory import LESS_MEMORY, BufferPool, Growth, is_aligned
+from tutorlib.loader.settings import PLANNED_THREADS
+from tutorlib.loader.sizing import TEXT_COPIES, values_per_row
+from tutorlib.memory import LESS_MEMORY, BufferPool, Ledger, free_at_once, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, listed
 
 TASK_COLUMNS = 8  # at least, that one task decodes and gathers; with a memory budget, one
 CHUNK_TASKS = 16  # of a wide table: decoding a few columns reads the footer of all
 READING_TASKS = 16  # of a chunk whose row groups are decoded with all columns, at most
+DECODE_COPIES = 3  # of a column while Arrow decodes it: as stored, its pages, what grows
+KEPT_COPIES = 12  # of a column, which each thread's part of Arrow's own allocator keeps
+SPARE_BYTES = 2**25  # beyond a quarter more than the memory budget, that a process may grow by
 STEPS = 64  # of a memory budget, of which a thread decodes one before it transforms it
-MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
 STREAM_ROWS = 16_384  # of a slice that are decoded at a time, with a memory budget
+LIST_VALUES = 2**18  # of lists, about, that are gathered at a time, with a memory budget
+MATRIX_ROWS = 16_384  # rows of a stacked matrix that are made at a time
+LONGER_LISTS = (
+    "Rows were planned with the mean length of lists and strings. Write the files with smaller row "
+    "groups (ParquetSink(row_group_rows=...)), or give a larger memory_budget"
+)
 
 Pieces = Iterable[tuple[RowRange, Chunk]]
 Transform = Callable[[Chunk], Chunk]
@@ -97,7 +105,10 @@ class Gatherer:
 
     Attributes:
         library: numpy or cupy, of whose arrays the columns and batches are.
+        list_values: of lists, about, that are gathered at a time; None for all.
     """
+
+    list_values: int | None = None
 
     def __init__(
         self, source: ParquetSource, layout: Layout, pool: BufferPool, stopwatch: Stopwatch
@@ -201,7 +212,19 @@ class Gatherer:
             with self._stopwatch.timing("gather"), errors_at(self._source, row_range):
                 checked.append(self._layout.list_cells(column, values, first_row=first_row))
         with self._stopwatch.timing("gather"):
-            self._gather_lists(column.name, concat_columns(checked), parts, order)
+            self._gather_lists(column.name, self._concatenated(checked), parts, order)
+
+    def _concatenated(self, parts: Sequence[Ragged]) -> Ragged:
+        """Return lists one after the other, with values in the memory of batches."""
+        if len(parts) == 1:
+            return parts[0]
+        values = self.empty((sum(len(part.values) for part in parts),), parts[0].values.dtype)
+        self.library.concatenate([part.values for part in parts], out=values)
+        first, offsets = 0, [parts[0].offsets[:1]]
+        for part in parts:
+            offsets.append(part.offsets[1:] + first)
+            first += len(part.values)
+        return Ragged(values, self.library.concatenate(offsets))
 
     def _gather_lists(
         self, name: str, lists: Ragged, parts: Sequence[Part], order: Array | None
@@ -209,27 +232,42 @@ class Gatherer:
         """Put the lists of a column into the parts."""
         for part in parts:
             segment, rows = part.segment, part.rows
-            if order is None:
-                ordered = lists.slice(segment.start, segment.stop)
-                positions, offsets = None, ordered.offsets
-            else:
-                positions, offsets = gather_rows(lists.offsets, order[segment.start : segment.stop])
+            step = segment.stop - segment.start
+            if self.list_values is not None:
+                mean = len(lists.values) / max(1, len(lists))
+                step = max(1, int(self.list_values / max(1.0, rows * mean))) * rows
             made = part.lists[name] = []
-            bounds = to_host(offsets[:: max(rows, 1)]).tolist()
-            for number, (first, last) in enumerate(itertools.pairwise(bounds)):
-                count = last - first
-                length = count
-                if segment.batches:
-                    length = self._num_values(name, rows, count)
-                values = self.empty((length,), lists.values.dtype)
-                if positions is None:
-                    values[:count] = ordered.values[first:last]
-                elif count:
-                    _take(lists.values, positions[first:last], values[:count])
-                # Padding repeats the last value: any other could be an id that no row has.
-                values[count:] = values[count - 1 : count] if count else 0
-                mine = offsets[number * rows : (number + 1) * rows + 1] - first
-                made.append(Ragged(values, mine))
+            for start in range(segment.start, segment.stop, max(step, 1)):
+                some = slice(start, min(start + step, segment.stop))
+                made += self._some_lists(name, lists, some, part, order)
+
+    def _some_lists(
+        self, name: str, lists: Ragged, chosen: slice, part: Part, order: Array | None
+    ) -> list[Ragged]:
+        """Return the lists of whole batches of a part, or of a piece, each in memory of its own."""
+        rows = part.rows
+        made = []
+        if order is None:
+            ordered = lists.slice(chosen.start, chosen.stop)
+            positions, offsets = None, ordered.offsets
+        else:
+            positions, offsets = gather_rows(lists.offsets, order[chosen])
+        bounds = to_host(offsets[:: max(rows, 1)]).tolist()
+        for number, (first, last) in enumerate(itertools.pairwise(bounds)):
+            count = last - first
+            length = count
+            if part.segment.batches:
+                length = self._num_values(name, rows, count)
+            values = self.empty((length,), lists.values.dtype)
+            if positions is None:
+                values[:count] = ordered.values[first:last]
+            elif count:
+                _take(lists.values, positions[first:last], values[:count])
+            # Padding repeats the last value: any other could be an id that no row has.
+            values[count:] = values[count - 1 : count] if count else 0
+            mine = offsets[number * rows : (number + 1) * rows + 1] - first
+            made.append(Ragged(values, mine))
+        return made
 
     def joined(self, parts: Sequence[Part], batches: int) -> Part:
         """Return batches of which each has the rows of one batch, or piece, of every part."""
@@ -336,7 +374,7 @@ class ChunkReader:
         held_bytes: bytes that decoded rows and batches may take together; None for any number.
         small_rows: a row group of at most so many rows is decoded in one call.
         fills_missing: whether `transform` may make integers of NaN, as a Workflow does.
-        growth: of the process, with a memory budget; None without one.
+        ledger: of the memory budget; None without one.
     """
 
     source: ParquetSource
@@ -348,12 +386,17 @@ class ChunkReader:
     held_bytes: int | None = None
     small_rows: int = 0
     fills_missing: bool = False
-    growth: Growth | None = None
+    ledger: Ledger | None = None
 
     def __post_init__(self) -> None:
+        ledger = self.ledger
         self.gatherer = Gatherer(self.source, self.layout, self.pool, self.stopwatch)
+        if ledger is not None:  # positions take as much memory as values
+            self.gatherer.list_values = LIST_VALUES
         kinds = [self.source.column_types[name] for name in self.columns]
         self._rows_differ = any(kind == "string" or is_list for kind, is_list in kinds)
+        if ledger is not None and self._kept_bytes() > ledger.budget_bytes / 4 + SPARE_BYTES:
+            free_at_once()
         self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
         self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
 
@@ -436,12 +479,36 @@ class ChunkReader:
         place = row_range.row_group, names
         if stream is not None:
             yield stream.read(row_range)
-        elif self.held_bytes is not None and self.transform is not None:
+        elif self.held_bytes is not None and (self.transform is not None or len(names) > 1):
             row = max(1.0, self.source.row_bytes(*place))
             step = max(1, min(STREAM_ROWS, int(self.held_bytes / STEPS / row)))
-            yield from self.source.steps(*place, step, row_range.start, row_range.stop)
+            whole = self._reads_whole(*place)  # then each column has room of its own
+            with contextlib.nullcontext() if whole else self.room(self._reading_bytes(*place)):
+                yield from self.steps(*place, step, row_range.start, row_range.stop)
         else:
-            yield self.source.read(*place, row_range.start, row_range.stop)
+            with self.room(self._decoding_bytes(*place)):
+                chunk = self.source.read(*place, row_range.start, row_range.stop)
+            yield chunk
+
+    def room(self, nbytes: float) -> contextlib.AbstractContextManager[None]:
+        """Return what a task works in that takes so many bytes: it waits until they fit."""
+        return contextlib.nullcontext() if self.ledger is None else self.ledger.room(nbytes)
+
+    def _kept_bytes(self) -> float:
+        """Return about what Arrow's own allocator would keep of what threads have decoded."""
+        source = self.source
+        largest = max(range(len(source)), key=lambda n: source.row_groups[n].num_rows)
+        rows = source.row_groups[largest].num_rows
+        columns = [rows * source.row_bytes(largest, [name]) for name in self.columns]
+        return sum(columns) + PLANNED_THREADS * KEPT_COPIES * max(columns)
+
+    def _decoding_bytes(self, row_group: int, names: Sequence[str]) -> float:
+        """Return what decoding columns of a whole row group takes, with what comes of it."""
+        if self.ledger is None:
+            return 0.0
+        source, rows = self.source, self.source.row_groups[row_group].num_rows
+        decoded = [rows * source.row_bytes(row_group, [name]) for name in names]
+        return sum(decoded) + DECODE_COPIES * max(decoded)
 
     def _check_held(self, owner: Owner, row_range: RowRange, nbytes: int) -> None:
         """Refuse lists or strings that are far longer than their row group's mean."""
@@ -452,10 +519,8 @@ class ChunkReader:
             raise ParquetError(
                 f"rows [{row_range.start}, {row_range.stop}) of "
                 f"{self.source.location(row_range.row_group)}: they decode to {nbytes:,} bytes, "
-                f"with which {held:,} bytes are held, more than memory_budget allows. Rows were "
-                "planned with the mean length of lists and strings. Write the files with smaller "
-                "row groups (ParquetSink(row_group_rows=...)), or give a larger memory_budget of "
-                f"at least {2 * held:,} bytes"
+                f"with which {held:,} bytes are held, more than memory_budget allows. "
+                f"{LONGER_LISTS} of at least {2 * held:,} bytes"
             )
 
     def has_room(self, nbytes: float, budget: Any) -> bool:
@@ -475,6 +540,76 @@ class ChunkReader:
         if self.held_bytes is None:
             return row_range.num_rows
         return min(row_range.num_rows, STREAM_ROWS)
+
+    def steps(
+        self, row_group: int, names: Sequence[str], step: int, start: int, stop: int
+    ) -> Generator[Chunk]:
+        """Yield rows of a row group in steps; with a memory budget, from whole decoded columns.
+
+        Read in steps, a row group takes pages and dictionaries of all its columns, which is more
+        than its rows if there are fewer than about a million.
+        """
+        source = self.source
+        if not self._reads_whole(row_group, names):
+            yield from source.steps(row_group, names, step, start, stop)
+            return
+        columns: dict[str, Any] = {}
+        for name in names:
+            with self.room(self._decoding_bytes(row_group, [name])):
+                columns |= source.read(row_group, [name], start, stop).columns
+        whole = Chunk(columns)
+        nothing = whole.slice(0, 0)
+        for first in range(0, whole.num_rows, step):
+            piece = whole.slice(first, min(first + step, whole.num_rows))
+            # A copy, so that the row group goes when its last rows were given.
+            yield Chunk.concat([piece, nothing])
+
+    def _reads_whole(self, row_group: int, names: Sequence[str]) -> bool:
+        """Return whether `steps` decodes a whole row group, because that takes less memory."""
+        if self.ledger is None:
+            return False
+        decoded = self.source.row_groups[row_group].num_rows * self.source.row_bytes(
+            row_group, names
+        )
+        return decoded <= self.source.stream_bytes(row_group, names)
+
+    def _reading_bytes(self, row_group: int, names: Sequence[str]) -> float:
+        """Return what reading a row group in steps takes: pages, and texts that are told apart."""
+        source = self.source
+        if self.ledger is None:
+            return 0.0
+        texts = [name for name in names if source.column_types[name] == ("string", False)]
+        text_bytes = TEXT_COPIES * source.stored_bytes(row_group, texts)
+        return source.stream_bytes(row_group, names) + text_bytes
+
+    def room_for_lists(
+        self, name: str, ranges: Sequence[RowRange], pieces: Mapping[int, Chunk]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return room for joining and gathering the lists of a chunk.
+
+        Raises:
+            ParquetError: if they do not fit the budget: they are far longer than planned.
+        """
+        if self.ledger is None or self.held_bytes is None:
+            return contextlib.nullcontext()
+        sizes = [pieces[number][name].nbytes for number in range(len(ranges))]
+        longest = ranges[int(np.argmax(sizes))]
+        needed = sum(sizes) * (2 if len(sizes) > 1 else 1)
+        held = sum(list(self._decoded.values())) + self.pool.used_bytes + needed
+        if held > self.held_bytes:
+            raise ParquetError(
+                f"rows [{longest.start}, {longest.stop}) of "
+                f"{self.source.location(longest.row_group)}, column {name!r}: the lists of a "
+                f"chunk take {sum(sizes):,} bytes, {max(sizes):,} of them here, and {needed:,} "
+                f"more while they are gathered, with which {held:,} bytes are held, more than "
+                f"memory_budget allows. {LONGER_LISTS} of at least {2 * held:,} bytes"
+            )
+        return self.ledger.room(needed)
+
+    def give_back(self) -> None:
+        """Give free memory back to the system, with a memory budget."""
+        if self.ledger is not None:
+            self.ledger.give_back()
 
     def release(self, owner: Owner) -> None:
         """Note that decoded rows are dropped."""
@@ -586,6 +721,7 @@ class ChunkWork:
             else:
                 with reader.stopwatch.timing("read"):
                     self._pieces[number] = reader.source.read_ranges(run, names)
+        reader.give_back()
 
     def _gather(self, fields: Sequence[Field], lists: Column | None = None) -> None:
         """Make the arrays of some fields, or of a column of lists, in all parts."""
@@ -605,7 +741,11 @@ class ChunkWork:
             pieces = zip(ranges, rows, strict=True)
             reader.gatherer.scalars(field, pieces, self.chunk.num_rows, self.parts, order)
         if lists:
-            reader.gatherer.lists(lists, zip(ranges, rows, strict=True), self.parts, order)
+            room: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if not self._by_column:
+                room = reader.room_for_lists(lists.name, ranges, self._pieces)
+            with room:
+                reader.gatherer.lists(lists, zip(ranges, rows, strict=True), self.parts, order)
         if self._by_column:
             reader.release(owner)
 
@@ -651,8 +791,7 @@ class ChunkWork:
         self._pieces.clear()
         self._picks = None
         self._reader.release((self.chunk, ""))
-        if self._reader.growth is not None:
-            self._reader.growth.give_back()
+        self._reader.give_back()
 
 
 class _Stream:
@@ -675,7 +814,7 @@ class _Stream:
                 self._left = Chunk({})
                 step = reader.step_rows(row_range)
                 place = row_range.row_group, reader.columns, step, row_range.start, self._stop
-                self._steps = reader.source.steps(*place)
+                self._steps = reader.steps(*place)
             try:
                 pieces, count = [self._left] if self._left.num_rows else [], self._left.num_rows
                 while count < rows:

@@ -42,7 +42,7 @@ from tutorlib.loader.plan import EpochPlan, RankPlan
 from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
-from tutorlib.memory import BufferPool, Growth
+from tutorlib.memory import BufferPool, Ledger, free_at_once, memory_before
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import ROLES, Schema, listed
 
@@ -112,18 +112,17 @@ class KerasSequenceLoader(LoaderAdapter):
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
         memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
-            hold, in the GPU's memory if it works there. It is a plan, not a limit. On a CPU,
-            columns of row groups of an eighth of it or less, and lists of even or random lengths,
-            make the process grow by at most 1.25 times this plus 32 MiB over five epochs. Others
-            took up to 2.4 times the budget (stacked or mapped batches, text of 1,000 bytes, sorted
-            lists, row groups above the budget), 3.1 (row groups of half of it; slices of 500
-            columns), 4.3 (thousands of tiny row groups; a tenth of the rows with nearly all values
-            of the lists). From then on Arrow takes its memory from the C library, in the whole
-            process. It bounds `buffer_size`, also the automatic one, and allows four threads and
-            one open pass at most (`loader/sizing.py` has the formula). Rows are planned with the
-            mean bytes of the widest row group; lists so much longer that the budget cannot hold
-            them are refused when they are read. Beside the budget, a thread that makes ids of text
-            holds the distinct texts of a row group. None sets no bound.
+            hold, in the GPU's memory if it works there. On a CPU, a process grew by at most 1.25
+            times this plus 32 MiB over ten epochs with one to four threads for numbers (columns,
+            stacked, mapped; row groups of up to 0.9 budgets) and for lists with budgets of 40 MiB
+            or more; beside 32 MiB, sorted lists took 1.6 budgets of 24 MiB, text that becomes ids
+            1.9 of 32 MiB. Row groups and footers that do not fit are refused by name when the
+            loader is made; lists far longer than the mean of their row group, which footers do not
+            tell, before they are gathered. Row groups that are read in slices are decoded whole,
+            column by column, unless reading them in steps takes less. Where much is decoded at a
+            time, Arrow then takes its memory from jemalloc, in the whole process, which gives it
+            back at once. It bounds `buffer_size`, also the automatic one, and allows four threads
+            and one open pass at most (`loader/sizing.py` has the formula). None sets no bound.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
         canonical_ranks: number of ranks whose order an epoch has, a multiple of `global_size`; None
@@ -209,7 +208,9 @@ class KerasSequenceLoader(LoaderAdapter):
             multi_hot=multi_hot if isinstance(multi_hot, MultiHot) else MultiHot(multi_hot),
             nulls=nulls,
         )  # fmt: skip
-        self._measure_growth()  # before a filter decodes anything
+        self._look_at_memory()
+        if memory_budget is not None and filters is not None:
+            free_at_once()  # counting the rows that pass decodes columns
         if not isinstance(paths_or_source, ParquetSource):
             self.source = ParquetSource(paths_or_source, filters=filters, device=device)
         elif filters is not None:
@@ -249,9 +250,8 @@ class KerasSequenceLoader(LoaderAdapter):
         for name in ("layout", "_size"):
             self.__dict__.pop(name, None)
 
-    def _measure_growth(self) -> None:
-        budget = self._settings.memory_budget
-        self._growth = None if budget is None else Growth(budget)
+    def _look_at_memory(self) -> None:
+        self._before = memory_before() if self._settings.memory_budget else None
 
     def _begin(self) -> None:
         """Set what passes change."""
@@ -443,6 +443,9 @@ class KerasSequenceLoader(LoaderAdapter):
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
         self._pool.limit_bytes = kept * settings.ranks_held
+        ledger: Ledger | None = None
+        if budget is not None and self._before is not None and not on_gpu:
+            ledger = Ledger(budget, self._before, self._pool)
         reader = ChunkReader(
             source,
             self._columns,
@@ -453,7 +456,7 @@ class KerasSequenceLoader(LoaderAdapter):
             small_rows=int(SMALL_BYTES / size.row_bytes),
             held_bytes=int(REFUSED * budget) if budget is not None and not on_gpu else None,
             fills_missing=self._workflow is not None,
-            growth=None if on_gpu else self._growth,
+            ledger=ledger,
         )
         first_batch = self.first_batch
         chunks = plan.chunks_from(first_batch)
@@ -505,7 +508,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._measure_growth()
+        self._look_at_memory()
         self._begin()
         self._cursor = copy.copy(state["_cursor"])
 

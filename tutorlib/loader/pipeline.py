@@ -120,10 +120,7 @@ class Pipeline:
         self._tasks: list[tuple[int, int, Task]] = []  # a heap of (chunk, number in it, task)
         self._works: dict[int, tuple[Work, list[list[Task]]]] = {}  # with the stages that follow
         self._left: dict[int, int] = {}  # tasks of a chunk's stage that have not ended
-        self._threads = [
-            threading.Thread(target=self._run, name=f"tutorlib-reader-{i}", daemon=True)
-            for i in range(threads)
-        ]
+        self._num_threads, self._threads = threads, list[threading.Thread]()
 
     def next_work(self) -> Any:
         """Return the work of the next chunk when it is done; None after the last, or once closed.
@@ -206,8 +203,11 @@ class Pipeline:
         self._began = True
         atexit.register(self.close)  # a thread must not work while the interpreter goes away
         try:
-            for thread in self._threads:
+            for number in range(self._num_threads):
                 if not self._stopping:
+                    name = f"tutorlib-reader-{number}"
+                    thread = threading.Thread(target=self._run, name=name, daemon=True)
+                    self._threads.append(thread)
                     thread.start()
         except BaseException as error:
             self._fail(error)

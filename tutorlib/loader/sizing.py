@@ -35,10 +35,10 @@ CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as man
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
 OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
-PAGE_BYTES = 2**21  # that an open row group holds for each column: pages, and what is read
 DECODE_COPIES = 1 + 1 / WHOLE_PARTS  # of a column that a thread joins, row group by row group
 MATRIX_COPIES = 4  # of a stacked matrix: its columns, its rows in file order, and more of both
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
+TEXT_COPIES = 3  # of the texts of a row group, while a dictionary of them is made
 ORDER_BYTES = 18  # of a row: its place in the order, twice while it is drawn, and its batch
 OFFSET_BYTES = 8  # of a list
 POSITION_BYTES = 8  # of a value of a list while it is gathered
@@ -54,12 +54,14 @@ class RowBytes:
         decoded: bytes while it waits to be gathered, in addition to its batch.
         opened: bytes of a row group that is open between two of its slices.
         fixed: bytes that do not depend on the rows of a chunk.
+        most: words that say what takes most of `opened` and `fixed`.
     """
 
     batch: float
     decoded: float
     opened: float = 0
     fixed: float = 0
+    most: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +143,9 @@ def chunk_size(
             of_ranks = f" of {ranks} canonical ranks" if ranks > 1 else ""
             raise ValueError(
                 f"memory_budget={budget_bytes:,} bytes cannot hold two batches{of_ranks} of "
-                f"{batch_size:,} rows of {row_bytes.batch:,.0f} bytes and what reading them takes; "
-                f"give at least {enough:,} bytes, or a smaller batch_size"
+                f"{batch_size:,} rows of {row_bytes.batch:,.0f} bytes and what reading them takes"
+                f"{row_bytes.most}; give at least {enough:,} bytes, a smaller batch_size, or "
+                "row groups of another size (ParquetSink(row_group_rows=...))"
             )
         wanted = min(wanted, most)
     if not shuffle and buffer_rows is None:
@@ -268,14 +271,32 @@ def _row_bytes(
         decoded = DECODE_COPIES * sum(widest)
     if settings.stacked:
         decoded += MATRIX_COPIES * layout_bytes
-    pages = len(columns) * PAGE_BYTES
-    whole_bytes = source.row_groups[largest].num_rows * sum(stored.values())
+    # An open row group is decoded whole, or read in steps, whichever takes less.
+    rows = source.row_groups[largest].num_rows
+    opened = min(rows * sum(stored.values()), source.stream_bytes(largest, columns))
+    texts = [name for name in columns if source.column_types[name] == ("string", False)]
+    text_bytes = TEXT_COPIES * source.stored_bytes(largest, texts)
+    footers = source.footer_bytes / settings.ranks_held
+    widest_name = max(stored, key=stored.__getitem__)
+    most = (
+        f" ({source.location(largest)} takes {opened:,.0f} bytes while it is open, column "
+        f"{widest_name!r} {rows * stored[widest_name]:,.0f} if it is decoded whole)"
+    )
+    if text_bytes > max(opened, footers):
+        most = f" ({source.location(largest)} takes {text_bytes:,.0f} bytes, column {texts[0]!r}"
+        most += ", while ids are made of its texts)"
+    elif footers > opened:
+        most = (
+            f" (the footers of {len(source.files):,} files with {len(source):,} row groups take "
+            f"{footers:,.0f} bytes)"
+        )
     ahead_bytes = 3 * batch + (AHEAD_BATCHES * ahead if lists else 0)
     return RowBytes(
         batch=batch,
         decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
-        opened=min(pages, whole_bytes),
-        fixed=settings.batch_size // settings.ranks_held * ahead_bytes,
+        opened=opened,
+        fixed=settings.batch_size // settings.ranks_held * ahead_bytes + footers + text_bytes,
+        most=most,
     )
 
 

@@ -12,6 +12,7 @@ import reprlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,14 +43,17 @@ from tutorlib.schema import Column, listed, remedy_for, role_of
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
+State = dict[str, Chunk]  # a table for each column, or for what columns share
+
 
 class Op(ABC):
     """One step of preprocessing: columns in, columns out. `tutorlib.ops` has the conventions.
 
     A subclass implements `transform` (a `ColumnOp`: `transform_column`), and `output_names` and
     `output_columns` unless names and schema stay as they are. It keeps the constructor's arguments
-    as attributes of the same names, where `get_config` reads them. Columns outside its group,
-    `extra_columns`, are in its chunk as the data has them, before any op; it does not return them.
+    as attributes of the same names, where `get_config` reads them; one may be a table, a `Chunk`.
+    Columns outside its group, `extra_columns`, are in its chunk as the data has them, before any
+    op; it does not return them.
 
     Example:
         >>> class Halve(ColumnOp):
@@ -104,34 +108,14 @@ class Op(ABC):
         return list(columns)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as JSON values."""
+        """Return the constructor's arguments as JSON values and tables (`Chunk`)."""
         names = inspect.signature(type(self)).parameters
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Mapping[str, Chunk]) -> Op:
-        """Return the op, not fitted, that `get_config` and `learned_tables` describe."""
+    def from_config(cls, config: dict[str, Any]) -> Op:
+        """Return the op, not fitted, that `get_config` describes."""
         return cls(**config)
-
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the input columns that the op still has to learn from."""
-        return []
-
-    def reset(self) -> None:  # noqa: B027
-        """Forget what was learned."""
-
-    def learned(self) -> dict[str, Any]:
-        """Return what was learned and is small, as JSON values."""
-        return {}
-
-    def learned_tables(self) -> dict[str, Chunk]:
-        """Return what was learned and is large, {name: table}; each is saved as a Parquet file."""
-        return {}
-
-    def restore(  # noqa: B027
-        self, learned: dict[str, Any], tables: Mapping[str, Chunk]
-    ) -> None:
-        """Set what was learned, as returned by `learned` and `learned_tables`."""
 
     def for_training(self) -> Op:
         """Return the op for the rows that it was fitted on, usually the op itself."""
@@ -313,7 +297,9 @@ def op_class(name: str) -> type[Op]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as a JSON value."""
+    """Return a setting as a JSON value; a table stays one."""
+    if isinstance(value, Chunk):
+        return value
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -356,23 +342,61 @@ class ColumnOp(Op):
 
 
 class LearningOp(Op):
-    """An op that learns from data.
+    """An op that learns from data: rows become tables, which are merged and are what is learned.
 
-    `partial` makes a state {key: state of a column} of some rows, `merge` that of the rows of
-    several states, and `finalize` takes the state of all rows. States are always merged in the
-    order of their rows and in the same groups, whatever the number of threads and workers, so that
-    plain float64 sums have the same bits everywhere.
+    `partial` makes tables {column: table} of some rows, `merge_states` one of several that are in
+    the order of their rows, and `learn` makes of the table of all rows the one that `transform`
+    uses and a saved Workflow holds: `state`. States are always merged in the same groups, whatever
+    the number of threads and workers, so that plain float64 sums have the same bits everywhere.
+
+    Example:
+        >>> class Centre(ColumnOp, LearningOp):
+        ...     def partial(self, chunk):
+        ...         return {n: Chunk({"least": c.min(keepdims=True)}) for n, c in chunk.items()}
+        ...     def merge_states(self, states):
+        ...         return self.partial(Chunk.concat(states))["least"]
+        ...     def transform_column(self, name, column):
+        ...         return column - self.state[name]["least"]
+        >>> op = Centre()
+        >>> op.state = op.learned_from(op.partial(Chunk({"x": np.array([3, 8])})))
+        >>> op.transform(Chunk({"x": np.array([3, 8])}))["x"].tolist()
+        [0, 5]
     """
 
+    _state: Mapping[str, Chunk] = MappingProxyType({})
+
+    @property
+    def state(self) -> State:
+        """What was learned, {column: its table}; {} before `fit`. To be set, not to be changed."""
+        return dict(self._state)
+
+    @state.setter
+    def state(self, state: Mapping[str, object]) -> None:
+        tables: State = {}
+        for name, table in state.items():
+            if not isinstance(table, Chunk):
+                rule = f"learns a Chunk for each column, got {type(table).__name__}"
+                raise TypeError(self._wrong(name, f"{rule}. See LearningOp."))
+            tables[name] = table
+        self._state = tables
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make what `transform` needs beside the state, which has just been set."""
+
+    def unlearned(self, names: Sequence[str]) -> list[str]:
+        """Return the input columns that the op still has to learn from."""
+        return [name for name in names if name not in self._state]
+
     @abstractmethod
-    def partial(self, chunk: Chunk) -> dict[str, Any]:
+    def partial(self, chunk: Chunk) -> State:
         """Return the state of some rows; the op itself does not change."""
 
     @abstractmethod
-    def merge_states(self, states: Sequence[Any]) -> Any:
-        """Return the state of the rows of two or more states of one key, in their order."""
+    def merge_states(self, states: Sequence[Chunk]) -> Chunk:
+        """Return the table of the rows of two or more tables of one column, in their order."""
 
-    def merge(self, *states: dict[str, Any]) -> dict[str, Any]:
+    def merge(self, *states: State) -> State:
         """Return the state of the rows of all states, which are in the order of their rows.
 
         Raises:
@@ -387,63 +411,16 @@ class LearningOp(Op):
                 raise TypeError(self._wrong(key, str(error))) from error
         return merged
 
-    @abstractmethod
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Learn from the state of all rows; `transform` works from now on."""
+    def learn(self, name: str, merged: Chunk) -> Chunk:
+        """Return the table that `transform` uses of a column, for the merged one of all rows."""
+        return merged
 
-    def learned_from(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Chunk]]:
-        """Return what the op learns from the state of all rows, for `restore` in another process.
+    def learned_from(self, merged: State) -> State:
+        """Return the op's state with what the merged state of all rows tells.
 
-        Returns:
-            (`learned()`, `learned_tables()`); the op itself does not change.
+        The op itself does not change, so that a worker can do it.
         """
-        op = copy.copy(self)
-        op.finalize(state)
-        return op.learned(), op.learned_tables()
-
-
-class StatisticsOp(ColumnOp, LearningOp):
-    """An op that learns a few numbers of each column, the `statistics`."""
-
-    statistics: ClassVar[Sequence[str]]
-    """Their names, in the order in which `statistics_of` returns them."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    @abstractmethod
-    def statistics_of(self, name: str, state: Any) -> Sequence[float] | None:
-        """Return the statistics of a column for the state of all rows; None without a value."""
-
-    def reset(self) -> None:
-        """Forget what was learned."""
-        self._learned: dict[str, dict[str, float]] = {name: {} for name in self.statistics}
-
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns whose statistics are not known."""
-        return [name for name in names if name not in self._learned[self.statistics[0]]]
-
-    def finalize(self, state: dict[str, Any]) -> None:
-        """Set the statistics of each column."""
-        learned = self.learned()  # copies: ops of several groups may share the dicts
-        for name, part in state.items():
-            numbers = self.statistics_of(name, part)
-            if numbers is None:
-                raise ValueError(self._wrong(name, "found no value. Put FillMissing before it."))
-            for statistic, number in zip(self.statistics, numbers, strict=True):
-                learned[statistic][name] = number
-        self._learned = learned
-
-    def learned(self) -> dict[str, Any]:
-        """Return {statistic: {column: number}}."""
-        return {statistic: dict(numbers) for statistic, numbers in self._learned.items()}
-
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set the statistics."""
-        for statistic in self.statistics:
-            for name, number in learned[statistic].items():
-                check_real(f"column {name!r}: {type(self).__name__}: {statistic}", number)
-        self._learned = {statistic: dict(learned[statistic]) for statistic in self.statistics}
+        return {**self._state, **{name: self.learn(name, table) for name, table in merged.items()}}
 
 
 class ColumnGroup:

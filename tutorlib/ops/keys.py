@@ -6,7 +6,7 @@ import copy
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ from tutorlib.checks import check_integer
 from tutorlib.columns import (
     Array,
     Chunk,
+    Masked,
     Ragged,
     Strings,
     array_namespace,
@@ -42,6 +43,7 @@ from tutorlib.ops.base import (
     ColumnOp,
     LearningOp,
     Op,
+    State,
     check_real,
     float_dtype,
     id_dtype,
@@ -55,6 +57,7 @@ from tutorlib.schema import Column, is_time, listed, role_of, time_kind, type_mi
 
 _NARROW = 4  # values that a range of integers may have for each row
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
+GIVEN = "classes"  # the name of the table of a LabelEncoder that was given its classes
 
 Counts = tuple[pa.Array, np.ndarray]  # distinct keys, int64 or large strings, and their counts
 
@@ -88,12 +91,28 @@ def count_keys(values: Any, valid: Array | None = None) -> Counts:
     return counted.field("values"), counted.field("counts").to_numpy()
 
 
-def add_counts(states: Sequence[Counts]) -> Counts:
-    """Return the distinct keys of several states, and the sum of the counts of each."""
-    keys, indices = distinct_keys([keys for keys, _ in states])
+def add_counts(several: Sequence[Counts]) -> Counts:
+    """Return the distinct keys of several counts, and the sum of the counts of each."""
+    keys, places = distinct_keys([keys for keys, _ in several])
     sums = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(sums, indices, np.concatenate([counts for _, counts in states]))
+    np.add.at(sums, places, np.concatenate([counts for _, counts in several]))
     return keys, sums
+
+
+def after_null(keys: pa.Array, nulls: int = 1) -> Masked:
+    """Return Arrow keys as a column that begins with nulls."""
+    values = column_from_arrow(keys)
+    valid = np.arange(nulls + len(keys)) >= nulls
+    if is_array(values):
+        return Masked(np.concatenate([np.zeros(nulls, values.dtype), values]), valid)
+    offsets = np.concatenate([np.zeros(nulls, np.int64), values.offsets])
+    return Masked(Strings(values.data, offsets), valid)
+
+
+def keys_of(column: Any, nulls: int = 1) -> pa.Array:
+    """Return the keys of which `after_null` made a column, as an Arrow array."""
+    keys = slice_rows(parts_of(column)[0], nulls, len(column))
+    return pa.array(keys) if is_array(keys) else keys.to_arrow()
 
 
 def distinct_keys(parts: Sequence[pa.Array]) -> tuple[pa.Array, np.ndarray]:
@@ -136,7 +155,55 @@ def find_keys(index: KeyIndex, wanted: Any) -> Array:
     return positions if encoded is None else positions[encoded.codes]
 
 
-class Categorify(ColumnOp, LearningOp):
+class KeyedOp(LearningOp):
+    """An op that finds keys in its tables: the first column of a table holds them."""
+
+    first_key: ClassVar[int] = 0
+    """The row of a table that has its first key; rows before it are for values without one."""
+
+    def prepare(self) -> None:
+        """Make the index of each table.
+
+        Raises:
+            ValueError: if a table has a key twice.
+        """
+        self._tables, self._indexes = self.tables(), dict[str, KeyIndex]()
+        for name, table in self._tables.items():
+            keys, _ = parts_of(next(iter(table.values())))
+            keys = slice_rows(keys, self.first_key, table.num_rows)
+            try:
+                self._indexes[name] = KeyIndex(_bits(keys) if is_floats(keys) else keys)
+            except ValueError as error:
+                rule = f"cannot use the vocabulary: {error}"
+                raise ValueError(self._wrong(name, rule)) from error
+
+    def tables(self) -> State:
+        """Return the tables to find keys in, {`vocabulary_key` of a column: table}."""
+        return self.state
+
+    def vocabulary_key(self, name: str) -> str:
+        """Return the name of a column's table: its own, unless columns share one."""
+        return name
+
+    def unlearned(self, names: Sequence[str]) -> list[str]:
+        """Return the input columns without a table."""
+        return [name for name in names if self.vocabulary_key(name) not in self._tables]
+
+    def table_of(self, name: str) -> Chunk:
+        """Return the table of a column."""
+        return self._tables[self.vocabulary_key(name)]
+
+    def index_of(self, name: str) -> KeyIndex:
+        """Return the index that finds the keys of a column."""
+        return self._indexes[self.vocabulary_key(name)]
+
+
+def is_floats(values: Any) -> bool:
+    """Return whether values are an array of floating-point numbers."""
+    return is_array(values) and values.dtype.kind == "f"
+
+
+class Categorify(ColumnOp, KeyedOp):
     """Maps integers or strings to ids 0, 1, 2, ...; the most frequent value gets the lowest id.
 
     The ids of a column, whose number is its cardinality:
@@ -176,7 +243,7 @@ class Categorify(ColumnOp, LearningOp):
     Example:
         >>> op = Categorify()
         >>> chunk = Chunk({"C1": np.array([7, 5, 7, 9])})
-        >>> op.finalize(op.partial(chunk))
+        >>> op.state = op.learned_from(op.partial(chunk))
         >>> op.transform(chunk)["C1"].tolist(), op.cardinality("C1")
         ([3, 4, 3, 5], 6)
         >>> op.transform(Chunk({"C1": np.array([8])}))["C1"].tolist()  # out of vocabulary
@@ -184,6 +251,8 @@ class Categorify(ColumnOp, LearningOp):
         >>> op.decode("C1", np.array([4, 2])).tolist()
         [5, None]
     """
+
+    first_key = 2  # after the rows of null and of unknown values
 
     def __init__(
         self,
@@ -204,79 +273,45 @@ class Categorify(ColumnOp, LearningOp):
         if joint and by_name:
             raise ValueError(f"Categorify: joint=True takes no settings by column, got {by_name}")
         self.vocabularies = {n: _vocabulary(n, v) for n, v in (vocabularies or {}).items()}
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what was learned, but not the vocabularies given."""
-        self.restore({}, self.vocabularies)
+        self.state = {}
 
     def vocabulary_key(self, name: str) -> str:
         """Return the name of a column's vocabulary: "joint" if columns share it, else `name`."""
         return "joint" if self.joint else name
 
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns without a vocabulary."""
-        return [name for name in names if self.vocabulary_key(name) not in self._tables]
+    def tables(self) -> State:
+        """Return the vocabularies, given and learned, as `learn` returns them."""
+        return {**self.vocabularies, **self._state}
 
-    def partial(self, chunk: Chunk) -> dict[str, tuple[Counts, int]]:
-        """Return {vocabulary: (counted keys, number of nulls)}."""
-        state: dict[str, Any] = {}
+    def partial(self, chunk: Chunk) -> State:
+        """Return {vocabulary: its counted keys}."""
+        state: State = {}
         for name, column in chunk.items():
             if name not in self.vocabularies:
                 values, valid = self._keys(name, flat_values(column), to_learn=True)
                 nulls = 0 if valid is None else int((~valid).sum())
-                counted = {self.vocabulary_key(name): (count_keys(values, valid), nulls)}
-                state = self.merge(state, counted)
+                counted = _with_nulls(nulls, count_keys(values, valid))
+                state = self.merge(state, {self.vocabulary_key(name): counted})
         return state
 
-    def merge_states(self, states: Sequence[tuple[Counts, int]]) -> tuple[Counts, int]:
-        """Return the keys of all states with their counts added, and the number of nulls."""
-        counted, nulls = zip(*states, strict=True)
-        return add_counts(counted), sum(nulls)
+    def merge_states(self, states: Sequence[Chunk]) -> Chunk:
+        """Return the keys of all states with their counts added."""
+        counts = [(keys_of(state["value"]), state["count"][1:]) for state in states]
+        return _with_nulls(sum(state["count"][0] for state in states), add_counts(counts))
 
-    def learned_from(
-        self, state: dict[str, tuple[Counts, int]]
-    ) -> tuple[dict[str, Any], dict[str, Chunk]]:
-        """Return (what trains null and unknown, vocabularies): see `learned`.
+    def learn(self, name: str, merged: Chunk) -> Chunk:
+        """Return value and count of null, of unknown values, and of each value with an id.
 
-        A vocabulary has its keys by falling count, equally frequent ones by value.
+        Values are by falling count, equally frequent ones by value.
         """
-        learned, tables = self.learned(), dict(self._tables)
-        for key, ((values, counts), nulls) in state.items():
-            order = pc.array_sort_indices(values).to_numpy()
-            order = order[np.argsort(-counts[order], kind="stable")]
-            known = len(order) - _rare(counts[order], per_column(self.freq_threshold, key))
-            order, rare = order[:known], order[known:]
-            learned["nulls"][key], learned["rare"][key] = nulls, int(counts[rare].sum())
-            values, counts = values.take(pa.array(order)), counts[order]
-            tables[key] = Chunk({"value": column_from_arrow(values), "count": counts})
-        return learned, tables
-
-    def finalize(self, state: dict[str, tuple[Counts, int]]) -> None:
-        """Learn the vocabularies and make their indexes."""
-        self.restore(*self.learned_from(state))
-
-    def learned(self) -> dict[str, Any]:
-        """Return how many values of each vocabulary were null, and had no id of their own."""
-        return {"nulls": dict(self._nulls), "rare": dict(self._rare)}
-
-    def learned_tables(self) -> dict[str, Chunk]:
-        """Return {vocabulary: its values in the order of their ids, with counts if learned}."""
-        return dict(self._tables)
-
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set the vocabularies; ValueError if a value occurs twice."""
-        self._nulls, self._rare = (dict(learned.get(part, {})) for part in ("nulls", "rare"))
-        self._tables, self._indexes = dict(tables), {}
-        for key, table in tables.items():
-            try:
-                self._indexes[key] = KeyIndex(table["value"])
-            except ValueError as error:
-                raise ValueError(self._wrong(key, f"cannot use the vocabulary: {error}")) from error
-
-    def index_of(self, name: str) -> KeyIndex:
-        """Return the index that finds the values of a column."""
-        return self._indexes[self.vocabulary_key(name)]
+        keys, counts = keys_of(merged["value"]), merged["count"][1:]
+        order = pc.array_sort_indices(keys).to_numpy()
+        order = order[np.argsort(-counts[order], kind="stable")]
+        known = len(order) - _rare(counts[order], per_column(self.freq_threshold, name))
+        order, rare = order[:known], order[known:]
+        without_id = [merged["count"][0], counts[rare].sum()]
+        value = after_null(keys.take(pa.array(order)), nulls=2)
+        return Chunk({"value": value, "count": np.concatenate([without_id, counts[order]])})
 
     def vocabulary(self, name: str) -> list[Any]:
         """Return the values of a column in the order of their ids."""
@@ -288,8 +323,8 @@ class Categorify(ColumnOp, LearningOp):
 
     def null_id(self, name: str) -> int:
         """Return the id of a null: that of unknown values if training has these alone."""
-        key = self.vocabulary_key(name)
-        return FIRST_OOV_ID if self._rare.get(key) and not self._nulls.get(key) else NULL_ID
+        nulls, unknown = self.table_of(name)["count"][:2].tolist()
+        return FIRST_OOV_ID if unknown and not nulls else NULL_ID
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return the ids of a column's values."""
@@ -326,20 +361,16 @@ class Categorify(ColumnOp, LearningOp):
         if not fits or (len(ids) and not 0 <= ids.min() <= ids.max() < size):
             rule = f"has ids in [0, {size}), got {given.dtype} predictions of shape {given.shape}"
             raise ValueError(self._wrong(name, rule))
-        values, known = np.full(len(ids), None), np.flatnonzero(ids >= self._first_id)
-        places = ids[known].astype(np.int64) - self._first_id
-        values[known] = take(self.index_of(name).keys, places).tolist()
+        rows = ids.astype(np.int64) - self._first_id + self.first_key  # 0 or below for padding
+        values = np.empty(len(ids), dtype=object)
+        values[:] = take(self.table_of(name)["value"], np.maximum(rows, 0)).tolist()
         return values
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments, of given vocabularies the names alone."""
-        return {**super().get_config(), "vocabularies": list(self.vocabularies)}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Any) -> Op:
-        """Return the op with the given vocabularies."""
-        given = {name: tables[name] for name in config["vocabularies"]}
-        return cls(**{**config, "vocabularies": given})
+def _with_nulls(nulls: int, counts: Counts) -> Chunk:
+    """Return a table of nulls, then of each key: {"value", "count": int64}."""
+    keys, numbers = counts
+    return Chunk({"value": after_null(keys), "count": np.append(nulls, numbers)})
 
 
 def _rare(counts: np.ndarray, threshold: int | None) -> int:
@@ -370,19 +401,20 @@ def _settings(setting: Any) -> list[Any]:
 
 def _vocabulary(name: str, values: Any) -> Chunk:
     """Return the user's integers or strings as a vocabulary; TypeError for others and nulls."""
-    if isinstance(values, Chunk):
+    if isinstance(values, Chunk):  # of `get_config`
         return values
     array = values if isinstance(values, pa.Array) else pa.array(values)
-    column = column_from_arrow(array.cast(pa.int64()) if pa.types.is_null(array.type) else array)
-    if array.null_count or not (pa.types.is_integer(array.type) or isinstance(column, Strings)):
+    array = array.cast(pa.int64()) if pa.types.is_null(array.type) else array
+    texts = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
+    if array.null_count or not (pa.types.is_integer(array.type) or texts):
         raise TypeError(
             f"column {name!r}: Categorify: a vocabulary holds integers or strings and no null, got "
             f"{array.type} with {array.null_count} nulls"
         )
-    return Chunk({"value": column})
+    return Chunk({"value": after_null(array, nulls=2), "count": np.zeros(2 + len(array), np.int64)})
 
 
-class LabelEncoder(ColumnOp, LearningOp):
+class LabelEncoder(ColumnOp, KeyedOp):
     """Maps the classes of a label to ids 0 to n - 1, as losses and metrics take them.
 
     Two classes suit `binary_crossentropy`, more suit `sparse_categorical_crossentropy`. The ids of
@@ -398,14 +430,14 @@ class LabelEncoder(ColumnOp, LearningOp):
             data, sorted: numbers by value, strings by their UTF-8 bytes.
 
     Raises:
-        ValueError: if classes are not unique; in `finalize`, for a column of nulls; in
+        ValueError: if classes are not unique; in `learn`, for a column of nulls; in
             `transform`, for a value that is no class, with its row.
         TypeError: for strings where classes are numbers, or the other way round; for lists.
 
     Example:
         >>> op = LabelEncoder()
         >>> chunk = Chunk({"income": column_from_arrow(pa.array(["<=50K", ">50K", "<=50K"]))})
-        >>> op.finalize(op.partial(chunk))
+        >>> op.state = op.learned_from(op.partial(chunk))
         >>> op.transform(chunk)["income"].tolist(), op.classes_of("income")
         ([0, 1, 0], ['<=50K', '>50K'])
         >>> op.decode("income", np.array([[0.2], [0.7]])).tolist()
@@ -415,60 +447,51 @@ class LabelEncoder(ColumnOp, LearningOp):
     def __init__(self, classes: Sequence[Any] | None = None) -> None:
         self.classes = classes
         self._given = None if classes is None else _given_classes(classes)
-        self.reset()
+        self.state = {}
 
-    def reset(self) -> None:
-        """Forget what was learned, but not the classes given."""
-        self._learned: dict[str, _Classes] = {}
-
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns whose classes are not known."""
-        return [n for n in names if self._given is None and n not in self._learned]
-
-    def partial(self, chunk: Chunk) -> dict[str, pa.Array]:
+    def partial(self, chunk: Chunk) -> State:
         """Return {column: its distinct values}."""
-        return {name: self._distinct(name, chunk[name]) for name in self.unlearned(chunk.names)}
+        columns = {name: self._distinct(name, chunk[name]) for name in self.unlearned(chunk.names)}
+        return {name: Chunk({"value": column_from_arrow(keys)}) for name, keys in columns.items()}
 
     def _distinct(self, name: str, column: Any) -> pa.Array:
         self._check_no_lists(name, column)
         values, there = parts_of(column)[0], ~missing_in(column)
-        kind = values.dtype.kind if is_array(values) else "string"
-        if kind == "f":
+        if is_floats(values):
             return pa.array(to_host(values[there]).astype(np.float64) + 0.0).unique()
         keys, _ = count_keys(self._keys(name, values, to_learn=True)[0], there)
-        return keys.cast(pa.bool_()) if kind == "b" else keys
+        return keys.cast(pa.bool_()) if is_array(values) and values.dtype.kind == "b" else keys
 
-    def merge_states(self, states: Sequence[pa.Array]) -> pa.Array:
+    def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return the distinct values of all states."""
-        return distinct_keys(states)[0]
+        keys, _ = distinct_keys([keys_of(state["value"], 0) for state in states])
+        return Chunk({"value": column_from_arrow(keys)})
 
-    def finalize(self, state: dict[str, pa.Array]) -> None:
-        """Number the classes in their order."""
-        learned = dict(self._learned)
-        for name, distinct in state.items():
-            if not len(distinct):
-                rule = "found no value. Name the classes: LabelEncoder(classes=[...])."
-                raise ValueError(self._wrong(name, rule))
-            ordered = distinct.take(pc.array_sort_indices(distinct))
-            learned[name] = _Classes(column_from_arrow(ordered))
-        self._learned = learned
+    def learn(self, name: str, merged: Chunk) -> Chunk:
+        """Return the classes in their order."""
+        keys = keys_of(merged["value"], 0)
+        if not len(keys):
+            rule = "found no value. Name the classes: LabelEncoder(classes=[...])."
+            raise ValueError(self._wrong(name, rule))
+        return Chunk({"value": column_from_arrow(keys.take(pc.array_sort_indices(keys)))})
 
-    def learned_tables(self) -> dict[str, Chunk]:
-        """Return {column: its classes in the order of their ids}."""
-        return {name: Chunk({"value": known.values}) for name, known in self._learned.items()}
+    def tables(self) -> State:
+        """Return the classes given, for all columns, or those learned of each: {"value"}."""
+        return self.state if self._given is None else {GIVEN: self._given}
 
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set the classes."""
-        self._learned = {name: _Classes(table["value"]) for name, table in tables.items()}
+    def vocabulary_key(self, name: str) -> str:
+        """Return the column's name, or that of the classes given."""
+        return name if self._given is None else GIVEN
 
-    def _classes(self, name: str) -> _Classes:
+    def table_of(self, name: str) -> Chunk:
+        """Return the classes of a column."""
         if self.unlearned([name]):
             raise ValueError(self._wrong(name, "has no classes yet. Call fit first."))
-        return self._given or self._learned[name]
+        return super().table_of(name)
 
     def classes_of(self, name: str) -> list[Any]:
         """Return the classes of a column in the order of their ids."""
-        return self._classes(name).values.tolist()
+        return self.table_of(name)["value"].tolist()
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the ids of each column's classes."""
@@ -478,9 +501,9 @@ class LabelEncoder(ColumnOp, LearningOp):
 
     def transform_column(self, name: str, column: Any) -> Any:
         """Return the ids of a column's values."""
-        classes, (values, _) = self._classes(name), parts_of(column)
-        self._check_kind(name, values, classes.values)
-        found, missing = classes.find(values), missing_in(column)
+        (values, _), classes = parts_of(column), self.table_of(name)["value"]
+        self._check_kind(name, values, classes)
+        found, missing = self._find(name, values), missing_in(column)
         wrong = (found == 0) & ~missing
         if bool(wrong.any()):
             row = int(wrong.argmax())
@@ -490,8 +513,19 @@ class LabelEncoder(ColumnOp, LearningOp):
                 "on rows of every class, or name all of them in classes=."
             )
             raise ValueError(self._wrong(name, rule))
-        ids = found.astype(id_dtype(len(classes.values)), copy=False) - 1
+        ids = found.astype(id_dtype(len(classes)), copy=False) - 1
         return with_nulls(ids, ~missing)
+
+    def _find(self, name: str, values: Any) -> Array:
+        """Return the number of each value's class, from 1; 0 if it has none."""
+        index = self.index_of(name)
+        if is_floats(self.table_of(name)["value"]):
+            return index.find(_bits(values))
+        if not is_floats(values):
+            return find_keys(index, values)
+        xp = array_namespace(values)
+        fits = (values == xp.floor(values)) & (xp.abs(values) < 2.0**63)
+        return index.find(xp.where(fits, values, 0).astype(np.int64)) * fits
 
     def decode(self, name: str, predictions: Any) -> Any:
         """Return the classes that a model predicts.
@@ -509,7 +543,7 @@ class LabelEncoder(ColumnOp, LearningOp):
             ValueError: if the shape does not fit the number of classes, an id is not theirs, or a
                 probability is NaN.
         """
-        classes, given = self._classes(name).values, self._predicted(name, predictions)
+        classes, given = self.table_of(name)["value"], self._predicted(name, predictions)
         flat, size = given.reshape(-1), len(classes)
         if given.dtype.kind == "f" and (missing := np.isnan(flat)).any():
             row = int(missing.argmax()) * len(given) // len(flat)
@@ -527,31 +561,8 @@ class LabelEncoder(ColumnOp, LearningOp):
 
     def output_columns(self, columns: Sequence[Column]) -> list[Column]:
         """Return label columns of ids."""
-        sizes = [len(self._classes(column.name).values) for column in columns]
+        sizes = [self.table_of(column.name).num_rows for column in columns]
         return [Column(c.name, "label", id_dtype(n)) for c, n in zip(columns, sizes, strict=True)]
-
-
-class _Classes:
-    """Classes in the order of their ids, and an index that finds them.
-
-    Args:
-        values: strings, integers, booleans or floating-point numbers [n], each once.
-    """
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-        self._floats = is_array(values) and values.dtype.kind == "f"
-        self._index = KeyIndex(_bits(values) if self._floats else values)
-
-    def find(self, values: Any) -> Array:
-        """Return the number of each value's class, from 1; 0 if it has none."""
-        if self._floats:
-            return self._index.find(_bits(values))
-        if isinstance(values, Strings) or values.dtype.kind != "f":
-            return find_keys(self._index, values)
-        xp = array_namespace(values)
-        fits = (values == xp.floor(values)) & (xp.abs(values) < 2.0**63)
-        return self._index.find(xp.where(fits, values, 0).astype(np.int64)) * fits
 
 
 def _bits(values: Array) -> Array:
@@ -559,13 +570,15 @@ def _bits(values: Array) -> Array:
     return (values.astype(np.float64) + 0.0).view(np.int64)  # -0.0 becomes 0.0
 
 
-def _given_classes(classes: Any) -> _Classes:
+def _given_classes(classes: Any) -> Chunk:
     """Return the user's classes; ValueError if they cannot be some."""
     try:
         array = pa.array(classes)
         if array.null_count or pa.types.is_nested(array.type) or not len(array):
             raise ValueError("strings, numbers or booleans are needed, none of them null")
-        return _Classes(column_from_arrow(array))
+        values = column_from_arrow(array)
+        KeyIndex(_bits(values) if is_floats(values) else values)  # refuses one that is there twice
+        return Chunk({"value": values})
     except (TypeError, ValueError) as error:  # also of Arrow
         raise ValueError(f"LabelEncoder: classes {reprlib.repr(classes)}: {error}") from error
 
@@ -738,19 +751,6 @@ class JoinExternal(Op):
         joined = [Column(n, role_of(kind)).with_type(kind, hot) for n, (kind, hot) in kinds.items()]
         return [*columns, *joined]
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments without the table."""
-        return {"on": self.on, "columns_ext": self.columns_ext}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], tables: Any) -> Op:
-        """Return the op with its table."""
-        return cls(tables["table"], **config)
-
-    def learned_tables(self) -> dict[str, Chunk]:
-        """Return {"table": the key and the joined columns}."""
-        return {"table": self.table}
-
 
 def in_unit(times: Array, dtype: str) -> tuple[Array, Array]:
     """Return (times as int64 in the unit of `dtype`, which of them have an equal in it).
@@ -764,10 +764,7 @@ def in_unit(times: Array, dtype: str) -> tuple[Array, Array]:
     return made.view(np.int64), made.astype(times.dtype) == times
 
 
-Sums = tuple[pa.Array, np.ndarray]  # keys, and float64 [2, keys, folds]: counts and sums
-
-
-class TargetEncoding(LearningOp):
+class TargetEncoding(KeyedOp):
     """Gives each row the mean target of the rows with the same key, smoothed towards a prior.
 
     A key with n targets of sum s becomes (s + smoothing * prior) / (n + smoothing), so that a rare
@@ -799,14 +796,15 @@ class TargetEncoding(LearningOp):
         dtype: of the output, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: for arguments out of range; in `finalize`, if the target has no value, or none
+        ValueError: for arguments out of range; in `learn`, if the target has no value, or none
             outside a fold; if a row's fold column is null; for training without a fold column.
         TypeError: for keys as in Categorify, and for a target of strings or lists.
 
     Example:
         >>> group = ["user"] >> TargetEncoding("label", fold_column=None, smoothing=1)
         >>> chunk = Chunk({"user": np.array([7, 7, 5, 5]), "label": np.array([1, 1, 0, 0])})
-        >>> group.ops[0].finalize(group.partial(chunk, 0))
+        >>> op = group.ops[0]
+        >>> op.state = op.learned_from(group.partial(chunk, 0))
         >>> group.transform(Chunk({"user": np.array([7, 5, 9])}))["user_label_mean"].tolist()
         [0.8333333134651184, 0.1666666716337204, 0.5]
 
@@ -814,6 +812,8 @@ class TargetEncoding(LearningOp):
     SIGKDD Explorations 3 (2001). The same two ways as `fit_transform` and `transform` of
     scikit-learn's TargetEncoder.
     """
+
+    first_key = 1  # after the row of nulls and new keys, which get the prior
 
     def __init__(
         self,
@@ -832,7 +832,7 @@ class TargetEncoding(LearningOp):
         if fold_column == target:
             raise ValueError(f"TargetEncoding: folds must not depend on the target {target!r}")
         self._training = False
-        self.reset()
+        self.state = {}
 
     def for_training(self) -> TargetEncoding:
         """Return the op that gives each row the means of the folds that it is not in."""
@@ -854,10 +854,6 @@ class TargetEncoding(LearningOp):
     def extra_fit_columns(self) -> Sequence[str]:
         """The target and the fold column."""
         return [self.target] if self.fold_column is None else [self.target, self.fold_column]
-
-    def unlearned(self, names: Sequence[str]) -> list[str]:
-        """Return the columns whose means are not known."""
-        return [name for name in names if name not in self._tables]
 
     def output_names(self, names: Sequence[str]) -> list[str]:
         """Return `{key}_{target}_mean` of all keys; the keys themselves are dropped."""
@@ -885,8 +881,8 @@ class TargetEncoding(LearningOp):
         mix(hashes)  # so that folds and the buckets of HashBucket have nothing in common
         return to_buckets(hashes, self.folds)
 
-    def partial(self, chunk: Chunk) -> dict[str, Sums]:
-        """Return {key: counts and sums of the target, by key and fold}."""
+    def partial(self, chunk: Chunk) -> State:
+        """Return {column: counts and sums of the target by key, float64 [1 + keys, folds]}."""
         folds = 1 if self.fold_column is None else self.folds
         fold = np.zeros(chunk.num_rows, np.int32) if folds == 1 else to_host(self._folds_of(chunk))
         self._check_no_lists(self.target, chunk[self.target])
@@ -899,84 +895,54 @@ class TargetEncoding(LearningOp):
             column = as_lists(chunk[name])
             rows: Any = to_host(row_ids(column.offsets)) if isinstance(column, Ragged) else ...
             groups, keys = _grouped(*self._keys(name, flat_values(column), to_learn=True))
-            cells = groups * np.int64(folds) + fold[rows]
-            weights = valid[rows], target[rows]
-            numbers = [np.bincount(cells, w, minlength=len(keys) * folds) for w in weights]
-            state[name] = keys, np.stack(numbers).reshape(2, -1, folds)
+            cells = groups * np.int64(folds) + (fold + folds)[rows]  # row 0 is that of nulls
+            size = (1 + len(keys)) * folds
+            counts = np.bincount(cells, valid[rows], minlength=size).reshape(-1, folds)
+            sums = np.bincount(cells, target[rows], minlength=size).reshape(-1, folds)
+            state[name] = Chunk({"key": after_null(keys), "count": counts, "sum": sums})
         return state
 
-    def merge_states(self, states: Sequence[Sums]) -> Sums:
+    def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return counts and sums of all states, added in their order."""
-        keys, places = distinct_keys([keys for keys, _ in states])
-        total = np.zeros((2, len(keys), states[0][1].shape[2]))
-        ends = np.cumsum([len(keys) for keys, _ in states])
-        for place, (_, numbers) in zip(np.split(places, ends[:-1]), states, strict=True):
-            total[:, place] += numbers  # a state has each key once
-        return keys, total
+        keys, places = distinct_keys([keys_of(state["key"]) for state in states])
+        counts = np.zeros((1 + len(keys), states[0]["count"].shape[1]))
+        sums = np.zeros_like(counts)
+        first = 0
+        for state in states:
+            end = first + state.num_rows - 1
+            rows = np.append(0, 1 + places[first:end])  # a state has each key once
+            counts[rows] += state["count"]
+            sums[rows] += state["sum"]
+            first = end
+        return Chunk({"key": after_null(keys), "count": counts, "sum": sums})
 
-    def learned_from(self, state: dict[str, Sums]) -> tuple[dict[str, Any], dict[str, Chunk]]:
-        """Return (priors, {key: table of its means})."""
-        priors, tables = dict(self._priors), dict(self._tables)
-        for name, (keys, numbers) in state.items():
-            # In the order of keys, nulls last, so that no sum depends on which key came first. A
-            # key without a target gets the prior, as a new one does, so it need not be known.
-            order = pc.array_sort_indices(keys).to_numpy()
-            order = order[numbers[0, order].any(axis=1)]
-            counts, sums = _with_views(numbers[:, order])
-            keys = keys.take(pa.array(order)).drop_null()
-            if not (rows := counts.sum(axis=0)).all():
-                rule = "found no value in all rows, or none outside a fold. Give a fold_column with"
-                raise ValueError(self._wrong(self.target, f"{rule} more distinct values."))
-            prior = sums.sum(axis=0) / rows
-            with np.errstate(invalid="ignore"):
-                weight = counts + self.smoothing
-                means = (sums + self.smoothing * prior) / weight
-            means = np.where(weight == 0, prior, means)[: len(keys)].astype(self.dtype)
-            table = {"key": column_from_arrow(keys), "mean": means[:, 0]}
-            if self.fold_column is not None:
-                table["out_of_fold"] = np.ascontiguousarray(means[:, 1:])
-            priors[name], tables[name] = prior.tolist(), Chunk(table)
-        return {"priors": priors}, tables
-
-    def finalize(self, state: dict[str, Sums]) -> None:
-        """Learn means and priors, and make the indexes of the keys."""
-        self.restore(*self.learned_from(state))
-
-    def reset(self) -> None:
-        """Forget what was learned."""
-        self.restore({}, {})
-
-    def learned(self) -> dict[str, Any]:
-        """Return {"priors": {key: [of all rows, of those outside each fold]}}."""
-        return {"priors": self._priors}
-
-    def learned_tables(self) -> dict[str, Chunk]:
-        """Return {key: table of its means, by all rows and out of each fold}."""
-        return dict(self._tables)
-
-    def restore(self, learned: dict[str, Any], tables: Mapping[str, Chunk]) -> None:
-        """Set priors and means, and make the indexes of the keys."""
-        self._priors = learned.get("priors", {})
-        for key, numbers in self._priors.items():
-            for number in numbers:
-                check_real(f"column {key!r}: TargetEncoding: priors", number)
-        self._tables = dict(tables)
-        self._indexes = {key: KeyIndex(table["key"]) for key, table in tables.items()}
-
-    def index_of(self, key: str) -> KeyIndex:
-        """Return the index that finds a row's key in the table of `key`."""
-        return self._indexes[key]
-
-    def numbers_of(self, key: str, out_of_fold: bool = False) -> np.ndarray:
-        """Return the prior, which new keys get, then the mean of each key.
+    def learn(self, name: str, merged: Chunk) -> Chunk:
+        """Return the means: of null and new keys, which get the prior, then those of each key.
 
         Returns:
-            [1 + keys] for all rows, [1 + keys, folds] out of fold, of `dtype`.
+            {"key", "mean": [1 + keys], "out_of_fold": [1 + keys, folds]}, the last if there are
+            folds; means of `dtype`.
         """
-        prior, table = np.array(self._priors[key], dtype=self.dtype), self._tables[key]
-        if out_of_fold:
-            return np.vstack([prior[1:], table["out_of_fold"]])
-        return np.concatenate([prior[:1], table["mean"]])
+        # In the order of keys, nulls last, so that no sum depends on which key came first. A key
+        # without a target gets the prior, as a new one does, so it need not be known.
+        keys = keys_of(merged["key"])
+        rows = np.append(pc.array_sort_indices(keys).to_numpy().astype(np.int64) + 1, 0)
+        rows = rows[merged["count"][rows].any(axis=1)]
+        counts, sums = (_with_views(merged[part][rows]) for part in ("count", "sum"))
+        keys = keys.take(pa.array(rows[rows > 0] - 1))
+        if not (total := counts.sum(axis=0)).all():
+            rule = "found no value in all rows, or none outside a fold. Give a fold_column with"
+            raise ValueError(self._wrong(self.target, f"{rule} more distinct values."))
+        prior = sums.sum(axis=0) / total
+        with np.errstate(invalid="ignore"):
+            weight = counts + self.smoothing
+            means = (sums + self.smoothing * prior) / weight
+        means = np.where(weight == 0, prior, means)[: len(keys)]
+        means = np.vstack([prior, means]).astype(self.dtype)
+        table: dict[str, Any] = {"key": after_null(keys), "mean": means[:, 0].copy()}
+        if self.fold_column is not None:
+            table["out_of_fold"] = means[:, 1:].copy()
+        return Chunk(table)
 
     def transform(self, chunk: Chunk) -> Chunk:
         """Return the means of each row's keys."""
@@ -989,7 +955,8 @@ class TargetEncoding(LearningOp):
             at = find_keys(index, values)
             if valid is not None:
                 at[~valid] = 0
-            numbers = array_namespace(at).asarray(self.numbers_of(name, self._training))
+            means = self.table_of(name)["out_of_fold" if self._training else "mean"]
+            numbers = array_namespace(at).asarray(means)
             lists = isinstance(column, Ragged)
             if fold is not None:
                 at = at, fold[row_ids(column.offsets)] if lists else fold
@@ -998,7 +965,7 @@ class TargetEncoding(LearningOp):
 
 
 def _grouped(values: Any, valid: Array | None) -> tuple[np.ndarray, pa.Array]:
-    """Return (the number of each value's key, the keys): in the CPU's memory, null the last key."""
+    """Return (the number of each value's key, -1 of a null; the keys): in the CPU's memory."""
     if isinstance(values, EncodedStrings):
         numbers, keys = values.codes, values.dictionary
     else:
@@ -1007,10 +974,7 @@ def _grouped(values: Any, valid: Array | None) -> tuple[np.ndarray, pa.Array]:
         )
         encoded = plain.dictionary_encode()
         numbers, keys = encoded.indices.to_numpy(), encoded.dictionary
-    if valid is not None:
-        numbers = np.where(to_host(valid), numbers, len(keys))
-        keys = pa.concat_arrays([keys, pa.nulls(1, keys.type)])
-    return numbers, keys
+    return numbers if valid is None else np.where(to_host(valid), numbers, -1), keys
 
 
 def _with_views(numbers: np.ndarray) -> np.ndarray:

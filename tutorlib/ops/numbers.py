@@ -29,13 +29,16 @@ from tutorlib.columns import (
 from tutorlib.hashing import blocks_of
 from tutorlib.ops.base import (
     ColumnOp,
+    LearningOp,
     Op,
-    StatisticsOp,
+    State,
     check_real,
     float_dtype,
 )
 from tutorlib.ops.keys import add_counts, count_keys
 from tutorlib.schema import Column, listed
+
+NO_VALUE = "found no value. Put FillMissing before it."
 
 
 class _Filler(ColumnOp):
@@ -132,7 +135,7 @@ class FillMissing(_Filler):
         return self.fill_value
 
 
-class FillMedian(_Filler, StatisticsOp):
+class FillMedian(_Filler, LearningOp):
     """Replaces nulls and NaN by the median of the column.
 
     The median of an even number of values is the mean of the two in the middle, which a column of
@@ -143,56 +146,58 @@ class FillMedian(_Filler, StatisticsOp):
 
     Raises:
         TypeError: for strings.
-        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
+        ValueError: if a value is infinite or 2**400 or more; in `learn`, for a column of nulls.
 
     Example:
         >>> group = ["x"] >> FillMedian()
         >>> chunk = Chunk({"x": np.array([1.0, np.nan, 9.0, 2.0])})
-        >>> group.ops[0].finalize(group.partial(chunk, 0))
+        >>> op = group.ops[0]
+        >>> op.state = op.learned_from(group.partial(chunk, 0))
         >>> group.transform(chunk)["x"].tolist()
         [1.0, 2.0, 9.0, 2.0]
     """
 
-    statistics = ("medians",)
     rounds_down = True
 
-    def fill_of(self, name: str) -> Any:
+    def fill_of(self, name: str) -> float:
         """Return the column's median."""
-        return self._learned["medians"][name]
+        return self._state[name]["median"].item()
 
-    def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {column: counts of the bits of its values}."""
+    def partial(self, chunk: Chunk) -> State:
+        """Return {column: its values, as the bits of float64, and their counts}."""
         state = {}
         for name, column in chunk.items():
             values, valid = self._numbers(name, flat_values(column))
             if values.dtype.kind == "i":  # integers of a narrow range are counted without hashing
                 keys, counts = count_keys(values, valid)
                 bits = keys.to_numpy().astype(np.float64).view(np.int64)
-                state[name] = pa.array(bits), counts
+                state[name] = Chunk({"bits": bits, "count": counts})
                 continue
             values = to_host(self._floats(name, flat_values(column)))
             values = values[~np.isnan(values)] + 0.0  # -0.0 becomes 0.0
             self._check_size(name, values)
-            state[name] = count_keys(values.view(np.int64))
+            keys, counts = count_keys(values.view(np.int64))
+            state[name] = Chunk({"bits": keys.to_numpy(), "count": counts})
         return state
 
-    def merge_states(self, states: Sequence[Any]) -> Any:
+    def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return the counts of all states."""
-        return add_counts(states)
+        bits, counts = add_counts([(pa.array(state["bits"]), state["count"]) for state in states])
+        return Chunk({"bits": bits.to_numpy(), "count": counts})
 
-    def statistics_of(self, name: str, state: Any) -> Sequence[float] | None:
+    def learn(self, name: str, merged: Chunk) -> Chunk:
         """Return the median alone."""
-        values, counts = state[0].to_numpy().view(np.float64), state[1]
+        values, counts = merged["bits"].view(np.float64), merged["count"]
         order = np.argsort(values)
         ends = np.cumsum(counts[order])
         if len(ends) == 0:
-            return None
+            raise ValueError(self._wrong(name, NO_VALUE))
         middle = (int(ends[-1]) - 1) // 2, int(ends[-1]) // 2
         low, high = values[order][np.searchsorted(ends, middle, side="right")]
-        return [float(low + high) / 2]
+        return Chunk({"median": np.array([float(low + high) / 2])})
 
 
-class Normalize(StatisticsOp):
+class Normalize(ColumnOp, LearningOp):
     """Shifts and scales each column to mean 0 and standard deviation 1.
 
     Mean and population standard deviation are those of all values that are not missing. Squares are
@@ -206,59 +211,57 @@ class Normalize(StatisticsOp):
         dtype: of the result, "float16", "float32" or "float64".
 
     Raises:
-        ValueError: if a value is infinite or 2**400 or more; in `finalize`, for a column of nulls.
+        ValueError: if a value is infinite or 2**400 or more; in `learn`, for a column of nulls.
         TypeError: for strings.
 
     Example:
         >>> op = Normalize()
         >>> chunk = Chunk({"x": np.array([1.0, 3.0, np.nan])})
-        >>> op.finalize(op.partial(chunk))
-        >>> op.learned(), op.transform(chunk)["x"].tolist()
-        ({'mean': {'x': 2.0}, 'std': {'x': 1.0}}, [-1.0, 1.0, nan])
+        >>> op.state = op.learned_from(op.partial(chunk))
+        >>> op.state["x"]["mean"].tolist(), op.transform(chunk)["x"].tolist()
+        ([2.0], [-1.0, 1.0, nan])
 
     Source: T. Chan, G. Golub, R. LeVeque, "Algorithms for computing the sample variance", The
     American Statistician 37 (1983), for merging.
     """
 
-    statistics = ("mean", "std")
-
     def __init__(self, dtype: str = "float32") -> None:
         self.dtype = float_dtype(dtype, "Normalize")
-        super().__init__()
 
-    def partial(self, chunk: Chunk) -> dict[str, Any]:
-        """Return {column: state}, None without a value; NaN and nulls are left out."""
+    def partial(self, chunk: Chunk) -> State:
+        """Return {column: count, mean and squared distances from it}, no row without a value."""
         state = {}
         for name, column in chunk.items():
             values = to_host(self._floats(name, flat_values(column)))
             missing = np.isnan(values)
             values = values[~missing] if bool(missing.any()) else values
             self._check_size(name, values)
-            state[name] = self._state_of(values) if len(values) else None
+            if len(values):
+                first = float(values[0])  # equal values have exactly this mean and no distance
+                mean = first + float((values - first).mean())
+                state[name] = _moments(len(values), mean, float(np.square(values - mean).sum()))
+            else:
+                state[name] = _moments(0, 0.0, 0.0).slice(0, 0)
         return state
 
-    def _state_of(self, values: np.ndarray) -> tuple[int, float, float]:
-        """Return (count, mean, sum of the squared distances from the mean)."""
-        first = float(values[0])  # equal values have exactly this mean and no distance
-        mean = first + float((values - first).mean())
-        return len(values), mean, float(np.square(values - mean).sum())
-
-    def merge_states(self, states: Sequence[Any]) -> Any:
+    def merge_states(self, states: Sequence[Chunk]) -> Chunk:
         """Return count, mean and squared distances of the values of all states."""
-        merged, *others = [state for state in states if state] or [None]
-        for more, other_mean, other_squares in others:
-            count, mean, squares = merged
+        several = [_numbers_in(state) for state in states if state.num_rows]
+        if not several:
+            return states[0]
+        count, mean, squares = several[0]
+        for more, other_mean, other_squares in several[1:]:
             total, apart = count + more, other_mean - mean
             squares += other_squares + apart * apart * (count * more / total)
-            merged = total, mean + apart * (more / total), squares
-        return merged
+            count, mean = total, mean + apart * (more / total)
+        return _moments(count, mean, squares)
 
-    def statistics_of(self, name: str, state: Any) -> tuple[float, float] | None:
-        """Return (mean, standard deviation)."""
-        if state is None:
-            return None
-        count, mean, squares = state
-        return mean, math.sqrt(squares / count)
+    def learn(self, name: str, merged: Chunk) -> Chunk:
+        """Return mean and standard deviation."""
+        if not merged.num_rows:
+            raise ValueError(self._wrong(name, NO_VALUE))
+        count, mean, squares = _numbers_in(merged)
+        return Chunk({"mean": np.array([mean]), "std": np.array([math.sqrt(squares / count)])})
 
     def transform_column(self, name: str, column: Any) -> Array:
         """Return (x - mean) / standard deviation, computed in float64."""
@@ -274,12 +277,24 @@ class Normalize(StatisticsOp):
 
     def decode(self, name: str, predictions: Any) -> np.ndarray:
         """Return prediction * standard deviation + mean, float64 [n], of numbers [n] or [n, 1]."""
-        mean, deviation = (self._learned[statistic][name] for statistic in self.statistics)
+        mean, deviation = _numbers_in(self._state[name])
         return self._predicted_numbers(name, predictions) * deviation + mean
 
     def shift_and_scale(self, name: str) -> tuple[float, float]:
         """Return the learned (mean, standard deviation) of a column; infinite for equal values."""
-        return self._learned["mean"][name], self._learned["std"][name] or math.inf
+        mean, deviation = _numbers_in(self._state[name])
+        return mean, deviation or math.inf
+
+
+def _moments(count: int, mean: float, squares: float) -> Chunk:
+    """Return a table of one row."""
+    parts = {"count": count, "mean": mean, "squares": squares}
+    return Chunk({name: np.array([number]) for name, number in parts.items()})
+
+
+def _numbers_in(table: Chunk) -> list[Any]:
+    """Return the numbers in a table of one row, as Python's."""
+    return [column.item() for column in table.columns.values()]
 
 
 class Clip(ColumnOp):

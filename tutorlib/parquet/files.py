@@ -50,6 +50,8 @@ REMOTE_THREADS = 32  # which wait for answers most of the time
 TABLE_ROWS = 131_072  # of a row group of rows in memory
 INT96_UNIT = "us"  # of Spark's and Hive's timestamps: nanoseconds end in 2262, dates do not
 IDLE_FILES = 8  # that stay open for the next read
+COLUMN_CHUNK_BYTES = 900  # of a footer in memory, for each column of a row group
+PAGE_BYTES = 2**20  # of values in a page at most, as writers of Parquet files have it
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
 
 
@@ -495,6 +497,32 @@ class ParquetRows:
             total += leaf.num_values * width or stored
         return total
 
+    def stored_bytes(self, index: int, names: Sequence[str]) -> int:
+        """Return the bytes of columns of a row group before they are compressed."""
+        return sum(leaf.total_uncompressed_size for n in names for leaf in self._leaves(index, n))
+
+    @property
+    def footer_bytes(self) -> int:
+        """About how many bytes the footer takes as Arrow holds it."""
+        return self.footer.num_row_groups * self.footer.num_columns * COLUMN_CHUNK_BYTES
+
+    def stream_bytes(self, index: int, names: Sequence[str]) -> float:
+        """Return about how many bytes Arrow holds while columns are read step by step.
+
+        For each column that is what was read ahead, a page as it is stored and as it is decoded,
+        and its dictionary in both forms.
+        """
+        total = 0.0
+        for name in names:
+            for leaf in self._leaves(index, name):
+                size, dictionary = leaf.total_uncompressed_size, 0
+                if leaf.has_dictionary_page:
+                    stored = leaf.data_page_offset - leaf.dictionary_page_offset
+                    dictionary = stored * size / max(1, leaf.total_compressed_size)
+                page = min(size - dictionary, PAGE_BYTES)
+                total += STREAM_BUFFER + 2 * (page + dictionary)
+        return total
+
     @functools.cached_property
     def digest(self) -> str:
         """Hash of the footer as it was read: sizes, places and statistics of all column chunks."""
@@ -544,6 +572,16 @@ class TableRows:
     def value_bytes(self, index: int, name: str, width: int) -> float:
         """Return the bytes of the values of a column of lists or strings."""
         return next(self.tables(index, [name], None)).nbytes
+
+    footer_bytes = 0
+
+    def stored_bytes(self, index: int, names: Sequence[str]) -> int:
+        """Return 0: rows in memory stay where they are."""
+        return 0
+
+    def stream_bytes(self, index: int, names: Sequence[str]) -> float:
+        """Return 0: rows in memory stay where they are."""
+        return 0.0
 
     @functools.cached_property
     def digest(self) -> str:

@@ -311,6 +311,23 @@ class ParquetSource:
                 total += values / stored.row_counts[group.index] + 8
         return total
 
+    def stream_bytes(self, position: int, names: Names) -> float:
+        """Return about how many bytes Arrow holds while `steps` reads columns of a row group."""
+        group = self.row_groups[position]
+        own = [name for name in names if name not in self._keys[group.file]]
+        return self._stored[group.file].stream_bytes(group.index, own)
+
+    def stored_bytes(self, position: int, names: Names) -> int:
+        """Return the bytes of columns of a row group before they are compressed; 0 in memory."""
+        group = self.row_groups[position]
+        own = [name for name in names if name not in self._keys[group.file]]
+        return self._stored[group.file].stored_bytes(group.index, own)
+
+    @property
+    def footer_bytes(self) -> int:
+        """About how many bytes the footers take, which stay in memory."""
+        return sum(stored.footer_bytes for stored in self._stored)
+
     def fingerprint(self) -> dict[str, Any]:
         """Return metadata, as JSON values, that is equal for the same data set.
 

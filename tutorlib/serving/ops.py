@@ -167,7 +167,7 @@ class ServedTargetEncoding(ServedRename):
         refuse_dtypes(self.op, "float16")
         keys = {name: self.source(name) for name in self.wanted}
         self.keys = {n: tensors.KeyTable(self.op.index_of(key).keys) for n, key in keys.items()}
-        self.means = {n: tensors.fixed(self.op.numbers_of(key)) for n, key in keys.items()}
+        self.means = {n: tensors.fixed(self.op.table_of(key)["mean"]) for n, key in keys.items()}
 
     def column(self, name: str, column: ServedColumn) -> ServedColumn:
         """Return the mean of each row's key; that of a new key for a null."""

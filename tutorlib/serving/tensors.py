@@ -17,10 +17,9 @@ import tensorflow as tf
 from tutorlib.columns import Masked, Ragged, Strings
 from tutorlib.hashing import FACTOR_1, FACTOR_2, GAMMA
 from tutorlib.hashing import hash_values as hash_on_host
-from tutorlib.loader.layout import batch_dtype
 from tutorlib.loader.settings import PAD
 from tutorlib.ops.base import take_or_null
-from tutorlib.schema import Column, Schema, element_type, is_time, listed
+from tutorlib.schema import Column, Schema, batch_dtype, element_type, is_time, listed
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
 PADDINGS = [b"\0" * n for n in range(8)]

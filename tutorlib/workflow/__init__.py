@@ -1,10 +1,11 @@
 """Workflow: preprocessing that is fitted once and applied the same everywhere.
 
-`workflow` is the class for users; `fit` fits it on threads or on a cluster, `write` makes Parquet
-of transformed rows, `saved` files of a fitted workflow.
+`workflow` is the class for users; `fit` fits it to the row ranges that `rows` reads, `write` makes
+Parquet of transformed rows, both on `threads` or on a Dask `cluster`; `saved` makes files of a
+fitted workflow, and `split` sources of training and validation rows.
 """
 
+from tutorlib.workflow.split import split_rows
 from tutorlib.workflow.workflow import Workflow
-from tutorlib.workflow.write import split_rows
 
 __all__ = ["Workflow", "split_rows"]

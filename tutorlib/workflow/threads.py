@@ -1,4 +1,4 @@
-"""map_on_threads: call a function for many items on several threads, and stop at an error."""
+"""Threads of this process: a function for many items on several of them, until an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from tutorlib.memory import thread_count
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -61,3 +63,13 @@ def map_on_threads(
         cancelled = {number for number in errors if isinstance(errors[number], CancelledError)}
         raise errors[min(errors.keys() - cancelled or cancelled)]
     return [results[number] for number in range(len(todo))]
+
+
+def threads_without(client: Any, threads: int | None) -> int:
+    """Return the number of threads of this process; ValueError if a cluster has its own."""
+    if client is not None and threads is not None:
+        raise ValueError(
+            "threads are those of this process; with client=, set threads_per_worker of the "
+            "cluster's workers"
+        )
+    return thread_count(threads)

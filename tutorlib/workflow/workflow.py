@@ -34,7 +34,8 @@ from tutorlib.schema import (
     type_words,
 )
 from tutorlib.workflow import saved
-from tutorlib.workflow.fit import ColumnType, as_source, fit_graph, of_chunks, unfitted_ops
+from tutorlib.workflow.fit import fit_graph, unfitted_ops
+from tutorlib.workflow.rows import ColumnType, as_source, of_chunks
 from tutorlib.workflow.write import WriteJob, named_sources, write_data_set
 
 EMPTY: ColumnType = ("null", False)  # of a column without a value in any row
@@ -658,7 +659,7 @@ class Workflow:
     def save(
         self, folder: str | os.PathLike[str], *, overwrite: bool = False, filesystem: Any = None
     ) -> Any:
-        """Write the fitted workflow: JSON, Parquet for each learned table, and their SHA-256.
+        """Write the fitted workflow: JSON, Parquet for the tables of its ops, and their SHA-256.
 
         Args:
             folder: the folder to write, also as a URL; it appears when it is whole.

@@ -2,7 +2,7 @@
 
 The rows of each part file, and their order, are chosen before the first row is read. So they do not
 depend on who writes it, and a run keeps each part file that an earlier one finished and was stopped
-after. `split_rows` makes sources of training and validation rows.
+after.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,30 +27,27 @@ import pyarrow as pa
 import tutorlib
 from tutorlib import output
 from tutorlib.checks import check_integer
-from tutorlib.columns import Chunk, Masked, Strings, to_namespace
+from tutorlib.columns import Chunk, to_namespace
 from tutorlib.display import row_bar
-from tutorlib.hashing import hash_integers, hash_values
 from tutorlib.ops.base import is_builtin
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
 from tutorlib.workflow import saved
-from tutorlib.workflow.fit import (
+from tutorlib.workflow.cluster import write_on_cluster
+from tutorlib.workflow.rows import (
     as_source,
     input_paths,
     locate_errors,
     read_range,
     row_ranges_in,
     split_by_rows,
-    threads_without,
-    write_on_cluster,
 )
-from tutorlib.workflow.threads import map_on_threads
+from tutorlib.workflow.threads import map_on_threads, threads_without
 
 MANIFEST = "_manifest.json"
 WRITING = "_writing"  # folder of part files that are not finished
 PREFETCH = 2  # row ranges of a part file that are transformed while one is written
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][\w.=-]*")
-HASHES = 2**64  # number of different hashes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,167 +224,3 @@ def _write_on_threads(
                 yield chunk
 
         map_on_threads(lambda part: job.write(folder, part, chunks_of(part)), parts, threads, stop)
-
-
-def split_rows(
-    data: Any,
-    shares: Mapping[str, float],
-    seed: int | None = None,
-    by: str | Sequence[str] | None = None,
-) -> dict[str, ParquetSource]:
-    """Return {name: its rows of `data`}: each row is in exactly one part, in the original order.
-
-    Parts of one call can be added, which gives the rows of both. Of rows that are sorted by label,
-    a part without a seed may have only one label.
-
-    Args:
-        data: a `ParquetSource`, or what it takes, such as paths or a DataFrame; a chunk or several
-            in a list. To split by the values of a column, use two sources with filters instead:
-            `ParquetSource(paths, filters=[("day", "<", 6)])` and its counterpart.
-        shares: {name: share of the rows}, each above 0, together 1.
-        seed: None cuts the rows in order, exact to a row: the first name gets the first rows, which
-            is a split by time where rows are in time order. An integer in [0, 2**63) draws each row
-            by a hash of the seed and the row's number. Then a part has about
-            `sqrt(share * num_rows)` rows more or less than its share, and a row is in the same part
-            on every machine.
-        by: columns of integers, strings or times, for a split by group: rows with equal values,
-            such as all rows of a user, are in one part, which a hash of seed (0 if it is None) and
-            values draws. The columns are read once; an eighth of a byte is kept for each row and
-            part. A part has about its share of the groups: of the rows too if no group is large.
-
-    Returns:
-        A source for each name, which `Workflow` and `KerasSequenceLoader` take.
-
-    Raises:
-        ValueError: if the shares do not add up to 1, a share is not above 0, or a part has no row.
-        TypeError: if the shares have no names, or a column of `by` has another type.
-        ParquetError: if there is no such column.
-
-    Five-fold cross-validation:
-
-        folds = split_rows(source, {f"fold_{n}": 1 / 5 for n in range(5)}, seed=0)
-        for name, valid in folds.items():
-            train = sum(fold for other, fold in folds.items() if other != name)
-
-    By group, and by time:
-
-        parts = split_rows(source, {"train": 0.8, "valid": 0.2}, by="user")
-        train = ParquetSource(paths, filters=[("time", "<", "2024-06-01")])
-        valid = ParquetSource(paths, filters=[("time", ">=", "2024-06-01")])
-
-    Random parts also shuffle a data set that does not fit into memory, however it is sorted:
-
-        parts = split_rows(source, {f"part_{n}": 1 / 8 for n in range(8)}, seed=0)
-        workflow.transform_to_parquet(parts, "shuffled", shuffle_seed=0)
-
-    Choose so many parts that one has at most `rows_per_file` rows: it is then shuffled as a whole.
-    Each part reads all row groups. 4 million rows sorted by label in one row group, in 4 parts:
-    a batch of 4,096 rows is worth 3,800 random rows (`shuffle_quality`), 20 without the parts, and
-    writing takes 2.5 s instead of 1.0 s.
-
-    Example:
-        >>> rows = Chunk({"x": np.arange(10)})
-        >>> split = split_rows(rows, {"train": 0.8, "valid": 0.2})
-        >>> split["valid"].read(0, ["x"])["x"].tolist()
-        [8, 9]
-        >>> split = split_rows(rows, {"train": 0.8, "valid": 0.2}, seed=1)
-        >>> split["valid"].read(0, ["x"])["x"].tolist()
-        [4]
-    """
-    source = as_source(data)
-    if not isinstance(shares, Mapping):
-        raise TypeError(f"shares takes {{name: share}}, got {shares!r}")
-    if abs(sum(shares.values()) - 1) > 1e-9 or not all(share > 0 for share in shares.values()):
-        raise ValueError(f"shares must be above 0 and add up to 1, got {dict(shares)}")
-    if seed is not None:
-        seed = check_integer("seed", seed, at_least=0, bits=63)
-    names = [by] if isinstance(by, str) else list(by or ())
-    seed = seed or 0 if names else seed
-    hashes = _hashes_of_groups(source, names, seed or 0) if names else {}
-    size = source.num_rows if seed is None else HASHES
-    ends = np.cumsum(list(shares.values()))[:-1].tolist()
-    bounds = [0, *((round if seed is None else int)(end * size) for end in ends), size]
-    parts = {}
-    for name, low, high in zip(shares, bounds[:-1], bounds[1:], strict=True):
-        share = RowShare(low, high, seed)
-        numbers: RowShare | GroupShare = share
-        if names:
-            bits = {
-                first: np.packbits((h >= np.uint64(low)) & (h <= np.uint64(high - 1)))
-                for first, h in hashes.items()
-            }
-            numbers = GroupShare(share, tuple(names), bits)
-        parts[name] = source.choose(numbers)
-        if parts[name].num_rows == 0:
-            raise ValueError(
-                f"the share {shares[name]} of {name!r} gives it none of the {source.num_rows} rows"
-            )
-    return parts
-
-
-def _hashes_of_groups(source: ParquetSource, names: list[str], seed: int) -> dict[int, Any]:
-    """Return {number of the first row of a row group: hash of seed and values of each row}."""
-    hashes, first, source = {}, 0, source.on("cpu")
-    for position, group in enumerate(source.row_groups):
-        chunk = source.read(position, names)
-        total = hash_integers(np.full(group.num_rows, seed))
-        for name in names:
-            column, nulls = chunk[name], None
-            if isinstance(column, Masked):
-                column, nulls = column.values, ~column.valid
-            if isinstance(column, np.ndarray) and column.dtype.kind in "mM":
-                column = column.view(np.int64)
-            is_array = isinstance(column, np.ndarray) and column.ndim == 1
-            if not (is_array and column.dtype.kind in "biu") and not isinstance(column, Strings):
-                kind, is_list = source.column_types[name]
-                raise TypeError(
-                    f"by takes columns of integers, strings or times, got {name!r} of "
-                    f"{'lists of ' * is_list}{kind}"
-                )
-            values = hash_values(column)
-            if nulls is not None:
-                values[nulls] = np.uint64(0)
-            total = hash_integers(total ^ values)
-        hashes[first] = total
-        first += group.num_rows
-    return hashes
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupShare:
-    """Rows whose hash of the values of some columns is in a share."""
-
-    share: RowShare
-    names: tuple[str, ...]
-    bits: Mapping[int, np.ndarray]  # {number of the first row of a row group: packed bits}
-
-    @property
-    def identity(self) -> str:
-        """Text that two shares have in common only if they are equal."""
-        return f"{self.share.identity} by {list(self.names)}"
-
-    def __call__(self, first: int, rows: int) -> np.ndarray:
-        """Return which of the rows of a row group belong to it, as numbers from 0."""
-        return np.flatnonzero(np.unpackbits(self.bits[first], count=rows))
-
-
-@dataclasses.dataclass(frozen=True)
-class RowShare:
-    """Rows of which the number, or its hash if there is a seed, is in [low, high)."""
-
-    low: int
-    high: int
-    seed: int | None
-
-    @property
-    def identity(self) -> str:
-        """Text that two shares have in common only if they are equal."""
-        return f"split {self.low} {self.high} {self.seed}"
-
-    def __call__(self, first: int, rows: int) -> range | np.ndarray:
-        """Return which of the rows first, ..., first + rows - 1 belong to it, as numbers from 0."""
-        if self.seed is None:
-            return range(max(0, self.low - first), max(0, min(rows, self.high - first)))
-        start = int(hash_integers(np.array([self.seed]))[0])
-        hashes = hash_integers(np.arange(first, first + rows, dtype=np.uint64) + np.uint64(start))
-        return np.flatnonzero((hashes >= self.low) & (hashes < self.high))
