@@ -172,18 +172,6 @@ def test_a_device_and_its_memory_are_told(monkeypatch):
             resolve_device("gpu")
 
 
-@pytest.mark.skipif(HAS_GPU, reason="a GPU is there")
-def test_an_allocation_that_nothing_applies_is_said_until_it_is_applied(monkeypatch, recwarn):
-    monkeypatch.setenv("TF_MEMORY_ALLOCATION", "0.3")
-    monkeypatch.setattr("tutorlib.gpu.memory._left", {})
-    with pytest.warns(UserWarning, match=r"=0.3 is set, but .* limit_tensorflow_memory\(\) is"):
-        KerasSequenceLoader(pa.table({"x": [1.0]}), 1)
-    assert limit_tensorflow_memory() is None
-    recwarn.clear()
-    KerasSequenceLoader(pa.table({"x": [1.0]}), 1)
-    assert not recwarn
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAS_GPU, reason="needs an NVIDIA GPU")
 def test_after_the_gpu_is_in_use_the_limit_is_refused():
