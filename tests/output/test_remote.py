@@ -95,6 +95,22 @@ def test_a_file_written_again_elsewhere_is_noticed(memory):
         source.read(0)
 
 
+def test_a_file_written_again_while_the_rows_of_a_filter_are_counted_is_noticed(memory):
+    """Otherwise row groups could be left out in which no row of the other file passes."""
+    path, opened = "/bucket/data/day=1/part_0.parquet", []
+
+    class WrittenAgain(type(memory)):
+        def _open(self, *arguments, **options):
+            file = super()._open(*arguments, **options)
+            opened.append(arguments[0])
+            if len(opened) == 2:  # the first time was for its footer
+                self.pipe(path, file_of(1))
+            return file
+
+    with pytest.raises(ParquetError, match=r"group \d of .*part_0\.parquet: the file has changed"):
+        ParquetSource(path, [("x", ">", 5)], filesystem=WrittenAgain())
+
+
 def test_a_filesystem_that_is_given_is_used(memory, tmp_path):
     with_fsspec = ParquetSource("/bucket/data/day=1", filesystem=memory)
     with_arrow = ParquetSource("day=1", filesystem=fs.SubTreeFileSystem(
