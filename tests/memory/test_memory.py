@@ -68,6 +68,15 @@ def test_a_pool_keeps_no_more_than_its_limit_and_makes_room_for_other_sizes():
     assert pool.free_bytes == 0
 
 
+def test_a_pool_counts_memory_as_in_use_or_as_kept_each_time_that_it_is_lent():
+    pool = BufferPool(limit_bytes=4 * MIB)
+    for _ in range(3):
+        array = pool.empty((MIB,), np.uint8)
+        assert (pool.used_bytes, pool.free_bytes) == (MIB, 0)
+        del array
+        assert (pool.used_bytes, pool.free_bytes) == (0, MIB)
+
+
 def test_threads_never_get_the_same_memory():
     pool, wrong = BufferPool(limit_bytes=64 * MIB), []
 
