@@ -117,6 +117,15 @@ def test_batches_share_no_memory_and_stay_as_they_are_while_any_part_is_held(
         np.testing.assert_array_equal(kept, copy)
 
 
+def test_batches_in_the_order_of_the_files_are_aligned_in_whichever_row_a_chunk_begins(tmp_path):
+    pq.write_table(pa.table({"x": np.arange(3000, dtype="f4")}), tmp_path / "x.parquet", 1000)
+    made = {"cont_names": ["x"], "buffer_size": 1000, "shuffle": False}
+    loader = KerasSequenceLoader(tmp_path, 64, **made)
+    arrays = [batch["x"] for batch, _ in loader.as_numpy()]
+    assert all(array.ctypes.data % 64 == 0 for array in arrays)
+    assert np.concatenate(arrays).ravel().tolist() == list(range(3000))
+
+
 EXIT = """
 import numpy as np, sys
 from tutorlib.memory import BufferPool
