@@ -94,6 +94,13 @@ def test_fit_trains_on_the_batches_of_the_loader_in_turn(folder, steps, steps_pe
     assert model.rows == order_of(loader_of(folder), 3)[: len(model.rows)]
 
 
+def test_too_many_steps_for_an_epoch_that_no_resume_made_shorter_are_warned_of(folder):
+    loader, model = loader_of(folder), network(steps_per_execution=3)
+    assert len(loader) % 3 > 0  # so Keras takes the batches until there are none
+    with pytest.warns(UserWarning, match="Your input ran out of data"):
+        model.fit(loader, steps_per_epoch=2 * len(loader), verbose=0)
+
+
 def test_evaluating_in_between_does_not_disturb_training(folder):
     losses, valid = [], loader_of(folder, shuffle=False)
     evaluate = third_batch(lambda model: losses.append(model.evaluate(valid, verbose=0)))

@@ -463,6 +463,25 @@ def test_what_a_mapped_function_does_wrong_is_told_with_the_place(whole, name):
     check(lambda: iterate(loader_of(whole).map(function)), error, facts)
 
 
+def test_within_a_budget_the_rows_that_a_function_got_in_a_later_step_are_named():
+    rows, got = 200_000, []
+
+    def fail_later(chunk):
+        got.append((int(chunk["x"][0]), int(chunk["x"][-1]) + 1))
+        if got[-1][0] > 0:
+            raise ValueError("a wrong value")
+        return chunk
+
+    table = pa.table({"x": np.arange(rows * 1.0), "y": np.zeros(rows)})
+    made = {"memory_budget": "64MB", "reader_kwargs": {"threads": 1}, "shuffle": False}
+    loader = KerasSequenceLoader(table, 1000, ["y"], **made).map(fail_later)
+    with pytest.raises(ParquetError) as error:
+        list(loader)
+    first, stop = got[-1]
+    assert f"rows [{first}, {stop}) of row group 0" in str(error.value)
+    assert len(got) == 2
+
+
 def test_the_first_row_that_fails_is_named_on_any_thread_and_the_loader_works_again(whole):
     failing, later_failed = [True], threading.Event()
 

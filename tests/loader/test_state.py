@@ -161,6 +161,16 @@ def test_seed_fn_is_asked_once_for_each_epoch_also_after_a_restart(folder):
         assert rows_of(restored) == epochs[1]
 
 
+def test_a_state_from_before_an_epoch_began_has_its_seed_drawn_again(folder):
+    loader = loader_of(folder, seed_fn=iter([5, 6]).__next__)
+    state = loader.state_dict()
+    loader.peek()
+    assert (state["seed"], loader.state_dict()["seed"]) == (None, 5)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert rows_of(loader) == rows_of(loader_of(folder, seed=6))
+
+
 def test_a_state_is_small_of_the_data_not_its_place_and_goes_on_with_a_workflow(folder, tmp_path):
     many = write(tmp_path / "many", 1)
     sizes = [len(json.dumps(after(loader_of(path), 3))) for path in (folder, many)]

@@ -68,6 +68,15 @@ def test_a_pool_keeps_no_more_than_its_limit_and_makes_room_for_other_sizes():
     assert pool.free_bytes == 0
 
 
+def test_a_pool_counts_memory_as_in_use_or_as_kept_each_time_that_it_is_lent():
+    pool = BufferPool(limit_bytes=4 * MIB)
+    for _ in range(3):
+        array = pool.empty((MIB,), np.uint8)
+        assert (pool.used_bytes, pool.free_bytes) == (MIB, 0)
+        del array
+        assert (pool.used_bytes, pool.free_bytes) == (0, MIB)
+
+
 def test_threads_never_get_the_same_memory():
     pool, wrong = BufferPool(limit_bytes=64 * MIB), []
 
@@ -106,6 +115,15 @@ def test_batches_share_no_memory_and_stay_as_they_are_while_any_part_is_held(
                 copies.append(np.array(kept, copy=True))
     for kept, copy in zip(held, copies, strict=True):
         np.testing.assert_array_equal(kept, copy)
+
+
+def test_batches_in_the_order_of_the_files_are_aligned_in_whichever_row_a_chunk_begins(tmp_path):
+    pq.write_table(pa.table({"x": np.arange(3000, dtype="f4")}), tmp_path / "x.parquet", 1000)
+    made = {"cont_names": ["x"], "buffer_size": 1000, "shuffle": False}
+    loader = KerasSequenceLoader(tmp_path, 64, **made)
+    arrays = [batch["x"] for batch, _ in loader.as_numpy()]
+    assert all(array.ctypes.data % 64 == 0 for array in arrays)
+    assert np.concatenate(arrays).ravel().tolist() == list(range(3000))
 
 
 EXIT = """
@@ -170,18 +188,6 @@ def test_a_device_and_its_memory_are_told(monkeypatch):
     if missing_for_gpu() is not None:
         with pytest.raises(ValueError, match=r"device='gpu' needs.*pip install 'tutorlib\[gpu\]'"):
             resolve_device("gpu")
-
-
-@pytest.mark.skipif(HAS_GPU, reason="a GPU is there")
-def test_an_allocation_that_nothing_applies_is_said_until_it_is_applied(monkeypatch, recwarn):
-    monkeypatch.setenv("TF_MEMORY_ALLOCATION", "0.3")
-    monkeypatch.setattr("tutorlib.gpu.memory._left", {})
-    with pytest.warns(UserWarning, match=r"=0.3 is set, but .* limit_tensorflow_memory\(\) is"):
-        KerasSequenceLoader(pa.table({"x": [1.0]}), 1)
-    assert limit_tensorflow_memory() is None
-    recwarn.clear()
-    KerasSequenceLoader(pa.table({"x": [1.0]}), 1)
-    assert not recwarn
 
 
 @pytest.mark.gpu

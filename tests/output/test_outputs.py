@@ -128,6 +128,20 @@ def test_of_two_trainings_in_one_folder_of_checkpoints_one_goes_on(tmp_path):
     assert find_checkpoints(tmp_path / "checkpoints")[-1].state["loader"]["epoch"] == 4
 
 
+def test_old_checkpoints_stay_while_another_training_writes_one(tmp_path):
+    for number in range(2):
+        with new_checkpoint(tmp_path, 0, number, {}):
+            pass
+    with new_checkpoint(tmp_path, 0, 2, {}) as folder:
+        (folder / "weights").write_text("1")
+        before = sorted(os.listdir(tmp_path))
+        with pytest.raises(BlockingIOError, match="another training is writing"):
+            remove_old(tmp_path, 1)
+        assert sorted(os.listdir(tmp_path)) == before
+    remove_old(tmp_path, 1)
+    assert names(tmp_path) == ["000003-epoch-0-batch-2"]
+
+
 MEET = """
 import sys
 from tutorlib.output import new_file, new_folder

@@ -95,6 +95,29 @@ def test_a_file_written_again_elsewhere_is_noticed(memory):
         source.read(0)
 
 
+def test_a_file_written_again_while_the_rows_of_a_filter_are_counted_is_noticed(tmp_path):
+    """Otherwise row groups could be left out in which no row of the other file passes."""
+
+    def write(sign):
+        table, plain = pa.table({"x": sign * np.arange(10)}), {"compression": "none"}
+        pq.write_table(table, tmp_path / "x.parquet", 4, use_dictionary=False, **plain)
+
+    class WrittenAgain(fsspec.get_filesystem_class("file")):
+        opened = 0
+
+        def _open(self, *arguments, **options):
+            self.opened += 1
+            if self.opened == 2:  # the first time was for its footer
+                write(-1)
+            return super()._open(*arguments, **options)
+
+    write(1)
+    os.utime(tmp_path / "x.parquet", (1e9, 1e9))
+    elsewhere = fs.PyFileSystem(fs.FSSpecHandler(WrittenAgain()))
+    with pytest.raises(ParquetError, match=r"row group \d of .*x\.parquet: the file has changed"):
+        ParquetSource(tmp_path / "x.parquet", [("x", ">", 5)], filesystem=elsewhere)
+
+
 def test_a_filesystem_that_is_given_is_used(memory, tmp_path):
     with_fsspec = ParquetSource("/bucket/data/day=1", filesystem=memory)
     with_arrow = ParquetSource("day=1", filesystem=fs.SubTreeFileSystem(

@@ -157,6 +157,15 @@ def test_a_file_that_changes_after_it_was_opened(tmp_path, change):
             source.read(position, None, *bounds)
 
 
+def test_a_file_whose_content_stays_may_get_other_permissions_times_of_access_and_links(tmp_path):
+    path = write(tmp_path, "a.parquet")
+    source = ParquetSource(path)
+    path.chmod(0o400)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns))
+    os.link(path, tmp_path / "a backup")
+    assert source.read(0)["i"].tolist() == TABLE["i"].to_pylist()
+
+
 def numbers(sign=1):
     """200,000 rows whose two columns are equal up to the sign, as bytes of a file of fixed size."""
     x = sign * np.arange(200_000.0)

@@ -96,6 +96,16 @@ def test_a_source_gives_the_texts_of_the_file_in_whatever_encoding(kind, tmp_pat
     assert pickle.loads(pickle.dumps(encoded)).read(1)["t"].tolist() == WORDS[6:]
 
 
+def test_a_file_that_stays_open_is_not_lent_to_who_reads_its_texts_otherwise(tmp_path):
+    pq.write_table(pa.table({"t": WORDS}), tmp_path / "texts.parquet")
+    plain = ParquetSource(tmp_path)
+    encoded = plain.with_strings_as(encoded_column)
+    for source in (plain, encoded, plain, encoded):
+        column = source.table(0, ["t"])["t"]
+        assert pa.types.is_dictionary(column.type) == (source is encoded)
+        assert column.to_pylist() == WORDS
+
+
 @FEW
 @given(st.lists(TEXTS, min_size=1, max_size=40), st.integers(1, 9))
 def test_ops_make_the_same_of_encoded_texts(texts, buckets):

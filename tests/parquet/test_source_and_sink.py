@@ -26,6 +26,7 @@ from tutorlib.parquet import (
     ParquetSink,
     ParquetSource,
 )
+from tutorlib.parquet.files import OpenFiles
 from tutorlib.workflow import Workflow, split_rows
 from tutorlib.workflow.split import RowShare
 
@@ -505,6 +506,23 @@ def test_steps_decode_about_a_step_at_a_time_and_close_their_file(tmp_path):
         steps.close()
         assert len(os.listdir("/proc/self/fd")) == opened
         assert most < table.nbytes / 4
+
+
+def test_an_open_file_has_one_reader_at_a_time_and_none_after_an_error(tmp_path):
+    pq.write_table(MEMORY, tmp_path / "a.parquet")
+    idle = OpenFiles()
+
+    def lent():
+        return idle.lent("a", lambda: pq.ParquetFile(tmp_path / "a.parquet"))
+
+    with lent() as first, lent() as second:
+        assert first is not second
+    with lent() as one, lent() as other:
+        assert {one, other} == {first, second}
+    with pytest.raises(OSError, match="a fault"), lent() as failed:
+        raise OSError("a fault")
+    with lent() as one, lent() as other:
+        assert failed not in (one, other)
 
 
 def test_a_column_has_the_bytes_of_its_own_leaves_whatever_its_name(tmp_path):

@@ -34,7 +34,7 @@ CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
-OPEN_FRACTION = 0.25  # of the budget, for row groups that are open between two slices
+OPEN_FRACTION = 0.6  # of the budget, for row groups that are open between two slices
 DECODE_COPIES = 1 + 1 / WHOLE_PARTS  # of a column that a thread joins, row group by row group
 MATRIX_COPIES = 4  # of a stacked matrix: its columns, its rows in file order, and more of both
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
@@ -138,8 +138,8 @@ def chunk_size(
             opened_bytes += min(lanes, len(row_counts)) * row_bytes.opened
         most = int((share - opened_bytes) / row_cost)
         if most < min(batch_size, total):
-            least = int(row_cost * min(batch_size, total) + row_bytes.fixed + row_bytes.opened)
-            enough = ranks * (int(least / (1 - OPEN_FRACTION)) + 1)
+            least = row_cost * min(batch_size, total) + row_bytes.fixed
+            enough = ranks * int(max(least + row_bytes.opened, least / (1 - OPEN_FRACTION)) + 1)
             of_ranks = f" of {ranks} canonical ranks" if ranks > 1 else ""
             raise ValueError(
                 f"memory_budget={budget_bytes:,} bytes cannot hold two batches{of_ranks} of "
