@@ -76,10 +76,11 @@ def measure_rates(measured, turns=3, at_least_s=0.5):
 
     All rates are measured in one way, that of `tutorlib.diagnose` and `StallReport`, so that they
     can be compared: rows of whole epochs, over the seconds from the request for the first batch to
-    the end of the last batch or step. The cores are kept awake (`cores_awake`), since a reader that waits on sleeping cores is slower alone than in
-    a training. All candidates take turns, A B C, A B C, and the first turn, which compiles the
-    training steps and warms the file cache up, does not count. In an epoch whose first step
-    compiles, the reader works ahead, and training looks faster than the reader that feeds it.
+    the end of the last batch or step. The cores are kept awake (`cores_awake`), since a reader that
+    waits on sleeping cores is slower alone than in a training. All candidates take turns, A B C, A
+    B C, and the first turn, which compiles the training steps and warms the file cache up, does not
+    count. In an epoch whose first step compiles, the reader works ahead, and training looks faster
+    than the reader that feeds it.
 
     Args:
         measured: {name: batches} to read and discard them, or {name: (compiled model, batches)} to

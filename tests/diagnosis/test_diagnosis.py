@@ -53,7 +53,7 @@ def test_slow_data_bounds_a_training(folder):
     assert found.training.rows == ROWS
     assert 0.25 <= found.training.first_wait_s <= found.training.wait_s <= found.training.elapsed_s
     assert str(found).startswith("The data bounds this training: data costs ")
-    endless = diagnose(model_of(), slow_dataset(4, 0.25).repeat(), max_seconds=1)
+    endless = diagnose(model_of(), slow_dataset(4, 0.25).repeat(), max_seconds=0.5)
     assert endless.bound == "input"
     assert endless.training.elapsed_s < 30
 
@@ -80,7 +80,7 @@ class Sleeps(keras.layers.Layer):
         return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape)
 
 
-def sleeping(model_s, batch_s, batches=16, ahead=0, first_s=0.0):
+def sleeping(model_s, batch_s, batches=12, ahead=0, first_s=0.0):
     """Return a model and a dataset that take seconds per step and batch, `ahead` of the step."""
     x = keras.Input((1,), name="x")
     model = keras.Model({"x": x}, keras.layers.Dense(1)(Sleeps(model_s)(x)))
@@ -119,11 +119,11 @@ def test_the_verdict_follows_from_what_data_costs_and_two_runs_give_one(
 
 
 def test_diagnose_report_rates_and_trace_agree_on_one_training(tmp_path):
-    model, dataset = sleeping(0.04, 0.06)
+    model, dataset = sleeping(0.08, 0.12, batches=6)
     found, report = diagnose(model, dataset, max_seconds=3), StallReport(dataset)
     model.fit(report.data, epochs=2, verbose=0, callbacks=[report])
     rates = measure_rates({"training": (model, dataset)}, turns=3, at_least_s=0)
-    model.fit(dataset, verbose=0, callbacks=[ProfileSteps(tmp_path, 4, 12)])
+    model.fit(dataset, verbose=0, callbacks=[ProfileSteps(tmp_path, 2, 6)])
     trace, stall = read_trace(tmp_path), report.stalls[1]
     steps_s = {
         "diagnose": found.training.step_s,
@@ -131,7 +131,7 @@ def test_diagnose_report_rates_and_trace_agree_on_one_training(tmp_path):
         "measure_rates": 32 / rates["training"].median(),
         "trace": trace.length_ms / 1e3 / len(trace.steps),
     }
-    assert steps_s == {name: pytest.approx(0.1, rel=0.25, abs=0) for name in steps_s}
+    assert steps_s == {name: pytest.approx(0.2, rel=0.3) for name in steps_s}
     assert found.wait_share == pytest.approx(0.6, abs=0.15)
     assert stall.share == pytest.approx(0.6, abs=0.15)
     assert trace.waiting.total_ms / trace.length_ms == pytest.approx(0.6, abs=0.15)
