@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import operator
 import os
 import subprocess
 import sys
@@ -152,8 +151,8 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
     Below 25% of the time the model bounds the training, from 60% the data, between them both do.
     The third says what the reader could do for a faster model.
 
-    The tests take turns, four each, of which the first does not count; of the others the median is
-    shown. Each is timed by `StallReport`, from the request for the first batch to the end of the
+    The tests take four turns, of which the first does not count. Of the others, the one with the
+    median of what data costs is shown: what slows a machine down for a while hits all three. Each is timed by `StallReport`, from the request for the first batch to the end of the
     last step, and in all of them the cores are kept awake (`cores_awake`). A turn lasts an epoch,
     or `max_seconds` of it; of a part of an epoch, the wait for the first batch, in which buffers
     fill, counts in proportion. A batch with another number of rows than the first, such as the last
@@ -222,10 +221,14 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
     with _restored(model, held[0]), cores_awake():
         for trained in (model, stripped):  # compile, also for lists of other lengths
             _Test(trained, lambda: (batch for batch in held), math.inf).run()
-        turns = [[test.run() for test in tests] for _ in range(1 + TURNS)]
-    by_time, by_test = operator.attrgetter("step_s"), zip(*turns[1:], strict=True)
-    training, data_alone, model_alone = (sorted(t, key=by_time)[TURNS // 2] for t in by_test)
-    return Diagnosis(training, min(data_alone, training, key=by_time), model_alone)
+        turns = [_of_turn(*(test.run() for test in tests)) for _ in range(1 + TURNS)]
+    return sorted(turns[1:], key=lambda turn: turn.data_cost)[TURNS // 2]
+
+
+def _of_turn(training: Pace, data_alone: Pace, model_alone: Pace) -> Diagnosis:
+    """Return what a turn found: no batch takes longer to load than a whole step."""
+    reader = min(data_alone, training, key=lambda pace: pace.step_s)
+    return Diagnosis(training, reader, model_alone)
 
 
 def _rows(batch: Any) -> int:

@@ -94,10 +94,10 @@ def sleeping(model_s, batch_s, batches=12, ahead=0, first_s=0.0):
 @pytest.mark.parametrize(
     ("model_s", "batch_s", "ahead", "bound", "cost"),
     [
-        pytest.param(0.02, 0.08, 2, "input", 0.75, id="the reader is slower"),
-        pytest.param(0.08, 0.02, 2, "model", 0.02, id="the model is slower"),
-        pytest.param(0.06, 0.06, 4, "model", 0.06, id="equal, at the same time"),
-        pytest.param(0.05, 0.05, 0, "both", 0.5, id="half and half, one after the other"),
+        pytest.param(0.03, 0.15, 2, "input", 0.8, id="the reader is slower"),
+        pytest.param(0.15, 0.03, 2, "model", 0.04, id="the model is slower"),
+        pytest.param(0.12, 0.12, 4, "model", 0.1, id="equal, at the same time"),
+        pytest.param(0.11, 0.09, 0, "both", 0.46, id="half and half, one after the other"),
     ],
 )
 def test_the_verdict_follows_from_what_data_costs_and_two_runs_give_one(
@@ -105,7 +105,7 @@ def test_the_verdict_follows_from_what_data_costs_and_two_runs_give_one(
 ):
     model, dataset = sleeping(model_s, batch_s, ahead=ahead)
     for _ in range(2):
-        found = diagnose(model, dataset, max_seconds=2)
+        found = diagnose(model, dataset, max_seconds=4)
         print(found)
         assert found.bound == bound
         assert found.data_cost == pytest.approx(cost, abs=0.15)
