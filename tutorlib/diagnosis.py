@@ -152,12 +152,13 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
     The third says what the reader could do for a faster model.
 
     The tests take four turns, of which the first does not count. Of the others, the one with the
-    median of what data costs is shown: what slows a machine down for a while hits all three. Each is timed by `StallReport`, from the request for the first batch to the end of the
-    last step, and in all of them the cores are kept awake (`cores_awake`). A turn lasts an epoch,
-    or `max_seconds` of it; of a part of an epoch, the wait for the first batch, in which buffers
-    fill, counts in proportion. A batch with another number of rows than the first, such as the last
-    one of an epoch, ends a turn, since it would compile the step again. In all three a batch starts
-    in the host's memory, so on a GPU the copy to the device is part of the model's time.
+    median of what data costs is shown: what slows a machine down for a while hits all three. Each
+    is timed by `StallReport`, from the request for the first batch to the end of the last step, and
+    in all of them the cores are kept awake (`cores_awake`). A turn lasts an epoch, or `max_seconds`
+    of it; of a part of an epoch, the wait for the first batch, in which buffers fill, counts in
+    proportion. A batch with another number of rows than the first, such as the last one of an
+    epoch, ends a turn, since it would compile the step again. In all three a batch starts in the
+    host's memory, so on a GPU the copy to the device is part of the model's time.
 
     The training is real, but the model is restored afterwards, also if a test fails: weights,
     states of random number generators and the optimizer's variables are copied to the host's
