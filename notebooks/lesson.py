@@ -74,12 +74,13 @@ def criteo_rows(data_dir):
 def measure_rates(measured, turns=3, at_least_s=0.5):
     """Measure in turns how fast batches can be read, and how fast models train on them.
 
-    All rates are measured in one way, so that they can be compared: rows of whole epochs, over the
-    seconds from the request for the first batch to the end of the last batch or step. The cores are
-    kept awake (`cores_awake`), since a reader that waits on sleeping cores is slower alone than in
-    a training. All candidates take turns, A B C, A B C, and the first turn, which compiles the
-    training steps and warms the file cache up, does not count. In an epoch whose first step
-    compiles, the reader works ahead, and training looks faster than the reader that feeds it.
+    All rates are measured in one way, that of `tutorlib.diagnose` and `StallReport`, so that they
+    can be compared: rows of whole epochs, over the seconds from the request for the first batch to
+    the end of the last batch or step. The cores are kept awake (`cores_awake`), since a reader that
+    waits on sleeping cores is slower alone than in a training. All candidates take turns, A B C, A
+    B C, and the first turn, which compiles the training steps and warms the file cache up, does not
+    count. In an epoch whose first step compiles, the reader works ahead, and training looks faster
+    than the reader that feeds it.
 
     Args:
         measured: {name: batches} to read and discard them, or {name: (compiled model, batches)} to
@@ -89,8 +90,8 @@ def measure_rates(measured, turns=3, at_least_s=0.5):
         at_least_s: seconds, at least 0; short epochs are repeated until a turn has taken so long.
 
     Returns:
-        DataFrame of rows per second, a row per turn and a column per name. Noise mostly makes a
-        turn slower, so state `.max()`; `clearly_faster` compares two columns.
+        DataFrame of rows per second, a row per turn and a column per name. State `.median()`, and
+        as a factor the median of the ratios of turns; `clearly_faster` compares two columns.
 
     Example:
         >>> import numpy as np, tensorflow as tf

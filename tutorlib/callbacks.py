@@ -511,7 +511,7 @@ class Stall(NamedTuple):
     Args:
         epoch: number of the epoch in `fit`, from 0.
         steps: training steps of the epoch.
-        elapsed_s: seconds from the start of the epoch to the end of its last step.
+        elapsed_s: seconds from the request for the first batch to the end of the last step.
         wait_s: seconds of these in which the training waited for a batch.
         first_wait_s: seconds of these in which it waited for the first batch.
         stages: {"read" | "transform" | "gather" | "convert": seconds of work during the epoch,
@@ -644,8 +644,8 @@ class StallReport(keras.callbacks.Callback):
 
     Waiting is the time within the call that takes the next batch. Keras waits for the loss of each
     step before that call, also on a GPU, so nothing is trained meanwhile. The wait for an epoch's
-    first batch counts. Validation does not, nor does the first step of a `fit`, which compiles; the
-    wait for its batch does.
+    first batch counts. Validation does not, nor does the step of the first `fit` that compiles; the
+    wait for its batch does. `tutorlib.diagnose` times its tests with this callback.
 
     The loader's threads work on several batches at the same time, so the wait is divided among the
     stages in proportion to the seconds that they worked on each (`loader.stats()`). Not measured:
@@ -653,9 +653,9 @@ class StallReport(keras.callbacks.Callback):
     steps (`tutorlib.diagnose` finds that).
 
     Args:
-        data: the `KerasSequenceLoader` that `fit` is given, or a `tf.data.Dataset`. In place of a
-            dataset give `fit` this object's `data`: Keras takes the batches of a dataset within
-            compiled code, which cannot read a clock.
+        data: the `KerasSequenceLoader` or `TimedBatches` that `fit` is given, or a
+            `tf.data.Dataset`. In place of a dataset give `fit` this object's `data`: Keras takes
+            the batches of a dataset within compiled code, which cannot read a clock.
         clock: function that returns seconds and never goes back.
 
     Attributes:
@@ -663,7 +663,7 @@ class StallReport(keras.callbacks.Callback):
         stalls: list of `Stall`, one per epoch.
 
     Raises:
-        TypeError: if the data is neither of the two.
+        TypeError: if the data is none of these.
         RuntimeError: from `fit`, if `fit` takes its batches from something else.
 
     Example:
@@ -679,14 +679,16 @@ class StallReport(keras.callbacks.Callback):
 
     def __init__(self, data: Any, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
-        is_loader = isinstance(data, KerasSequenceLoader)
-        self.data = data if is_loader else TimedBatches.of_dataset(data, clock)
+        has_clock = isinstance(data, KerasSequenceLoader | TimedBatches)
+        self.data = data if has_clock else TimedBatches.of_dataset(data, clock)
         self.clock = clock
         self.stalls: list[Stall] = []
+        self._train_function: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Expect the next step to compile."""
-        self._compiled = False
+        """Expect the next step to compile, unless an earlier `fit` has compiled it."""
+        self._compiled = self._train_function is self.model.train_function
+        self._train_function = self.model.train_function
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Start the clock."""
@@ -713,7 +715,7 @@ class StallReport(keras.callbacks.Callback):
                 "data of StallReport. Give fit what StallReport has as its `data`."
             )
         seconds = self._last - self._begin, wait_s, self._first_wait_s
-        self.stalls.append(Stall(epoch, self._steps, *seconds, spent))
+        self.stalls.append(Stall(epoch, int(batches), *seconds, spent))
         if logs is not None:
             shares = self.stalls[-1].by_stage.items()
             logs["stall"] = self.stalls[-1].share

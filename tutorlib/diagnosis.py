@@ -14,35 +14,37 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
 
-from tutorlib.callbacks import TimedBatches
+from tutorlib.callbacks import StallReport, TimedBatches
 from tutorlib.loader import KerasSequenceLoader
 from tutorlib.memory import usable_cores
 
+TURNS = 3  # that count, after one that does not
 HELD_BATCHES = 3  # compile the step: with lists, the shapes of the first two or three differ
-MODEL_STEPS = 30  # of the test of the model alone
-EVEN = 1.25  # up to this ratio, neither of two times counts as the longer one
+MODEL_S = 1.0  # seconds of a turn of the model alone, at most
+MODEL_BELOW, INPUT_FROM = 0.25, 0.6  # of what data costs; between them, both bound a training
 VERDICTS = {
     "input": "The data bounds this training",
     "model": "The model bounds this training",
-    "both": "Data and model bound this training about equally",
+    "both": "Data and model bound this training together",
 }
 
 
 class Pace(NamedTuple):
-    """How fast one of the tests ran.
+    """How fast one of the tests ran, in an epoch.
 
     Args:
         steps: steps of the test.
         rows: rows of these steps.
         elapsed_s: seconds from the request for the first batch to the end of the last step.
         wait_s: seconds of these spent waiting for batches.
-        first_wait_s: seconds of these spent waiting for the first batch.
+        first_wait_s: seconds of these spent waiting for the first batch, while buffers fill. If
+            the test ended before the epoch, these steps' share of that wait.
     """
 
     steps: int
@@ -68,20 +70,21 @@ class Diagnosis:
 
     Args:
         training: the model on its data, as it is.
-        data_alone: the same data, for a model of a single number.
-        model_alone: the model, on one batch held in memory.
+        data_alone: the same data, for a model of a single number; `training` where that is faster,
+            since no batch takes longer to load than a whole step.
+        model_alone: the model, on one batch that stays in memory.
 
     Example:
         >>> waits = Pace(10, 1000, 1.0, 0.7, 0.1)
         >>> found = Diagnosis(waits, Pace(10, 1000, 0.9, 0.8, 0.1), Pace(10, 1000, 0.3, 0, 0))
-        >>> found.bound, found.wait_share, round(found.gain_without_input, 1)
+        >>> found.bound, found.data_cost, round(found.gain_without_input, 1)
         ('input', 0.7, 3.3)
         >>> print(found)
-        The data bounds this training: a batch takes 90.0 ms to load, a step 30.0 ms to compute.
-          as it is           1,000 rows/s    100.0 ms per step, 70% of it waiting for data
-          data alone         1,111 rows/s     90.0 ms per batch, for a model of a single number
-          model alone        3,333 rows/s     30.0 ms per step, on one batch held in memory
-        Data at no cost would make training 3.3 times as fast, a model at no cost 1.1 times.
+        The data bounds this training: data costs 70% of the time.
+          as it is           1,000 rows/s    100.0 ms per step, 70% of it waiting (first batch: 10%)
+          model alone        3,333 rows/s     30.0 ms per step, on one batch that stays in memory
+          data alone         1,111 rows/s     90.0 ms per batch: what the reader could do
+        Data at no cost would make training 3.3 times as fast.
     """
 
     training: Pace
@@ -89,30 +92,29 @@ class Diagnosis:
     model_alone: Pace
 
     @property
+    def data_cost(self) -> float:
+        """What data costs: 1 - (time of the model alone / time as it is), at least 0."""
+        return max(0.0, 1 - self.model_alone.step_s / self.training.step_s)
+
+    @property
+    def bound(self) -> str:
+        """What `data_cost` says: "model" below 0.25, "input" from 0.6, "both" between them."""
+        cost = round(self.data_cost, 2)  # as printed
+        return "input" if cost >= INPUT_FROM else "model" if cost < MODEL_BELOW else "both"
+
+    @property
     def wait_share(self) -> float:
         """Share of the training's time spent waiting for data, 0 to 1."""
         return self.training.wait_s / self.training.elapsed_s
 
     @property
-    def data_to_model(self) -> float:
-        """Time to load a batch over time to compute a step, each measured alone."""
-        return self.data_alone.step_s / self.model_alone.step_s
-
-    @property
-    def bound(self) -> str:
-        """What takes longer: "input", "model", or "both" if the times differ by at most 1.25."""
-        if self.data_to_model >= EVEN:
-            return "input"
-        return "model" if self.data_to_model <= 1 / EVEN else "both"
-
-    @property
     def gain_without_input(self) -> float:
-        """How many times as fast training would be with data at no cost."""
-        return self.training.step_s / self.model_alone.step_s
+        """How many times as fast training would be with data at no cost, at least 1."""
+        return max(1.0, self.training.step_s / self.model_alone.step_s)
 
     @property
     def gain_without_model(self) -> float:
-        """How many times as fast training would be with a model at no cost."""
+        """How many times as fast training could at most be with a model at no cost, at least 1."""
         return self.training.step_s / self.data_alone.step_s
 
     def __repr__(self) -> str:
@@ -120,47 +122,43 @@ class Diagnosis:
             numbers = f"{pace.rows_per_s:>12,.0f} rows/s {1e3 * pace.step_s:>8,.1f} ms"
             return f"  {name:<12}{numbers} per {meaning}"
 
-        gains = [max(1.0, gain) for gain in (self.gain_without_input, self.gain_without_model)]
+        parts = (self.training.wait_s, self.training.first_wait_s)
+        waits, first = (f"{part / self.training.elapsed_s:.0%}" for part in parts)
         lines = [
-            f"{VERDICTS[self.bound]}: a batch takes {1e3 * self.data_alone.step_s:,.1f} ms to "
-            f"load, a step {1e3 * self.model_alone.step_s:,.1f} ms to compute.",
-            line("as it is", self.training, f"step, {self.wait_share:.0%} of it waiting for data"),
-            line("data alone", self.data_alone, "batch, for a model of a single number"),
-            line("model alone", self.model_alone, "step, on one batch held in memory"),
-            f"Data at no cost would make training {gains[0]:,.1f} times as fast, a model at no "
-            f"cost {gains[1]:,.1f} times.",
+            f"{VERDICTS[self.bound]}: data costs {self.data_cost:.0%} of the time.",
+            line("as it is", self.training, f"step, {waits} of it waiting (first batch: {first})"),
+            line("model alone", self.model_alone, "step, on one batch that stays in memory"),
+            line("data alone", self.data_alone, "batch: what the reader could do"),
+            f"Data at no cost would make training {self.gain_without_input:,.1f} times as fast.",
         ]
-        return "\n".join([*lines, *self._remarks()])
-
-    def _remarks(self) -> Iterator[str]:
-        """Yield a sentence for each result that seems to contradict the verdict."""
-        if self.bound == "input" and self.wait_share < 0.1:
-            yield (
-                f"Only {self.wait_share:.0%} of the time is spent waiting for data, because "
-                "readers and model share the processors: the data costs slower steps instead."
+        if (slower := self.data_cost - self.wait_share) >= 0.1:
+            lines.append(
+                f"Slower steps are {slower:.0%} of the time: readers and model share the "
+                "processors, so the data costs more than the waiting."
             )
-        if self.bound == "model" and self.wait_share > 0.3:
-            yield (
-                f"Yet {self.training.wait_s:.2f} s are spent waiting for data, "
-                f"{self.training.first_wait_s:.2f} s of them for the first batch: readers and "
-                "model share the processors, or the data arrives in bursts."
-            )
+        return "\n".join(lines)
 
 
-def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Diagnosis:
+def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diagnosis:
     """Measure with three tests whether the data or the model bounds a training.
 
     1. As it is: train the model on the data. Which share of the time does it wait for data?
-    2. Data alone: the same data, for a model of a single number, with the cores kept awake as they
-       are in training. How fast does the data arrive?
-    3. Model alone: the model, on one batch held in memory. How fast does it compute?
+    2. Model alone: the model, on one batch that stays in memory. How fast does it compute?
+    3. Data alone: the same data, for a model of a single number. How fast does the data arrive?
 
-    Each of the first two lasts an epoch, or `max_seconds` of it, from the request for the first
-    batch. A loader that reads a chunk before its first batch pays for that here as in an epoch, so
-    give long epochs the time of several chunks. A batch with another number of rows than the first,
-    such as the last one of an epoch, ends a test, since it would compile the step again. The step
-    is compiled before the tests. In all three a batch starts in the host's memory, so on a GPU the
-    copy to the device is part of the model's time.
+    The verdict follows from the first two: data costs 1 - (time of the model alone / time as it
+    is), whether the training waits or its steps are slower since readers share the processors.
+    Below 25% of the time the model bounds the training, from 60% the data, between them both do.
+    The third says what the reader could do for a faster model.
+
+    The tests take four turns, of which the first does not count. Of the others, the one with the
+    median of what data costs is shown: what slows a machine down for a while hits all three. Each
+    is timed by `StallReport`, from the request for the first batch to the end of the last step, and
+    in all of them the cores are kept awake (`cores_awake`). A turn lasts an epoch, or `max_seconds`
+    of it; of a part of an epoch, the wait for the first batch, in which buffers fill, counts in
+    proportion. A batch with another number of rows than the first, such as the last one of an
+    epoch, ends a turn, since it would compile the step again. In all three a batch starts in the
+    host's memory, so on a GPU the copy to the device is part of the model's time.
 
     The training is real, but the model is restored afterwards, also if a test fails: weights,
     states of random number generators and the optimizer's variables are copied to the host's
@@ -171,7 +169,8 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
     Args:
         model: compiled as for `fit`.
         data: `KerasSequenceLoader` or `tf.data.Dataset`, with labels.
-        max_seconds: limit of each of the three tests, seconds, above 0.
+        max_seconds: limit of each turn of a test, seconds, above 0. All turns together take at most
+            eight times as long, and 4 s for the model alone.
 
     Returns:
         A `Diagnosis`. Its `bound` is "input", "model" or "both"; printed, it gives the reason.
@@ -204,8 +203,7 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
     is_loader = isinstance(data, KerasSequenceLoader)
     if is_loader:
         data.check_for_fit()
-    else:
-        TimedBatches.of_dataset(data)  # raises if it is no dataset
+    steps = len(data) if is_loader else TimedBatches.of_dataset(data).num_batches
 
     def begin() -> Any:  # an epoch; it does not move a loader
         return data.preview() if is_loader else (batch for batch in data)
@@ -214,18 +212,24 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 10.0) -> Dia
         held = list(itertools.islice(batches, HELD_BATCHES))
     if not held:
         raise ValueError("the data has no batch")
-    held = [batch for batch in held if _rows(batch) == _rows(held[0])]
-    with _restored(model, held[0]):
-        _run(model, held, math.inf)  # compiles, also for lists of other lengths
-        model_alone = _run(model, itertools.repeat(held[0], MODEL_STEPS), max_seconds)
-        stripped = _OneNumber()
-        stripped.compile("sgd", jit_compile=False)
-        _run(stripped, held, math.inf)
-        with cores_awake(), contextlib.closing(begin()) as batches:
-            data_alone = _run(stripped, batches, max_seconds)
-        with contextlib.closing(begin()) as batches:
-            training = _run(model, batches, max_seconds)
-    return Diagnosis(training, data_alone, model_alone)
+    stripped = _OneNumber()
+    stripped.compile("sgd", jit_compile=False)
+    tests = [
+        _Test(model, begin, max_seconds, steps),
+        _Test(stripped, begin, max_seconds, steps),
+        _Test(model, lambda: (held[0] for _ in itertools.count()), min(max_seconds, MODEL_S)),
+    ]
+    with _restored(model, held[0]), cores_awake():
+        for trained in (model, stripped):  # compile, also for lists of other lengths
+            _Test(trained, lambda: (batch for batch in held), math.inf).run()
+        turns = [_of_turn(*(test.run() for test in tests)) for _ in range(1 + TURNS)]
+    return sorted(turns[1:], key=lambda turn: turn.data_cost)[TURNS // 2]
+
+
+def _of_turn(training: Pace, data_alone: Pace, model_alone: Pace) -> Diagnosis:
+    """Return what a turn found: no batch takes longer to load than a whole step."""
+    reader = min(data_alone, training, key=lambda pace: pace.step_s)
+    return Diagnosis(training, reader, model_alone)
 
 
 def _rows(batch: Any) -> int:
@@ -233,33 +237,47 @@ def _rows(batch: Any) -> int:
     return int(keras.tree.flatten(batch[1])[0].shape[0])
 
 
-def _run(model: keras.Model, batches: Iterable[Any], max_seconds: float) -> Pace:
-    """Train on batches until they end, their number of rows changes, or the time is over."""
-    rows: list[int] = []
+class _Test(Iterable[Any]):
+    """Trains on an epoch, until it ends, the rows of its batches change, or the time is over.
 
-    def limited() -> Iterator[Any]:
-        started = time.perf_counter()
-        for batch in batches:
-            if rows and _rows(batch) != rows[0]:
-                return
-            rows.append(_rows(batch))
-            yield batch
-            if time.perf_counter() - started > max_seconds:
-                return
+    Args:
+        model: compiled.
+        begin: returns the batches of an epoch.
+        max_seconds: of a run.
+        steps: batches of an epoch; None if they are not known, or endless.
+    """
 
-    timed = TimedBatches(limited())
-    now = time.perf_counter
-    marks: list[tuple[float, float, int]] = []  # (time, seconds waited, batches) after each step
-    watch = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: marks.append((now(), 0.0, 0)),
-        on_train_batch_end=lambda batch, logs: marks.append((now(), timed.wait_s, timed.batches)),
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Your input ran out of data")  # expected here
-        model.fit(timed, callbacks=[watch], verbose=0)
-    (begin, *_), (_, first_wait_s, _), *_ = marks
-    end, wait_s, steps = marks[-1]
-    return Pace(steps, sum(rows[:steps]), end - begin, wait_s, first_wait_s)
+    def __init__(
+        self,
+        model: keras.Model,
+        begin: Callable[[], Any],
+        max_seconds: float,
+        steps: int | None = None,
+    ) -> None:
+        self.model, self.begin, self.max_seconds = model, begin, max_seconds
+        self.steps = steps or math.inf
+        self.report = StallReport(TimedBatches(self))  # of all runs: it knows a step that compiles
+
+    def __iter__(self) -> Iterator[Any]:
+        self.rows, self.cut, started = 0, False, time.perf_counter()
+        with contextlib.closing(self.begin()) as batches:
+            for batch in batches:
+                if self.cut or _rows(batch) != (self.rows or _rows(batch)):
+                    return
+                self.rows = _rows(batch)
+                yield batch
+                self.cut = time.perf_counter() - started > self.max_seconds
+
+    def run(self) -> Pace:
+        """Train once."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Your input ran out of data")  # expected here
+            self.model.fit(self.report.data, callbacks=[self.report], verbose=0)
+        stall = self.report.stalls[-1]
+        share = min(1.0, stall.steps / self.steps) if self.cut else 1.0  # of the epoch
+        left = stall.first_wait_s * (1 - share)  # for the steps that were not run
+        times = (stall.elapsed_s, stall.wait_s, stall.first_wait_s)
+        return Pace(stall.steps, stall.steps * self.rows, *(time - left for time in times))
 
 
 class _OneNumber(keras.Model):

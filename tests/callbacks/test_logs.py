@@ -145,6 +145,17 @@ def test_a_stall_is_the_waiting_time_over_the_time_of_the_epoch():
     assert not [name for name in history if name.startswith("stall_")]
 
 
+def test_only_the_step_that_compiles_is_left_out_of_a_stall():
+    clock, model = FakeClock(), compiled_model()
+    report = StallReport(slow_data(clock), clock=clock)
+    for _ in range(2):  # in the second `fit`, the model is compiled
+        slow = StepsTake(clock, compile_s=0.5)
+        model.fit(report.data, verbose=0, callbacks=[slow, report])
+    model.compile("sgd", "mse")
+    model.fit(report.data, verbose=0, callbacks=[StepsTake(clock), report])
+    assert [stall.elapsed_s for stall in report.stalls] == [17.0, 17.5, 17.0]
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("of_dataset", [False, True])
 @pytest.mark.parametrize("steps", [1, 3, 4, 11])

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from lesson import measure_rates
 from tests.support.training import (
     BATCH_SIZE,
     ROWS,
@@ -23,6 +24,8 @@ from tests.support.training import (
     values_of,
     write_rows,
 )
+from traces import read_trace
+from tutorlib.callbacks import StallReport
 from tutorlib.diagnosis import ProfileSteps, diagnose
 from tutorlib.memory import usable_cores
 
@@ -44,22 +47,103 @@ def test_diagnose_from_the_top_is_the_function_after_its_module_was_imported():
 def test_slow_data_bounds_a_training(folder):
     found = diagnose(model_of(), slow_loader(folder))
     assert found.bound == "input"
-    assert found.gain_without_input > 2 > found.gain_without_model
+    assert found.gain_without_input > 2 > found.gain_without_model >= 1
     assert found.wait_share > 0.5
     assert found.training.steps == found.data_alone.steps == ROWS // BATCH_SIZE
     assert found.training.rows == ROWS
     assert 0.25 <= found.training.first_wait_s <= found.training.wait_s <= found.training.elapsed_s
-    assert str(found).startswith("The data bounds this training: a batch takes ")
-    endless = diagnose(model_of(), slow_dataset(4, 0.25).repeat(), max_seconds=1)
+    assert str(found).startswith("The data bounds this training: data costs ")
+    endless = diagnose(model_of(), slow_dataset(4, 0.25).repeat(), max_seconds=0.5)
     assert endless.bound == "input"
     assert endless.training.elapsed_s < 30
 
 
+class Sleeps(keras.layers.Layer):
+    """Returns its inputs, in each step after some seconds."""
+
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
+    def call(self, x):
+        def sleep(values):
+            time.sleep(self.seconds)
+            return values
+
+        return tf.ensure_shape(tf.numpy_function(sleep, [x], x.dtype), x.shape)
+
+
+def sleeping(model_s, batch_s, batches=12, ahead=0, first_s=0.0):
+    """Return a model and a dataset that take seconds per step and batch, `ahead` of the step."""
+    x = keras.Input((1,), name="x")
+    model = keras.Model({"x": x}, keras.layers.Dense(1)(Sleeps(model_s)(x)))
+    model.compile("sgd", "mse")
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # a batch is made when asked for
+    dataset = slow_dataset(batches, batch_s, first_s).with_options(options)
+    return model, dataset.prefetch(ahead) if ahead else dataset
+
+
 def test_a_heavy_model_bounds_a_training(folder):
-    found = diagnose(model_of(2048, 2048), loader_of(folder), max_seconds=5)
+    model, _ = sleeping(0.15, 0)
+    found = diagnose(model, loader_of(folder), max_seconds=5)
     assert found.bound == "model"
     assert found.gain_without_model > 2 > found.gain_without_input
-    assert str(found).startswith("The model bounds this training: a batch takes ")
+    assert str(found).startswith("The model bounds this training: data costs ")
+
+
+@pytest.mark.parametrize(
+    ("model_s", "batch_s", "ahead", "bound", "cost"),
+    [
+        pytest.param(0.03, 0.15, 2, "input", 0.8, id="the reader is slower"),
+        pytest.param(0.15, 0.03, 2, "model", 0.04, id="the model is slower"),
+        pytest.param(0.12, 0.12, 4, "model", 0.1, id="equal, at the same time"),
+        pytest.param(0.11, 0.09, 0, "both", 0.46, id="half and half, one after the other"),
+    ],
+)
+def test_the_verdict_follows_from_what_data_costs_and_two_runs_give_one(
+    model_s, batch_s, ahead, bound, cost
+):
+    model, dataset = sleeping(model_s, batch_s, ahead=ahead)
+    for _ in range(2):
+        found = diagnose(model, dataset, max_seconds=4)
+        print(found)
+        assert found.bound == bound
+        assert found.data_cost == pytest.approx(cost, abs=0.15)
+        rates = [
+            float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) rows/s", str(found))
+        ]
+        as_it_is, model_alone, data_alone = rates
+        assert f"data costs {found.data_cost:.0%} of the time" in str(found)
+        assert found.data_cost == pytest.approx(max(0, 1 - as_it_is / model_alone), abs=0.01)
+        assert data_alone >= as_it_is
+
+
+def test_diagnose_report_rates_and_trace_agree_on_one_training(tmp_path):
+    model, dataset = sleeping(0.08, 0.12, batches=6)
+    found, report = diagnose(model, dataset, max_seconds=3), StallReport(dataset)
+    model.fit(report.data, epochs=2, verbose=0, callbacks=[report])
+    rates = measure_rates({"training": (model, dataset)}, turns=3, at_least_s=0)
+    model.fit(dataset, verbose=0, callbacks=[ProfileSteps(tmp_path, 2, 6)])
+    trace, stall = read_trace(tmp_path), report.stalls[1]
+    steps_s = {
+        "diagnose": found.training.step_s,
+        "StallReport": stall.elapsed_s / stall.steps,
+        "measure_rates": 32 / rates["training"].median(),
+        "trace": trace.length_ms / 1e3 / len(trace.steps),
+    }
+    assert steps_s == {name: pytest.approx(0.2, rel=0.3) for name in steps_s}
+    assert found.wait_share == pytest.approx(0.6, abs=0.15)
+    assert stall.share == pytest.approx(0.6, abs=0.15)
+    assert trace.waiting.total_ms / trace.length_ms == pytest.approx(0.6, abs=0.15)
+
+
+def test_of_a_part_of_an_epoch_the_wait_for_the_first_batch_counts_in_proportion():
+    model, dataset = sleeping(0.04, 0, batches=40, first_s=0.6)
+    pace = diagnose(model, dataset, max_seconds=1).training
+    assert 1 < pace.steps < 25
+    assert pace.first_wait_s / pace.steps == pytest.approx(0.6 / 40, rel=0.3)
+    assert pace.step_s == pytest.approx(0.04 + 0.6 / 40, abs=0.02)
 
 
 def test_model_optimizer_and_loader_are_restored(folder):

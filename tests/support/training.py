@@ -43,10 +43,11 @@ def slow_loader(folder):
     return loader_by_row_group(folder, slowly)
 
 
-def slow_dataset(batches, seconds):
-    """Return a dataset of batches of 32 rows that take some seconds each."""
+def slow_dataset(batches, seconds, first_s=0.0):
+    """Return a dataset of batches of 32 rows that take some seconds each, the first one more."""
 
     def rows():
+        time.sleep(first_s)
         for _ in range(batches):
             time.sleep(seconds)
             yield {"x": np.ones((32, 1), "float32")}, np.ones((32, 1), "float32")

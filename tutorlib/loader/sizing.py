@@ -139,7 +139,8 @@ def chunk_size(
         most = int((share - opened_bytes) / row_cost)
         if most < min(batch_size, total):
             least = row_cost * min(batch_size, total) + row_bytes.fixed
-            enough = ranks * int(max(least + row_bytes.opened, least / (1 - OPEN_FRACTION)) + 1)
+            enough = max(least + row_bytes.opened, least / (1 - OPEN_FRACTION))
+            enough = ranks * int(1.25 * enough + 1)  # a larger budget has more decoded at a time
             of_ranks = f" of {ranks} canonical ranks" if ranks > 1 else ""
             raise ValueError(
                 f"memory_budget={budget_bytes:,} bytes cannot hold two batches{of_ranks} of "
