@@ -241,9 +241,6 @@ def free_at_once() -> None:
         pa.set_memory_pool(pa.system_memory_pool())
 
 
-BESIDE = 1.125  # budgets, up to which several tasks work: the plan fills one with rows that wait
-
-
 class Ledger:
     """What a pass holds of a memory budget, and what its tasks are about to take.
 
@@ -290,7 +287,7 @@ class Ledger:
 
     def _fits(self, nbytes: float) -> bool:
         held = self.held_bytes + self._stated_bytes + nbytes
-        return not self._tasks or held <= BESIDE * self.budget_bytes
+        return not self._tasks or held <= self.budget_bytes
 
     def give_back(self) -> None:
         """Give free memory back to the system if the process has grown by the budget.

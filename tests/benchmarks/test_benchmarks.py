@@ -132,7 +132,8 @@ def test_a_figure_can_be_drawn_again_with_the_same_bytes(name, measured, tmp_pat
 def test_without_a_measurement_the_figures_command_names_the_benchmark_to_run(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("no table")
-    words = ["--results", str(tmp_path), "--images", str(tmp_path), "--page", str(page)]
+    words = ["--results", str(tmp_path), "--images", str(tmp_path)]
+    words += ["--page", str(page), "--gpu-page", str(page)]
     with pytest.raises(SystemExit, match="python -m benchmarks loader"):
         main(["figures", *words])
 

@@ -34,7 +34,8 @@ CHUNK_BYTES = 512 * 2**20  # of an automatic chunk at most, if rows are wide
 CHUNK_PARTS = 8  # of an automatic chunk at least: a batch is worth about as many random rows
 WHOLE_PARTS = 4  # of an automatic chunk that is enough to read row groups whole
 PART_ROWS = 16_384  # of a partition of an automatic chunk at least
-OPEN_FRACTION = 0.6  # of the budget, for row groups that are open between two slices
+PLANNED_FRACTION = 7 / 8  # of the budget, for rows that wait: the rest lets several tasks decode
+OPEN_FRACTION = 0.7  # of that, for row groups that are open between two slices
 DECODE_COPIES = 1 + 1 / WHOLE_PARTS  # of a column that a thread joins, row group by row group
 MATRIX_COPIES = 4  # of a stacked matrix: its columns, its rows in file order, and more of both
 TRANSFORM_COPIES = 2  # of decoded columns: as they are stored, and as a transform makes them
@@ -126,7 +127,7 @@ def chunk_size(
     opened_bytes, lanes = 0.0, parts_per_chunk or CHUNK_PARTS
     row_cost = 2 * row_bytes.batch + row_bytes.decoded
     if budget_bytes is not None:
-        share = budget_bytes / ranks
+        share = PLANNED_FRACTION * budget_bytes / ranks
         if not shuffle:
             lanes = 1
         if row_bytes.opened:
@@ -140,7 +141,8 @@ def chunk_size(
         if most < min(batch_size, total):
             least = row_cost * min(batch_size, total) + row_bytes.fixed
             enough = max(least + row_bytes.opened, least / (1 - OPEN_FRACTION))
-            enough = ranks * int(1.25 * enough + 1)  # a larger budget has more decoded at a time
+            # A larger budget has more decoded at a time.
+            enough = ranks * int(1.25 * enough / PLANNED_FRACTION + 1)
             of_ranks = f" of {ranks} canonical ranks" if ranks > 1 else ""
             raise ValueError(
                 f"memory_budget={budget_bytes:,} bytes cannot hold two batches{of_ranks} of "
