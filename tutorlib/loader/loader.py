@@ -113,7 +113,7 @@ class KerasSequenceLoader(LoaderAdapter):
             keeps all. Row groups that the statistics of the files exclude are not read.
         memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
             hold, in the GPU's memory if it works there. On a CPU, a process grew by at most 1.25
-            times this plus 32 MiB over ten epochs with one to four threads for numbers (columns,
+            times this plus 32 MiB over five epochs with one to four threads for numbers (columns,
             stacked, mapped; row groups of up to 0.9 budgets) and for lists with budgets of 40 MiB
             or more; beside 32 MiB, sorted lists took 1.6 budgets of 24 MiB, text that becomes ids
             1.9 of 32 MiB. Row groups and footers that do not fit are refused by name when the
