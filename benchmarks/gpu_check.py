@@ -97,6 +97,11 @@ def run(arguments: argparse.Namespace) -> None:
                 print(f"    {answer}: {value}")
         if not ended.startswith("done"):
             print(tail(arguments.out / f"{name}.txt"), flush=True)
+        if arguments.device == "gpu" and answers.get("missing", "nothing") != "nothing":
+            raise SystemExit(
+                f"\nNo GPU can be used here: {answers['missing']}. docs/gpu.md says what to "
+                "install; --device cpu runs the same on the CPU."
+            )
     print(f"\nwritten to {arguments.out}: send us this folder")
 
 

@@ -19,6 +19,7 @@ from benchmarks.data import TIME, column_sums, copied, criteo_shape, files_of
 from benchmarks.measure import Epoch, Way
 from benchmarks.readers import consume, worth
 from tutorlib import shuffle_quality
+from tutorlib.gpu import missing_for_gpu
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -416,6 +417,13 @@ def test_pages_say_of_gpus_what_the_results_say(root, tmp_path):
     assert figures.filled(page, figures.gpu_table()) == page.read_text(encoding="utf-8")
     none_yet = "No GPU has run this code yet."
     assert figures.gpu_sentence(tmp_path) == figures.gpu_table(tmp_path).strip() == none_yet
+
+
+@pytest.mark.skipif(missing_for_gpu() is None, reason="a GPU is there")
+def test_gpu_check_says_what_is_missing_and_ends(tmp_path):
+    with pytest.raises(SystemExit, match=r"No GPU can be used here: .*docs/gpu\.md"):
+        main(["gpu-check", "--out", str(tmp_path)])
+    assert [*json.loads((tmp_path / "gpu-check.json").read_text("utf-8"))["parts"]] == ["machine"]
 
 
 @pytest.mark.slow
