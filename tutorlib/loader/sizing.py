@@ -130,8 +130,10 @@ def chunk_size(
         share = PLANNED_FRACTION * budget_bytes / ranks
         if not shuffle:
             lanes = 1
+        least = row_cost * min(batch_size, total) + row_bytes.fixed
         if row_bytes.opened:
-            lanes = max(1, min(lanes, int(OPEN_FRACTION * share / row_bytes.opened)))
+            room = min(OPEN_FRACTION * share, share - least)
+            lanes = max(1, min(lanes, int(room / row_bytes.opened)))
         opened_bytes = row_bytes.fixed
         whole_rows = min(wanted, (share - opened_bytes) / row_cost) / WHOLE_PARTS
         automatic = shuffle and buffer_rows is None and parts_per_chunk is None
@@ -139,10 +141,8 @@ def chunk_size(
             opened_bytes += min(lanes, len(row_counts)) * row_bytes.opened
         most = int((share - opened_bytes) / row_cost)
         if most < min(batch_size, total):
-            least = row_cost * min(batch_size, total) + row_bytes.fixed
-            enough = max(least + row_bytes.opened, least / (1 - OPEN_FRACTION))
             # A larger budget has more decoded at a time.
-            enough = ranks * int(1.25 * enough / PLANNED_FRACTION + 1)
+            enough = ranks * int(1.25 * (least + row_bytes.opened) / PLANNED_FRACTION + 1)
             of_ranks = f" of {ranks} canonical ranks" if ranks > 1 else ""
             raise ValueError(
                 f"memory_budget={budget_bytes:,} bytes cannot hold two batches{of_ranks} of "
