@@ -147,7 +147,7 @@ class Report(dict[str, Any]):
         super().__setitem__(name, value)
         print(f"{name}: {value}", flush=True)
         partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self, indent=1, default=str) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(self, indent=1) + "\n", encoding="utf-8")
         partial.replace(self._path)
 
 
@@ -212,7 +212,9 @@ def _tensorflow() -> dict[str, Any]:
         "tf.config.list_physical_devices('GPU')], **dict(tf.sysconfig.get_build_info())}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr[-300:]}
+    return (
+        json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.splitlines()[-1]}
+    )
 
 
 def tests(arguments: argparse.Namespace, report: Report) -> None:
