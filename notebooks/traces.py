@@ -195,5 +195,6 @@ def draw_timeline(trace, steps, axes, span_ms=None, colour=NATIVE):
             axes.annotate(f" step {number}", **place, va="bottom", color=TEXT, fontsize=9)
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.set(xlim=(0, span), ylim=(len(lanes) - 0.5, -0.5), xlabel="time, ms")
+    axes.xaxis.label.set_color(TEXT)
     axes.tick_params(colors=TEXT, length=0)
     axes.spines[:].set_visible(False)
