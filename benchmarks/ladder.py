@@ -415,19 +415,21 @@ def table(shown: Sequence[Entry], ceiling: Entry) -> list[tuple[str, ...]]:
     return rows
 
 
-def draw(panels: Mapping[str, Sequence[Entry]], text: str = "black") -> Any:
-    """Return a figure of the ladder: bars with a line at the ceiling, beside each its numbers.
+def draw(panels: Mapping[str, Sequence[Entry]], figure: Any, text: str = "black") -> Any:
+    """Draw the ladder: bars with a line at the ceiling, beside each its numbers.
 
     Args:
         panels: {name of `PANELS`: entries of its trainings}, drawn from the top.
+        figure: an empty matplotlib figure, which gets 8 inches wide.
         text: colour of all text.
-    """
-    from matplotlib.figure import Figure
 
+    Returns:
+        The figure.
+    """
     most = max(statistics.median(rates(entry)) for each in panels.values() for entry in each)
     heights = [len(entries) for entries in panels.values()]
     inches = 0.25 * sum(heights) + 0.5 * len(heights) + 0.5
-    figure = Figure(figsize=(8, inches))
+    figure.set_size_inches(8, inches)
     figure.subplots_adjust(0.24, 0.52 / inches, 0.99, 1 - 0.25 / inches, 0.02, 0.3)
     axes = figure.subplots(
         len(panels), 2, sharex="col", squeeze=False, height_ratios=heights, width_ratios=(3, 2)
