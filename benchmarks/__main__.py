@@ -17,6 +17,7 @@ MODULES = {  # command: (module, name of the `Benchmark` in it)
     "memory": ("memory", "MEMORY"),
     "layers": ("layers", "LAYERS"),
     "etl": ("etl", "ETL"),
+    "ladder": ("ladder", "LADDER"),
     "train": ("train", "TRAIN"),
     "large-tables": ("train", "LARGE_TABLES"),
     "peers": ("peers", "PEERS"),

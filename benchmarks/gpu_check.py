@@ -7,8 +7,8 @@ Parts (--only), each in a process of its own with a limit of time:
 - jax, tensorflow: the loader with batches made on the GPU beside batches made on the CPU, from the
   same files: whether they are the same, rows/s, where tensors are, memory after each of five
   epochs; with JAX also samples/s of a DLRM of the published widths. One of the two may be absent;
-- float32, mixed_float16: the benchmark `train` with the published widths: readers beside the same
-  training on one batch that stays in memory, losses, how busy the card is;
+- xla, bits16: two panels of the benchmark `ladder` with the published widths: readers beside the
+  same training on one batch that stays in memory, losses, how busy the card is;
 - trace: bytes copied to and from the card in ten steps, and the share of time it computes.
 
 What a part prints goes to NAME.txt in the folder --out, its numbers to NAME.json, at once: a part
@@ -32,7 +32,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
+from benchmarks.ladder import shares
 from benchmarks.measure import ROOT, Epoch, Way
 from benchmarks.readers import one_batch
-from benchmarks.train import ceiling_of
 
 SUMMARY = "whether the GPU works with all of this, and how fast (10 minutes)"
 LIBRARIES = (
@@ -353,33 +353,30 @@ def _fit(model: Any, batches: Any, rows: int) -> Callable[[], Epoch]:
     return epoch
 
 
-def ladder(precision: str) -> Callable[[argparse.Namespace, Report], None]:
-    """Return the part that runs the benchmark `train` in one precision."""
+def ladder(panel: str) -> Callable[[argparse.Namespace, Report], None]:
+    """Return the part that runs a panel of the benchmark `ladder`."""
 
     def part(arguments: argparse.Namespace, report: Report) -> None:
-        sizes = ["--rows", "2097152", "--batch-size", "65536", "--copies", "4"]
-        sizes += ["--widths", "published", "--repeat", "3", "--most", "3"]
+        sizes = ["--rows", "1000000", "--batch-size", "65536", "--widths", "published"]
+        sizes += ["--repeat", "3", "--most", "3"]
         if arguments.device == "cpu":
             sizes = ["--rows", "8192", "--batch-size", "1024", "--repeat", "1", "--most", "1"]
-        command = [sys.executable, "-m", "benchmarks", "train", "--only", "dlrm", *sizes]
-        command += ["--precision", precision, "--device", arguments.device]
-        command += ["--data", str(arguments.data)]
-        command += ["--out", str(arguments.out / f"train-{precision}.json")]
+        out = arguments.out / f"ladder-{panel}.json"
+        command = [sys.executable, "-m", "benchmarks", "ladder", "--only", panel, *sizes]
+        command += ["--device", arguments.device, "--data", str(arguments.data), "--out", str(out)]
         subprocess.run(command, cwd=ROOT, check=True)
-        result = json.loads((arguments.out / f"train-{precision}.json").read_text("utf-8"))
-        for entry in result["ways"]:
-            report[entry["name"]] = of_training(entry, result)
+        entries = json.loads(out.read_text("utf-8"))["ways"]
+        for entry in entries:
+            report[entry["name"]] = of_training(entry, entries)
 
     return part
 
 
-def of_training(entry: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what counts of a way of `train`: its rate, its share of the ceiling, its loss."""
-    ceiling = ceiling_of(entry["name"])
-    [alone] = [other for other in result["ways"] if other["name"] == ceiling]
+def of_training(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what counts of a training: its rate, its share of the ceiling, its loss."""
     said: dict[str, Any] = {"samples/s": [round(rate) for rate in measure.rates(entry)]}
-    said["share of the ceiling"] = statistics.median(measure.ratios(entry, alone))
-    said["validation loss"] = entry["valid_loss"]
+    said["share of the ceiling"] = statistics.median(shares(entry, entries))
+    said |= {name: entry[name] for name in ("loss", "AUROC") if name in entry}
     if busy := entry["values"].get("busy_share"):
         said["GPU busy"] = statistics.median(busy)
     return said
@@ -419,7 +416,7 @@ PARTS: Mapping[str, tuple[int, Callable[[argparse.Namespace, Report], None]]] = 
     "tests": (300, tests),
     "jax": (240, of_loader),
     "tensorflow": (180, of_loader),
-    "float32": (300, ladder("float32")),
-    "mixed_float16": (300, ladder("mixed_float16")),
+    "xla": (300, ladder("xla")),
+    "bits16": (300, ladder("bits16")),
     "trace": (90, trace),
 }

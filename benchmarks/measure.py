@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,15 +55,14 @@ class Epoch:
 
     Args:
         rows: rows that were read, trained on or written.
-        ended: `time.perf_counter()` when the last batch or step had ended. What follows does not
-            count: TensorFlow ends an iterator of tf.data only when its autotuning wakes, after 10,
-            30, 70, ... 5110 milliseconds, as late as twice the time that the epoch took.
-        elapsed_s: seconds that another process measured, instead of the time of the call.
+        elapsed_s: seconds from the request for the first batch to the end of the last batch or
+            step, or that another process measured, instead of the time of the call. What follows
+            does not count: TensorFlow ends an iterator of tf.data only when its autotuning wakes,
+            after 10, 30, 70, ... 5110 milliseconds, as late as twice the time that the epoch took.
         values: further numbers of this turn; the end of a name is its unit (_bytes, _s, _share).
     """
 
     rows: int
-    ended: float | None = None
     elapsed_s: float | None = None
     values: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -266,8 +266,6 @@ def turns(
             epoch = done if isinstance(done, Epoch) else Epoch(done)
             if epoch.elapsed_s is not None:
                 elapsed_s = epoch.elapsed_s
-            elif epoch.ended is not None:
-                elapsed_s = epoch.ended - started
             if epoch.rows < 1 or entry["rows"] not in (None, epoch.rows):
                 raise ValueError(
                     f"{way.name!r} did {epoch.rows} rows in turn {turn + 1}, before it "
@@ -312,19 +310,35 @@ def fit_epoch(
     synchronise: Callable[[], Any] = nothing,
     **options: Any,
 ) -> Epoch:
-    """Train one epoch with `fit`; return its rows, as the loss metric counted them, and loss."""
+    """Train one epoch with `fit`; return its rows, as the loss metric counted them, and loss.
+
+    The clock starts with the request for the first batch and stops at the end of the last step, as
+    in `tutorlib.diagnose` and `StallReport`; a callback of its own for each step would make steps
+    of a GPU wait for one another.
+    """
     import keras
 
-    ended = [0, 0.0]
+    moments: list[float] = []
+    rows = 0
 
     def end(epoch: int, logs: Any) -> None:
+        nonlocal rows
         synchronise()
+        moments.append(time.perf_counter())
         [loss] = [metric for metric in model.metrics if metric.name == "loss"]
-        ended[:] = int(loss.count), time.perf_counter()
+        rows = int(loss.count)
 
-    clock = keras.callbacks.LambdaCallback(on_epoch_end=end)
-    history = model.fit(*data, callbacks=[*callbacks, clock], verbose=0, **options).history
-    return Epoch(int(ended[0]), ended=ended[1], values={"loss": history["loss"][0]})
+    clock = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: moments.append(time.perf_counter()), on_epoch_end=end
+    )
+    with warnings.catch_warnings():
+        # A dataset shuffles itself, and its length may not be known.
+        warnings.filterwarnings("ignore", "`shuffle=True` was passed|Your input ran out of data")
+        history = model.fit(*data, callbacks=[*callbacks, clock], verbose=0, **options).history
+    if rows >= 2**24:  # a float32 counts them, exactly to this number
+        raise ValueError("an epoch of 16,777,216 rows or more: measure fewer with `.take(steps)`")
+    begun, ended = moments
+    return Epoch(rows, elapsed_s=ended - begun, values={"loss": history["loss"][0]})
 
 
 # ---- claims, the report as text and as a file ---------------------------------------------------

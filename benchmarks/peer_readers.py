@@ -465,8 +465,8 @@ def epoch(reader: Reader) -> dict[str, Any]:
     started = ended = time.perf_counter()
     if reader.run is not None:
         done = reader.run()
-        ended = getattr(done, "ended", None) or time.perf_counter()
-        return {"rows": getattr(done, "rows", done), "elapsed_s": ended - started}
+        elapsed_s = getattr(done, "elapsed_s", None) or time.perf_counter() - started
+        return {"rows": getattr(done, "rows", done), "elapsed_s": elapsed_s}
     rows = 0
     for batch in reader.batches():
         rows += next(iter(batch.values())).shape[0]

@@ -111,7 +111,7 @@ def train(arguments: argparse.Namespace) -> list[Way | Absent]:
     """Return the fastest way of `train`, and PyTorch's own DLRM."""
     data = criteo_shape(arguments.data, arguments.train_rows)
     options = {"batch_size": arguments.train_batch_size, "device": "cpu", "widths": "scaled"}
-    given = argparse.Namespace(**options, optimizer="sgd", precision="float32")
+    given = argparse.Namespace(**options, optimizer="sgd")
     others = [peer(reader, data, files_of(data.parquet), arguments) for reader in TRAININGS]
     return [training(FUSED + XLA, "dlrm", data, given), *others]
 

@@ -47,6 +47,7 @@ def consume(batches: Iterable[Any], facts: dict[str, Any] | None = None) -> Epoc
     import tensorflow as tf
 
     rows = last = 0
+    begun = time.perf_counter()
     times: list[Any] | None = [] if facts == {} else None
     if isinstance(batches, tf.data.Dataset):
         iterator, next_rows = iter(batches), _compiled_next_rows()
@@ -66,7 +67,7 @@ def consume(batches: Iterable[Any], facts: dict[str, Any] | None = None) -> Epoc
     ended = time.perf_counter()
     if facts is not None and times and len(times) > 1 and times[0] is not None:
         facts["values"] = {"worth_rows": [worth(times)]}
-    return Epoch(rows, ended=ended)
+    return Epoch(rows, elapsed_s=ended - begun)
 
 
 @functools.cache
@@ -76,24 +77,30 @@ def _compiled_next_rows() -> Callable[[Any], Any]:
     def next_rows(iterator: Any) -> Any:
         inputs, label = iterator.get_next()
         rows = tf.shape(label)[0]
-        others = [tf.shape(t)[0] for n, t in inputs.items() if not n.endswith("__values")]
+        others = [tf.shape(t)[0] for n, t in _named(inputs).items() if not n.endswith("__values")]
         with tf.control_dependencies([tf.debugging.assert_equal(tf.stack(others), rows)]):
             return tf.identity(rows), _holds_time(inputs)
 
     return tf.function(next_rows)
 
 
-def _rows_of(inputs: Mapping[str, Any], label: Any) -> int:
+def _rows_of(inputs: Any, label: Any) -> int:
     rows: int = label.shape[0]
-    for name, tensor in inputs.items():
+    for name, tensor in _named(inputs).items():
         if tensor.shape[0] != rows and not name.endswith("__values"):
             raise ValueError(f"{name!r} has {tensor.shape[0]} rows, the label {rows}")
     return rows
 
 
-def _holds_time(inputs: Mapping[str, Any]) -> Any:
+def _named(inputs: Any) -> Mapping[str, Any]:
+    """Return the tensors of a batch by name."""
+    return inputs if isinstance(inputs, Mapping) else {"inputs": inputs}
+
+
+def _holds_time(inputs: Any) -> Any:
     """Return the tensor whose last column is the time by which the files are sorted, or None."""
-    return inputs.get(TIME, inputs.get("continuous"))
+    named = _named(inputs)
+    return named.get(TIME, named.get("continuous"))
 
 
 def _moments(held: Any) -> tuple[float, float] | None:
@@ -174,9 +181,16 @@ def joined(records: Any, batch_size: int) -> Any:
 # ---- bare Arrow, and what a competent user writes -----------------------------------------------
 
 
-def row_groups_of(files: list[str]) -> list[tuple[str, int]]:
-    """Return (file, number) of each row group."""
-    return [(f, number) for f in files for number in range(pq.read_metadata(f).num_row_groups)]
+def row_groups_of(files: list[str], rows: int | None = None) -> list[tuple[str, int]]:
+    """Return (file, number) of each row group, or of those that begin in the first `rows` rows."""
+    groups, start = [], 0
+    for file in files:
+        metadata = pq.read_metadata(file)
+        for number in range(metadata.num_row_groups):
+            if rows is None or start < rows:
+                groups.append((file, number))
+            start += metadata.row_group(number).num_rows
+    return groups
 
 
 _open = threading.local()
@@ -215,7 +229,12 @@ def matrices_of(rows: pa.Table, order: np.ndarray, schema: Schema) -> dict[str, 
 
 
 def lines_of_numpy(
-    files: list[str], batch_size: int, schema: Schema, gather: Any = columns_of, seed: int = 0
+    files: list[str],
+    batch_size: int,
+    schema: Schema,
+    gather: Any = columns_of,
+    seed: int = 0,
+    limit: int | None = None,
 ) -> Any:
     """Return an iterable of shuffled batches as a competent user writes it in 25 lines.
 
@@ -229,7 +248,7 @@ def lines_of_numpy(
     class Batches:
         def __iter__(self) -> Iterator[Any]:
             rng = np.random.default_rng(seed)
-            groups = row_groups_of(files)
+            groups = row_groups_of(files, limit)
             order = deque(rng.permutation(len(groups)))
 
             def read(number: int) -> dict[str, np.ndarray]:

@@ -1,25 +1,22 @@
 """Samples per second of whole training runs, and the share of time spent waiting for data.
 
-`train`: each network trains on the same rows in several ways that take turns, one epoch each.
+`train`: each network trains on the same rows in several ways that take turns, one epoch each. Its
+rows hold lists; `ladder` trains the lessons' network, without lists, from more readers.
 
 - native: TFRecord, one example per row, read by TensorFlow's make_batched_features_dataset;
 - native, prebatched: TFRecord with one record per batch, not shuffled: a record is copied instead
   of parsed, but batches stay as written;
-- Keras arrays in memory: what `fit(x=arrays, shuffle=True)` makes of them;
-- 25 lines of Arrow and NumPy, as a PyDataset of stacked batches;
 - loader, in columns or stacked;
 - no reader: the step alone, on one batch that is in memory.
 
 The network has an embedding table per column, or for stacked batches one variable with the tables
-of all columns ("fused"). Rows without lists make batches of one shape, which XLA can compile: there
-every way runs with and without it, so that reader, layers and compiler have a factor each. On a
-GPU, XLA compiles all ways.
+of all columns ("fused"). Batch size and optimizer are those of the ladder.
 
-Sections (--only): dlrm, Criteo-shaped rows; movielens, ratings with a list of genres;
-wide_and_deep, 10 numbers, 37 columns of one id, 3 of up to ten ids. On a CPU, `StallReport`
-measures the wait: seconds inside the call that takes the next batch. There, reader and model use
-the same cores, so a slow reader also makes the steps slower. Before its turns, each way trains 16
-steps, after which all are compared by their loss on the same validation rows.
+Sections (--only): movielens, ratings with a list of genres; wide_and_deep, 10 numbers, 37 columns
+of one id, 3 of up to ten ids. On a CPU, `StallReport` measures the wait: seconds inside the call
+that takes the next batch. There, reader and model use the same cores, so a slow reader also makes
+the steps slower. Before its turns, each way trains 16 steps, after which all are compared by their
+loss on the same validation rows.
 
 `large-tables`: a DLRM whose tables have the published 188.7 million parameters, stepped by Keras's
 Adam, which updates every row of every table, or by row-sparse Adam, which updates the rows of the
@@ -32,33 +29,19 @@ optimizers take about 10 GB of memory.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import Dataset, copied, criteo_shape, files_of, movielens_shape, nhot_shape
-from benchmarks.loader import ARRAYS, COLUMNS, LINES
-from benchmarks.measure import (
-    Benchmark,
-    Epoch,
-    GpuWatch,
-    Way,
-    bounds,
-    claim,
-    faster,
-    fit_epoch,
-    rates,
-)
-from benchmarks.readers import (
-    as_fit_shuffles,
-    as_py_dataset,
-    lines_of_numpy,
-    matrices_of,
-    one_batch,
-)
+from benchmarks.data import Dataset, criteo_shape, files_of, movielens_shape, nhot_shape
+from benchmarks.ladder import SETTINGS
+from benchmarks.loader import COLUMNS
+from benchmarks.measure import Benchmark, Epoch, Way, faster, fit_epoch
+from benchmarks.readers import one_batch
 
 DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "dlrm": criteo_shape,
@@ -66,13 +49,10 @@ DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "wide_and_deep": nhot_shape,
 }
 NATIVE, PREBATCHED = "native", "native, prebatched"
-ON_CPU = "loader, columns made on the CPU"  # beside those that the GPU makes
 FUSED = "loader, stacked and fused"
 STEP, FUSED_STEP = "no reader", "no reader, fused"  # one batch again and again
 XLA = ", XLA"
-MEASURABLE_S = 1e-8  # of a row: what is less is not told from nothing
 COMPARED_STEPS, VALID_BATCHES = 16, 4
-NATIVE_ROWS = 262_144  # of an epoch of `native`, at most: it is slow
 NATIVE_ADAM, NATIVE_SPARSE = "native, Adam", "native, row-sparse Adam"
 LOADER_ADAM, LOADER_SPARSE = "loader, Adam", "loader, stacked and fused, row-sparse Adam"
 ADAM_BOUNDS = (
@@ -110,14 +90,7 @@ def ways_of(section: str) -> Callable[[argparse.Namespace], list[Way]]:
 
     def ways(arguments: argparse.Namespace) -> list[Way]:
         data = DATASETS[section](arguments.data, arguments.rows)
-        has_lists = any(column.multi_hot for column in data.schema)
         names = [NATIVE, PREBATCHED, COLUMNS, FUSED, STEP, FUSED_STEP]
-        if not has_lists:
-            names[2:2] = [ARRAYS, LINES]
-            if arguments.device == "cpu":
-                names += [name + XLA for name in names]
-        if arguments.device == "gpu":
-            names.insert(names.index(COLUMNS), ON_CPU)
         return [training(name, section, data, arguments) for name in names]
 
     return ways
@@ -130,28 +103,18 @@ def batches_of(reader: str, data: Dataset, schema: Any, arguments: argparse.Name
     import tfrecords
     from tutorlib import KerasSequenceLoader
 
-    size, copies = arguments.batch_size, getattr(arguments, "copies", 1)
-    steps = copies * -(-data.rows // size)
+    size = arguments.batch_size
+    steps = -(-data.rows // size)
     if reader == NATIVE:
-        return native(data, min(data.rows, NATIVE_ROWS), size, schema)
+        return native(data, data.rows, size, schema)
     if reader == PREBATCHED:
         records = tfrecords.prebatched_dataset(data.prebatched(size), schema)
-        return records.repeat(copies).apply(tf.data.experimental.assert_cardinality(steps))
-    if reader == ARRAYS:
-        return as_fit_shuffles(data.arrays(), size).repeat(copies)
-    files = files_of(copied(data.parquet, copies))
-    if reader == LINES:
-        return as_py_dataset(lines_of_numpy(files, size, schema, matrices_of), steps)
+        return records.apply(tf.data.experimental.assert_cardinality(steps))
     loader = KerasSequenceLoader(
-        files, size, schema=schema, device="cpu" if reader == ON_CPU else arguments.device,
-        batch_layout="columns" if reader in (COLUMNS, ON_CPU, STEP) else "stacked",
+        files_of(data.parquet), size, schema=schema, device=arguments.device,
+        batch_layout="columns" if reader in (COLUMNS, STEP) else "stacked",
     )  # fmt: skip
-    if reader in (COLUMNS, ON_CPU, FUSED):
-        return loader
-    batch = next(iter(loader))
-    if arguments.device == "gpu":  # tf.data would copy the batch to the host and back
-        return one_batch(batch, steps)
-    return tf.data.Dataset.from_tensors(batch).repeat(steps)
+    return one_batch(next(iter(loader)), steps) if reader in (STEP, FUSED_STEP) else loader
 
 
 def training(name: str, section: str, data: Dataset, arguments: argparse.Namespace) -> Way:
@@ -163,14 +126,15 @@ def training(name: str, section: str, data: Dataset, arguments: argparse.Namespa
     from tutorlib import KerasSequenceLoader, StallReport
 
     started = time.perf_counter()
-    keras.mixed_precision.set_dtype_policy(arguments.precision)
     network, size = NETWORKS[section](data.schema, arguments.widths), arguments.batch_size
     schema, reader = network.schema, name.removesuffix(XLA)
-    stacked = reader in (LINES, FUSED, FUSED_STEP)
+    stacked = reader in (FUSED, FUSED_STEP)
     batches = batches_of(reader, data, schema, arguments)
+    optimizer = keras.optimizers.get(arguments.optimizer)
+    if arguments.optimizer == "adam":
+        optimizer.learning_rate = SETTINGS.learning_rate
     jit_compile = name.endswith(XLA) or arguments.device == "gpu"
-    make_model = network.fused if stacked else network.by_column
-    model = compiled(make_model, arguments.optimizer, jit_compile)
+    model = compiled(network.fused if stacked else network.by_column, optimizer, jit_compile)
     steps = min(COMPARED_STEPS // 2, len(batches))
     model.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0)
     valid = KerasSequenceLoader(
@@ -183,88 +147,42 @@ def training(name: str, section: str, data: Dataset, arguments: argparse.Namespa
         "valid_loss": float(model.evaluate(valid, verbose=0)),
     }
     synchronise = tf.test.experimental.sync_devices
-    fit = functools.partial(fit_epoch, model, batches, synchronise=synchronise)
     print(f"  prepared  {name}, {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-    if arguments.device == "gpu":  # a callback would make each step wait for the loss before it
-        return Way(name, functools.partial(watched, fit), facts=facts)
-    if reader == LINES:  # whose wait StallReport cannot measure
+    if arguments.device == "gpu" or reader in (STEP, FUSED_STEP):
+        # a callback for each step would make steps of a GPU wait for one another
+        fit = functools.partial(fit_epoch, model, batches, synchronise=synchronise)
         return Way(name, fit, facts=facts)
     report = StallReport(batches)
 
     def epoch() -> Epoch:
-        done = fit_epoch(model, report.data, callbacks=[report], synchronise=synchronise)
+        done = fit_epoch(model, report.data, callbacks=[report])
         values = {**done.values, "wait_share": report.stalls[-1].share}
-        return Epoch(done.rows, ended=done.ended, values=values)
+        return dataclasses.replace(done, values=values)
 
     return Way(name, epoch, facts=facts)
 
 
-def watched(fit: Callable[[], Epoch]) -> Epoch:
-    """Train an epoch; add how busy the GPU was."""
-    with GpuWatch() as watch:
-        started = time.perf_counter()
-        done = fit()
-    assert done.ended is not None
-    values = {**done.values, "busy_share": watch.busy_share}
-    return Epoch(done.rows, elapsed_s=done.ended - started, values=values)
-
-
 def compared(section: str) -> list[tuple[str, str, str, float | None]]:
-    """Return the claims of a section: first the reader, then the layers, then the compiler."""
-    readers = [(COLUMNS, NATIVE), (COLUMNS, PREBATCHED), (COLUMNS, ARRAYS), (FUSED, LINES)]
-    pairs: list[tuple[str, str, float | None]] = [
-        *((way + end, other + end, 1) for end in ("", XLA) for way, other in readers),
-        (FUSED, COLUMNS, 1.2),
-        *((way + XLA, way, None) for way in (NATIVE, LINES, COLUMNS, FUSED)),
-    ]
+    """Return the claims of a section: first the reader, then the layers."""
+    pairs = [(COLUMNS, NATIVE, 1), (COLUMNS, PREBATCHED, 1), (FUSED, COLUMNS, 1.2)]
     return [(section, *pair) for pair in pairs]
-
-
-def ceiling_of(name: str) -> str:
-    """Return the name of the same training without a reader: the most that a reader can reach."""
-    reader, end = name.removesuffix(XLA), XLA * name.endswith(XLA)
-    return (FUSED_STEP if reader in (LINES, FUSED, FUSED_STEP) else STEP) + end
-
-
-def where_reading_counts(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield, for each reader, the samples/s of the step alone from which it takes a tenth.
-
-    Reading costs the difference in seconds per row between training and the step alone. A faster
-    step leaves that cost as it is, so its share grows. Only of compiled ways, the more exact; a
-    reader whose cost is too small to measure in some turn is left out.
-    """
-    entries = {(entry["section"], entry["name"]): entry for entry in result["ways"]}
-    for (section, name), entry in entries.items():
-        alone = entries.get((section, ceiling_of(name)))
-        if alone is None or alone is entry or not name.endswith(XLA):
-            continue
-        turns = zip(rates(entry), rates(alone), strict=True)
-        costs = [1 / rate - 1 / step for rate, step in turns]
-        if bounds(costs)[0] > MEASURABLE_S:
-            limits = [1 / (9 * max(cost, MEASURABLE_S)) for cost in costs]
-            yield claim(f"{section}: samples/s of the step from which {name} takes a tenth", limits)
 
 
 TRAIN = Benchmark(
     "train",
-    "samples/s of training and its wait for data, native and with the loader (6 minutes)",
-    {section: ways_of(section) for section in DATASETS},
+    "samples/s of training on lists and its wait for data, native and with the loader (3 minutes)",
+    {section: ways_of(section) for section in ("movielens", "wide_and_deep")},
     {
-        "rows": (262_144, "rows of an epoch, more than one batch"),
-        "batch_size": (8192, "rows per batch"),
-        "copies": (1, "times that an epoch of all but `native` reads the rows"),
+        "rows": (SETTINGS.rows, "rows of an epoch, more than one batch"),
+        "batch_size": (SETTINGS.batch_size, "rows per batch"),
         "widths": (
             ("scaled", "published"),
             "of the networks: scaled down so that two CPU cores compute about as fast as they read "
             "TFRecord, or those of the published models, for a GPU",
         ),
-        "optimizer": (("sgd", "adam"), "sgd costs the same for tables of any size"),
-        "precision": (("float32", "mixed_float16"), "Keras's dtype policy"),
+        "optimizer": (("adam", "sgd"), "sgd costs the same for tables of any size"),
     },
-    lambda result: [
-        *faster(bound for section in DATASETS for bound in compared(section))(result),
-        *where_reading_counts(result),
-    ],
+    faster(bound for section in ("movielens", "wide_and_deep") for bound in compared(section)),
     device=True,
 )
 

@@ -214,3 +214,18 @@ def prepare(
                 "files": fingerprint(days)}  # fmt: skip
     parts = ("train", "valid", "workflow")
     return make_once(output, settings, write, parts=parts, inputs=[parquet], overwrite=overwrite)
+
+
+def prepared_rows(data_dir: str | Path) -> Path:
+    """Return the folder `criteo` of a data folder, with training-ready `train` and `valid`.
+
+    Rows that exist are kept; if there are none, a synthetic log is made and prepared.
+    """
+    from data_prep.synthetic_criteo import write_criteo
+
+    folder = Path(data_dir) / "criteo"
+    if not (folder / "train").is_dir():
+        if not (folder / "raw").is_dir():
+            write_criteo(folder / "raw")
+        prepare(folder / "raw", folder)
+    return folder

@@ -1,16 +1,12 @@
 """What several lessons need and none of them teaches."""
 
-import contextlib
-import functools
 import json
 import os
 import shlex
 import sys
 import time
-import warnings
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 NUMBERS = Path(__file__).resolve().parents[1] / "build" / "numbers.json"
@@ -61,26 +57,21 @@ def criteo_rows(data_dir):
 
     Data that exists is kept; if there is none, synthetic rows are made.
     """
-    from data_prep import criteo, synthetic_criteo
+    from data_prep.criteo import prepared_rows  # lesson 12 imports a copy of tutorlib later
 
-    folder = Path(data_dir) / "criteo"
-    if not (folder / "train").is_dir():
-        if not (folder / "raw").is_dir():
-            synthetic_criteo.write_criteo(folder / "raw")
-        criteo.prepare(folder / "raw", folder)
-    return folder
+    return prepared_rows(data_dir)
 
 
 def measure_rates(measured, turns=3, at_least_s=0.5):
     """Measure in turns how fast batches can be read, and how fast models train on them.
 
-    All rates are measured in one way, that of `tutorlib.diagnose` and `StallReport`, so that they
-    can be compared: rows of whole epochs, over the seconds from the request for the first batch to
-    the end of the last batch or step. The cores are kept awake (`cores_awake`), since a reader that
-    waits on sleeping cores is slower alone than in a training. All candidates take turns, A B C, A
-    B C, and the first turn, which compiles the training steps and warms the file cache up, does not
-    count. In an epoch whose first step compiles, the reader works ahead, and training looks faster
-    than the reader that feeds it.
+    All rates are measured in one way, that of the benchmarks, `tutorlib.diagnose` and
+    `StallReport`, so that they can be compared: rows of whole epochs, over the seconds from the
+    request for the first batch to the end of the last batch or step. The cores are kept awake
+    (`cores_awake`), since a reader that waits on sleeping cores is slower alone than in a training.
+    All candidates take turns, A B C, A B C, and the first turn, which compiles the training steps
+    and warms the file cache up, does not count. In an epoch whose first step compiles, the reader
+    works ahead, and training looks faster than the reader that feeds it.
 
     Args:
         measured: {name: batches} to read and discard them, or {name: (compiled model, batches)} to
@@ -99,16 +90,19 @@ def measure_rates(measured, turns=3, at_least_s=0.5):
         >>> measure_rates({"reading": rows}, turns=2, at_least_s=0).shape
         (2, 1)
     """
-    from tutorlib.diagnosis import cores_awake  # lesson 12 imports a copy of tutorlib later
+    from benchmarks.measure import fit_epoch  # lesson 12 imports a copy of tutorlib later
+    from benchmarks.readers import consume
+    from tutorlib.diagnosis import cores_awake
 
     rates = [{} for _ in range(1 + turns)]
     with cores_awake():
         for turn in rates:
             for name, subject in measured.items():
-                rows_and_s = np.zeros(2)
-                while not rows_and_s[0] or rows_and_s[1] < at_least_s:
-                    rows_and_s += _train(*subject) if isinstance(subject, tuple) else _read(subject)
-                turn[name] = rows_and_s[0] / rows_and_s[1]
+                rows = seconds = 0
+                while not rows or seconds < at_least_s:
+                    done = fit_epoch(*subject) if isinstance(subject, tuple) else consume(subject)
+                    rows, seconds = rows + done.rows, seconds + done.elapsed_s
+                turn[name] = rows / seconds
     return pd.DataFrame(rates[1:])
 
 
@@ -122,8 +116,8 @@ def measure_ms(functions, turns=3, *, calls=1, warm_up=1):
         warm_up: turns before them that do not count, at least 0.
 
     Returns:
-        DataFrame of milliseconds per call, a row per turn and a column per name. Noise mostly makes
-        a turn slower, so state `.min()`; compare two columns by `clearly_faster` of their inverses.
+        DataFrame of milliseconds per call, a row per turn and a column per name. State
+        `.median()`; compare two columns by `clearly_faster` of their inverses.
 
     Example:
         >>> measure_ms({"nothing": lambda: None}, turns=2).shape
@@ -155,55 +149,6 @@ def clearly_faster(rates, others):
         False
     """
     return min(rates) > max(others)
-
-
-def _read(batches):
-    """Read and discard one epoch; return its rows and seconds.
-
-    A dataset is read in a compiled function, as `fit` reads it: a loop over it in Python waits
-    longer for each batch, and a training could then be faster than its reader.
-    """
-    import tensorflow as tf
-
-    rows, begin = 0, time.perf_counter()
-    if isinstance(batches, tf.data.Dataset):
-        iterator, next_rows = iter(batches), _next_rows()
-        with contextlib.suppress(tf.errors.OutOfRangeError):
-            while True:
-                rows += int(next_rows(iterator))
-    else:
-        for _, labels in batches:
-            rows += len(labels)
-    return rows, time.perf_counter() - begin
-
-
-@functools.cache
-def _next_rows():
-    """Return a compiled function that takes a batch from an iterator and returns its rows."""
-    import tensorflow as tf
-
-    return tf.function(lambda iterator: tf.shape(iterator.get_next()[1])[0])
-
-
-def _train(model, batches):
-    """Train one epoch; return its rows and seconds."""
-    import keras
-
-    times = []
-
-    def tick(_, logs):
-        times.append(time.perf_counter())
-
-    clock = keras.callbacks.LambdaCallback(on_epoch_begin=tick, on_train_batch_end=tick)
-    with warnings.catch_warnings():
-        # A dataset shuffles itself, and its length may not be known.
-        warnings.filterwarnings("ignore", "`shuffle=True` was passed|Your input ran out of data")
-        model.fit(batches, callbacks=[clock], verbose=0)
-    [loss] = [metric for metric in model.metrics if metric.name == "loss"]
-    rows = int(loss.count)  # a float32, exact to 2**24
-    if rows >= 2**24:
-        raise ValueError("an epoch of 16,777,216 rows or more: measure fewer with `.take(steps)`")
-    return rows, times[-1] - times[0]
 
 
 def save_number(name, value):

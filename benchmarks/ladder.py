@@ -1,0 +1,446 @@
+"""Samples per second of one model from several readers, beside the most that a reader can reach.
+
+A click model, DLRM, trains on the rows of the lessons with the settings of the lessons
+(`SETTINGS`), an epoch a turn, from five readers, from the slowest to the fastest idea:
+
+- TFRecord: one example a row, TensorFlow's make_batched_features_dataset;
+- TFRecord, whole batches: one record a batch, not shuffled: copied instead of parsed;
+- arrays in memory: what `fit(x=arrays, shuffle=True)` makes of them;
+- 25 lines of Arrow: what a competent user writes over the same Parquet files;
+- loader: `KerasSequenceLoader`.
+
+"No reader" is the ceiling: the same model on one batch that stays in memory. The sections (--only)
+are the panels of the picture: `plain`, an `Embedding` a column, as lesson 02 writes it; `xla`, one
+fused table, compiled by XLA; `bits16`, the same in 16 bits. All readers of a panel train the same
+model from the same first weights. Loss and AUROC are of later rows, after the first epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import Benchmark, Epoch, GpuWatch, Way, claim, fit_epoch, rates, ratios
+from benchmarks.readers import (
+    as_fit_shuffles,
+    as_py_dataset,
+    columns_of,
+    lines_of_numpy,
+    matrices_of,
+    one_batch,
+)
+
+TFRECORD, BATCHES = "TFRecord", "TFRecord, whole batches"
+ARRAYS, LINES, LOADER = "arrays in memory", "25 lines of Arrow", "loader"
+CEILING = "no reader"
+OURS, THEIRS, RANGE = "#2f9e75", "#7a8fa6", "#1c2530"  # as in all pictures
+READERS = (TFRECORD, BATCHES, ARRAYS, LINES, LOADER, CEILING)
+ON_CPU = "loader, batches made on the CPU"  # beside those that the GPU makes
+GATHER = {"columns": columns_of, "stacked": matrices_of}  # by layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What all trainings of the ladder have in common; the lessons' parameters have these values.
+
+    Args:
+        rows: training rows of an epoch, the first of the click log.
+        valid_rows: validation rows.
+        batch_size: rows per batch.
+        embedding_dim: width of every embedding.
+        bottom_units: hidden layer widths of the network over the counts.
+        top_units: hidden layer widths of the network over the interactions.
+        learning_rate: of Adam.
+        shuffle_buffer: rows of the window in which TFRecord is shuffled.
+        seed: of first weights and shuffling.
+    """
+
+    rows: int = 262_144
+    valid_rows: int = 65_536
+    batch_size: int = 4_096
+    embedding_dim: int = 8
+    bottom_units: Sequence[int] = (32,)
+    top_units: Sequence[int] = (32,)
+    learning_rate: float = 0.005
+    shuffle_buffer: int = 10_000
+    seed: int = 0
+
+
+SETTINGS = Settings()
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A form of the model.
+
+    Args:
+        title: what a picture says of it.
+        fused: whether it has one table for all columns, and batches are stacked.
+        xla: whether XLA compiles its step.
+        short: whether its layers compute in 16 bits.
+    """
+
+    title: str
+    fused: bool = False
+    xla: bool = False
+    short: bool = False
+
+    @property
+    def layout(self) -> str:
+        """The layout of its batches."""
+        return "stacked" if self.fused else "columns"
+
+
+PANELS = {
+    "plain": Panel("A table a column, as in lesson 02"),
+    "xla": Panel("One fused table, XLA", fused=True, xla=True),
+    "bits16": Panel("One fused table, XLA, 16 bits", fused=True, xla=True, short=True),
+}
+
+
+class ClickLog:
+    """The rows of the ladder, in the format of each reader; a format is written when first asked.
+
+    Args:
+        folder: with `train` and `valid`, as `data_prep criteo` writes them.
+        settings: rows, batch size, width, seed.
+        device: "cpu" or "gpu", where the loader makes its batches.
+
+    Attributes:
+        steps: full batches of an epoch.
+        rows: rows of these.
+    """
+
+    def __init__(self, folder: Path, settings: Settings = SETTINGS, device: str = "cpu") -> None:
+        from benchmarks.networks import with_width
+        from tutorlib import ParquetSource, Schema
+
+        self.folder, self.settings, self.device = Path(folder), settings, device
+        loaded = Schema.load(self.folder / "train" / "_schema.json")
+        self.schema = with_width(loaded, settings.embedding_dim)
+        rows = min(settings.rows, ParquetSource(self.folder / "train").num_rows)
+        self.steps = rows // settings.batch_size
+        self.rows = self.steps * settings.batch_size
+
+    def loader(self, layout: str, part: str = "train", device: str = "", **options: Any) -> Any:
+        """Return the loader of the first rows of a part, in `columns` or `stacked`."""
+        from tutorlib import KerasSequenceLoader, ParquetSource
+
+        limit = self.rows if part == "train" else self.settings.valid_rows
+        return KerasSequenceLoader(
+            ParquetSource(self.folder / part).head(limit), self.settings.batch_size,
+            schema=self.schema, batch_layout=layout, device=device or self.device,
+            seed=self.settings.seed, **options,
+        )  # fmt: skip
+
+    def examples(self) -> Path:
+        """Return the folder of the rows as TFRecord, one example a row."""
+        import tfrecords
+
+        return self._written("train", tfrecords.write_examples)
+
+    def whole_batches(self) -> Path:
+        """Return the folder of the rows as TFRecord, one record a batch."""
+        import tfrecords
+
+        size = self.settings.batch_size
+        write = functools.partial(tfrecords.write_prebatched, batch_size=size)
+        return self._written(f"batches-{size}", write)
+
+    def _written(self, name: str, write: Callable[..., Any]) -> Path:
+        import tfrecords
+        from tutorlib import ParquetSource
+
+        path, source = self.folder / "tfrecords" / name, ParquetSource(self.folder / "train")
+        made = (path / tfrecords.METADATA_FILE).is_file()
+        if not made or tfrecords.read_metadata(path)["rows"] != self.rows:
+            options = {"columns": self.schema.names, "overwrite": True, "progress": False}
+            write(source, path, limit_rows=self.rows, **options)
+        return path
+
+    def files(self) -> list[str]:
+        """Return the Parquet files of the training rows."""
+        return sorted(map(str, (self.folder / "train").glob("*.parquet")))
+
+    def arrays(self, layout: str) -> Any:
+        """Return the rows as (inputs, label) in memory, in `columns` or `stacked`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = pa.concat_tables([pq.read_table(file) for file in self.files()]).slice(0, self.rows)
+        inputs = GATHER[layout](rows, np.arange(len(rows)), self.schema)
+        return inputs, inputs.pop(self.schema.labels.names[0])
+
+
+def batches_of(reader: str, log: ClickLog, layout: str) -> Any:
+    """Return what `fit` is given to train on the rows once."""
+    import tensorflow as tf
+
+    import tfrecords
+
+    size = log.settings.batch_size
+    known = tf.data.experimental.assert_cardinality(log.steps)
+    if reader == TFRECORD:
+        options = {"shuffle_buffer": log.settings.shuffle_buffer, "seed": log.settings.seed}
+        batches = tfrecords.native_dataset(log.examples(), size, log.schema, **options)
+        return stacked(batches, log.schema, layout).apply(known)
+    if reader == BATCHES:
+        batches = tfrecords.prebatched_dataset(log.whole_batches(), log.schema)
+        return stacked(batches, log.schema, layout).apply(known)
+    if reader == ARRAYS:
+        return as_fit_shuffles(log.arrays(layout), size)
+    if reader == LINES:
+        lines = lines_of_numpy(
+            log.files(), size, log.schema, GATHER[layout], log.settings.seed, log.rows
+        )
+        return as_py_dataset(lines, log.steps)
+    if reader == CEILING:
+        return one_batch(next(iter(log.loader(layout))), log.steps)
+    return log.loader(layout, device="cpu" if reader == ON_CPU else "")
+
+
+def stacked(batches: Any, schema: Any, layout: str) -> Any:
+    """Return batches of columns in a layout: for `stacked`, with one matrix of each role."""
+    import tensorflow as tf
+
+    if layout == "columns":
+        return batches
+    roles = {"categorical": tf.int32, "continuous": tf.float32}
+
+    def stack(columns: Any, label: Any) -> Any:
+        names = {role: schema.with_role(role).names for role in roles}
+        return {
+            role: tf.cast(tf.concat([columns[name] for name in names[role]], 1), dtype)
+            for role, dtype in roles.items()
+        }, tf.cast(label, tf.int32)
+
+    return batches.map(stack, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def model_of(panel: Panel, log: ClickLog) -> Any:
+    """Return the compiled model of a panel; its first weights are the same at each call."""
+    import keras
+
+    from benchmarks.networks import dlrm_by_column
+    from tutorlib import DLRM
+
+    settings = log.settings
+    keras.utils.set_random_seed(settings.seed)
+    with policy(short_policy() if panel.short else "float32"):
+        if panel.fused:
+            sizes = settings.embedding_dim, settings.bottom_units, settings.top_units
+            model = DLRM(log.schema.features, *sizes, batch_layout="stacked")
+        else:
+            model = dlrm_by_column(log.schema, settings.bottom_units, settings.top_units)
+    adam = keras.optimizers.Adam(settings.learning_rate)
+    model.compile(adam, "binary_crossentropy", jit_compile=panel.xla)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def short_policy() -> str:
+    """Return the policy of 16 bits for this machine's device: bfloat16 on a CPU."""
+    import tensorflow as tf
+
+    return "mixed_float16" if tf.config.list_physical_devices("GPU") else "mixed_bfloat16"
+
+
+@contextlib.contextmanager
+def policy(name: str) -> Iterator[None]:
+    """Set Keras's dtype policy in the block."""
+    import keras
+
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def quality(model: Any, batches: Any) -> dict[str, float]:
+    """Return loss and AUROC of what a model predicts for batches of (inputs, label)."""
+    import keras
+
+    pairs = [(model(inputs, training=False), label) for inputs, label in batches]
+    predicted, clicked = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    loss = np.mean(keras.losses.binary_crossentropy(clicked, predicted))
+    return {"loss": float(loss), "AUROC": float(keras.metrics.AUC()(clicked, predicted))}
+
+
+# ---- the trainings of a panel --------------------------------------------------------------------
+
+
+def ways_of(panel: Panel, log: ClickLog, readers: Sequence[str] = READERS) -> list[Way]:
+    """Return the trainings of a panel, an epoch a turn, with the cores kept awake.
+
+    They share one model, so that its step compiles once. In its first turn, which warms up, each
+    begins with the first weights; after that turn its loss and AUROC are measured.
+    """
+    import tensorflow as tf
+
+    from tutorlib import cores_awake
+
+    model = model_of(panel, log)
+    variables = [*model.variables, *model.optimizer.variables]
+    start = [np.array(variable) for variable in variables]
+    on_gpu = log.device == "gpu"
+
+    def epoch(batches: Any, facts: dict[str, Any], has_reader: bool) -> Epoch:
+        first = not facts
+        if first:
+            for variable, value in zip(variables, start, strict=True):
+                variable.assign(value)
+        with cores_awake(), GpuWatch() if on_gpu else contextlib.nullcontext() as watch:
+            done = fit_epoch(model, batches, synchronise=tf.test.experimental.sync_devices)
+        if first:
+            facts["parameters"] = model.count_params()
+            if has_reader:
+                valid = log.loader(panel.layout, "valid", shuffle=False)
+                facts |= quality(model, valid)
+        return dataclasses.replace(done, values={"busy_share": watch.busy_share} if on_gpu else {})
+
+    ways = []
+    for name in readers:
+        facts: dict[str, Any] = {}
+        batches = batches_of(name, log, panel.layout)
+        ways.append(
+            Way(name, functools.partial(epoch, batches, facts, name != CEILING), facts=facts)
+        )
+    return ways
+
+
+def section(name: str) -> Callable[[argparse.Namespace], list[Way]]:
+    """Return the function that makes the trainings of a panel for the benchmark."""
+
+    def ways(arguments: argparse.Namespace) -> list[Way]:
+        from data_prep.criteo import prepared_rows
+
+        settings = dataclasses.replace(
+            SETTINGS, rows=arguments.rows, batch_size=arguments.batch_size
+        )
+        if arguments.widths == "published":
+            wide = {"bottom_units": (1024, 512, 256), "top_units": (1024, 1024, 512, 256)}
+            settings = dataclasses.replace(settings, learning_rate=0.001, **wide)
+        log = ClickLog(prepared_rows(arguments.data), settings, arguments.device)
+        readers = list(arguments.readers)
+        if arguments.device == "gpu" and LOADER in readers:
+            readers.insert(readers.index(LOADER), ON_CPU)
+        return ways_of(PANELS[name], log, readers)
+
+    return ways
+
+
+def shares(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return the share of the ceiling that a training reaches, turn by turn."""
+    [ceiling] = [other for other in entries if other["name"] == CEILING]
+    return ratios(entry, ceiling)
+
+
+def claims(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the loader's share of the ceiling in each panel, and its factors of the others."""
+    for name in PANELS:
+        entries = [entry for entry in result["ways"] if entry["section"] == name]
+        by_name = {entry["name"]: entry for entry in entries}
+        if LOADER not in by_name:
+            continue
+        for other in by_name.values():
+            if other["name"] != LOADER:
+                least = 0.97 if other["name"] == CEILING else 1
+                values = ratios(by_name[LOADER], other)
+                yield claim(f"{name}: {LOADER} / {other['name']}", values, at_least=least)
+
+
+LADDER = Benchmark(
+    "ladder",
+    "samples/s of one click model from each reader, beside the ceiling (4 minutes)",
+    {name: section(name) for name in PANELS},
+    {
+        "rows": (SETTINGS.rows, "rows of an epoch, the first of the lessons' click log"),
+        "batch_size": (SETTINGS.batch_size, "rows per batch"),
+        "widths": (
+            ("scaled", "published"),
+            "of the network: scaled down so that two CPU cores compute about as fast as they read "
+            "TFRecord, or those of the published model, for a GPU",
+        ),
+        "readers": (list(READERS), "readers to train from"),
+    },
+    claims,
+    device=True,
+)
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str, str]]:
+    """Return of each training: reader, samples/s, share of the ceiling, loss, AUROC, as text."""
+    rows = []
+    for entry in entries:
+        rate = f"{statistics.median(rates(entry)):,.0f}"
+        share = f"{statistics.median(shares(entry, entries)):.0%}"
+        said = (f"{entry[name]:.3f}" if name in entry else "" for name in ("loss", "AUROC"))
+        rows.append((entry["name"], rate, share, *said))
+    return rows
+
+
+def draw(
+    panels: Mapping[str, Sequence[Mapping[str, Any]]],
+    figure: Any,
+    *,
+    stacked: bool = False,
+    text: str = "black",
+) -> None:
+    """Draw the ladder: bars of samples/s, a line at the ceiling; beside each bar what it reaches.
+
+    Args:
+        panels: {name of `PANELS`: entries of its trainings}.
+        figure: a matplotlib figure with the layout "constrained", to draw into.
+        stacked: whether the panels lie below each other instead of side by side.
+        text: colour of all text.
+    """
+    shape = (len(panels), 1) if stacked else (1, len(panels))
+    names = list(dict.fromkeys(e["name"] for entries in panels.values() for e in entries))
+    names.remove(CEILING)
+    axes = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).flat
+    places = {name: -y for y, name in enumerate(names)}
+    for panel, (name, entries) in zip(axes, panels.items(), strict=True):
+        [ceiling] = [entry for entry in entries if entry["name"] == CEILING]
+        most = statistics.median(rates(ceiling)) / 1e3
+        panel.axvline(most, color=text, linestyle="--", linewidth=1.2)
+        panel.annotate(
+            f"{CEILING}: {most:,.0f}", (most, 0.75), (-4, 0), textcoords="offset points",
+            color=text, ha="right", va="center", fontsize=9,
+        )  # fmt: skip
+        for entry in entries:
+            if entry is ceiling:
+                continue
+            y, values = places[entry["name"]], [rate / 1e3 for rate in rates(entry)]
+            middle, ours = statistics.median(values), entry["name"].startswith(LOADER)
+            panel.barh(y, middle, 0.62, color=OURS if ours else THEIRS)
+            panel.plot([min(values), max(values)], [y, y], color=RANGE, linewidth=1.5)
+            share = statistics.median(shares(entry, entries))
+            panel.annotate(
+                f"{middle:,.0f}: {share:.0%}", (3, y), color="white", va="center", fontsize=9,
+                weight="bold",
+            )  # fmt: skip
+            panel.annotate(
+                f"loss {entry['loss']:.3f}, AUROC {entry['AUROC']:.3f}",
+                (1, y), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                color=text, va="center", ha="left", fontsize=9,
+            )  # fmt: skip
+        panel.set_title(PANELS[name].title, loc="left", size=11, weight="bold", color=text)
+        panel.set_yticks([*places.values()], [*places], color=text)
+        panel.set_ylim(0.6 - len(names), 1.1)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.spines[["left", "bottom"]].set_color(text)
+        panel.tick_params(colors=text)
+    axes[len(panels) - 1].set_xlabel("thousand samples/s of training", color=text)
