@@ -47,7 +47,7 @@ class Bars:
 
 
 FIGURES: dict[str, Bars] = {
-    "first_page": Bars(
+    "readers": Bars(
         "loader",
         {"readers": "Rows/s"},
         "13 numbers, 26 ids and a label a row, sorted by time; this project's files, in the page "
