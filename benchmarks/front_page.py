@@ -30,9 +30,9 @@ REPORT = re.compile(
     r"epoch 1: (\d+)% of ([\d.]+) s waiting for data, ([\d.]+) s of it for the first"
 )
 
-WIDTH, HEIGHT, LEFT, BAR = 720, 230, 24, 44  # of the picture, its margin, a bar's height
+WIDTH, HEIGHT, LEFT, BAR = 720, 218, 24, 44  # of the picture, its margin, a bar's height
 LONGEST = 590  # a bar that long is the longer epoch
-LINES, BARS = (42, 148), (56, 162)  # where the lines of code stand, and the tops of the bars
+LINES, BARS = (40, 140), (54, 154)  # where the lines of code stand, and the tops of the bars
 START, GATHER, REST = 0.7, 0.9, 6.0  # seconds before the first bar, to sort its parts, at the end
 TURNS = 3  # then the picture is still
 
@@ -153,8 +153,12 @@ def picture(slow: Epoch, fast: Epoch, batches: int, ground: str, frame: str, tex
     )
     card = f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8" '
     card += f'fill="{ground}" stroke="{frame}"/>'
+    tracks = (
+        f'<rect x="{LEFT}" y="{y}" width="{LONGEST}" height="{BAR}" fill="{frame}" opacity="0.4"/>'
+        for y in BARS
+    )
     title = f'<title id="title">{said}</title>'
-    return "\n".join([head, title, motion.style(), card, *shown, "</svg>", ""])
+    return "\n".join([head, title, motion.style(), card, *tracks, *shown, "</svg>", ""])
 
 
 def _share(epoch: Epoch) -> str:
@@ -200,3 +204,9 @@ def bar(
         look = f'y="{y}" width="{width:.1f}" height="{BAR}" fill="{shade}" {sharp}'
         yield f'<rect {look} transform="translate({there:.1f})" {motion.add(moves)}/>'
         now, ends[shade] = now + seconds, ends[shade] + seconds
+    sums = (WAITING, 0.0, epoch.waiting), (colour, epoch.waiting, epoch.seconds)
+    for shade, begin, end in sums:  # over the parts, between which some browsers show seams
+        there, width = LEFT + begin * scale, (end - begin) * scale
+        box = f'x="{there:.1f}" y="{y}" width="{width:.1f}" height="{BAR}"'
+        shown = motion.appears(sorted_at + GATHER, 0.1)
+        yield f'<rect {box} fill="{shade}" {sharp} {shown}/>'

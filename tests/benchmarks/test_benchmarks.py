@@ -167,6 +167,14 @@ def test_the_moving_picture_is_that_of_lesson_00s_page(root, tmp_path):
         assert len(path.read_bytes()) < 300_000
 
 
+def test_the_moving_picture_is_still_where_less_motion_is_preferred_and_needs_no_script(root):
+    for path in root.glob("imgs/waiting_*.svg"):
+        text = path.read_text(encoding="utf-8")
+        still, moving = text.split("@media screen and (prefers-reduced-motion:no-preference){")
+        assert "animation" not in still + moving.partition("</style>")[2]
+        assert not re.search(r"<script|<animate|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+
+
 def test_the_moving_picture_needs_both_reports_on_the_page(root, tmp_path):
     page = tmp_path / "page.ipynb"
     text = front_page.LESSON.read_text(encoding="utf-8")
