@@ -1,6 +1,7 @@
 """Each benchmark runs over a few rows, and each way reads or trains on exactly its rows."""
 
 import json
+import re
 import subprocess
 import sys
 import time
