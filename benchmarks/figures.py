@@ -195,7 +195,8 @@ def table(results: Path = measure.RESULTS) -> str:
 def readers_table(results: Path = measure.RESULTS, section: str = "read") -> str:
     """Return what each reader of a section of `peers` gives, and takes, as a table in Markdown."""
     ways = newest("peers", results)["ways"] if any(results.glob("peers-*")) else []
-    lines = [f"| {TABLE['peers', section]} | rows/s | a batch is worth, rows | peak MiB |"]
+    title = TABLE["peers", section].removeprefix("reading, other libraries, ")
+    lines = [f"| reader of {title} | rows/s | a batch is worth, rows | peak MiB |"]
     lines += ["|---" * 4 + "|"]
     for entry in (entry for entry in ways if entry["section"] == section):
         rate, values = entry["rows_per_s"], entry["values"]
