@@ -1,6 +1,7 @@
 """Each benchmark runs over a few rows, and each way reads or trains on exactly its rows."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import etl, figures, loader, measure, peer_readers, peers
+from benchmarks import etl, figures, front_page, loader, measure, peer_readers, peers
 from benchmarks.__main__ import MODULES, main
 from benchmarks.data import TIME, column_sums, copied, criteo_shape, files_of
 from benchmarks.measure import Epoch, Way
@@ -135,7 +136,7 @@ def test_without_a_measurement_the_figures_command_names_the_benchmark_to_run(tm
     page = tmp_path / "page.md"
     page.write_text("no table")
     words = ["--results", str(tmp_path), "--images", str(tmp_path)]
-    words += ["--page", str(page), "--gpu-page", str(page)]
+    words += ["--page", str(page), "--speed-page", str(page), "--gpu-page", str(page)]
     with pytest.raises(SystemExit, match="python -m benchmarks loader"):
         main(["figures", *words])
 
@@ -153,14 +154,36 @@ def test_help_lists_the_benchmarks_without_starting_tensorflow(root):
     assert all(name in done.stdout for name in (*MODULES, "figures"))
 
 
-def test_the_factors_in_the_readme_are_those_of_the_results(root):
-    readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
-    assert [words for words in figures.readme_factors() if words not in readme] == []
+def test_tables_on_pages_are_those_of_the_results(root):
+    for path, make in (("benchmarks/README.md", "table"), ("docs/performance.md", "readers_table")):
+        page = root / path
+        assert figures.filled(page, getattr(figures, make)()) == page.read_text(encoding="utf-8")
 
 
-def test_the_table_of_the_page_on_speed_is_that_of_the_results(root):
-    page = root / "docs" / "performance.md"
-    assert figures.filled(page, figures.table()) == page.read_text(encoding="utf-8")
+def test_the_moving_picture_is_that_of_lesson_00s_page(root, tmp_path):
+    """`make figures` draws it again, after `make pages LESSONS=00`."""
+    for path in front_page.draw(tmp_path):
+        committed = root / "imgs" / path.name
+        assert path.read_bytes() == committed.read_bytes(), f"make figures renews {path.name}"
+        assert len(path.read_bytes()) < 300_000
+
+
+def test_the_moving_picture_is_still_where_less_motion_is_preferred_and_needs_no_script(root):
+    for path in root.glob("imgs/waiting_*.svg"):
+        text = path.read_text(encoding="utf-8")
+        still, moving = text.split("@media screen and (prefers-reduced-motion:no-preference){")
+        assert "animation" not in still + moving.partition("</style>")[2]
+        assert not re.search(r"<script|<animate|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_the_moving_picture_needs_both_reports_on_the_page(root, tmp_path):
+    page = tmp_path / "page.ipynb"
+    text = front_page.LESSON.read_text(encoding="utf-8")
+    page.write_text(text.replace("by stage of the loader", ""), encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"page\.ipynb shows no report of epoch 1; run `make pages"
+    ):
+        front_page.recorded(page)
 
 
 # ---- what makes a measurement honest: turns, clocks, equal rows and values, named failures -------
