@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import front_page, loader, measure
+from benchmarks import front_page, ladder, loader, measure
+from benchmarks.ladder import OURS, RANGE, THEIRS
 
 SUMMARY = "draw imgs/ and fill the tables of pages from benchmarks/results/"
 IMAGES, PAGE = measure.ROOT / "imgs", measure.ROOT / "benchmarks" / "README.md"
 SPEED_PAGE, GPU_PAGE = (measure.ROOT / "docs" / f"{name}.md" for name in ("performance", "gpu"))
-OURS, THEIRS, LIMIT, TEXT = "#2f9e75", "#7a8fa6", "#b08d57", "#757f89"  # as in the lessons
-RANGE = "#1c2530"  # within a bar; beyond it a range is drawn like text
+LIMIT, TEXT = "#b08d57", "#757f89"  # beside the colours of the ladder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,24 +57,15 @@ FIGURES: dict[str, Bars] = {
         bare=True,
         only=(*loader.RIVALS, loader.COLUMNS, loader.STACKED, loader.ARROW),
     ),
-    "train": Bars(
-        "train",
-        {
-            "dlrm": "DLRM: samples/s",
-            "movielens": "MovieLens: samples/s",
-            "wide_and_deep": "Wide & Deep: samples/s",
-        },
-        "Epochs of {rows:,} rows in batches of {batch_size:,}, {optimizer}, {widths} widths. "
-        "native: TFRecord, one example a row; prebatched: one record a batch, not shuffled.",
-        ("wait_share", "Waiting"),
-    ),
 }
 LIBRARIES = "tensorflow", "pyarrow"  # in captions
 TABLE = {  # (benchmark, section): what its claims are called on the page; others are left out
     ("loader", "readers"): "reading, this project's files",
     ("loader", "plain"): "reading, PyArrow's default files",
     ("loader", "movielens"): "reading lists (MovieLens)",
-    ("train", "dlrm"): "training a DLRM",
+    ("ladder", "plain"): "training a DLRM",
+    ("ladder", "xla"): "training a DLRM, fused table, XLA",
+    ("ladder", "bits16"): "training a DLRM, fused table, XLA, 16 bits",
     ("train", "movielens"): "training on lists (MovieLens)",
     ("train", "wide_and_deep"): "training Wide & Deep",
     ("large-tables", "adam"): "training 188.7 million parameters",
@@ -86,6 +77,7 @@ TABLE = {  # (benchmark, section): what its claims are called on the page; other
     ("etl", "clicks"): "preprocessing",
 }
 BLOCK = re.compile(r"(<!-- measured: begin -->\n).*?(<!-- measured: end -->)", re.DOTALL)
+README = measure.ROOT / "README.md"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", type=Path, default=PAGE, help="page of all claims to fill")
     parser.add_argument("--speed-page", type=Path, default=SPEED_PAGE, help="page on speed to fill")
     parser.add_argument("--gpu-page", type=Path, default=GPU_PAGE, help="page on GPUs to fill")
+    parser.add_argument("--readme", type=Path, default=README, help="first page to fill")
     parser.add_argument("--only", choices=FIGURES, nargs="+", help="draw only these")
 
 
@@ -111,10 +104,18 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"drawn: {path}")
         except FileNotFoundError as error:
             missing.append(str(error))
+    if arguments.only is None:
+        try:
+            path = arguments.images / "ladder.svg"
+            draw_ladder(newest("ladder", arguments.results), path)
+            print(f"drawn: {path}")
+        except FileNotFoundError as error:
+            missing.append(str(error))
     for path in front_page.draw(arguments.images):
         print(f"drawn: {path}")
-    pages = arguments.page, arguments.speed_page, arguments.gpu_page
-    for path, make in zip(pages, (table, readers_table, gpu_table), strict=True):
+    pages = arguments.page, arguments.speed_page, arguments.gpu_page, arguments.readme
+    makers = table, readers_table, gpu_table, ladder_table
+    for path, make in zip(pages, makers, strict=True):
         path.write_text(filled(path, make(arguments.results)), encoding="utf-8")
         print(f"filled: {path}")
     if missing:
@@ -203,6 +204,40 @@ def readers_table(results: Path = measure.RESULTS, section: str = "read") -> str
         worth, peak = values["worth_rows"][0], values["peak_bytes"][0] / 2**20
         lines.append(f"| {entry['name']} | {rate:,.0f} | {worth:,.0f} | {peak:,.0f} |")
     return "\n".join([*lines, ""])
+
+
+def ladder_table(results: Path = measure.RESULTS) -> str:
+    """Return the first page's table: what each reader reaches in the panel of XLA."""
+    if not any(results.glob("ladder-*.json")):
+        return ""
+    report = newest("ladder", results)
+    entries = [entry for entry in report["ways"] if entry["section"] == "xla"]
+    ceiling, shown = ladder.split(entries)
+    lines = ["| reader | samples/s in training | share of the ceiling | validation loss | AUROC |"]
+    lines.append("|---|---|---|---|---|")
+    for name, *cells in ladder.table(shown, ceiling):
+        words = [f"**{word}**" if name == ladder.LOADER else word for word in (name, *cells)]
+        lines.append(f"| {' | '.join(words)} |")
+    rate = f"{statistics.median(measure.rates(ceiling)):,.0f}"
+    lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | | |")
+    machine = measure.describe_hardware(report["hardware"])
+    said = f"*{machine}, {report['date'][:10]}: a small click model, XLA for all readers.*"
+    return "\n".join([*lines, "", said, ""])
+
+
+def draw_ladder(report: Mapping[str, Any], path: Path) -> None:
+    """Draw the ladder of a report as SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    panels = {
+        name: [entry for entry in report["ways"] if entry["section"] == name]
+        for name in ladder.PANELS
+    }
+    shown = {name: entries for name, entries in panels.items() if entries}
+    with matplotlib.rc_context({"svg.hashsalt": "tutorlib"}):
+        figure = ladder.draw(shown, Figure(), TEXT)
+        figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 def rate_and_ratio(entry: Mapping[str, Any]) -> str:
