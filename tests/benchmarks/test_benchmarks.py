@@ -152,7 +152,7 @@ def test_the_ladder_can_be_drawn_again_with_the_same_bytes_and_says_what_was_mea
     (tmp_path / "ladder-here.json").write_text(json.dumps(report))
     [line] = [row for row in figures.ladder_table(tmp_path).splitlines() if "**loader**" in row]
     [entry] = [entry for entry in report["ways"] if entry["name"] == ladder.LOADER]
-    for said in (f"{entry['rows_per_s']:,.0f}", f"{entry['loss']:.3f}", f"{entry['AUROC']:.3f}"):
+    for said in (f"{entry['rows_per_s']:,.0f}", f"{entry['loss']:.3f}"):
         assert f"**{said}**" in line
 
 
