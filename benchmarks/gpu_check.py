@@ -32,7 +32,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
-from benchmarks.ladder import shares
+from benchmarks.ladder import split
 from benchmarks.measure import ROOT, Epoch, Way
 from benchmarks.readers import one_batch
 
@@ -366,16 +366,17 @@ def ladder(panel: str) -> Callable[[argparse.Namespace, Report], None]:
         command += ["--device", arguments.device, "--data", str(arguments.data), "--out", str(out)]
         subprocess.run(command, cwd=ROOT, check=True)
         entries = json.loads(out.read_text("utf-8"))["ways"]
+        ceiling, _shown = split(entries)
         for entry in entries:
-            report[entry["name"]] = of_training(entry, entries)
+            report[entry["name"]] = of_training(entry, ceiling)
 
     return part
 
 
-def of_training(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def of_training(entry: Mapping[str, Any], ceiling: Mapping[str, Any]) -> dict[str, Any]:
     """Return what counts of a training: its rate, its share of the ceiling, its loss."""
     said: dict[str, Any] = {"samples/s": [round(rate) for rate in measure.rates(entry)]}
-    said["share of the ceiling"] = statistics.median(shares(entry, entries))
+    said["share of the ceiling"] = statistics.median(measure.ratios(entry, ceiling))
     said |= {name: entry[name] for name in ("loss", "AUROC") if name in entry}
     if busy := entry["values"].get("busy_share"):
         said["GPU busy"] = statistics.median(busy)

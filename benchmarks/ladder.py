@@ -28,7 +28,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import Benchmark, Epoch, GpuWatch, Way, claim, fit_epoch, rates, ratios
+from benchmarks.measure import (
+    Benchmark,
+    Epoch,
+    GpuWatch,
+    Way,
+    claim,
+    fit_epoch,
+    rates,
+    ratios,
+    turns,
+)
 from benchmarks.readers import (
     as_fit_shuffles,
     as_py_dataset,
@@ -44,6 +54,7 @@ CEILING = "no reader"
 OURS, THEIRS, RANGE = "#2f9e75", "#7a8fa6", "#1c2530"  # as in all pictures
 READERS = (TFRECORD, BATCHES, ARRAYS, LINES, LOADER, CEILING)
 ON_CPU = "loader, batches made on the CPU"  # beside those that the GPU makes
+Entry = Mapping[str, Any]  # what a report says of a training
 GATHER = {"columns": columns_of, "stacked": matrices_of}  # by layout
 
 
@@ -161,7 +172,7 @@ class ClickLog:
 
         path, source = self.folder / "tfrecords" / name, ParquetSource(self.folder / "train")
         made = (path / tfrecords.METADATA_FILE).is_file()
-        if not made or tfrecords.read_metadata(path)["rows"] != self.rows:
+        if not made or tfrecords.read_metadata(path)["rows"] < self.rows:
             options = {"columns": self.schema.names, "overwrite": True, "progress": False}
             write(source, path, limit_rows=self.rows, **options)
         return path
@@ -182,19 +193,16 @@ class ClickLog:
 
 def batches_of(reader: str, log: ClickLog, layout: str) -> Any:
     """Return what `fit` is given to train on the rows once."""
-    import tensorflow as tf
-
     import tfrecords
 
     size = log.settings.batch_size
-    known = tf.data.experimental.assert_cardinality(log.steps)
     if reader == TFRECORD:
         options = {"shuffle_buffer": log.settings.shuffle_buffer, "seed": log.settings.seed}
         batches = tfrecords.native_dataset(log.examples(), size, log.schema, **options)
-        return stacked(batches, log.schema, layout).apply(known)
+        return stacked(batches.take(log.steps), log, layout)
     if reader == BATCHES:
         batches = tfrecords.prebatched_dataset(log.whole_batches(), log.schema)
-        return stacked(batches, log.schema, layout).apply(known)
+        return stacked(batches.take(log.steps), log, layout)
     if reader == ARRAYS:
         return as_fit_shuffles(log.arrays(layout), size)
     if reader == LINES:
@@ -207,22 +215,23 @@ def batches_of(reader: str, log: ClickLog, layout: str) -> Any:
     return log.loader(layout, device="cpu" if reader == ON_CPU else "")
 
 
-def stacked(batches: Any, schema: Any, layout: str) -> Any:
-    """Return batches of columns in a layout: for `stacked`, with one matrix of each role."""
+def stacked(batches: Any, log: ClickLog, layout: str) -> Any:
+    """Return an epoch of batches of columns in a layout: `stacked` has a matrix of each role."""
     import tensorflow as tf
 
+    epoch = batches.apply(tf.data.experimental.assert_cardinality(log.steps))
     if layout == "columns":
-        return batches
+        return epoch
     roles = {"categorical": tf.int32, "continuous": tf.float32}
 
     def stack(columns: Any, label: Any) -> Any:
-        names = {role: schema.with_role(role).names for role in roles}
+        names = {role: log.schema.with_role(role).names for role in roles}
         return {
             role: tf.cast(tf.concat([columns[name] for name in names[role]], 1), dtype)
             for role, dtype in roles.items()
         }, tf.cast(label, tf.int32)
 
-    return batches.map(stack, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    return epoch.map(stack, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 def model_of(panel: Panel, log: ClickLog) -> Any:
@@ -299,7 +308,8 @@ def ways_of(panel: Panel, log: ClickLog, readers: Sequence[str] = READERS) -> li
         if first:
             for variable, value in zip(variables, start, strict=True):
                 variable.assign(value)
-        with cores_awake(), GpuWatch() if on_gpu else contextlib.nullcontext() as watch:
+        watch = GpuWatch()
+        with cores_awake(), watch if on_gpu else contextlib.nullcontext():
             done = fit_epoch(model, batches, synchronise=tf.test.experimental.sync_devices)
         if first:
             facts["parameters"] = model.count_params()
@@ -318,6 +328,13 @@ def ways_of(panel: Panel, log: ClickLog, readers: Sequence[str] = READERS) -> li
     return ways
 
 
+def climb(panel: str, log: ClickLog, readers: Sequence[str], repeat: int) -> list[dict[str, Any]]:
+    """Measure trainings of a panel in turns, for a lesson; return what a report says of each."""
+    return turns(
+        ways_of(PANELS[panel], log, readers), repeat=repeat, most=repeat, say=lambda _: None
+    )
+
+
 def section(name: str) -> Callable[[argparse.Namespace], list[Way]]:
     """Return the function that makes the trainings of a panel for the benchmark."""
 
@@ -328,8 +345,12 @@ def section(name: str) -> Callable[[argparse.Namespace], list[Way]]:
             SETTINGS, rows=arguments.rows, batch_size=arguments.batch_size
         )
         if arguments.widths == "published":
-            wide = {"bottom_units": (1024, 512, 256), "top_units": (1024, 1024, 512, 256)}
-            settings = dataclasses.replace(settings, learning_rate=0.001, **wide)
+            settings = dataclasses.replace(
+                settings,
+                bottom_units=(1024, 512, 256),
+                top_units=(1024, 1024, 512, 256),
+                learning_rate=0.001,
+            )
         log = ClickLog(prepared_rows(arguments.data), settings, arguments.device)
         readers = list(arguments.readers)
         if arguments.device == "gpu" and LOADER in readers:
@@ -339,10 +360,10 @@ def section(name: str) -> Callable[[argparse.Namespace], list[Way]]:
     return ways
 
 
-def shares(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the share of the ceiling that a training reaches, turn by turn."""
-    [ceiling] = [other for other in entries if other["name"] == CEILING]
-    return ratios(entry, ceiling)
+def split(entries: Sequence[Entry]) -> tuple[Entry, list[Entry]]:
+    """Return the training without a reader, and the others."""
+    [ceiling] = [entry for entry in entries if entry["name"] == CEILING]
+    return ceiling, [entry for entry in entries if entry is not ceiling]
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -380,67 +401,60 @@ LADDER = Benchmark(
 
 # ---- the picture ---------------------------------------------------------------------------------
 
+HEAD = ("", "samples/s", "of ceiling", "loss", "AUROC")
+PLACES = (0.29, 0.57, 0.78, 0.99)  # right ends of these columns
 
-def table(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str, str]]:
-    """Return of each training: reader, samples/s, share of the ceiling, loss, AUROC, as text."""
-    rows = []
-    for entry in entries:
+
+def table(shown: Sequence[Entry], ceiling: Entry) -> list[tuple[str, ...]]:
+    """Return of each training, as text, what `HEAD` says."""
+    rows: list[tuple[str, ...]] = []
+    for entry in shown:
         rate = f"{statistics.median(rates(entry)):,.0f}"
-        share = f"{statistics.median(shares(entry, entries)):.0%}"
-        said = (f"{entry[name]:.3f}" if name in entry else "" for name in ("loss", "AUROC"))
-        rows.append((entry["name"], rate, share, *said))
+        share = f"{statistics.median(ratios(entry, ceiling)):.0%}"
+        rows.append((entry["name"], rate, share, f"{entry['loss']:.3f}", f"{entry['AUROC']:.3f}"))
     return rows
 
 
-def draw(
-    panels: Mapping[str, Sequence[Mapping[str, Any]]],
-    figure: Any,
-    *,
-    stacked: bool = False,
-    text: str = "black",
-) -> None:
-    """Draw the ladder: bars of samples/s, a line at the ceiling; beside each bar what it reaches.
+def draw(panels: Mapping[str, Sequence[Entry]], figure: Any, text: str = "black") -> Any:
+    """Draw the ladder: bars with a line at the ceiling, beside each its numbers.
 
     Args:
-        panels: {name of `PANELS`: entries of its trainings}.
-        figure: a matplotlib figure with the layout "constrained", to draw into.
-        stacked: whether the panels lie below each other instead of side by side.
+        panels: {name of `PANELS`: entries of its trainings}, drawn from the top.
+        figure: an empty matplotlib figure, which gets 8 inches wide.
         text: colour of all text.
+
+    Returns:
+        The figure.
     """
-    shape = (len(panels), 1) if stacked else (1, len(panels))
-    names = list(dict.fromkeys(e["name"] for entries in panels.values() for e in entries))
-    names.remove(CEILING)
-    axes = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).flat
-    places = {name: -y for y, name in enumerate(names)}
-    for panel, (name, entries) in zip(axes, panels.items(), strict=True):
-        [ceiling] = [entry for entry in entries if entry["name"] == CEILING]
-        most = statistics.median(rates(ceiling)) / 1e3
-        panel.axvline(most, color=text, linestyle="--", linewidth=1.2)
-        panel.annotate(
-            f"{CEILING}: {most:,.0f}", (most, 0.75), (-4, 0), textcoords="offset points",
-            color=text, ha="right", va="center", fontsize=9,
-        )  # fmt: skip
-        for entry in entries:
-            if entry is ceiling:
-                continue
-            y, values = places[entry["name"]], [rate / 1e3 for rate in rates(entry)]
-            middle, ours = statistics.median(values), entry["name"].startswith(LOADER)
-            panel.barh(y, middle, 0.62, color=OURS if ours else THEIRS)
+    most = max(statistics.median(rates(entry)) for each in panels.values() for entry in each)
+    heights = [len(entries) for entries in panels.values()]
+    inches = 0.25 * sum(heights) + 0.5 * len(heights) + 0.5
+    figure.set_size_inches(8, inches)
+    figure.subplots_adjust(0.24, 0.52 / inches, 0.99, 1 - 0.25 / inches, 0.02, 0.3)
+    axes = figure.subplots(
+        len(panels), 2, sharex="col", squeeze=False, height_ratios=heights, width_ratios=(3, 2)
+    )
+    for (panel, beside), (name, entries) in zip(axes, panels.items(), strict=True):
+        ceiling, shown = split(entries)
+        for y, entry in enumerate(shown):
+            values, ours = [rate / 1e3 for rate in rates(entry)], entry["name"].startswith(LOADER)
+            panel.barh(y, statistics.median(values), 0.62, color=OURS if ours else THEIRS)
             panel.plot([min(values), max(values)], [y, y], color=RANGE, linewidth=1.5)
-            share = statistics.median(shares(entry, entries))
-            panel.annotate(
-                f"{middle:,.0f}: {share:.0%}", (3, y), color="white", va="center", fontsize=9,
-                weight="bold",
-            )  # fmt: skip
-            panel.annotate(
-                f"loss {entry['loss']:.3f}, AUROC {entry['AUROC']:.3f}",
-                (1, y), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                color=text, va="center", ha="left", fontsize=9,
-            )  # fmt: skip
+        beside.set_axis_off()
+        beside.set_xlim(0, 1)
+        for y, row in enumerate([HEAD, *table(shown, ceiling)], start=-1):
+            weight = "bold" if row[0].startswith(LOADER) else "normal"
+            for place, said in zip(PLACES, row[1:], strict=True):
+                look = {"color": text, "weight": weight, "size": 9.5, "va": "center", "ha": "right"}
+                beside.text(place, y, said, **look)
+        panel.axvline(statistics.median(rates(ceiling)) / 1e3, color=text, linestyle="--")
         panel.set_title(PANELS[name].title, loc="left", size=11, weight="bold", color=text)
-        panel.set_yticks([*places.values()], [*places], color=text)
-        panel.set_ylim(0.6 - len(names), 1.1)
+        panel.set_yticks(range(len(shown)), [entry["name"] for entry in shown], color=text)
+        for side in (panel, beside):
+            side.set_ylim(len(shown) - 0.5, -1.4)
+        panel.set_xlim(0, 1.1 * most / 1e3)
         panel.spines[["top", "right"]].set_visible(False)
         panel.spines[["left", "bottom"]].set_color(text)
         panel.tick_params(colors=text)
-    axes[len(panels) - 1].set_xlabel("thousand samples/s of training", color=text)
+    panel.set_xlabel(f"thousand samples/s of training; dashed: {CEILING}, the ceiling", color=text)
+    return figure

@@ -221,6 +221,11 @@ def waiting_for(device: str) -> Callable[[], Any]:
 # ---- turns --------------------------------------------------------------------------------------
 
 
+def say(line: str) -> None:
+    """Print a line to stderr at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def turns(
     ways: Sequence[Way],
     *,
@@ -229,6 +234,7 @@ def turns(
     warmup: int = 1,
     synchronise: Callable[[], Any] = nothing,
     clock: Callable[[], float] = time.perf_counter,
+    say: Callable[[str], Any] = say,
 ) -> list[dict[str, Any]]:
     """Measure ways turn by turn: A B C, A B C, ...; return an entry of the report for each.
 
@@ -239,6 +245,7 @@ def turns(
         warmup: turns before them that do not count, at least 0.
         synchronise: called before each reading of the clock, to wait for the device.
         clock: monotonic clock, in seconds.
+        say: called with a line of text after each epoch.
 
     Raises:
         ValueError: if a way does no rows, or other rows than in the turn before.
@@ -277,8 +284,7 @@ def turns(
                 for name, value in epoch.values.items():
                     entry.setdefault("values", {}).setdefault(name, []).append(value)
             label = f"turn {turn + 1}" if turn >= 0 else "warm-up"
-            said = f"{label:>10}  {way.name:<50}{epoch.rows / elapsed_s:>14,.0f} rows/s"
-            print(said, file=sys.stderr, flush=True)
+            say(f"{label:>10}  {way.name:<50}{epoch.rows / elapsed_s:>14,.0f} rows/s")
     kept = [entry for entry in entries if "why" not in entry]
     for way, entry in zip(ways, entries, strict=True):
         if "why" in entry:

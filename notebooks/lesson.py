@@ -152,22 +152,24 @@ def clearly_faster(rates, others):
 
 
 def save_number(name, value):
-    """Write a measured number down for later lessons, in build/numbers.json.
+    """Write down what was measured for later lessons, in build/numbers.json.
 
     One lesson measures a number, and later ones state it, so that pages agree.
 
     Args:
         name: what is measured, with its unit: "native reading, rows/s".
-        value: the number. It replaces what an earlier run wrote under this name.
+        value: the number, or lists and dicts of numbers and texts. It replaces what an earlier run
+            wrote under this name.
     """
     from tutorlib.output import new_file  # lesson 12 imports a copy of tutorlib later
 
+    text = json.dumps(_numbers() | {name: value}, indent=2, default=float)
     with new_file(NUMBERS) as part:  # written beside, then renamed
-        part.write_text(json.dumps(_numbers() | {name: float(value)}, indent=2), "utf-8")
+        part.write_text(text, "utf-8")
 
 
 def saved_number(name):
-    """Return a number that an earlier lesson saved, or None if it has not run here.
+    """Return what an earlier lesson saved, or None if it has not run here.
 
     Example:
         >>> saved_number("furlongs per fortnight")
