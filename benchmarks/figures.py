@@ -1,4 +1,4 @@
-"""Draw imgs/ from benchmarks/results/, and fill the tables of docs/performance.md and docs/gpu.md.
+"""Draw imgs/ from benchmarks/results/ and lesson 00, and fill the tables of three pages.
 
 Colours are mid-tones on a transparent background, so that a figure reads on a light and on a dark
 page. The same JSON gives the same bytes, so that drawing again changes nothing in git.
@@ -12,17 +12,17 @@ import json
 import re
 import statistics
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import loader, measure, train
+from benchmarks import front_page, ladder, loader, measure
+from benchmarks.ladder import OURS, RANGE, THEIRS
 
-SUMMARY = "draw imgs/ and fill docs/performance.md, docs/gpu.md from benchmarks/results/"
-IMAGES, PAGE = measure.ROOT / "imgs", measure.ROOT / "docs" / "performance.md"
-GPU_PAGE = measure.ROOT / "docs" / "gpu.md"
-OURS, THEIRS, LIMIT, TEXT = "#2f9e75", "#7a8fa6", "#b08d57", "#757f89"  # as in the lessons
-RANGE = "#1c2530"  # within a bar; beyond it a range is drawn like text
+SUMMARY = "draw imgs/ and fill the tables of pages from benchmarks/results/"
+IMAGES, PAGE = measure.ROOT / "imgs", measure.ROOT / "benchmarks" / "README.md"
+SPEED_PAGE, GPU_PAGE = (measure.ROOT / "docs" / f"{name}.md" for name in ("performance", "gpu"))
+LIMIT, TEXT = "#b08d57", "#757f89"  # beside the colours of the ladder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Bars:
 
 
 FIGURES: dict[str, Bars] = {
-    "first_page": Bars(
+    "readers": Bars(
         "loader",
         {"readers": "Rows/s"},
         "13 numbers, 26 ids and a label a row, sorted by time; this project's files, in the page "
@@ -57,24 +57,15 @@ FIGURES: dict[str, Bars] = {
         bare=True,
         only=(*loader.RIVALS, loader.COLUMNS, loader.STACKED, loader.ARROW),
     ),
-    "train": Bars(
-        "train",
-        {
-            "dlrm": "DLRM: samples/s",
-            "movielens": "MovieLens: samples/s",
-            "wide_and_deep": "Wide & Deep: samples/s",
-        },
-        "Epochs of {rows:,} rows in batches of {batch_size:,}, {optimizer}, {widths} widths. "
-        "native: TFRecord, one example a row; prebatched: one record a batch, not shuffled.",
-        ("wait_share", "Waiting"),
-    ),
 }
 LIBRARIES = "tensorflow", "pyarrow"  # in captions
 TABLE = {  # (benchmark, section): what its claims are called on the page; others are left out
     ("loader", "readers"): "reading, this project's files",
     ("loader", "plain"): "reading, PyArrow's default files",
     ("loader", "movielens"): "reading lists (MovieLens)",
-    ("train", "dlrm"): "training a DLRM",
+    ("ladder", "plain"): "training a DLRM",
+    ("ladder", "xla"): "training a DLRM, fused table, XLA",
+    ("ladder", "bits16"): "training a DLRM, fused table, XLA, 16 bits",
     ("train", "movielens"): "training on lists (MovieLens)",
     ("train", "wide_and_deep"): "training Wide & Deep",
     ("large-tables", "adam"): "training 188.7 million parameters",
@@ -86,6 +77,7 @@ TABLE = {  # (benchmark, section): what its claims are called on the page; other
     ("etl", "clicks"): "preprocessing",
 }
 BLOCK = re.compile(r"(<!-- measured: begin -->\n).*?(<!-- measured: end -->)", re.DOTALL)
+README = measure.ROOT / "README.md"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -94,8 +86,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--results", type=Path, default=measure.RESULTS, help="folder of the JSON files"
     )
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into")
-    parser.add_argument("--page", type=Path, default=PAGE, help="page with the table to fill")
+    parser.add_argument("--page", type=Path, default=PAGE, help="page of all claims to fill")
+    parser.add_argument("--speed-page", type=Path, default=SPEED_PAGE, help="page on speed to fill")
     parser.add_argument("--gpu-page", type=Path, default=GPU_PAGE, help="page on GPUs to fill")
+    parser.add_argument("--readme", type=Path, default=README, help="first page to fill")
     parser.add_argument("--only", choices=FIGURES, nargs="+", help="draw only these")
 
 
@@ -110,13 +104,23 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"drawn: {path}")
         except FileNotFoundError as error:
             missing.append(str(error))
-    for path, make in ((arguments.page, table), (arguments.gpu_page, gpu_table)):
+    if arguments.only is None:
+        try:
+            path = arguments.images / "ladder.svg"
+            draw_ladder(newest("ladder", arguments.results), path)
+            print(f"drawn: {path}")
+        except FileNotFoundError as error:
+            missing.append(str(error))
+    for path in front_page.draw(arguments.images):
+        print(f"drawn: {path}")
+    pages = arguments.page, arguments.speed_page, arguments.gpu_page, arguments.readme
+    makers = table, readers_table, gpu_table, ladder_table
+    for path, make in zip(pages, makers, strict=True):
         path.write_text(filled(path, make(arguments.results)), encoding="utf-8")
         print(f"filled: {path}")
     if missing:
         raise SystemExit("\n".join(f"benchmarks: {message}" for message in missing))
-    said = [*readme_factors(arguments.results), gpu_sentence(arguments.results)]
-    print("README says:", "; ".join(said))
+    print("README says:", gpu_sentence(arguments.results))
 
 
 def filled(path: Path, lines: str) -> str:
@@ -133,21 +137,6 @@ def newest(benchmark: str, results: Path = measure.RESULTS) -> dict[str, Any]:
             f"no {benchmark}-*.json in {results}; run `python -m benchmarks {benchmark}` first"
         )
     return max(reports, key=lambda report: report["date"])
-
-
-def readme_factors(results: Path = measure.RESULTS) -> list[str]:
-    """Return what the first page says of training: factors of reader and loader, all compiled."""
-    factors = {said["claim"]: said["median"] for said in newest("train", results)["claims"]}
-    baselines = {
-        train.NATIVE: "TFRecord with one feature a column",
-        loader.ARRAYS: "arrays in memory",
-        train.PREBATCHED: "TFRecord with whole batches",
-    }
-    claimed = f"dlrm: {loader.COLUMNS}, XLA / {{}}, XLA"
-    return [
-        f"{factors.get(claimed.format(name), 0):.3g} times as fast as from {said}"
-        for name, said in baselines.items()
-    ]
 
 
 def gpu_sentence(results: Path = measure.RESULTS) -> str:
@@ -201,20 +190,63 @@ def table(results: Path = measure.RESULTS) -> str:
                 before = title, way
                 cells = [*shown, other, measure.measured(said), measure.target(said)]
                 lines.append(f"| {' | '.join([*cells, measure.reached(said)])} |")
-    return "\n".join([*lines, *readers_table(results), ""])
+    return "\n".join([*lines, "", readers_table(results, "own")])
 
 
-def readers_table(results: Path) -> Iterator[str]:
-    """Yield the lines of a table: what each reader of `peers` gives, and what it takes."""
+def readers_table(results: Path = measure.RESULTS, section: str = "read") -> str:
+    """Return what each reader of a section of `peers` gives, and takes, as a table in Markdown."""
     ways = newest("peers", results)["ways"] if any(results.glob("peers-*")) else []
-    for section in dict.fromkeys(entry["section"] for entry in ways if entry["section"] != "train"):
-        title = TABLE["peers", section]
-        yield f"\n| {title} | rows/s | a batch is worth, rows | peak MiB |\n{'|---' * 4}|"
-        for entry in ways:
-            if entry["section"] == section:
-                rate, values = entry["rows_per_s"], entry["values"]
-                worth, peak = values["worth_rows"][0], values["peak_bytes"][0] / 2**20
-                yield f"| {entry['name']} | {rate:,.0f} | {worth:,.0f} | {peak:,.0f} |"
+    title = TABLE["peers", section].removeprefix("reading, other libraries, ")
+    lines = [f"| reader of {title} | rows/s | a batch is worth, rows | peak MiB |"]
+    lines += ["|---" * 4 + "|"]
+    for entry in (entry for entry in ways if entry["section"] == section):
+        rate, values = entry["rows_per_s"], entry["values"]
+        worth, peak = values["worth_rows"][0], values["peak_bytes"][0] / 2**20
+        lines.append(f"| {entry['name']} | {rate:,.0f} | {worth:,.0f} | {peak:,.0f} |")
+    return "\n".join([*lines, ""])
+
+
+def ladder_table(results: Path = measure.RESULTS) -> str:
+    """Return the first page's table: what each reader reaches in the panel of XLA."""
+    if not any(results.glob("ladder-*.json")):
+        return ""
+    report = newest("ladder", results)
+    entries = [entry for entry in report["ways"] if entry["section"] == "xla"]
+    ceiling, shown = ladder.split(entries)
+    share = statistics.median(
+        ratio for entry in shown if entry["name"] == ladder.LOADER
+        for ratio in measure.ratios(entry, ceiling)
+    )  # fmt: skip
+    lines = [
+        f"**With the loader, training runs at {share:.0%} of the speed that it has without any "
+        "reader**: the ceiling, measured on one batch that stays in memory.",
+        "",
+    ]
+    lines += ["| reader | samples/s in training | share of the ceiling | validation loss |"]
+    lines.append("|---|---|---|---|")
+    for name, *cells, _auroc in ladder.table(shown, ceiling):
+        words = [f"**{word}**" if name == ladder.LOADER else word for word in (name, *cells)]
+        lines.append(f"| {' | '.join(words)} |")
+    rate = f"{statistics.median(measure.rates(ceiling)):,.0f}"
+    lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | |")
+    machine = measure.describe_hardware(report["hardware"])
+    said = f"*{machine}, {report['date'][:10]}: a small click model, XLA for all readers.*"
+    return "\n".join([*lines, "", said, ""])
+
+
+def draw_ladder(report: Mapping[str, Any], path: Path) -> None:
+    """Draw the ladder of a report as SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    panels = {
+        name: [entry for entry in report["ways"] if entry["section"] == name]
+        for name in ladder.PANELS
+    }
+    shown = {name: entries for name, entries in panels.items() if entries}
+    with matplotlib.rc_context({"svg.hashsalt": "tutorlib"}):
+        figure = ladder.draw(shown, Figure(), TEXT)
+        figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
 def rate_and_ratio(entry: Mapping[str, Any]) -> str:

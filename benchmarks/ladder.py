@@ -172,7 +172,7 @@ class ClickLog:
 
         path, source = self.folder / "tfrecords" / name, ParquetSource(self.folder / "train")
         made = (path / tfrecords.METADATA_FILE).is_file()
-        if not made or tfrecords.read_metadata(path)["rows"] != self.rows:
+        if not made or tfrecords.read_metadata(path)["rows"] < self.rows:
             options = {"columns": self.schema.names, "overwrite": True, "progress": False}
             write(source, path, limit_rows=self.rows, **options)
         return path
@@ -193,19 +193,16 @@ class ClickLog:
 
 def batches_of(reader: str, log: ClickLog, layout: str) -> Any:
     """Return what `fit` is given to train on the rows once."""
-    import tensorflow as tf
-
     import tfrecords
 
     size = log.settings.batch_size
-    known = tf.data.experimental.assert_cardinality(log.steps)
     if reader == TFRECORD:
         options = {"shuffle_buffer": log.settings.shuffle_buffer, "seed": log.settings.seed}
         batches = tfrecords.native_dataset(log.examples(), size, log.schema, **options)
-        return stacked(batches, log.schema, layout).apply(known)
+        return stacked(batches.take(log.steps), log, layout)
     if reader == BATCHES:
         batches = tfrecords.prebatched_dataset(log.whole_batches(), log.schema)
-        return stacked(batches, log.schema, layout).apply(known)
+        return stacked(batches.take(log.steps), log, layout)
     if reader == ARRAYS:
         return as_fit_shuffles(log.arrays(layout), size)
     if reader == LINES:
@@ -218,22 +215,23 @@ def batches_of(reader: str, log: ClickLog, layout: str) -> Any:
     return log.loader(layout, device="cpu" if reader == ON_CPU else "")
 
 
-def stacked(batches: Any, schema: Any, layout: str) -> Any:
-    """Return batches of columns in a layout: for `stacked`, with one matrix of each role."""
+def stacked(batches: Any, log: ClickLog, layout: str) -> Any:
+    """Return an epoch of batches of columns in a layout: `stacked` has a matrix of each role."""
     import tensorflow as tf
 
+    epoch = batches.apply(tf.data.experimental.assert_cardinality(log.steps))
     if layout == "columns":
-        return batches
+        return epoch
     roles = {"categorical": tf.int32, "continuous": tf.float32}
 
     def stack(columns: Any, label: Any) -> Any:
-        names = {role: schema.with_role(role).names for role in roles}
+        names = {role: log.schema.with_role(role).names for role in roles}
         return {
             role: tf.cast(tf.concat([columns[name] for name in names[role]], 1), dtype)
             for role, dtype in roles.items()
         }, tf.cast(label, tf.int32)
 
-    return batches.map(stack, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    return epoch.map(stack, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
 
 def model_of(panel: Panel, log: ClickLog) -> Any:
@@ -417,19 +415,21 @@ def table(shown: Sequence[Entry], ceiling: Entry) -> list[tuple[str, ...]]:
     return rows
 
 
-def draw(panels: Mapping[str, Sequence[Entry]], text: str = "black") -> Any:
-    """Return a figure of the ladder: bars with a line at the ceiling, beside each its numbers.
+def draw(panels: Mapping[str, Sequence[Entry]], figure: Any, text: str = "black") -> Any:
+    """Draw the ladder: bars with a line at the ceiling, beside each its numbers.
 
     Args:
         panels: {name of `PANELS`: entries of its trainings}, drawn from the top.
+        figure: an empty matplotlib figure, which gets 8 inches wide.
         text: colour of all text.
-    """
-    from matplotlib.figure import Figure
 
+    Returns:
+        The figure.
+    """
     most = max(statistics.median(rates(entry)) for each in panels.values() for entry in each)
     heights = [len(entries) for entries in panels.values()]
     inches = 0.25 * sum(heights) + 0.5 * len(heights) + 0.5
-    figure = Figure(figsize=(8, inches))
+    figure.set_size_inches(8, inches)
     figure.subplots_adjust(0.24, 0.52 / inches, 0.99, 1 - 0.25 / inches, 0.02, 0.3)
     axes = figure.subplots(
         len(panels), 2, sharex="col", squeeze=False, height_ratios=heights, width_ratios=(3, 2)

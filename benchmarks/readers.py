@@ -278,10 +278,11 @@ def lines_of_numpy(
 
 
 def as_py_dataset(batches: Iterable[Any], steps: int) -> Any:
-    """Return a `keras.utils.PyDataset` that gives an epoch after the other, in order."""
+    """Return a `keras.utils.PyDataset` of the first `steps` batches of an epoch after the other."""
     import keras
 
-    endless = itertools.chain.from_iterable(itertools.repeat(batches))
+    epochs = (itertools.islice(epoch, steps) for epoch in itertools.repeat(batches))
+    endless = itertools.chain.from_iterable(epochs)
 
     class Steps(keras.utils.PyDataset):
         peeked: ClassVar[dict[int, Any]] = {}

@@ -16,7 +16,6 @@ import pandas as pd
 TEXT = "#757f89"  # mid-tones: readable on white and on black
 LOADER, NATIVE, WAITING = "#2f9e75", "#7a8fa6", "#d0605e"
 WAIT, READ = "waiting for data", "tf.data's threads"
-COLOURS = {"ops": LOADER, "kernels": LOADER, WAIT: WAITING, READ: NATIVE}
 GPU, CPU = "/device:GPU:", "CPU (TensorFlow's executor threads)"
 EXECUTOR = "ExecutorState::Process"  # a thread runs ops, one after the other
 # A step waits for tf.data, or for a loader (an event that `keras_bridge` records).
@@ -165,7 +164,7 @@ def _events(plane):
     return pd.DataFrame(rows, columns=["line", "name", *SPAN, *STATS])
 
 
-def draw_timeline(trace, steps, axes, span_ms=None):
+def draw_timeline(trace, steps, axes, span_ms=None, colour=NATIVE):
     """Draw when the device worked and when the step waited for data into matplotlib axes.
 
     There is a row per kind of work, one for waiting for data, and one for tf.data's threads; dashed
@@ -178,15 +177,17 @@ def draw_timeline(trace, steps, axes, span_ms=None):
         axes: matplotlib axes, such as those of `pyplot.subplots`.
         span_ms: milliseconds that the axis shows, to compare traces on one scale; None shows the
             steps.
+        colour: of the device's work: NATIVE, or LOADER where tutorlib's loader feeds it.
     """
     shown = list(trace.steps.items())[-steps:]
     start, stop = shown[0][1][0], shown[-1][1][1]
     span = span_ms or stop - start
-    lanes = {kind: trace.lanes[kind] for kind in COLOURS if list(trace.lanes.get(kind, ()))}
+    colours = {"ops": colour, "kernels": colour, WAIT: WAITING, READ: NATIVE}
+    lanes = {kind: trace.lanes[kind] for kind in colours if list(trace.lanes.get(kind, ()))}
     for row, (kind, lane) in enumerate(lanes.items()):
         bars = Intervals((begin, end + span / 2000) for begin, end in lane.within(start, stop))
         lengths = [(begin - start, end - begin) for begin, end in bars]
-        axes.broken_barh(lengths, (row - 0.35, 0.7), color=COLOURS[kind], linewidth=0)
+        axes.broken_barh(lengths, (row - 0.35, 0.7), color=colours[kind], linewidth=0)
     for number, (begin, end) in shown:
         axes.axvline(begin - start, color=TEXT, linewidth=0.8, linestyle=(0, (4, 3)))
         if end - begin > span / 15:  # wide enough for its number
@@ -194,5 +195,6 @@ def draw_timeline(trace, steps, axes, span_ms=None):
             axes.annotate(f" step {number}", **place, va="bottom", color=TEXT, fontsize=9)
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.set(xlim=(0, span), ylim=(len(lanes) - 0.5, -0.5), xlabel="time, ms")
+    axes.xaxis.label.set_color(TEXT)
     axes.tick_params(colors=TEXT, length=0)
     axes.spines[:].set_visible(False)

@@ -310,7 +310,7 @@ def told(use):
     except (ModuleNotFoundError, ValueError) as error:
         return str(error)
 """
-# What README says files are for: code that uses them.
+# What docs/using.md says files are for: code that uses them.
 USES = {
     "": """
 losses = model.fit(loader, epochs=3, verbose=0).history["loss"]
@@ -343,9 +343,9 @@ assert report.stalls and next(pathlib.Path("saved").iterdir()).is_dir()
 
 
 def copy_listed(use: str, folder: Path) -> None:
-    """Copy the files that README lists for the loader alone, and those that a use adds."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    listed = re.search(r"alone: begin -->(.*?)<!-- .*? -->\n(.*?)\n\n", readme, re.DOTALL)
+    """Copy the files that docs/using.md lists for the loader alone, and those that a use adds."""
+    page = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
+    listed = re.search(r"alone: begin -->(.*?)<!-- .*? -->\n(.*?)\n\n", page, re.DOTALL)
     named, more = listed.groups()
     lines = {line[2:].partition(" (")[0]: line for line in more.splitlines()}
     assert [*USES] == ["", *lines]
@@ -357,14 +357,23 @@ def copy_listed(use: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("use", USES)
-def test_the_files_that_the_readme_names_for_each_use_suffice(bare_python, tmp_path, use):
+def test_the_files_that_using_md_names_for_each_use_suffice(bare_python, tmp_path, use):
     copy_listed(use, tmp_path)
     run_copy(LOADER_ALONE_SCRIPT + USES[use], bare_python, tmp_path)
 
 
-def test_the_program_in_the_readme_runs_with_the_loader_alone(bare_python, tmp_path):
-    copy_listed("", tmp_path)
-    assert "Epoch 2/2" in run_copy(code_of("README.md"), bare_python, tmp_path)
+def test_the_program_in_the_readme_prints_what_the_readme_shows_but_for_times(
+    bare_python, tmp_path
+):
+    copy_listed("for the callbacks", tmp_path)
+    printed, shown = (
+        re.sub(r"\d+%|\d\.\d+ s", "N", text)
+        for text in (
+            run_copy(code_of("README.md"), bare_python, tmp_path),
+            code_of("README.md", "text"),
+        )
+    )
+    assert printed == shown
 
 
 DATA_WITH_BLANKS = """
@@ -459,8 +468,13 @@ def test_an_installed_wheel_converts_csv_files_or_names_the_missing_package(bare
 
 
 def test_the_readme_is_short_and_links_of_pages_lead_to_files():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "notebooks" / "README.md"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"\S*\w\S*", readme)) <= 700  # words: no bars of tables
+    pictures = re.findall(r'(?:src|srcset|href)="(\S+)"', readme)  # of HTML
+    assert pictures
+    assert all((ROOT / path).is_file() for path in pictures)
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    pages += [ROOT / name / "README.md" for name in ("notebooks", "benchmarks")]
     for page in pages:
         links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (page.parent / link).exists()] == [], page
@@ -472,6 +486,16 @@ def test_make_help_lists_the_targets_the_readme_names():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"(?:^|`)make (\w+)", readme, flags=re.MULTILINE))
     assert {"tutorial", "test"} <= named <= listed
+
+
+def test_the_dev_container_has_a_python_that_is_supported_and_makes_a_target_that_exists():
+    text = (ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8")
+    container = json.loads(text)
+    [target] = re.fullmatch(r"make (\w+)", container["postCreateCommand"]).groups()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE)
+    assert re.search(r"/devcontainers/python:3\.1[123]\b", container["image"])
+    assert container["forwardPorts"] == [8888]  # of make lab
 
 
 def test_make_lab_passes_options_and_may_run_as_root():

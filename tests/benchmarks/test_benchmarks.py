@@ -1,6 +1,9 @@
 """Each benchmark runs over a few rows, and each way reads or trains on exactly its rows."""
 
+import ast
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -13,11 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import etl, figures, loader, measure, peer_readers, peers
+from benchmarks import etl, figures, front_page, ladder, loader, measure, peer_readers, peers
 from benchmarks.__main__ import MODULES, main
 from benchmarks.data import TIME, column_sums, copied, criteo_shape, files_of
+from benchmarks.ladder import LADDER
 from benchmarks.measure import Epoch, Way
 from benchmarks.readers import consume, worth
+from benchmarks.train import TRAIN
+from data_prep import synthetic_criteo
 from tutorlib import shuffle_quality
 from tutorlib.gpu import missing_for_gpu
 
@@ -31,6 +37,7 @@ def gpu_hidden_by_benchmarks_only():
 
 
 ROWS = 4096
+LOG_ROWS = 8192  # of the ladder
 SMALL = {  # options of a run of seconds, and the number of ways that it measures
     "loader": ["--slow-rows 1000 --copies 2 --batch-size 1000", 32],
     "memory": [
@@ -40,7 +47,7 @@ SMALL = {  # options of a run of seconds, and the number of ways that it measure
     "layers": ["--batch-size 512 --table-rows 30000 --width 4", 22],
     "etl": ["--scale 0.01", 3],
     "train": ["--batch-size 1024 --only movielens", 6],
-    "ladder": ["--batch-size 1024 --only xla", 6],
+    "ladder": [f"--rows {LOG_ROWS} --batch-size 1024 --only xla", 6],
     "large-tables": ["--slow-rows 2048 --batch-size 512 --table-share 0.001", 4],
     "peers": ["--slow-rows 2048 --batch-size 1000 --train-batch-size 1024 --environments none", 8],
 }
@@ -48,7 +55,10 @@ SMALL = {  # options of a run of seconds, and the number of ways that it measure
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("rows")
+    """A folder for rows, with a small click log for the ladder."""
+    made = tmp_path_factory.mktemp("rows")
+    synthetic_criteo.write_criteo(made / "criteo" / "raw", rows=15_000, days=3)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +141,68 @@ def test_a_figure_can_be_drawn_again_with_the_same_bytes(name, measured, tmp_pat
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
 
 
+def test_the_ladder_can_be_drawn_again_with_the_same_bytes_and_says_what_was_measured(
+    measured, tmp_path
+):
+    report = measured("ladder")
+    drawn = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    for path in drawn:
+        figures.draw_ladder(report, path)
+    assert drawn[0].read_bytes() == drawn[1].read_bytes()
+    (tmp_path / "ladder-here.json").write_text(json.dumps(report))
+    [line] = [row for row in figures.ladder_table(tmp_path).splitlines() if "**loader**" in row]
+    [entry] = [entry for entry in report["ways"] if entry["name"] == ladder.LOADER]
+    for said in (f"{entry['rows_per_s']:,.0f}", f"{entry['loss']:.3f}"):
+        assert f"**{said}**" in line
+
+
+def test_readers_of_the_ladder_train_on_the_same_rows_from_the_same_weights(folder, measured):
+    """With one step an epoch on all rows, each ends with the same loss, whatever its order."""
+    entries = measured("ladder")["ways"]
+    rows = {entry["rows"] for entry in entries}
+    assert len(rows) == 1
+    settings = ladder.Settings(rows=LOG_ROWS, batch_size=LOG_ROWS, valid_rows=1024)
+    log = ladder.ClickLog(folder / "criteo", settings)
+    readers = [name for name in ladder.READERS if name not in (ladder.LINES, ladder.CEILING)]
+    trained = ladder.climb("plain", log, readers, 1)
+    losses = [entry["loss"] for entry in trained]
+    assert len(losses) == 4
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-4)
+
+
+def test_the_lessons_have_the_settings_of_the_ladder(root):
+    """One place decides rows, batch size, widths, optimizer, shuffle and first weights."""
+    settings = dataclasses.asdict(ladder.SETTINGS)
+    found = {}
+    for number in range(6):
+        [path] = (root / "notebooks").glob(f"{number:02d}_*.ipynb")
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        [parameters] = [text for text in code if text.startswith("DATA_DIR")]
+        names = dict(re.findall(r"^([A-Z_]+) = (.+?)  #", parameters, re.MULTILINE))
+        values = {n.lower(): ast.literal_eval(text) for n, text in names.items()}
+        found[number] = {n: v for n, v in values.items() if n in settings}
+        rates = set(re.findall(r"Adam\((.*?)\)", "\n".join(code)))
+        assert rates <= {"0.005", "LEARNING_RATE", "learning_rate"}, path.name
+        buffers = set(re.findall(r"shuffle(?:_buffer_size=|\()([\d_]+)", "\n".join(code)))
+        assert buffers <= {"10_000"}, path.name
+    # Lesson 00 has a network, and rows, of its own.
+    assert found.pop(0).items() >= {"batch_size": 4096, "seed": 0}.items()
+    found.pop(1)  # trains no network of the ladder
+    for number, values in found.items():
+        expected = {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()}
+        assert values == {name: expected[name] for name in values}, f"lesson {number:02d}"
+        assert values.keys() >= {"rows", "batch_size", "seed", "bottom_units", "top_units"}
+    assert LADDER.options["rows"][0] == TRAIN.options["rows"][0] == settings["rows"]
+    assert LADDER.options["batch_size"][0] == TRAIN.options["batch_size"][0] == 4096
+
+
 def test_without_a_measurement_the_figures_command_names_the_benchmark_to_run(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("no table")
     words = ["--results", str(tmp_path), "--images", str(tmp_path)]
-    words += ["--page", str(page), "--gpu-page", str(page)]
+    for option in ("--page", "--speed-page", "--gpu-page", "--readme"):
+        words += [option, str(page)]
     with pytest.raises(SystemExit, match="python -m benchmarks loader"):
         main(["figures", *words])
 
@@ -153,14 +220,41 @@ def test_help_lists_the_benchmarks_without_starting_tensorflow(root):
     assert all(name in done.stdout for name in (*MODULES, "figures"))
 
 
-def test_the_factors_in_the_readme_are_those_of_the_results(root):
-    readme = " ".join((root / "README.md").read_text(encoding="utf-8").split())
-    assert [words for words in figures.readme_factors() if words not in readme] == []
+def test_tables_on_pages_are_those_of_the_results(root):
+    pages = {
+        "benchmarks/README.md": "table",
+        "docs/performance.md": "readers_table",
+        "README.md": "ladder_table",
+    }
+    for path, make in pages.items():
+        page = root / path
+        assert figures.filled(page, getattr(figures, make)()) == page.read_text(encoding="utf-8")
 
 
-def test_the_table_of_the_page_on_speed_is_that_of_the_results(root):
-    page = root / "docs" / "performance.md"
-    assert figures.filled(page, figures.table()) == page.read_text(encoding="utf-8")
+def test_the_moving_picture_is_that_of_lesson_00s_page(root, tmp_path):
+    """`make figures` draws it again, after `make pages LESSONS=00`."""
+    for path in front_page.draw(tmp_path):
+        committed = root / "imgs" / path.name
+        assert path.read_bytes() == committed.read_bytes(), f"make figures renews {path.name}"
+        assert len(path.read_bytes()) < 300_000
+
+
+def test_the_moving_picture_is_still_where_less_motion_is_preferred_and_needs_no_script(root):
+    for path in root.glob("imgs/waiting_*.svg"):
+        text = path.read_text(encoding="utf-8")
+        still, moving = text.split("@media screen and (prefers-reduced-motion:no-preference){")
+        assert "animation" not in still + moving.partition("</style>")[2]
+        assert not re.search(r"<script|<animate|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_the_moving_picture_needs_both_reports_on_the_page(root, tmp_path):
+    page = tmp_path / "page.ipynb"
+    text = front_page.LESSON.read_text(encoding="utf-8")
+    page.write_text(text.replace("by stage of the loader", ""), encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=r"page\.ipynb shows no report of epoch 1; run `make pages"
+    ):
+        front_page.recorded(page)
 
 
 # ---- what makes a measurement honest: turns, clocks, equal rows and values, named failures -------

@@ -110,6 +110,14 @@ def write_contents(source: Path, lessons: list[str], reference: list[str]) -> No
             page.write(TOCTREE.format(caption=caption, entries="\n".join(entries)))
 
 
+def copy_pictures(source: Path, site: Path) -> None:
+    """Copy the pictures that the first page shows in HTML, which Sphinx leaves as it is."""
+    page = (source / "README.md").read_text(encoding="utf-8")
+    for name in re.findall(r'\b(?:src|srcset)="([\w/.]+)"', page):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / name, site / name)
+
+
 def missing_links(site: Path) -> list[str]:
     """Return "page: target" for each link and picture of the site that leads to no file of it."""
     missing = []
@@ -139,6 +147,7 @@ def main() -> None:
     done = subprocess.run([*command, source, options.output], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)
+    copy_pictures(source, options.output)
     if found := [*faults.read_text(encoding="utf-8").splitlines(), *missing_links(options.output)]:
         raise SystemExit("\n".join([*found, f"{len(found)} faults of the site"]))
     shutil.copy(options.output / "README.html", options.output / "index.html")
