@@ -230,7 +230,10 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     rate = f"{statistics.median(measure.rates(ceiling)):,.0f}"
     lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | |")
     machine = measure.describe_hardware(report["hardware"])
-    said = f"*{machine}, {report['date'][:10]}: a small click model, XLA for all readers.*"
+    said = (
+        f"*{machine}, {report['date'][:10]}: a small click model, XLA for all readers; medians of "
+        "turns and of their ratios.*"
+    )
     return "\n".join([*lines, "", said, ""])
 
 
