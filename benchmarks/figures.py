@@ -231,8 +231,8 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | |")
     machine = measure.describe_hardware(report["hardware"])
     said = (
-        f"*{machine}, {report['date'][:10]}: a small click model, XLA for all readers; medians of "
-        "turns and of their ratios.*"
+        f"*{machine}, {report['date'][:10]}: small click model, XLA for all; medians of turns "
+        "and ratios.*"
     )
     return "\n".join([*lines, "", said, ""])
 
