@@ -231,8 +231,7 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | |")
     machine = measure.describe_hardware(report["hardware"])
     said = (
-        f"*{machine}, {report['date'][:10]}: small click model, XLA for all; medians of turns "
-        "and ratios.*"
+        f"*{machine}, {report['date'][:10]}: small click model, XLA; medians of turns and ratios.*"
     )
     return "\n".join([*lines, "", said, ""])
 
