@@ -416,7 +416,9 @@ def table(shown: Sequence[Entry], ceiling: Entry) -> list[tuple[str, ...]]:
 
 
 def draw(panels: Mapping[str, Sequence[Entry]], figure: Any, text: str = "black") -> Any:
-    """Draw the ladder: bars with a line at the ceiling, beside each its numbers.
+    """Draw the ladder: bars, a line and a band at the ceiling, beside each bar its numbers.
+
+    Bars and line are medians of the turns; lines on bars and the band are the turns' ranges.
 
     Args:
         panels: {name of `PANELS`: entries of its trainings}, drawn from the top.
@@ -426,7 +428,7 @@ def draw(panels: Mapping[str, Sequence[Entry]], figure: Any, text: str = "black"
     Returns:
         The figure.
     """
-    most = max(statistics.median(rates(entry)) for each in panels.values() for entry in each)
+    most = max(max(rates(entry)) for each in panels.values() for entry in each)
     heights = [len(entries) for entries in panels.values()]
     inches = 0.25 * sum(heights) + 0.5 * len(heights) + 0.5
     figure.set_size_inches(8, inches)
@@ -448,11 +450,13 @@ def draw(panels: Mapping[str, Sequence[Entry]], figure: Any, text: str = "black"
                 look = {"color": text, "weight": weight, "size": 9.5, "va": "center", "ha": "right"}
                 beside.text(place, y, said, **look)
         panel.axvline(statistics.median(rates(ceiling)) / 1e3, color=text, linestyle="--")
+        slowest, fastest = min(rates(ceiling)) / 1e3, max(rates(ceiling)) / 1e3
+        panel.axvspan(slowest, fastest, color=text, alpha=0.15, linewidth=0, zorder=0)
         panel.set_title(PANELS[name].title, loc="left", size=11, weight="bold", color=text)
         panel.set_yticks(range(len(shown)), [entry["name"] for entry in shown], color=text)
         for side in (panel, beside):
             side.set_ylim(len(shown) - 0.5, -1.4)
-        panel.set_xlim(0, 1.1 * most / 1e3)
+        panel.set_xlim(0, 1.04 * most / 1e3)
         panel.spines[["top", "right"]].set_visible(False)
         panel.spines[["left", "bottom"]].set_color(text)
         panel.tick_params(colors=text)
