@@ -150,8 +150,8 @@ def gpu_sentence(results: Path = measure.RESULTS) -> str:
     gpu, cpu = (statistics.median(values) / 1e6 for values in pairs)
     cores = report["hardware"]["cores"]
     return (
-        f"On a machine with one {card}, the card made {gpu:.3g} million rows/s of the same batches, "
-        f"the {cores} CPU cores {cpu:.3g} million."
+        f"Of the same batches, one {card} made {gpu:.3g} million rows/s, its host's {cores} cores "
+        f"{cpu:.3g} million."
     )
 
 
