@@ -230,7 +230,9 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     rate = f"{statistics.median(measure.rates(ceiling)):,.0f}"
     lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | |")
     machine = measure.describe_hardware(report["hardware"])
-    said = f"*{machine}, {report['date'][:10]}: a small click model, XLA for all readers.*"
+    said = (
+        f"*{machine}, {report['date'][:10]}: small click model, XLA; medians of turns and ratios.*"
+    )
     return "\n".join([*lines, "", said, ""])
 
 

@@ -1,4 +1,4 @@
-"""Figures of the lessons, bars and traces: one look, values on bars, colours with one meaning.
+"""Figures of the lessons: one look, values on bars, colours with one meaning.
 
 NATIVE (grey) is TensorFlow's own way, LOADER (green) is tutorlib's loader, WAITING (red) is time
 spent waiting for data.
@@ -7,9 +7,9 @@ spent waiting for data.
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from traces import LOADER, NATIVE, TEXT, WAITING, draw_timeline
+from traces import LOADER, NATIVE, TEXT, WAITING
 
-__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_traces"]
+__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars"]
 
 
 def draw_bars(values, unit, colours=None, *, axes=None, slowest=None):
@@ -52,20 +52,3 @@ def draw_bars(values, unit, colours=None, *, axes=None, slowest=None):
         panel.locator_params(axis="x", nbins=5)
         panel.spines[["top", "right"]].set_visible(False)
     return axes[0].figure
-
-
-def draw_traces(traces, steps=4, colours=None):
-    """Draw the last steps of traces below each other, on one scale of time; return the figure.
-
-    Args:
-        traces: {title: trace}, from `read_trace`.
-        steps: number of steps to draw of each trace, at least 1.
-        colours: {title: colour} of the work in traces whose work is not NATIVE.
-    """
-    shown = [list(trace.steps.values())[-steps:] for trace in traces.values()]
-    span_ms = max(spans[-1][1] - spans[0][0] for spans in shown)
-    figure, axes = plt.subplots(len(traces), figsize=(8, 3.5), squeeze=False, layout="constrained")
-    for panel, (title, trace) in zip(axes[:, 0], traces.items(), strict=True):
-        draw_timeline(trace, steps, panel, span_ms, (colours or {}).get(title, NATIVE))
-        panel.set_title(title, loc="left", fontsize=9, pad=16)
-    return figure

@@ -170,7 +170,7 @@ def dlrm_of(schema, id_columns, step_s):
     return model
 
 
-@pytest.mark.slow  # half a minute
+@pytest.mark.slow  # half a minute each
 @pytest.mark.parametrize(("id_columns", "step_s", "bound"), [(6, 0.0, "input"), (26, 0.5, "model")])
 def test_two_runs_give_one_verdict_on_the_pipeline_of_lesson_03(
     click_log, id_columns, step_s, bound
