@@ -62,6 +62,44 @@ def criteo_rows(data_dir):
     return prepared_rows(data_dir)
 
 
+def enlarge(schema, rows, width):
+    """Give embedding tables more rows than the data has ids, and spread the ids over them.
+
+    The ids of a large table lie far apart in memory. Those of synthetic data, at its start, would
+    stay in the processor's cache.
+
+    Args:
+        schema: a Schema whose ids are 0 to cardinality - 1.
+        rows: {column: rows of its table}; a column with more ids keeps its own number.
+        width: of every embedding.
+
+    Returns:
+        (schema, spread): the schema with these tables, and a function from the inputs of a stacked
+        batch to inputs with spread ids.
+
+    Example:
+        >>> import numpy as np
+        >>> from tutorlib.schema import Column, Schema
+        >>> ids = Schema([Column("C1", "categorical", cardinality=3)])
+        >>> large, spread = enlarge(ids, {"C1": 12}, width=8)
+        >>> large["C1"].cardinality, spread({"categorical": np.array([[2]])})
+        (12, {'categorical': array([[8]])})
+    """
+    factors = {}
+    for column in schema.categorical:
+        many = max(column.cardinality, int(rows[column.name]))
+        factors[column.name] = many // column.cardinality
+        schema = schema.replace(column.name, cardinality=many, embedding_dim=width)
+    lists = {f"{c.name}__values": factors[c.name] for c in schema.categorical if c.multi_hot}
+    singles = [factors[c.name] for c in schema.categorical if not c.multi_hot]
+
+    def spread(inputs):
+        listed = {name: inputs[name] * factor for name, factor in lists.items()}
+        return inputs | listed | {"categorical": inputs["categorical"] * singles}
+
+    return schema, spread
+
+
 def measure_rates(measured, turns=3, at_least_s=0.5):
     """Measure in turns how fast batches can be read, and how fast models train on them.
 
