@@ -219,7 +219,7 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     )  # fmt: skip
     lines = [
         f"**With the loader, training runs at {share:.0%} of the speed that it has without any "
-        "reader**: the ceiling, measured on one batch that stays in memory.",
+        "reader**: the ceiling, measured on the same batches, held in memory.",
         "",
     ]
     lines += ["| reader | samples/s in training | share of the ceiling | validation loss |"]

@@ -8,7 +8,7 @@ Parts (--only), each in a process of its own with a limit of time:
   same files: whether they are the same, rows/s, where tensors are, memory after each of five
   epochs; with JAX also samples/s of a DLRM of the published widths. One of the two may be absent;
 - xla, bits16: two panels of the benchmark `ladder` with the published widths: readers beside the
-  same training on one batch that stays in memory, losses, how busy the card is;
+  same training on the same batches, held in memory, losses, how busy the card is;
 - trace: bytes copied to and from the card in ten steps, and the share of time it computes.
 
 What a part prints goes to NAME.txt in the folder --out, its numbers to NAME.json, at once: a part

@@ -301,21 +301,38 @@ def as_py_dataset(batches: Iterable[Any], steps: int) -> Any:
     return Steps()
 
 
-def one_batch(batch: Any, steps: int) -> Any:
-    """Return a data set for `fit` that gives one batch again and again, where its tensors are."""
+def held_batches(batches: Iterable[Any]) -> Any:
+    """Return a data set for `fit` of batches that stay in memory, where their tensors are.
+
+    On TensorFlow they have their type, as the loader's batches have: without it, `tf.function`
+    would look at each tensor in each step, which a ceiling must not pay.
+    """
+    import keras
+
     from tutorlib.keras_bridge.adapter import TensorAdapter
 
-    class OneBatch(TensorAdapter):
-        num_batches, batch_size = steps, len(batch[1])
+    held = list(batches)
+    if keras.backend.backend() == "tensorflow":
+        from tutorlib.keras_bridge.batch_types import with_types
+
+        held = [*map(with_types(), held)]
+
+    class Held(TensorAdapter):
+        num_batches, batch_size = len(held), len(held[0][1])
         has_partial_batch, partial_batch_size = False, None
 
         def __len__(self) -> int:
-            return steps
+            return len(held)
 
         def new_pass(self) -> Iterator[Any]:
-            return itertools.repeat(batch, steps)
+            return iter(held)
 
-    return OneBatch()
+    return Held()
+
+
+def one_batch(batch: Any, steps: int) -> Any:
+    """Return a data set for `fit` that gives one batch again and again, where its tensors are."""
+    return held_batches([batch] * steps)
 
 
 def as_fit_shuffles(arrays: Any, batch_size: int) -> Any:
