@@ -134,7 +134,7 @@ def test_ratings_and_films_have_the_schema_of_movielens(drawn):
     assert set(ratings["rating"]) <= {half / 2 for half in range(1, 11)}
     for name in ("userId", "movieId"):
         counts = ratings[name].value_counts()
-        assert counts.iloc[: len(counts) // 10].sum() > 0.25 * len(ratings)
+        assert counts.iloc[: len(counts) // 10].sum() > 0.22 * len(ratings)
     assert (folder / "ratings.csv").read_text().splitlines()[1].split(",")[2].count(".") == 1
     with open(folder / "movies.csv", encoding="utf-8", newline="") as file:
         movies = list(csv.DictReader(file))
