@@ -150,7 +150,7 @@ def _household(
     married, never = np.isin(marital_status, MARRIED), marital_status == "Never-married"
     child = np.where(never, 2.5 / (1 + np.exp((age - 24) / 3)), 0.03)
     alone = {"Not-in-family": 0.6, "Own-child": child, "Unmarried": 0.28, "Other-relative": 0.06}
-    weights = np.stack([np.broadcast_to(part, len(age)) for part in alone.values()], axis=1)
+    weights = np.stack([part * np.ones(len(age)) for part in alone.values()], axis=1)
     relationship = np.array(list(alone))[_pick(rng, weights)]
     spouse = np.where(sex == "Male", "Husband", "Wife")
     return marital_status, np.where(married, spouse, relationship)
