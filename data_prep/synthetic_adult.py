@@ -149,7 +149,12 @@ def _household(
     marital_status = np.array(list(status))[_pick(rng, np.stack(list(status.values()), axis=1))]
     married, never = np.isin(marital_status, MARRIED), marital_status == "Never-married"
     child = np.where(never, 2.5 / (1 + np.exp((age - 24) / 3)), 0.03)
-    alone = {"Not-in-family": 0.6, "Own-child": child, "Unmarried": 0.28, "Other-relative": 0.06}
+    alone: dict[str, Any] = {
+        "Not-in-family": 0.6,
+        "Own-child": child,
+        "Unmarried": 0.28,
+        "Other-relative": 0.06,
+    }
     weights = np.stack([part * np.ones(len(age)) for part in alone.values()], axis=1)
     relationship = np.array(list(alone))[_pick(rng, weights)]
     spouse = np.where(sex == "Male", "Husband", "Wife")
