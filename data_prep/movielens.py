@@ -134,6 +134,30 @@ def etl(
     return make_once(output, settings, write, parts=parts, inputs=[source], overwrite=overwrite)
 
 
+def rows_by_time(data_dir: str | Path) -> tuple[Path, Path]:
+    """Return the folder `movielens_by_time` of a data folder, as `etl` makes it, split by time.
+
+    Its ratings are those of `data_dir/movielens`; if there are none, synthetic ones are made. It is
+    made again if they have changed.
+
+    Returns:
+        Folder with train/, valid/, movies/ and workflow/; folder with the CSV files.
+    """
+    from data_prep.synthetic_movielens import write_movielens
+
+    made, folder = Path(data_dir) / "movielens", Path(data_dir) / "movielens_by_time"
+    raw = made / "raw"
+    if read_settings(made) is not None:
+        given = Path(source_of(made)["folder"])
+        raw = given if given.is_dir() else raw  # the data folder may have moved since
+    elif read_settings(raw) is None:
+        write_movielens(raw)
+    old, files = read_settings(folder), fingerprint([raw / name for name in FILES])
+    changed = old is not None and old["settings"].get("files") != files
+    etl(raw, folder, split="time", overwrite=changed)
+    return folder, raw
+
+
 def source_of(output: str | Path) -> dict[str, Any]:
     """Return where the ratings of an output of `etl` come from, also if `raw/` is gone.
 

@@ -5,9 +5,10 @@ pair once) and `movies.csv` (movieId, title, genres). They share these propertie
 few users and films have very many ratings, ratings are 0.5 to 5 stars in steps of 0.5, genres are
 lists joined by "|", and titles contain years, commas and quotes. All titles are invented.
 
-A rating is a rounded sum: 3.5, the user's mean deviation, the quality of the film, the user's taste
-for its genres, how well user and film match in four hidden traits, and noise. A model with
-embeddings of user, film and genres can learn it. The best possible loss for the label "more than 3
+People choose popular films, and among them those whose genres suit their taste. A rating is a
+rounded sum: 3.5, the user's mean deviation, the quality of the film, the user's taste for its
+genres, how well user and film match in four hidden traits, and noise. A model with embeddings of
+user, film and genres can learn it. The best possible loss for the label "more than 3
 stars" is stored in `_settings.json`.
 """
 
@@ -36,6 +37,7 @@ _GENRE_SHARES = np.array(
 BLOCK_RATINGS = 262_144
 _TRAITS = 4
 _NOISE = 0.75
+_PICKY = 5.0  # how much taste decides what people watch; 0: not at all
 _FIRST_SECOND, _LAST_SECOND = 820_454_400, 1_574_294_400  # 1996-01-01 to 2019-11-21, UTC
 
 _QUALITIES = (
@@ -84,7 +86,7 @@ def write_movielens(
             f"{ratings} ratings need users <= ratings <= users * (movies // 2) = {most}; "
             "pass other numbers of ratings, users or films"
         )
-    settings = {"command": "synthetic movielens", "version": 1, "ratings": ratings,
+    settings = {"command": "synthetic movielens", "version": 2, "ratings": ratings,
                 "users": users, "movies": movies, "seed": seed}  # fmt: skip
 
     def write(path: Path, bar: tqdm) -> LabelStatistics:
@@ -209,6 +211,15 @@ class UserProfiles:
         self.traits = (0.2 * rng.standard_normal((users, _TRAITS))).astype(np.float32)
         self.joined = rng.integers(_FIRST_SECOND, _LAST_SECOND, users)
 
+    def liking(self, who: np.ndarray, genres: np.ndarray) -> np.ndarray:
+        """Return how much users like the genres of a film: mean taste, float32 [rows].
+
+        Args:
+            who: users, [rows].
+            genres: of a film for each of them, bool [rows, 19].
+        """
+        return (self.taste[who] * genres).sum(axis=1) / np.maximum(1, genres.sum(axis=1))
+
 
 def _draw_ratings(
     rng: np.random.Generator,
@@ -218,9 +229,8 @@ def _draw_ratings(
     statistics: LabelStatistics,
 ) -> pa.Table:
     """Return a rating for each entry of `who` (sorted user indices), no film twice for a user."""
-    film = _draw_films(rng, films, who)
-    listed = films.genres[film]
-    liking = (users.taste[who] * listed).sum(axis=1) / np.maximum(1, listed.sum(axis=1))
+    film = _draw_films(rng, films, users, who)
+    liking = users.liking(who, films.genres[film])
     matching = (users.traits[who] * films.traits[film]).sum(axis=1)
     expected = 3.5 + users.generosity[who] + films.quality[film] + liking + matching
     noisy = expected + _NOISE * rng.standard_normal(len(who))
@@ -239,8 +249,13 @@ def _draw_ratings(
     )
 
 
-def _draw_films(rng: np.random.Generator, films: Films, who: np.ndarray) -> np.ndarray:
-    """Return film indices for `who`, no film twice for a user, popular films more often."""
+def _draw_films(
+    rng: np.random.Generator, films: Films, users: UserProfiles, who: np.ndarray
+) -> np.ndarray:
+    """Return film indices for `who`, no film twice for a user.
+
+    Popular films come more often, and films that suit the user's taste.
+    """
     number = len(films.movie_id)
     chosen = np.empty(0, np.int64)  # user * number + film, sorted
     lacking = who
@@ -248,7 +263,10 @@ def _draw_films(rng: np.random.Generator, films: Films, who: np.ndarray) -> np.n
     while len(lacking):
         # A power of a uniform number: film k occurs about as often as k ** -0.55.
         rank = (rng.random(len(lacking)) ** 2.2 * number).astype(np.int64)
-        drawn = lacking * number + films.by_rank[np.minimum(rank, number - 1)]
+        film = films.by_rank[np.minimum(rank, number - 1)]
+        watched = 1 / (1 + np.exp(-_PICKY * users.liking(lacking, films.genres[film])))
+        wanted_too = rng.random(len(lacking)) < np.maximum(watched, 0.05)
+        drawn = (lacking * number + film)[wanted_too]
         chosen = np.sort(np.concatenate([chosen, drawn]))  # 20 times as fast as np.union1d
         chosen = chosen[np.diff(chosen, prepend=-1) > 0]
         have = np.bincount(chosen // number - first, minlength=len(wanted))

@@ -85,6 +85,23 @@ def test_the_time_split_takes_the_latest(films, tmp_path):
     np.testing.assert_array_equal(rows_of(tmp_path / "valid")["rating"], latest["rating"] > 3)
 
 
+def test_ratings_by_time_are_made_once_and_again_when_they_change(films, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "data_prep.synthetic_movielens.write_movielens",
+        lambda folder: write_movielens(folder, ratings=2_000, users=30, movies=200),
+    )
+    folder, raw = movielens.rows_by_time(tmp_path)  # there are none: synthetic ones
+    assert (folder, raw) == (tmp_path / "movielens_by_time", tmp_path / "movielens/raw")
+    assert len(rows_of(folder / "valid")) == 400
+    made = (folder / "_settings.json").stat().st_mtime_ns
+    assert movielens.rows_by_time(tmp_path) == (folder, raw)
+    assert (folder / "_settings.json").stat().st_mtime_ns == made
+    shutil.rmtree(raw)
+    movielens.etl(films[0] / "raw", tmp_path / "movielens")  # as `make data MOVIELENS=` does
+    assert movielens.rows_by_time(tmp_path) == (folder, films[0] / "raw")
+    assert len(rows_of(folder / "valid")) == 1_200
+
+
 RATINGS = "userId,movieId,rating,timestamp\n" + "".join(
     f"{user},{film},{user % 10 / 2 + 0.5},{user * film}\n" for user in range(9) for film in (1, 2)
 )
