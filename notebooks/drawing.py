@@ -1,4 +1,4 @@
-"""Figures of the lessons: one look, values on bars, colours with one meaning.
+"""Figures of the lessons, bars and traces: one look, values on bars, colours with one meaning.
 
 NATIVE (grey) is TensorFlow's own way, LOADER (green) is tutorlib's loader, WAITING (red) is time
 spent waiting for data.
@@ -9,10 +9,10 @@ import pandas as pd
 
 from traces import LOADER, NATIVE, TEXT, WAITING
 
-__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars"]
+__all__ = ["LOADER", "NATIVE", "TEXT", "WAITING", "draw_bars", "draw_turns"]
 
 
-def draw_bars(values, unit, colours=None, *, axes=None, slowest=None):
+def draw_bars(values, unit, colours=None, *, axes=None):
     """Draw horizontal bars with their values, the first on top; return the matplotlib figure.
 
     Args:
@@ -22,11 +22,10 @@ def draw_bars(values, unit, colours=None, *, axes=None, slowest=None):
         colours: {name: colour} of bars that are not NATIVE.
         axes: matplotlib axes to draw into, one for each column; by default, a new figure, 8 inches
             wide.
-        slowest: the slowest turn, shaped as `values`; a line in a bar goes from it to the end.
 
     Example:
         >>> table = pd.DataFrame({"reading": [50.0, 7500.0], "training": [49.5, None]}, ["tf", "x"])
-        >>> figure = draw_bars(table, "rows/s", {"x": LOADER}, slowest=table / 2)
+        >>> figure = draw_bars(table, "rows/s", {"x": LOADER})
         >>> [[text.get_text() for text in panel.texts] for panel in figure.axes]  # from below
         [['7,500', '50'], ['', '49.5']]
         >>> from matplotlib.colors import to_hex
@@ -45,10 +44,32 @@ def draw_bars(values, unit, colours=None, *, axes=None, slowest=None):
         bars = panel.barh([str(name) for name in table.index], column, 0.65, color=shades)
         texts = [f"{float(f'{x:.3g}'):,.15g}" if pd.notna(x) else "" for x in column]  # 3 digits
         panel.bar_label(bars, texts, padding=4)
-        if slowest is not None:
-            begin = slowest if isinstance(slowest, pd.Series) else slowest[title]
-            panel.hlines(range(len(table)), begin.loc[table.index], column, "black", linewidth=1.5)
         panel.set(title=title, xlabel=unit, xmargin=0.25)
         panel.locator_params(axis="x", nbins=5)
         panel.spines[["top", "right"]].set_visible(False)
     return axes[0].figure
+
+
+def draw_turns(turns, unit, colours=None):
+    """Draw turns, as `measure_rates` returns them: a bar is the median, its line the range.
+
+    Args:
+        turns: a row per turn and a column per bar.
+        unit: what the axis says, such as "thousand rows per second".
+        colours: {name: colour} of bars that are not NATIVE.
+
+    Returns:
+        The matplotlib figure.
+
+    Example:
+        >>> figure = draw_turns(pd.DataFrame({"tf": [1, 3, 2], "x": [9, 8, 4]}), "rows/s")
+        >>> [text.get_text() for text in figure.axes[0].texts]  # from below
+        ['8', '2']
+    """
+    figure = draw_bars(turns.median(), unit, colours)
+    [panel], shown = figure.axes, turns[turns.columns[::-1]]
+    low, high = shown.min(), shown.max()
+    panel.hlines(range(len(low)), low, high, "black", linewidth=1.5)
+    for text, end in zip(panel.texts, high, strict=True):
+        text.xy = end, text.xy[1]  # beside the line
+    return figure
