@@ -57,7 +57,7 @@ def criteo_rows(data_dir):
 
     Data that exists is kept; if there is none, synthetic rows are made.
     """
-    from data_prep.criteo import prepared_rows  # lesson 12 imports a copy of tutorlib later
+    from data_prep.criteo import prepared_rows  # lesson 07 imports a copy of tutorlib later
 
     return prepared_rows(data_dir)
 
@@ -128,7 +128,7 @@ def measure_rates(measured, turns=3, at_least_s=0.5):
         >>> measure_rates({"reading": rows}, turns=2, at_least_s=0).shape
         (2, 1)
     """
-    from benchmarks.measure import fit_epoch  # lesson 12 imports a copy of tutorlib later
+    from benchmarks.measure import fit_epoch  # lesson 07 imports a copy of tutorlib later
     from benchmarks.readers import consume
     from tutorlib.diagnosis import cores_awake
 
@@ -199,7 +199,7 @@ def save_number(name, value):
         value: the number, or lists and dicts of numbers and texts. It replaces what an earlier run
             wrote under this name.
     """
-    from tutorlib.output import new_file  # lesson 12 imports a copy of tutorlib later
+    from tutorlib.output import new_file  # lesson 07 imports a copy of tutorlib later
 
     text = json.dumps(_numbers() | {name: value}, indent=2, default=float)
     with new_file(NUMBERS) as part:  # written beside, then renamed

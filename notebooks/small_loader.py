@@ -1,6 +1,6 @@
 """SmallLoader: Parquet files to shuffled batches of tensors for `fit`, in 150 lines to copy.
 
-Lesson 09 builds it step by step, measures it, and says what `KerasSequenceLoader` has besides. It
+Lesson 08 builds it step by step, measures it, and says what `KerasSequenceLoader` has besides. It
 needs NumPy, pyarrow, TensorFlow and Keras 3, and nothing of this project.
 """
 

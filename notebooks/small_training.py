@@ -1,4 +1,4 @@
-"""The training that lesson 09 kills: the same program starts it and resumes it.
+"""The training that lesson 08 kills: the same program starts it and resumes it.
 
 python small_training.py FILE CHECKPOINTS EPOCHS EVERY [KILL_AT]
 """

@@ -1,6 +1,6 @@
 """Lookups by Keras 2's feature columns, by tables of their own and by a fused table are the same.
 
-Lesson 08 states how their times compare.
+Lesson 10 states how their times compare.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SmallLoader, the file of lesson 09: each row once, in an order that anybody can compute."""
+"""SmallLoader, the file of lesson 08: each row once, in an order that anybody can compute."""
 
 import tempfile
 
