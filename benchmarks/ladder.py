@@ -471,8 +471,10 @@ def draw(panels: Mapping[str, Sequence[Entry]], figure: Any, text: str = "black"
         ceiling, shown = split(entries)
         for y, entry in enumerate(shown):
             values, ours = [rate / 1e3 for rate in rates(entry)], entry["name"].startswith(LOADER)
-            panel.barh(y, statistics.median(values), 0.62, color=OURS if ours else THEIRS)
-            panel.plot([min(values), max(values)], [y, y], color=RANGE, linewidth=1.5)
+            middle = statistics.median(values)
+            panel.barh(y, middle, 0.62, color=OURS if ours else THEIRS)
+            panel.plot([min(values), middle], [y, y], color=RANGE, linewidth=1.5)
+            panel.plot([middle, max(values)], [y, y], color=text, linewidth=1.5)
         beside.set_axis_off()
         beside.set_xlim(0, 1)
         for y, row in enumerate([HEAD, *table(shown, ceiling)], start=-1):
