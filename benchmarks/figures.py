@@ -7,7 +7,6 @@ page. The same JSON gives the same bytes, so that drawing again changes nothing 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import statistics
@@ -25,39 +24,7 @@ SPEED_PAGE, GPU_PAGE = (measure.ROOT / "docs" / f"{name}.md" for name in ("perfo
 LIMIT, TEXT = "#b08d57", "#757f89"  # beside the colours of the ladder
 
 
-@dataclasses.dataclass(frozen=True)
-class Bars:
-    """A figure of bars: a row of two panels for each section.
-
-    Args:
-        benchmark: whose newest report is drawn.
-        sections: {section: title}.
-        what: the caption's beginning; {names} are options of the report.
-        value: (value of the ways, title) of the second column of panels.
-        bare: whether that column has numbers without bars; the ways are then sorted by rate.
-        only: the ways to draw; all if empty.
-    """
-
-    benchmark: str
-    sections: Mapping[str, str]
-    what: str
-    value: tuple[str, str]
-    bare: bool = False
-    only: tuple[str, ...] = ()
-
-
-FIGURES: dict[str, Bars] = {
-    "readers": Bars(
-        "loader",
-        {"readers": "Rows/s"},
-        "13 numbers, 26 ids and a label a row, sorted by time; this project's files, in the page "
-        "cache; batches of {batch_size:,}. Worth of a batch: so many random rows tell as much "
-        "about the time.",
-        ("worth_rows", "Worth of\na batch"),
-        bare=True,
-        only=(*loader.RIVALS, loader.COLUMNS, loader.STACKED, loader.ARROW),
-    ),
-}
+READERS = (*loader.RIVALS, loader.COLUMNS, loader.STACKED, loader.ARROW)  # that are drawn
 LIBRARIES = "tensorflow", "pyarrow"  # in captions
 TABLE = {  # (benchmark, section): what its claims are called on the page; others are left out
     ("loader", "readers"): "reading, this project's files",
@@ -90,24 +57,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speed-page", type=Path, default=SPEED_PAGE, help="page on speed to fill")
     parser.add_argument("--gpu-page", type=Path, default=GPU_PAGE, help="page on GPUs to fill")
     parser.add_argument("--readme", type=Path, default=README, help="first page to fill")
-    parser.add_argument("--only", choices=FIGURES, nargs="+", help="draw only these")
+    parser.add_argument("--only", choices=PICTURES, nargs="+", help="draw only these")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Draw the figures whose reports exist, fill the page; say what to run for the others."""
     arguments.images.mkdir(parents=True, exist_ok=True)
     missing = []
-    for name in arguments.only or FIGURES:
+    for name in arguments.only or PICTURES:
+        benchmark, draw = PICTURES[name]
         path = arguments.images / f"{name}.svg"
         try:
-            draw(FIGURES[name], newest(FIGURES[name].benchmark, arguments.results), path)
-            print(f"drawn: {path}")
-        except FileNotFoundError as error:
-            missing.append(str(error))
-    if arguments.only is None:
-        try:
-            path = arguments.images / "ladder.svg"
-            draw_ladder(newest("ladder", arguments.results), path)
+            draw(newest(benchmark, arguments.results), path)
             print(f"drawn: {path}")
         except FileNotFoundError as error:
             missing.append(str(error))
@@ -258,43 +219,37 @@ def rate_and_ratio(entry: Mapping[str, Any]) -> str:
     return f"{said} ({ratio:,.{2 if ratio < 1 else 1 if ratio < 10 else 0}f}x)"
 
 
-def draw(bars: Bars, result: Mapping[str, Any], path: Path) -> None:
-    """Draw rates, and one more value, of the ways of some sections, as SVG."""
+def draw_readers(report: Mapping[str, Any], path: Path) -> None:
+    """Draw how fast readers read, and what their batches are worth, as SVG."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    drawn, bases = {}, []
-    for section in bars.sections:
-        ways = [entry for entry in result["ways"] if entry["section"] == section]
-        if shown := [e for e in reversed(ways) if not bars.only or e["name"] in bars.only]:
-            drawn[section] = shown
-            bases.append(ways[0]["name"])
-    if not drawn:
-        needed = f"python -m benchmarks {bars.benchmark} --only {' '.join(bars.sections)}"
-        raise FileNotFoundError(f"{path.stem} needs a run of `{needed}` first")
-    options, heights = result["options"], [len(entries) for entries in drawn.values()]
+    ways = [entry for entry in report["ways"] if entry["section"] == "readers"]
+    shown = sorted(
+        (entry for entry in reversed(ways) if entry["name"] in READERS),
+        key=lambda entry: entry["rows_per_s"],
+    )
+    if not shown:
+        raise FileNotFoundError("run `python -m benchmarks loader --only readers` first")
     with matplotlib.rc_context({"svg.hashsalt": "tutorlib", "font.size": 11, "text.color": TEXT}):
-        height = 0.36 * sum(heights) + 0.3 * len(heights) + 1.6
+        height = 0.36 * len(shown) + 1.9
         figure = Figure(figsize=(5.2, height), layout="constrained")  # the width of a telephone
-        panels = figure.subplots(
-            len(drawn), 2, sharey="row", squeeze=False, height_ratios=heights, width_ratios=(5, 2)
-        )
-        for (section, entries), (left, right) in zip(drawn.items(), panels, strict=True):
-            if bars.bare:
-                entries.sort(key=lambda entry: entry["rows_per_s"])
-            _panel(left, bars.sections[section], entries, [*map(measure.rates, entries)])
-            name, title = bars.value
-            values = [entry.get("values", {}).get(name, []) for entry in entries]
-            _panel(right, title, entries, values, name, bars.bare)
-        shown = [entry for entries in drawn.values() for entry in entries]
+        left, right = figure.subplots(1, 2, sharey="row", width_ratios=(5, 2))
+        _panel(left, "Rows/s", shown, [*map(measure.rates, shown)])
+        values = [entry.get("values", {}).get("worth_rows", []) for entry in shown]
+        _panel(right, "Worth of\na batch", shown, values, "worth_rows")
         shaky = sum(measure.unsteady(measure.rates(entry)) for entry in shown)
-        first = "; ".join(dict.fromkeys(bases))
-        what = f"{bars.what.format(**options)} Median of the turns, and its bounds (90 %)"
+        what = (
+            "13 numbers, 26 ids and a label a row, sorted by time; this project's files, in the "
+            f"page cache; batches of {report['options']['batch_size']:,}. Worth of a batch: so "
+            "many random rows tell as much about the time. Median of the turns, and its bounds "
+            "(90 %)"
+        )
         what += f"; {shaky} are wider than {measure.STEADY:.0%}." if shaky else "."
-        libraries = ", ".join(f"{n} {result['versions'][n]}" for n in LIBRARIES)
-        machine = measure.describe_hardware(result["hardware"])
-        text = f"{what} Factors: medians of the turns' ratios to {first}. {machine}, "
-        text = textwrap.fill(f"{text}{libraries}, {result['date'][:10]}", 66)
+        libraries = ", ".join(f"{n} {report['versions'][n]}" for n in LIBRARIES)
+        machine = measure.describe_hardware(report["hardware"])
+        text = f"{what} Factors: medians of the turns' ratios to {ways[0]['name']}. {machine}, "
+        text = textwrap.fill(f"{text}{libraries}, {report['date'][:10]}", 66)
         figure.supxlabel(text, fontsize=10, x=0.01, ha="left", linespacing=1.5)
         figure.savefig(path, transparent=True, metadata={"Date": None})
 
@@ -305,23 +260,22 @@ def _panel(
     entries: Sequence[Mapping[str, Any]],
     values: Sequence[Sequence[float]],
     unit: str = "",
-    bare: bool = False,
 ) -> None:
-    """Draw for each entry its number, and unless `bare` a bar and a line for its bounds."""
+    """Draw for each entry its number, and if it is a rate, a bar and a line for its bounds."""
     for y, (entry, of_turns) in enumerate(zip(entries, values, strict=True)):
         if not of_turns:
             continue
         ours = entry["name"].startswith("loader")
-        limit = entry["name"].startswith(("Arrow", "no reader"))
+        limit = entry["name"] == loader.ARROW
         median, (lowest, highest) = statistics.median(of_turns), measure.bounds(of_turns)
-        if not bare:
+        if not unit:
             axes.barh(y, median, color=OURS if ours else LIMIT if limit else THEIRS, height=0.62)
             axes.plot([median, highest], [y, y], color=TEXT, linewidth=1.5)
             axes.plot([lowest, median], [y, y], color=RANGE, linewidth=1.5)
         said = next((say(median) for end, say in measure.UNITS.items() if unit.endswith(end)), "")
         said = said if unit else rate_and_ratio(entry)
         look = {"va": "center", "weight": "bold" if ours else "normal"}
-        axes.annotate(said, (0 if bare else highest, y), (5, 0), textcoords="offset points", **look)
+        axes.annotate(said, (0 if unit else highest, y), (5, 0), textcoords="offset points", **look)
     names = [textwrap.fill(entry["name"], 23) for entry in entries]
     axes.set_yticks(range(len(entries)), names, color=TEXT, linespacing=1)
     axes.set_ylim(-0.6, len(entries) - 0.4)
@@ -331,3 +285,6 @@ def _panel(
     axes.tick_params(length=0, which="both")
     axes.spines[:].set_visible(False)
     axes.set_title(title, loc="left", weight="bold", size=11)
+
+
+PICTURES = {"readers": ("loader", draw_readers), "ladder": ("ladder", draw_ladder)}

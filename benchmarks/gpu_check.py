@@ -42,7 +42,7 @@ from benchmarks import measure
 from benchmarks.data import copied, criteo_shape, files_of, movielens_shape
 from benchmarks.ladder import split
 from benchmarks.measure import ROOT, Epoch, Way
-from benchmarks.readers import one_batch
+from benchmarks.readers import held_batches
 
 SUMMARY = "whether the GPU works with all of this, and how fast (10 minutes)"
 LIBRARIES = (
@@ -331,7 +331,7 @@ def _trainings(arguments: argparse.Namespace, data: Any) -> dict[str, Any]:
             reads = arguments.device if device == "no reader" else device
             batches: Any = _loader(data, size, layout, reads, copies)
             if device == "no reader":
-                batches = one_batch(next(iter(batches)), steps)
+                batches = held_batches(itertools.islice(batches, steps))
             keras.utils.set_random_seed(0)
             model = make()
             model.compile("sgd", "binary_crossentropy")

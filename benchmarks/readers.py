@@ -315,7 +315,9 @@ def held_batches(batches: Iterable[Any]) -> Any:
     if keras.backend.backend() == "tensorflow":
         from tutorlib.keras_bridge.batch_types import with_types
 
-        held = [*map(with_types(), held)]
+        names = _named(held[0][0])
+        lists = [n.removesuffix("__values") for n in names if n.endswith("__values")]
+        held = [*map(with_types(lists), held)]
 
     class Held(TensorAdapter):
         num_batches, batch_size = len(held), len(held[0][1])
@@ -328,11 +330,6 @@ def held_batches(batches: Iterable[Any]) -> Any:
             return iter(held)
 
     return Held()
-
-
-def one_batch(batch: Any, steps: int) -> Any:
-    """Return a data set for `fit` that gives one batch again and again, where its tensors are."""
-    return held_batches([batch] * steps)
 
 
 def as_fit_shuffles(arrays: Any, batch_size: int) -> Any:

@@ -7,7 +7,7 @@ rows hold lists; `ladder` trains the lessons' network, without lists, from more 
 - native, prebatched: TFRecord with one record per batch, not shuffled: a record is copied instead
   of parsed, but batches stay as written;
 - loader, in columns or stacked;
-- no reader: the step alone, on one batch that is in memory.
+- no reader: the step alone, on the same batches, held in memory.
 
 The network has an embedding table per column, or for stacked batches one variable with the tables
 of all columns ("fused"). Batch size and optimizer are those of the ladder.
@@ -41,7 +41,7 @@ from benchmarks.data import Dataset, criteo_shape, files_of, movielens_shape, nh
 from benchmarks.ladder import SETTINGS
 from benchmarks.loader import COLUMNS
 from benchmarks.measure import Benchmark, Epoch, Way, faster, fit_epoch
-from benchmarks.readers import one_batch
+from benchmarks.readers import held_batches
 
 DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
     "dlrm": criteo_shape,
@@ -50,7 +50,7 @@ DATASETS: dict[str, Callable[[Path, int], Dataset]] = {
 }
 NATIVE, PREBATCHED = "native", "native, prebatched"
 FUSED = "loader, stacked and fused"
-STEP, FUSED_STEP = "no reader", "no reader, fused"  # one batch again and again
+STEP, FUSED_STEP = "no reader", "no reader, fused"  # the same batches, held in memory
 XLA = ", XLA"
 COMPARED_STEPS, VALID_BATCHES = 16, 4
 NATIVE_ADAM, NATIVE_SPARSE = "native, Adam", "native, row-sparse Adam"
@@ -114,7 +114,7 @@ def batches_of(reader: str, data: Dataset, schema: Any, arguments: argparse.Name
         files_of(data.parquet), size, schema=schema, device=arguments.device,
         batch_layout="columns" if reader in (COLUMNS, STEP) else "stacked",
     )  # fmt: skip
-    return one_batch(next(iter(loader)), steps) if reader in (STEP, FUSED_STEP) else loader
+    return held_batches(loader) if reader in (STEP, FUSED_STEP) else loader
 
 
 def training(name: str, section: str, data: Dataset, arguments: argparse.Namespace) -> Way:
