@@ -272,7 +272,7 @@ class KerasSequenceLoader(LoaderAdapter):
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.
             ValueError: if the workflow needs a column that the files do not have, or makes one that
-                no batch can hold.
+                no batch can hold; if the loader names some of its columns as features, but not all.
 
         Example:
             >>> loader.map(Workflow.load("data/criteo/workflow"))  # doctest: +SKIP
