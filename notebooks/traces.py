@@ -164,7 +164,7 @@ def _events(plane):
     return pd.DataFrame(rows, columns=["line", "name", *SPAN, *STATS])
 
 
-def draw_timeline(trace, steps, axes, span_ms=None, colour=NATIVE):
+def draw_timeline(trace, steps, axes):
     """Draw when the device worked and when the step waited for data into matplotlib axes.
 
     There is a row per kind of work, one for waiting for data, and one for tf.data's threads; dashed
@@ -175,14 +175,11 @@ def draw_timeline(trace, steps, axes, span_ms=None, colour=NATIVE):
         steps: number of steps to draw, the last ones of the trace, at least 1 (before the first
             ones tf.data may have read ahead while the profiler started).
         axes: matplotlib axes, such as those of `pyplot.subplots`.
-        span_ms: milliseconds that the axis shows, to compare traces on one scale; None shows the
-            steps.
-        colour: of the device's work: NATIVE, or LOADER where tutorlib's loader feeds it.
     """
     shown = list(trace.steps.items())[-steps:]
     start, stop = shown[0][1][0], shown[-1][1][1]
-    span = span_ms or stop - start
-    colours = {"ops": colour, "kernels": colour, WAIT: WAITING, READ: NATIVE}
+    span = stop - start
+    colours = {"ops": NATIVE, "kernels": NATIVE, WAIT: WAITING, READ: NATIVE}
     lanes = {kind: trace.lanes[kind] for kind in colours if list(trace.lanes.get(kind, ()))}
     for row, (kind, lane) in enumerate(lanes.items()):
         bars = Intervals((begin, end + span / 2000) for begin, end in lane.within(start, stop))

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from notebooks.traces import CPU, LOADER, WAITING, Intervals, draw_timeline, read_trace
+from notebooks.traces import CPU, NATIVE, WAITING, Intervals, draw_timeline, read_trace
 from tests.support.training import model_of, slow_dataset, slow_loader, write_rows
 from tutorlib.diagnosis import ProfileSteps
 
@@ -90,9 +90,9 @@ def test_a_gpu_is_busy_while_kernels_or_copies_run_and_is_drawn_so(tmp_path):
     assert trace.ops[0] == (matmul["tf_op"], pytest.approx(40), pytest.approx(0.8), 4)
     assert trace.ops[1] == ("MemcpyH2D", pytest.approx(10), pytest.approx(0.2), 2)
     axes = Figure().subplots()
-    draw_timeline(trace, 6, axes, colour=LOADER)
+    draw_timeline(trace, 6, axes)
     shades = [to_hex(row.get_facecolor()) for row in axes.collections]
-    assert shades == [LOADER, WAITING]
+    assert shades == [NATIVE, WAITING]
     rows = [row.get_paths() for row in axes.collections]  # kernels and copies, waiting for data
     widths = [sum(np.ptp(path.vertices[:, 0]) for path in paths) for paths in rows]
     assert widths == pytest.approx([40, 40], abs=0.5)
