@@ -80,7 +80,13 @@ def measured(folder):
     return report
 
 
-@pytest.mark.parametrize("name", MODULES)
+SLOW = {"peers", "large-tables"}  # a minute together
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MODULES],
+)
 def test_a_benchmark_runs_and_reports_every_way_with_its_claims(name, measured, folder):
     result = measured(name)
     assert len(result["ways"]) == SMALL[name][1]

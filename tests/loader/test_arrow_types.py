@@ -34,7 +34,9 @@ def refused(remedy, op="refused"):
     return (f"refused: {remedy}", "refused", op)
 
 
-PARTS = refused("take numbers out of it in the data, as by pyarrow.compute.day_of_week", "Categorify")
+PARTS = refused(
+    "take numbers out of it in the data, as by pyarrow.compute.day_of_week", "Categorify"
+)
 
 
 COMPOUND = refused("store its parts as columns of numbers or strings")
