@@ -97,7 +97,7 @@ def enlarge(schema, rows, width):
     return schema, spread
 
 
-def measure_rates(measured, turns=3, at_least_s=0.5):
+def measure_rates(measured, turns=3, at_least_s=0.5, *, warm_up=1):
     """Measure in turns how fast batches can be read, and how fast models train on them.
 
     All rates are measured in one way, that of the benchmarks, `tutorlib.diagnose` and
@@ -114,6 +114,7 @@ def measure_rates(measured, turns=3, at_least_s=0.5):
             is real: it changes the weights of the model.
         turns: turns that count, at least 1.
         at_least_s: seconds, at least 0; short epochs are repeated until a turn has taken so long.
+        warm_up: turns before them that do not count; 0 if the models have trained on the batches.
 
     Returns:
         DataFrame of rows per second, a row per turn and a column per name. State `.median()`, and
@@ -129,7 +130,7 @@ def measure_rates(measured, turns=3, at_least_s=0.5):
     from benchmarks.readers import consume
     from tutorlib.diagnosis import cores_awake
 
-    rates = [{} for _ in range(1 + turns)]
+    rates = [{} for _ in range(warm_up + turns)]
     with cores_awake():
         for turn in rates:
             for name, subject in measured.items():
@@ -138,7 +139,7 @@ def measure_rates(measured, turns=3, at_least_s=0.5):
                     done = fit_epoch(*subject) if isinstance(subject, tuple) else consume(subject)
                     rows, seconds = rows + done.rows, seconds + done.elapsed_s
                 turn[name] = rows / seconds
-    return pd.DataFrame(rates[1:])
+    return pd.DataFrame(rates[warm_up:])
 
 
 def measure_ms(functions, turns=3, *, calls=1, warm_up=1):

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -467,17 +468,37 @@ def test_an_installed_wheel_converts_csv_files_or_names_the_missing_package(bare
     assert "1 rows" in run_copy(main, bare_python, tmp_path, f"{installed}:{more}")
 
 
-def test_the_readme_is_short_and_links_of_pages_lead_to_files():
+def test_the_readme_is_short():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(re.findall(r"\S*\w\S*", readme)) <= 700  # words: no bars of tables
-    pictures = re.findall(r'(?:src|srcset|href)="(\S+)"', readme)  # of HTML
-    assert pictures
-    assert all((ROOT / path).is_file() for path in pictures)
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
-    pages += [ROOT / name / "README.md" for name in ("notebooks", "benchmarks")]
-    for page in pages:
-        links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+
+
+def test_links_of_pages_and_lessons_lead_to_files_that_the_site_has(tmp_path):
+    site = runpy.run_path(str(ROOT / "tools/site/build.py"))
+    site["copy_pages"](tmp_path)
+    lessons = ROOT / "notebooks"
+    shutil.copytree(lessons, tmp_path / "notebooks", dirs_exist_ok=True)
+    pages = {page: page.read_text(encoding="utf-8") for page in tmp_path.rglob("*.md")}
+    for page in (tmp_path / "notebooks").rglob("*.ipynb"):
+        cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+        texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+        pages[page] = "\n".join(texts)
+    assert len(pages) > 30
+    for page, text in pages.items():
+        links = re.findall(r"\]\(([^)#:\s]+)(?:#[\w-]+)?\)", text)
+        links += re.findall(r'(?:src|srcset|href)="(\S+)"', text)  # of HTML
         assert [link for link in links if not (page.parent / link).exists()] == [], page
+
+
+def test_blocks_of_code_in_docstrings_follow_two_colons():  # or Sphinx sets them as text
+    for module in MODULES:
+        nodes = ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+        text = "\n\n".join(
+            ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)
+        )
+        blocks = re.findall(r"^( *)(\S.*[^:]:)\n\n\1    (?!\s|>>>)(.*)", text, flags=re.MULTILINE)
+        assert [line for _, line, _ in blocks if not line[:-1].isalpha()] == [], module
 
 
 def test_make_help_lists_the_targets_the_readme_names():

@@ -39,7 +39,7 @@ class TypeRow(NamedTuple):
     remedy: str | None  # what to do with a feature of this type; None if batches hold it
 
 
-_TIME = "take numbers out of it in the data, as by pyarrow.compute.year"
+_TIME = "take numbers out of it in the data, as by pyarrow.compute.day_of_week"
 _TEXT = "cast it to string in the data if it holds text"
 _BYTES = f"{_TEXT}, else store text, as [v and v.hex() for v in column.to_pylist()]"
 _UUID = "store text in the data, as [v and str(v) for v in column.to_pylist()]"
@@ -88,7 +88,7 @@ def listed(names: Iterable[str], known: Iterable[str] = ()) -> str:
         text = _plain(name)
         numbers = _numbers(name)
         alike = [plain for plain, other in candidates.items() if _numbers(other) == numbers]
-        close = difflib.get_close_matches(text, alike, n=1, cutoff=0.7)
+        close = difflib.get_close_matches(text, alike, n=1, cutoff=0.75)
         hint = f" (did you mean {candidates[close[0]]!r}?)" if close else ""
         words.append(f"{name!r}{hint}")
     return f"[{shortened([*words, *names[MOST_NAMED + 1 :]], MOST_NAMED)}]"

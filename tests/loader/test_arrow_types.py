@@ -34,7 +34,7 @@ def refused(remedy, op="refused"):
     return (f"refused: {remedy}", "refused", op)
 
 
-PARTS = refused("take numbers out of it in the data, as by pyarrow.compute.year", "Categorify")
+PARTS = refused("take numbers out of it in the data, as by pyarrow.compute.day_of_week", "Categorify")
 
 
 COMPOUND = refused("store its parts as columns of numbers or strings")

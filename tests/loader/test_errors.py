@@ -331,6 +331,8 @@ ARGUMENTS = [  # (arguments, facts)
     ({"canonical_ranks": 2, "buffer_size": 0.2}, ["buffer_size", r"0\.2", "number of rows"]),
     ({"canonical_ranks": 0}, ["canonical_ranks", "at least 1"]),
     ({"batch_size": 2000, "drop_last": True}, ["600", "batch_size=2000", "drop_last"]),
+    ({"label_names": ["gone"]}, ["'gone'", r"To predict rows without labels, .*label_names=\[\]"]),
+    ({"cat_names": ["C", "y"]}, ["'y'", "as categorical and as label: name it once"]),
     ({"weight_name": ["w"]}, ["weight_name must be the name of one", r"\['w'\]"]),
     ({"schema": Schema([*SCHEMA, Column("s", "weight")])}, ["'s'", "'w'", "one"]),
     ({"feature_columns": [VOCABULARY]}, ["VocabularyListCategoricalColumn", "not supported"]),

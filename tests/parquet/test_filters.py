@@ -218,6 +218,16 @@ def test_a_filter_that_does_not_fit_is_refused(folder, filters, message):
         ParquetSource(folder, filters=filters)
 
 
+@pytest.mark.parametrize("value", ["2024-01-31", datetime.datetime(2024, 1, 31)])
+def test_a_time_without_a_zone_is_refused_where_times_have_one(value):
+    times = [datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (30, 31)]
+    table = pa.table({"t": times})
+    with pytest.raises(ValueError, match=r"tz=UTC\]: say the time zone, as in '2024-01-31T00:00Z'"):
+        ParquetSource(table, filters=[("t", "<", value)])
+    for instant in ("2024-01-31T00:00Z", times[1], datetime.date(2024, 1, 31)):
+        assert ParquetSource(table, filters=[("t", "<", instant)]).num_rows == 1
+
+
 def write_days(root, days, table, name="day"):
     for day in days:
         (root / f"{name}={day}").mkdir(parents=True)

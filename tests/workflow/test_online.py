@@ -59,13 +59,14 @@ def test_online_equals_offline_to_the_bit(raw, fitted, tmp_path, shuffle):
 def test_a_column_that_is_passed_through_keeps_its_cardinality(tmp_path):
     ids = {"C1": np.arange(20), "C2": np.arange(20), "x": np.ones(20), "y": np.ones(20)}
     raw = write(tmp_path / "raw.parquet", Chunk(ids), 10)
-    known = Schema([Column("C1", "categorical", cardinality=20), Column("y", "label", "float64")])
+    known = [Column("C2", "categorical"), Column("x", "continuous"), Column("y", "label")]
+    known = Schema([Column("C1", "categorical", cardinality=20), *known])
     workflow = Workflow(["C1"], ["C2"] >> Categorify(), ["x"] >> Normalize()).fit(raw)
     loader = KerasSequenceLoader(raw, 5, schema=known).map(workflow)
     assert loader.schema["C1"] == Column("C1", "categorical", "int64", cardinality=20)
     assert loader.schema.embedding_sizes()["C2"][0] == 23
     assert loader.peek()[0]["C1"].dtype == "int32"
-    wrong = Schema([Column("C1", "categorical", cardinality=19), known["y"]])
+    wrong = Schema([Column("C1", "categorical", cardinality=19), *known.columns[1:]])
     with pytest.raises(ParquetError, match="column 'C1'"):
         list(KerasSequenceLoader(raw, 5, schema=wrong).map(workflow))
 
@@ -133,6 +134,15 @@ def test_the_roles_of_workflow_and_loader_make_those_of_the_batches(clicks, case
     inputs, *targets = loader.peek()
     assert list(inputs) == [n for n, role in want.items() if role not in ("label", "weight")]
     assert len(targets) == len(want) - len(inputs)
+
+
+def test_a_workflow_of_more_features_than_the_loader_names_is_refused(clicks):
+    fitted = Workflow(IDS, ["I1"] >> Normalize(), ["C2"], ["click"]).fit(clicks)
+    loader = KerasSequenceLoader(clicks, 50, ["click"], cat_names=["C1"], cont_names=["I2"])
+    with pytest.raises(ValueError, match=r"makes features of columns \['C2', 'I1'\], which the l"):
+        loader.map(fitted)
+    loader = KerasSequenceLoader(clicks, 50, ["click"], cont_names=["I2"])  # one more, no choice
+    assert loader.map(fitted).schema.features.names == ["C1", "I1", "C2", "I2"]
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])

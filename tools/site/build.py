@@ -23,9 +23,14 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PAGES = ("*.md", "docs/*.md", "notebooks/README.md", "benchmarks/README.md")
 FILES = (
-    "LICENSE", "CITATION.cff", "imgs/*", "notebooks/*.py", "benchmarks/results/*.json",
-    "tests/**/*.py",
+    "LICENSE", "CITATION.cff", "imgs/*", "notebooks/*.py", "benchmarks/*.py",
+    "benchmarks/results/*.json", "tests/**/*.py",
 )  # fmt: skip
+
+# The parts of the course: the numbers of the first lesson and of the first one after it.
+COURSE = {
+    "I See it, fix it": (0, 6), "II Your data": (6, 8), "III How it works, and beyond": (8, 13),
+}  # fmt: skip
 
 # The reference begins with what a reader uses first; the rest of tutorlib follows by name.
 FIRST = (
@@ -104,7 +109,8 @@ def write_contents(source: Path, lessons: list[str], reference: list[str]) -> No
     names = sorted(path.relative_to(source).with_suffix("").as_posix() for path in paths)
     guides = [name for name in names if name.startswith("docs/")]
     project = [name for name in names if name not in guides]
-    parts = {"Lessons": lessons, "Guides": guides, "Reference": reference, "Project": project}
+    parts = {caption: lessons[first:end] for caption, (first, end) in COURSE.items()}
+    parts |= {"Guides": guides, "Reference": reference, "Project": project}
     with open(source / "README.md", "a", encoding="utf-8") as page:
         for caption, entries in parts.items():
             page.write(TOCTREE.format(caption=caption, entries="\n".join(entries)))

@@ -112,17 +112,14 @@ class KerasSequenceLoader(LoaderAdapter):
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
         memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
-            hold, in the GPU's memory if it works there. On a CPU, a process grew by at most 1.25
-            times this plus 32 MiB over five epochs with one to four threads for numbers (columns,
-            stacked, mapped; row groups of up to 0.9 budgets) and for lists with budgets of 40 MiB
-            or more; beside 32 MiB, sorted lists took 1.6 budgets of 24 MiB, text that becomes ids
-            1.9 of 32 MiB. Row groups and footers that do not fit are refused by name when the
-            loader is made; lists far longer than the mean of their row group, which footers do not
-            tell, before they are gathered. Row groups that are read in slices are decoded whole,
-            column by column, unless reading them in steps takes less. Where much is decoded at a
-            time, Arrow then takes its memory from jemalloc, in the whole process, which gives it
-            back at once. It bounds `buffer_size`, also the automatic one, and allows four threads
-            and one open pass at most (`loader/sizing.py` has the formula). None sets no bound.
+            hold, in the GPU's memory if it works there. None sets no bound. It bounds
+            `buffer_size`, also the automatic one, and allows four threads and one open pass at
+            most. On a CPU, a process grows by at most 1.25 times this plus 32 MiB; small budgets
+            with sorted lists, and text that becomes ids, take up to 1.9 times. Row groups and
+            footers that do not fit are refused by name when the loader is made; lists far longer
+            than the mean of their row group, which footers do not tell, before they are gathered.
+            Where much is decoded at a time, Arrow takes its memory from jemalloc, in the whole
+            process, which gives it back at once. `loader/sizing.py` has the formula.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
         canonical_ranks: number of ranks whose order an epoch has, a multiple of `global_size`; None
@@ -275,7 +272,7 @@ class KerasSequenceLoader(LoaderAdapter):
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.
             ValueError: if the workflow needs a column that the files do not have, or makes one that
-                no batch can hold.
+                no batch can hold; if the loader names some of its columns as features, but not all.
 
         Example:
             >>> loader.map(Workflow.load("data/criteo/workflow"))  # doctest: +SKIP

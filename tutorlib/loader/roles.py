@@ -120,12 +120,21 @@ def schema_of_arguments(
     kept = [c for c in given if (names := targets.get(c.role)) is None or c.name in names]
     columns = [*kept, *asked]
     columns += [column for column in ids if column.name not in {c.name for c in columns}]
-    if missing := [column.name for column in columns if column.name not in types]:
-        why = source.why_missing(missing)
+    if missing := [column for column in columns if column.name not in types]:
+        names = [column.name for column in missing]
+        why = source.why_missing(names)
+        if all(column.role == "label" for column in missing):
+            why += ". To predict rows without labels, pass label_names=[]"
         raise ValueError(
-            f"columns {listed(missing, types)} are not in the files, which have "
-            f"{listed(types)}{why}"
+            f"columns {listed(names, types)} are not in the files, which have {listed(types)}{why}"
         )
+    roles: dict[str, str] = {}
+    for column in columns:
+        if roles.setdefault(column.name, column.role) != column.role:
+            raise ValueError(
+                f"column {column.name!r} is named as {roles[column.name]} and as {column.role}: "
+                "name it once"
+            )
     weights = [column.name for column in columns if column.role == "weight"]
     if len(weights) > 1:
         raise ValueError(f"at most one column may hold weights, got {weights}")
@@ -170,7 +179,8 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
 
     Raises:
         ValueError: if the workflow needs a column that the files do not have, or that has a type of
-            another kind than the one fitted on.
+            another kind than the one fitted on; if the user named some of the columns of which it
+            makes features, but not all.
     """
     workflow.take_targets(given.labels.names, *given.with_role("weight").names)
     workflow = workflow.for_columns(source.column_types)
@@ -197,8 +207,15 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
             passes = column.name in unchanged and column.name in given
             features.append(given[column.name] if passes else column)
     if named:
-        used = {name for group in workflow.groups for name in group.names}
-        used |= {*made.names, *kept_names}
+        taken = {name for group in workflow.groups for name in group.names}
+        used = {*taken, *made.names, *kept_names}
+        more = sorted(taken - {*given.names, *kept_names})
+        if more and taken & {*given.features.names}:
+            raise ValueError(
+                f"the workflow makes features of columns {listed(more)}, which the loader's "
+                "cat_names and cont_names, schema or feature_columns do not name. Leave these "
+                "arguments out to take all features, or fit a workflow without these columns."
+            )
         features += [column for column in given.features if column.name not in used]
     schema = Schema([*features, *kept])
     passed = [name for name in schema.names if name not in made]

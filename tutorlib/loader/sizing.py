@@ -1,6 +1,6 @@
 """Sizing: how many rows the loader reads and shuffles together, and what memory that needs.
 
-One formula says what a pass holds at most:
+One formula says what a pass holds at most::
 
     held = chunk_rows * (2 * batch + decoded) + fixed
 

@@ -946,11 +946,16 @@ def _comparable(filters: Any, schema: pa.Schema) -> Any:
         )
     if isinstance(value, set | frozenset):
         value = sorted(value, key=repr)
+    kind = schema.field(name).type
+    has_zone = getattr(kind, "tz", None) is not None
+    remedy = "say the time zone, as in '2024-01-31T00:00Z'" if has_zone else ""
     try:
-        values = _values_of(value if is_several else [value], schema.field(name).type)
+        values = _values_of(value if is_several else [value], kind)
+        if has_zone and getattr(values.type, "tz", "") is None:
+            raise ValueError("a time without a time zone")
     except (TypeError, ValueError, ArithmeticError) as error:
-        kind = schema.field(name).type
-        raise ValueError(f"filters {filters}: column {name!r} is {kind}: {error}") from error
+        said = f"column {name!r} is {kind}: {remedy or error}"
+        raise ValueError(f"filters {filters}: {said}") from error
     return name, operation, values if is_several else values[0]
 
 

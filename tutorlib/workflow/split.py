@@ -51,19 +51,19 @@ def split_rows(
         TypeError: if the shares have no names, or a column of `by` has another type.
         ParquetError: if there is no such column.
 
-    Five-fold cross-validation:
+    Five-fold cross-validation::
 
         folds = split_rows(source, {f"fold_{n}": 1 / 5 for n in range(5)}, seed=0)
         for name, valid in folds.items():
             train = sum(fold for other, fold in folds.items() if other != name)
 
-    By group, and by time:
+    By group, and by time::
 
         parts = split_rows(source, {"train": 0.8, "valid": 0.2}, by="user")
         train = ParquetSource(paths, filters=[("time", "<", "2024-06-01")])
         valid = ParquetSource(paths, filters=[("time", ">=", "2024-06-01")])
 
-    Random parts also shuffle a data set that does not fit into memory, however it is sorted:
+    Random parts also shuffle a data set that does not fit into memory, however it is sorted::
 
         parts = split_rows(source, {f"part_{n}": 1 / 8 for n in range(8)}, seed=0)
         workflow.transform_to_parquet(parts, "shuffled", shuffle_seed=0)
