@@ -26,7 +26,7 @@ ADULT ?=
 # JupyterLab (make lab ARGS="--no-browser --port=8889").
 SCALE ?=
 PROFILE ?= $(or $(SCALE),small)
-LESSONS ?= $(if $(SCALE),10)
+LESSONS ?= $(if $(SCALE),11)
 ARGS ?=
 # make check tests the files that differ from this revision.
 BASE ?= main

@@ -69,7 +69,7 @@ def enlarge(schema, rows, width):
     stay in the processor's cache.
 
     Args:
-        schema: a Schema whose ids are 0 to cardinality - 1.
+        schema: a Schema whose ids are 0 to cardinality - 1, without lists.
         rows: {column: rows of its table}; a column with more ids keeps its own number.
         width: of every embedding.
 
@@ -85,17 +85,14 @@ def enlarge(schema, rows, width):
         >>> large["C1"].cardinality, spread({"categorical": np.array([[2]])})
         (12, {'categorical': array([[8]])})
     """
-    factors = {}
+    factors = []
     for column in schema.categorical:
         many = max(column.cardinality, int(rows[column.name]))
-        factors[column.name] = many // column.cardinality
+        factors.append(many // column.cardinality)
         schema = schema.replace(column.name, cardinality=many, embedding_dim=width)
-    lists = {f"{c.name}__values": factors[c.name] for c in schema.categorical if c.multi_hot}
-    singles = [factors[c.name] for c in schema.categorical if not c.multi_hot]
 
     def spread(inputs):
-        listed = {name: inputs[name] * factor for name, factor in lists.items()}
-        return inputs | listed | {"categorical": inputs["categorical"] * singles}
+        return inputs | {"categorical": inputs["categorical"] * factors}
 
     return schema, spread
 
@@ -173,6 +170,26 @@ def measure_ms(functions, turns=3, *, calls=1, warm_up=1):
             tf.test.experimental.sync_devices()
             times[name].append(1e3 * (time.perf_counter() - begin) / calls)
     return pd.DataFrame(times).iloc[warm_up:].reset_index(drop=True)
+
+
+def free_memory(models):
+    """Free the numbers of models and their optimizers, which TensorFlow keeps as long as it runs.
+
+    Args:
+        models: compiled Keras models; they cannot be used any more.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+        >>> model.compile("sgd", "mse")
+        >>> free_memory([model])
+    """
+    import tensorflow as tf
+
+    for model in models:
+        for variable in (*model.variables, *model.optimizer.variables):
+            if variable.dtype == "float32":  # a tensor of no numbers takes their place
+                tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=tf.zeros(0))
 
 
 def clearly_faster(rates, others):
