@@ -78,7 +78,7 @@ class _Filler(ColumnOp):
             fill = math.floor(fill)
         rule = f"cannot put {fill!r} into a column of {'string' if dtype is None else dtype}"
         if dtype is not None and dtype.kind in "mM":
-            remedy = "take numbers out of times, as by pyarrow.compute.day_of_week, before they are filled"
+            remedy = "first take numbers out of times, as by pyarrow.compute.day_of_week"
             raise TypeError(self._wrong(name, f"{rule}: {remedy}. Categorify gives nulls an id."))
         if (dtype is None) != isinstance(fill, str):
             remedy = "Give a number for numbers and a string for strings"
