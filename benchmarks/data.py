@@ -125,12 +125,7 @@ class Dataset:
 
         def write(path: Path) -> None:
             chunk = Chunk.concat(list(ParquetSource(self.parquet).head(rows).chunks()))
-            fields = {}
-            for role in ("continuous", "categorical", "label"):
-                names = self.schema.with_role(role).names
-                matrix = np.stack([chunk[name] for name in names], axis=1)
-                fields[role] = Ragged(matrix.ravel(), np.arange(rows + 1) * len(names))
-            tfrecords.write_examples(Chunk(fields), path)
+            tfrecords.write_examples(vectors_of(chunk, self.schema), path)
 
         return self._format(f"vectors-{rows}", write)
 
@@ -155,6 +150,16 @@ class Dataset:
         columns = {name: rows[name].to_numpy()[:, None] for name in rows.column_names}
         label = columns.pop(self.schema.labels.names[0])
         return columns, label
+
+
+def vectors_of(chunk: Chunk, schema: Schema) -> Chunk:
+    """Return rows with a list for each role in place of its columns."""
+    fields = {}
+    for role in ("continuous", "categorical", "label"):
+        names = schema.with_role(role).names
+        matrix = np.stack([chunk[name] for name in names], axis=1)
+        fields[role] = Ragged(matrix.ravel(), np.arange(len(matrix) + 1) * len(names))
+    return Chunk(fields)
 
 
 def files_of(folder: Path) -> list[str]:

@@ -110,8 +110,9 @@ def measure_rates(measured, turns=3, at_least_s=0.5, *, warm_up=1):
 
     Args:
         measured: {name: batches} to read and discard them, or {name: (compiled model, batches)} to
-            train with `fit`. Batches are (inputs, labels), in a dataset or a loader. The training
-            is real: it changes the weights of the model.
+            train with `fit`. Batches are (inputs, labels), in a dataset, a loader, or, to read
+            them, a function that returns an epoch. The training is real: it changes the weights of
+            the model.
         turns: turns that count, at least 1.
         at_least_s: seconds, at least 0; short epochs are repeated until a turn has taken so long.
         warm_up: turns before them that do not count; 0 if the models have trained on the batches.
@@ -136,7 +137,10 @@ def measure_rates(measured, turns=3, at_least_s=0.5, *, warm_up=1):
             for name, subject in measured.items():
                 rows = seconds = 0
                 while not rows or seconds < at_least_s:
-                    done = fit_epoch(*subject) if isinstance(subject, tuple) else consume(subject)
+                    if isinstance(subject, tuple):
+                        done = fit_epoch(*subject)
+                    else:
+                        done = consume(subject if hasattr(subject, "__iter__") else subject())
                     rows, seconds = rows + done.rows, seconds + done.elapsed_s
                 turn[name] = rows / seconds
     return pd.DataFrame(rates[warm_up:])
