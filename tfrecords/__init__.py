@@ -37,7 +37,6 @@ from tfrecords.readers import (
     parsed_batches,
     prebatched_dataset,
     raw_columns,
-    raw_stacked,
 )
 from tfrecords.writers import (
     WriteOptions,

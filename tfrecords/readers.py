@@ -9,7 +9,7 @@ prebatched records keep int32.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,6 @@ from tfrecords.metadata import (
 )
 from tutorlib.checks import check_positive
 from tutorlib.schema import Column, Schema
-
-ROLE_DTYPES = {"categorical": "int32", "continuous": "float32"}  # what stacked batches hold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,66 +221,6 @@ def raw_columns(folder: Folder, batch_size: int, schema: Schema, **options: Any)
     return _batches_of_rows(folder, metadata, batch_size, decode, ReadOptions(**options))
 
 
-def raw_stacked(folder: Folder, batch_size: int, schema: Schema, **options: Any) -> Any:
-    """Return batches of raw cells with one tensor of ids and one of numbers.
-
-    They equal those of `KerasSequenceLoader(batch_layout="stacked")`. Columns of a role that are
-    next to each other in the file are copied together.
-
-    Args:
-        folder: folder that `write_raw` wrote.
-        batch_size: rows per batch, at least 1.
-        schema: columns to read, none of them multi-hot.
-        options: those of `ReadOptions`.
-
-    Returns:
-        `tf.data.Dataset` of ({"categorical": int32 [batch, n], "continuous": float32 [batch, m]},
-        labels), and weights if there are any; a role without columns has no tensor. Its cardinality
-        is known.
-
-    Raises:
-        FileNotFoundError: as `raw_columns`.
-        ValueError: as `raw_columns`, and if a categorical column is floating point or a continuous
-            one holds integers.
-
-    Example:
-        >>> import tempfile
-        >>> import numpy as np
-        >>> from tfrecords import write_raw
-        >>> from tutorlib import Chunk, Column
-        >>> folder, ids = tempfile.mkdtemp() + "/raw", np.arange(5)
-        >>> _ = write_raw(Chunk({"C1": ids, "C2": ids, "label": np.ones(5)}), folder)
-        >>> roles = {"C1": "categorical", "C2": "categorical", "label": "label"}
-        >>> schema = Schema(Column(name, role) for name, role in roles.items())
-        >>> inputs, label = next(iter(raw_stacked(folder, 2, schema, shuffle=False)))
-        >>> inputs["categorical"].numpy().tolist(), label.numpy().tolist()
-        ([[0, 0], [1, 1]], [[1.0], [1.0]])
-    """
-    metadata = metadata_of(folder, "raw", schema)
-    order = list(metadata["columns"])
-    names = {role: schema.with_role(role).names for role in ROLE_DTYPES}
-    _check_roles(metadata, names)
-
-    def decode(cells: Any) -> Any:  # int32 [batch, columns]
-        inputs = {
-            role: _columns(cells, [order.index(name) for name in members])
-            for role, members in names.items()
-            if members
-        }
-        if "continuous" in inputs:
-            inputs["continuous"] = tf.bitcast(inputs["continuous"], tf.float32)
-        targets = {
-            column.name: tf.bitcast(
-                _columns(cells, [order.index(column.name)]), _dtype(metadata, column.name)
-            )
-            for column in schema
-            if column.role not in ROLE_DTYPES
-        }
-        return inputs, *targets_of(targets, schema)
-
-    return _batches_of_rows(folder, metadata, batch_size, decode, ReadOptions(**options))
-
-
 def _batches_of_rows(
     folder: Folder, metadata: Mapping[str, Any], batch_size: int, decode: Any, options: ReadOptions
 ) -> Any:
@@ -322,25 +260,6 @@ def _typed(by_column: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _columns(cells: Any, positions: Sequence[int]) -> Any:
-    """Return some columns of int32 [batch, columns]: a slice if they are next to each other."""
-    first, count = positions[0], len(positions)
-    if list(positions) == list(range(first, first + count)):
-        return cells[:, first : first + count]
-    return tf.gather(cells, positions, axis=1)
-
-
-def _check_roles(metadata: Mapping[str, Any], names: Mapping[str, Sequence[str]]) -> None:
-    """Raise ValueError if the cells of a column have another dtype than its role has."""
-    for role, dtype in ROLE_DTYPES.items():
-        wrong = [n for n in names[role] if cell_dtype(metadata["columns"][n][0]).name != dtype]
-        if wrong:
-            raise ValueError(
-                f"columns {wrong} are {role}, which is {dtype} in stacked batches, but they were "
-                "written as the other type. Use raw_columns, or cast them before writing."
-            )
-
-
 # ---- what all readers share ---------------------------------------------------------------------
 
 
@@ -362,7 +281,7 @@ def _parsing_features(schema: Schema) -> dict[str, Any]:
 
 def as_batch(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
     """Return (inputs, labels) or (inputs, labels, weights), as the loader does."""
-    return _inputs(features, schema), *targets_of(features, schema)
+    return _inputs(features, schema), *_targets(features, schema)
 
 
 def _inputs(features: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
@@ -380,7 +299,7 @@ def _inputs(features: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     return inputs
 
 
-def targets_of(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
+def _targets(features: Mapping[str, Any], schema: Schema) -> tuple[Any, ...]:
     """Return (labels,) or (labels, weights): a tensor, or a dict of several labels; weights [n]."""
     labels = {name: features[name] for name in schema.labels.names}
     target = next(iter(labels.values())) if len(labels) == 1 else labels or None

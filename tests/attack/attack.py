@@ -247,7 +247,7 @@ def read_tfrecords(folder: Path) -> None:
     for dataset in (
         tfrecords.parsed_batches(folder / "examples", 8, labelled()),
         tfrecords.prebatched_dataset(folder / "prebatched", labelled()),
-        tfrecords.raw_stacked(folder / "raw", 8, labelled()),
+        tfrecords.raw_columns(folder / "raw", 8, labelled()),
     ):
         try:
             for _ in dataset:

@@ -14,7 +14,6 @@ from tfrecords import (
     parsed_batches,
     prebatched_dataset,
     raw_columns,
-    raw_stacked,
     read_metadata,
     write_examples,
     write_prebatched,
@@ -152,18 +151,16 @@ def test_prebatched_records_hold_the_rows_in_order_and_know_their_number(written
     assert (inputs["C1"].dtype.name, inputs["genres__values"].dtype.name) == ("int32", "int64")
 
 
-@pytest.mark.parametrize("reader", [raw_columns, raw_stacked])
 @pytest.mark.parametrize("batch_size", [7, 500, ROWS, ROWS + 1])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_every_cell_is_read_with_any_batch_size(reader, batch_size, shuffle, written):
-    dataset = reader(written["raw"], batch_size, SCALARS, shuffle=shuffle)
+def test_every_cell_is_read_with_any_batch_size(batch_size, shuffle, written):
+    dataset = raw_columns(written["raw"], batch_size, SCALARS, shuffle=shuffle)
     rest = [ROWS % batch_size] if ROWS % batch_size else []
     assert batch_sizes(dataset) == [batch_size] * (ROWS // batch_size) + rest
     assert len(dataset) == len(batch_sizes(dataset))
 
 
-@pytest.mark.parametrize("layout", ["columns", "stacked"])
-def test_batches_of_cells_equal_those_of_the_loader(layout, tmp_path):
+def test_batches_of_cells_equal_those_of_the_loader(tmp_path):
     rng, roles = np.random.default_rng(1), {"a": "categorical", "x": "continuous",
              "b": "categorical", "y": "continuous", "label": "label", "w": "weight"}  # fmt: skip
     ids, numbers = rng.integers(0, 99, 50).astype(np.int32), rng.normal(size=50).astype(np.float32)
@@ -172,19 +169,14 @@ def test_batches_of_cells_equal_those_of_the_loader(layout, tmp_path):
     with ParquetSink(tmp_path / "p") as sink:
         sink.write(chunk)
     write_raw(tmp_path / "p", tmp_path / "raw")
-    reader = {"columns": raw_columns, "stacked": raw_stacked}[layout]
-    loader = KerasSequenceLoader(
-        tmp_path / "p", 20, schema=schema, shuffle=False, batch_layout=layout
-    )
-    theirs = reader(tmp_path / "raw", 20, schema, shuffle=False)
+    loader = KerasSequenceLoader(tmp_path / "p", 20, schema=schema, shuffle=False)
+    theirs = raw_columns(tmp_path / "raw", 20, schema, shuffle=False)
     for (inputs, *targets), (others, *rest) in zip(loader, theirs, strict=True):
         assert {n: (t.dtype, t.shape) for n, t in inputs.items()} == {
             n: (t.dtype, t.shape) for n, t in others.items()
         }
         ours, others = [*(inputs[n] for n in others), *targets], [*others.values(), *rest]
         assert all(np.array_equal(one, other) for one, other in zip(ours, others, strict=True))
-    few = next(iter(raw_stacked(tmp_path / "raw", 20, schema.select(["a", "label", "w"]))))
-    assert list(few[0]) == ["categorical"]  # no tensor for a role without columns
 
 
 def test_labels_weights_and_strings_are_read(tmp_path, written):
@@ -296,10 +288,9 @@ def test_only_a_folder_that_a_writer_made_is_replaced_and_only_on_request(tmp_pa
         (lambda w: parsed_batches(w["raw"] / "nowhere", 8, SCHEMA), "no TFRecord file"),
         (lambda w: raw_columns(w["raw"] / "nowhere", 8, SCALARS), "was not written by"),
         (lambda w: parsed_batches(w["prebatched"], 8, SCHEMA), "holds the form 'prebatched'"),
-        (lambda w: raw_stacked(w["examples"], 8, SCALARS), "the form 'examples', not 'raw'"),
+        (lambda w: raw_columns(w["examples"], 8, SCALARS), "the form 'examples', not 'raw'"),
         (lambda w: raw_columns(w["raw"], 8, SCHEMA), r"lacks columns \['genres'\]"),
         (lambda w: raw_columns(w["raw"], 0, SCALARS), "batch_size must be at least 1, got 0"),
-        (lambda w: raw_stacked(w["raw"], 8, Schema([Column("I1", "categorical")])), "are categor"),
         (lambda w: parsed_batches(w["examples"], 8, SCHEMA, shuffle_buffer=0), "shuffle_buffer"),
     ],
 )
