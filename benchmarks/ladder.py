@@ -319,11 +319,15 @@ def quality(model: Any, batches: Any) -> dict[str, float]:
 # ---- the trainings of a panel --------------------------------------------------------------------
 
 
-def ways_of(panel: Panel, log: ClickLog, readers: Sequence[str] = READERS) -> list[Way]:
-    """Return the trainings of a panel, an epoch a turn, with the cores kept awake.
+def ways_of(
+    panel: Panel, log: ClickLog, readers: Sequence[str] = READERS, at_least_s: float = 0.0
+) -> list[Way]:
+    """Return the trainings of a panel, with the cores kept awake.
 
     They share one model, so that its step compiles once. In its first turn, which warms up, each
-    begins with the first weights; after that turn its loss and AUROC are measured.
+    begins with the first weights and takes an epoch; then its loss and AUROC are measured. Later
+    turns repeat epochs until they have taken `at_least_s`, and their mean counts: TensorFlow's
+    threads make a single epoch of many small ops up to a third faster or slower than the next.
     """
     import tensorflow as tf
 
@@ -339,15 +343,18 @@ def ways_of(panel: Panel, log: ClickLog, readers: Sequence[str] = READERS) -> li
         if first:
             for variable, value in zip(variables, start, strict=True):
                 variable.assign(value)
-        watch = GpuWatch()
+        watch, epochs, seconds = GpuWatch(), 0, 0.0
         with cores_awake(), watch if on_gpu else contextlib.nullcontext():
-            done = fit_epoch(model, batches, synchronise=tf.test.experimental.sync_devices)
+            while not epochs or (seconds < at_least_s and not first):
+                done = fit_epoch(model, batches, synchronise=tf.test.experimental.sync_devices)
+                epochs, seconds = epochs + 1, seconds + (done.elapsed_s or 0)
         if first:
             facts["parameters"] = model.count_params()
             if has_reader:
                 valid = log.loader(panel.layout, "valid", shuffle=False)
                 facts |= quality(model, valid)
-        return dataclasses.replace(done, values={"busy_share": watch.busy_share} if on_gpu else {})
+        values = {"busy_share": watch.busy_share} if on_gpu else {}
+        return Epoch(done.rows, seconds / epochs, values)
 
     ways = []
     for name in readers:
@@ -359,11 +366,12 @@ def ways_of(panel: Panel, log: ClickLog, readers: Sequence[str] = READERS) -> li
     return ways
 
 
-def climb(panel: str, log: ClickLog, readers: Sequence[str], repeat: int) -> list[dict[str, Any]]:
+def climb(
+    panel: str, log: ClickLog, readers: Sequence[str], repeat: int, at_least_s: float = 0.0
+) -> list[dict[str, Any]]:
     """Measure trainings of a panel in turns, for a lesson; return what a report says of each."""
-    return turns(
-        ways_of(PANELS[panel], log, readers), repeat=repeat, most=repeat, say=lambda _: None
-    )
+    ways = ways_of(PANELS[panel], log, readers, at_least_s)
+    return turns(ways, repeat=repeat, most=repeat, say=lambda _: None)
 
 
 def section(name: str) -> Callable[[argparse.Namespace], list[Way]]:
