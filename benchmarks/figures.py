@@ -180,7 +180,7 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     )  # fmt: skip
     lines = [
         f"**With the loader, training runs at {share:.0%} of the speed that it has without any "
-        "reader**: the ceiling, measured on the same batches, held in memory.",
+        "reader**: the ceiling, the same batches held in memory.",
         "",
     ]
     lines += ["| reader | samples/s in training | share of the ceiling | validation loss |"]
@@ -192,7 +192,7 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | |")
     machine = measure.describe_hardware(report["hardware"])
     said = (
-        f"*{machine}, {report['date'][:10]}: small click model, XLA; medians of turns and ratios.*"
+        f"*{machine}, {report['date'][:10]}: small click model, XLA; medians of turns, and of their shares.*"
     )
     return "\n".join([*lines, "", said, ""])
 
