@@ -192,7 +192,8 @@ def ladder_table(results: Path = measure.RESULTS) -> str:
     lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | |")
     machine = measure.describe_hardware(report["hardware"])
     said = (
-        f"*{machine}, {report['date'][:10]}: small click model, XLA; medians of turns, and of their shares.*"
+        f"*{machine}, {report['date'][:10]}: small click model, XLA; "
+        "medians of turns, and of their shares.*"
     )
     return "\n".join([*lines, "", said, ""])
 
