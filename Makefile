@@ -21,7 +21,7 @@ CRITEO ?=
 MOVIELENS ?=
 ADULT ?=
 # Lessons: a profile of notebooks/params/, lessons by number or name, options of notebooks/run.py.
-# SCALE=published runs lesson 11 with tables of the published sizes (up to 16 GB of memory).
+# SCALE=published runs lesson 11 with tables of the published sizes (10 GB of memory).
 # ARGS also passes options to pytest (make test), to the benchmarks (make bench, make figures) and to
 # JupyterLab (make lab ARGS="--no-browser --port=8889").
 SCALE ?=
