@@ -136,6 +136,17 @@ def test_the_roles_of_workflow_and_loader_make_those_of_the_batches(clicks, case
     assert len(targets) == len(want) - len(inputs)
 
 
+def test_a_loader_that_asks_for_no_labels_gets_none_of_the_workflow(clicks):
+    whole = pq.read_table(clicks)
+    fitted = Workflow(IDS, ["click"], label_names=["click"]).fit(whole)
+    blank = whole.set_column(whole.schema.get_field_index("click"), "click", pa.nulls(200, "float"))
+    for table in (whole, blank):
+        loader = KerasSequenceLoader(table, 50, label_names=[]).map(fitted)
+        assert (loader.labelled, loader.schema.names) == (False, ["C1"])
+        assert sum(len(inputs["C1"]) for inputs, *_ in loader) == 200
+    assert KerasSequenceLoader(whole, 50).map(fitted).labelled
+
+
 def test_a_workflow_of_more_features_than_the_loader_names_is_refused(clicks):
     fitted = Workflow(IDS, ["I1"] >> Normalize(), ["C2"], ["click"]).fit(clicks)
     loader = KerasSequenceLoader(clicks, 50, ["click"], cat_names=["C1"], cont_names=["I2"])

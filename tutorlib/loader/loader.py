@@ -67,7 +67,8 @@ class KerasSequenceLoader(LoaderAdapter):
             `ParquetSource`; a part of `split_rows`; a pyarrow Table, a pandas or polars DataFrame.
             A folder's `_schema.json` gives what arguments leave out: roles, cardinalities.
         batch_size: rows per batch, at least 1.
-        label_names: names of the label columns; None takes the labels of `schema`, if any.
+        label_names: names of the label columns; None takes the labels of `schema`, if any; [] takes
+            none.
         feature_columns: list of `tf.feature_column` objects that name the features. Features can
             be named by these, by `cat_names` and `cont_names`, or by `schema`. If nothing names
             them, integers, strings and lists of these are categorical, floating-point and boolean
@@ -221,6 +222,7 @@ class KerasSequenceLoader(LoaderAdapter):
         ids = self._file_schema.with_role("id").names
         self.id_names = ids if id_names is None else id_names
         self._named = any(x is not None for x in (schema, feature_columns, cat_names, cont_names))
+        self._unlabelled = label_names is not None and not self._file_schema.labels.columns
         if not self.source.num_rows:
             passing = "" if filters is None else f" that pass filters={filters}"
             raise ValueError(f"there are no rows{passing} in {self.source.files}")
@@ -264,10 +266,10 @@ class KerasSequenceLoader(LoaderAdapter):
         Args:
             workflow_or_function: a fitted `Workflow`: its features replace the loader's, but named
                 ones that it does not take stay; its labels and weight are used if the loader names
-                none. Those that the loader names become its own (`Workflow.take_targets`), so that
-                it can be mapped over rows to predict, which lack them. Or a function that takes a
-                `Chunk` and returns a `Chunk` of as many rows, with the columns of the loader's
-                schema in the same types.
+                none, except with `label_names=[]`. Those that the loader names become its own
+                (`Workflow.take_targets`), so that it can be mapped over rows to predict, which lack
+                them. Or a function that takes a `Chunk` and returns a `Chunk` of as many rows, with
+                the columns of the loader's schema in the same types.
 
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.
@@ -283,7 +285,10 @@ class KerasSequenceLoader(LoaderAdapter):
                 "Workflow"
             )
         if hasattr(workflow_or_function, "transform"):
-            made = online(workflow_or_function, self.source, self._file_schema, self._named)
+            made = online(
+                workflow_or_function, self.source, self._file_schema, named=self._named,
+                unlabelled=self._unlabelled,
+            )  # fmt: skip
             self._transform, self._workflow = made.transform, workflow_or_function
             self._set_schema(made.schema, made.columns)
             _ = self.layout  # refuses columns that no batch can hold

@@ -166,7 +166,9 @@ class Online:
     transform: Callable[[Chunk], Chunk]  # of each chunk of these columns
 
 
-def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> Online:
+def online(
+    workflow: Any, source: ParquetSource, given: Schema, *, named: bool, unlabelled: bool
+) -> Online:
     """Return how a loader applies a fitted workflow to the chunks of a source.
 
     Args:
@@ -176,6 +178,8 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
             its cardinality; labels and weights stay, and without any the workflow's take effect.
         named: whether the user named the features of `given`. Those that no group of the workflow
             takes or makes then pass through unchanged.
+        unlabelled: whether the user asked for no labels, so that those of the workflow are not made
+            even if the files have them.
 
     Raises:
         ValueError: if the workflow needs a column that the files do not have, or that has a type of
@@ -183,7 +187,11 @@ def online(workflow: Any, source: ParquetSource, given: Schema, named: bool) -> 
             makes features, but not all.
     """
     workflow.take_targets(given.labels.names, *given.with_role("weight").names)
-    workflow = workflow.for_columns(source.column_types)
+    types = dict(source.column_types)
+    for group in workflow.groups if unlabelled else []:
+        if {*group.output_names} <= {*workflow.label_names}:
+            types = {name: kind for name, kind in types.items() if name not in group.names}
+    workflow = workflow.for_columns(types)
     inputs = workflow.input_names
     missing = [name for name in inputs if name not in source.column_types]
     if missing:
