@@ -39,7 +39,8 @@ class TypeRow(NamedTuple):
     remedy: str | None  # what to do with a feature of this type; None if batches hold it
 
 
-_TIME = "take numbers out of it in the data, as by pyarrow.compute.day_of_week"
+_DATE = "take numbers out of it in the data, as by pyarrow.compute.day_of_week"
+_SPAN = "cast it to int64 (time32 to int32) in the data"
 _TEXT = "cast it to string in the data if it holds text"
 _BYTES = f"{_TEXT}, else store text, as [v and v.hex() for v in column.to_pylist()]"
 _UUID = "store text in the data, as [v and str(v) for v in column.to_pylist()]"
@@ -53,10 +54,10 @@ TYPES = (
     TypeRow("float|float32", "number", _NUMBER, "float32", None),
     TypeRow("double|float64", "number", _NUMBER, "float64", None),
     TypeRow("(large_)?string(_view)?", "string", _ID, "string", None),
-    TypeRow(r"date32\[day\]", "time", _ID, "datetime64[D]", _TIME),
-    TypeRow(r"date64\[ms\]", "time", _ID, "datetime64[ms]", _TIME),
-    TypeRow(r"(?:timestamp|datetime64)\[(\w+).*\]", "time", _ID, r"datetime64[\1]", _TIME),
-    TypeRow(r"(?:time..|duration|timedelta64)\[(\w+)\]", "time", _ID, r"timedelta64[\1]", _TIME),
+    TypeRow(r"date32\[day\]", "time", _ID, "datetime64[D]", _DATE),
+    TypeRow(r"date64\[ms\]", "time", _ID, "datetime64[ms]", _DATE),
+    TypeRow(r"(?:timestamp|datetime64)\[(\w+).*\]", "time", _ID, r"datetime64[\1]", _DATE),
+    TypeRow(r"(?:time..|duration|timedelta64)\[(\w+)\]", "time", _ID, r"timedelta64[\1]", _SPAN),
     TypeRow("decimal.*", "other", _ID, r"\g<0>", "cast it to float64 in the data"),
     TypeRow(".*list_view.*", "other", _ID, r"\g<0>", "cast it to a list in the data"),
     TypeRow(r"fixed_size_binary\[.*\]", "other", _ID, r"\g<0>", _BYTES),

@@ -34,11 +34,10 @@ def refused(remedy, op="refused"):
     return (f"refused: {remedy}", "refused", op)
 
 
-PARTS = refused(
+DATES = refused(
     "take numbers out of it in the data, as by pyarrow.compute.day_of_week", "Categorify"
 )
-
-
+SPANS_OF_TIME = refused("cast it to int64 (time32 to int32) in the data", "Categorify")
 COMPOUND = refused("store its parts as columns of numbers or strings")
 BINARY = refused("cast it to string in the data if it holds text")
 BYTES = refused(
@@ -77,13 +76,13 @@ TYPES = {
         BYTES,
     ),
     "uuid": (pa.array([uuid.UUID(int=k) for k in (1, 2, 1)], pa.uuid()), UUIDS),
-    "date32": (pa.array(DAYS), PARTS),
-    "date64": (pa.array(DAYS, pa.date64()), PARTS),
-    "time32": (pa.array(CLOCK, pa.time32("s")), PARTS),
-    "time64": (pa.array(CLOCK, pa.time64("us")), PARTS),
-    "timestamp": (pa.array(MOMENTS, pa.timestamp("us")), PARTS),
-    "timestamp with time zone": (pa.array(MOMENTS, pa.timestamp("ns", "Europe/Paris")), PARTS),
-    "duration": (pa.array(SPANS, pa.duration("ms")), PARTS),
+    "date32": (pa.array(DAYS), DATES),
+    "date64": (pa.array(DAYS, pa.date64()), DATES),
+    "time32": (pa.array(CLOCK, pa.time32("s")), SPANS_OF_TIME),
+    "time64": (pa.array(CLOCK, pa.time64("us")), SPANS_OF_TIME),
+    "timestamp": (pa.array(MOMENTS, pa.timestamp("us")), DATES),
+    "timestamp with time zone": (pa.array(MOMENTS, pa.timestamp("ns", "Europe/Paris")), DATES),
+    "duration": (pa.array(SPANS, pa.duration("ms")), SPANS_OF_TIME),
     "list of integers": (pa.array([[1, 2], [], [1]]), LISTS),
     "list of strings": (pa.array([["a", "b"], [], ["a"]]), (TEXT[0], "refused", "Categorify")),
     "large_list of integers": (pa.array([[1], [], [2]], pa.large_list(pa.int64())), LISTS),

@@ -152,6 +152,10 @@ def test_a_workflow_of_more_features_than_the_loader_names_is_refused(clicks):
     loader = KerasSequenceLoader(clicks, 50, ["click"], cat_names=["C1"], cont_names=["I2"])
     with pytest.raises(ValueError, match=r"makes features of columns \['C2', 'I1'\], which the l"):
         loader.map(fitted)
+    target = ["click"] >> Rename({"click": "target"})  # a label is no feature
+    fitted_of_both = Workflow(IDS, target, label_names=["target"]).fit(clicks)
+    loader = KerasSequenceLoader(clicks, 50, cat_names=["C1"]).map(fitted_of_both)
+    assert loader.schema.names == ["C1", "target"]
     loader = KerasSequenceLoader(clicks, 50, ["click"], cont_names=["I2"])  # one more, no choice
     assert loader.map(fitted).schema.features.names == ["C1", "I1", "C2", "I2"]
 

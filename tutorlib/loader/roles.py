@@ -215,8 +215,10 @@ def online(
             passes = column.name in unchanged and column.name in given
             features.append(given[column.name] if passes else column)
     if named:
-        taken = {name for group in workflow.groups for name in group.names}
-        used = {*taken, *made.names, *kept_names}
+        used = {name for group in workflow.groups for name in group.names}
+        used |= {*made.names, *kept_names}
+        of_features = [g for g in workflow.groups if not {*g.output_names} <= {*kept_names}]
+        taken = {name for group in of_features for name in group.names}
         more = sorted(taken - {*given.names, *kept_names})
         if more and taken & {*given.features.names}:
             raise ValueError(

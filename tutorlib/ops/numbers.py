@@ -36,7 +36,7 @@ from tutorlib.ops.base import (
     float_dtype,
 )
 from tutorlib.ops.keys import add_counts, count_keys
-from tutorlib.schema import Column, listed
+from tutorlib.schema import Column, listed, remedy_for
 
 NO_VALUE = "found no value. Put FillMissing before it."
 
@@ -78,8 +78,8 @@ class _Filler(ColumnOp):
             fill = math.floor(fill)
         rule = f"cannot put {fill!r} into a column of {'string' if dtype is None else dtype}"
         if dtype is not None and dtype.kind in "mM":
-            remedy = "first take numbers out of times, as by pyarrow.compute.day_of_week"
-            raise TypeError(self._wrong(name, f"{rule}: {remedy}. Categorify gives nulls an id."))
+            remedy = f"{remedy_for(str(dtype))}. Categorify gives nulls an id."
+            raise TypeError(self._wrong(name, f"{rule}: {remedy}"))
         if (dtype is None) != isinstance(fill, str):
             remedy = "Give a number for numbers and a string for strings"
             raise TypeError(self._wrong(name, f"{rule}. {remedy}."))

@@ -948,14 +948,15 @@ def _comparable(filters: Any, schema: pa.Schema) -> Any:
         value = sorted(value, key=repr)
     kind = schema.field(name).type
     has_zone = getattr(kind, "tz", None) is not None
-    remedy = "say the time zone, as in '2024-01-31T00:00Z'" if has_zone else ""
     try:
         values = _values_of(value if is_several else [value], kind)
         if has_zone and getattr(values.type, "tz", "") is None:
-            raise ValueError("a time without a time zone")
+            raise ValueError("expected a zone offset")
     except (TypeError, ValueError, ArithmeticError) as error:
-        said = f"column {name!r} is {kind}: {remedy or error}"
-        raise ValueError(f"filters {filters}: {said}") from error
+        said: object = error
+        if has_zone and "expected a zone offset" in str(error):
+            said = "say the time zone, as in '2024-01-31T00:00Z'"
+        raise ValueError(f"filters {filters}: column {name!r} is {kind}: {said}") from error
     return name, operation, values if is_several else values[0]
 
 
