@@ -10,7 +10,8 @@ on a CPU, and raises where a GPU would, or where one would go on with wrong valu
 
 Work is queued on a thread's stream and done once that thread waits for it; `exported` tells whether
 another library would read an array too early. Memory begins at a multiple of 64 bytes, and
-DLPack gets the strides of views, as from CuPy and RMM.
+DLPack gets the strides of views, as from CuPy and RMM. Memory that is given back is overwritten
+(POISON), as by whoever gets it next, and stays in `freed`: whoever still reads it sees that.
 
 Read from the sources of CuPy 14.2; tests marked gpu run the same with CuPy itself.
 """
@@ -29,6 +30,8 @@ from tutorlib.memory import aligned_empty, is_aligned
 cupy = types.ModuleType("cupy")
 stream = threading.local()  # with `queue`: work that this thread has not waited for
 exported = []  # for each array that went to another library, whether it is still to be made
+freed = []  # memory that was given back: uint8 arrays full of POISON
+POISON = 0xA5
 
 
 def synchronize():
@@ -42,6 +45,19 @@ def _launch(work):
     vars(stream).setdefault("queue", []).append(work)
 
 
+class _Memory:
+    """Memory of an array and of its views, and of tensors made of them: the last one frees it."""
+
+    def __init__(self, shape, dtype):
+        self._block = aligned_empty(shape, dtype)
+        self.__array_interface__ = self._block.__array_interface__
+
+    def __del__(self):
+        block = self._block.reshape(-1).view(np.uint8)
+        block.fill(POISON)
+        freed.append(block)
+
+
 # ---- arrays --------------------------------------------------------------------------------------
 
 
@@ -53,7 +69,7 @@ def _made(host, view_of=None):
     if view_of is not None and np.may_share_memory(host, view_of._host):
         array._host, array._work = host, view_of._work
         return array
-    array._host, array._work = aligned_empty(host.shape, host.dtype), set()
+    array._host, array._work = np.asarray(_Memory(host.shape, host.dtype)), set()
     array._host[...] = host
     _launch(array._work)
     return array

@@ -57,9 +57,9 @@ _latest: list[Any] = []  # batches of the pass that ended last: steps may still 
 def batch_keeper() -> Callable[[Any], None]:
     """Return a function to call with each list of batches before the first of them is used.
 
-    It waits until CuPy has made them, and keeps them while the backend's steps may be working on
-    them. Steps are queued: the backend drops a tensor before the GPU has read it, and a reader
-    would then write to its memory.
+    It waits until CuPy has made them, and keeps them, in a list of its own, while the backend's
+    steps may be working on them. Steps are queued: the backend drops a tensor before the GPU has
+    read it, and a reader would then write to its memory.
     """
     keeping = _keeping()
     next(keeping)
@@ -72,7 +72,7 @@ def _keeping() -> Generator[None, Any]:
     held: list[Any] = []
     try:
         while True:
-            held.append((yield))
+            held.append([*(yield)])  # the caller takes the batches out of its list
             cupy.cuda.get_current_stream().synchronize()
             if len(held) > 3:  # Keras on JAX takes a batch ahead: its step may not be queued yet
                 wait_for_gpu()
