@@ -203,12 +203,17 @@ def run_lesson(path, parameters, output, stream, solutions=False):
 def _write_html(executed, folder):
     """Write the HTML of an executed lesson, which does not name the machine of another run.
 
-    Its pictures are part of it: links from the lesson's folder do not resolve elsewhere.
+    Its pictures are part of it: links from the lesson's folder do not resolve elsewhere. nbconvert
+    embeds only what lies below a folder, so pictures are named from the folder that holds both
+    `notebooks` and `imgs`.
     """
     notebook = nbformat.read(executed, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if cell.id != RECORDED]
     nbformat.write(notebook, executed)
-    resources = {"metadata": {"name": executed.stem, "path": str(folder)}}
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"(!\[[^]]*\]\()\.\./", r"\1", cell.source)
+    resources = {"metadata": {"name": executed.stem, "path": str(folder.parent)}}
     page, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook, resources)
     executed.with_suffix(".html").write_text(page, encoding="utf-8")
 
@@ -301,6 +306,7 @@ def prepare_environment():
     """Let kernels find programs such as tensorboard; TensorFlow logs only what ends it."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # less: that there is no GPU, that oneDNN is on
+    os.environ["PYTHONSTARTUP"] = str(HERE.parent / "tools" / "lab" / "startup.py")  # the same
 
 
 if __name__ == "__main__":

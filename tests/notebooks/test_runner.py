@@ -31,15 +31,17 @@ def write_lesson(folder, name, *cells):
 @pytest.fixture
 def good(tmp_path):
     printing = "print('a first line')\nprint(f'{rows} rows in', os.path.basename(os.getcwd()))"
-    (tmp_path / "dot.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
-    (tmp_path / "params").mkdir()
-    (tmp_path / "params" / "small.yaml").write_text("01_good: {ROWS: 3}\n")
-    speaking = (
-        "import os, time\nos.system('echo child $((6*7)); echo warns $((6*7)) >&2')\ntime.sleep(1)"
-    )
+    folder, pictures = tmp_path / "notebooks", tmp_path / "imgs"
+    pictures.mkdir()
+    (pictures / "dot.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    (folder / "params").mkdir(parents=True)
+    (folder / "params" / "small.yaml").write_text("01_good: {ROWS: 3}\n")
+    speaking = "import os, time\nimport tensorflow\n"
+    speaking += "os.system('echo child $((6*7)); echo warns $((6*7)) >&2')\ntime.sleep(1)"
+    title = "# A good lesson\n\n![a dot](../imgs/dot.svg), [here](../imgs/dot.svg)"
     return write_lesson(
-        tmp_path, "01_good",
-        "# A good lesson\n\n![a dot](dot.svg), [here](dot.svg)", (PARAMETERS, "parameters"),
+        folder, "01_good",
+        title, (PARAMETERS, "parameters"),
         "# Count", f"{speaking}\ntime.sleep(1)\nrows = ROWS * 2", (printing, "headline"),
     )  # fmt: skip
 
@@ -66,6 +68,7 @@ def test_lessons_run_in_their_folder_and_the_first_that_fails_ends_the_run(runne
     for said in ("child 42", "warns 42"):  # by processes of a lesson: on its page alone
         assert said in re.sub(r"<[^>]*>", "", page)
         assert said not in done.stdout + done.stderr
+    assert "InitializeLog" not in page  # what TensorFlow logs while it is imported
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Run by each kernel of `make lab` when it starts, and by Python in its terminals.
+"""Run by each kernel of `make lab` and `make tutorial` when it starts, and in the lab's terminals.
 
 JupyterLab records the language of the kernel in a page, and calls the page unsaved if it changed.
 So kernels name version "3", as the pages do, whatever the exact version is.
