@@ -26,9 +26,7 @@ LOOKS = {  # of a page: ground, frame, text
     "light": ("#f6f8fa", "#d1d9e0", "#1f2328"),
     "dark": ("#151b23", "#3d444d", "#f0f6fc"),
 }
-REPORT = re.compile(
-    r"epoch 1: (\d+)% of ([\d.]+) s waiting for data, ([\d.]+) s of it for the first"
-)
+REPORT = re.compile(r"epoch 1: (\d+)% of ([\d.]+) s waiting for data \(first batch: (\d+)%\)")
 
 WIDTH, HEIGHT, LEFT, BAR = 720, 218, 24, 44  # of the picture, its margin, a bar's height
 LONGEST = 590  # a bar that long is the longer epoch
@@ -62,7 +60,7 @@ def recorded(lesson: Path = LESSON) -> tuple[Epoch, Epoch, int]:
         if found is None:
             raise ValueError(f"{lesson} shows no report of epoch 1; run `make pages LESSONS=00`")
         share, seconds, first = map(float, found.groups())
-        epochs.append(Epoch(seconds, seconds * share / 100, first))
+        epochs.append(Epoch(seconds, seconds * share / 100, seconds * first / 100))
     code = "\n".join("".join(cell["source"]) for cell in cells)
     rows, size = (
         int(re.search(rf"^{name} = ([\d_]+)", code, re.MULTILINE)[1])  # type: ignore[index]

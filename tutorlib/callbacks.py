@@ -522,8 +522,8 @@ class Stall(NamedTuple):
         >>> stall.share, stall.by_stage
         (0.25, {'read': 0.1875, 'convert': 0.0625})
         >>> print(stall)
-        epoch 0: 25% of 4.00 s waiting for data, 0.50 s of it for the first batch; by stage of the \
-loader: read 19%, convert 6%
+        epoch 0: 25% of 4.00 s waiting for data (first batch: 12%); by stage of the loader: read \
+19%, convert 6%
     """
 
     epoch: int
@@ -545,9 +545,11 @@ loader: read 19%, convert 6%
         return {name: self.share * seconds / worked for name, seconds in self.stages.items()}
 
     def __str__(self) -> str:
+        # Both are shares of the epoch: rounded alike, the part never exceeds the whole.
+        first = self.first_wait_s / self.elapsed_s if self.elapsed_s else 0.0
         text = (
-            f"epoch {self.epoch}: {self.share:.0%} of {self.elapsed_s:.2f} s waiting for data, "
-            f"{self.first_wait_s:.2f} s of it for the first batch"
+            f"epoch {self.epoch}: {self.share:.0%} of {self.elapsed_s:.2f} s waiting for data "
+            f"(first batch: {first:.0%})"
         )
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.by_stage.items())
         return f"{text}; by stage of the loader: {shares}" if shares else text

@@ -145,6 +145,12 @@ def test_a_stall_is_the_waiting_time_over_the_time_of_the_epoch():
     assert not [name for name in history if name.startswith("stall_")]
 
 
+def test_a_stall_in_words_has_no_part_that_exceeds_its_whole():
+    """As 15% of 0.16 s, 0.024 s, "0.03 s of it for the first batch" would be."""
+    said = str(Stall(1, 16, 0.163, 0.0252, 0.0251, {}))
+    assert said == "epoch 1: 15% of 0.16 s waiting for data (first batch: 15%)"
+
+
 def test_only_the_step_that_compiles_is_left_out_of_a_stall():
     clock, model = FakeClock(), compiled_model()
     report = StallReport(slow_data(clock), clock=clock)
