@@ -1,5 +1,7 @@
 """A saved Workflow is loaded to the same bits; a file that was changed is refused by its name."""
 
+import contextlib
+import hashlib
 import json
 import pickle
 import subprocess
@@ -15,10 +17,10 @@ import pytest
 from tests.support.workflow_rows import rows, same, workflow
 from tutorlib.columns import Chunk
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, ColumnOp, Normalize, Op
-from tutorlib.output import MANIFEST_FILE, read_manifest, write_manifest
+from tutorlib.ops import Categorify, ColumnOp, LabelEncoder, Normalize, Op
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
+from tutorlib.workflow.saved import FILE
 
 DATA = Chunk({"x": np.array([1.0, 2.0])})
 
@@ -92,9 +94,9 @@ DAMAGES = {
     "a bit of a table": (TABLE, flipped),
     "rows of a table": (TABLE, reversed_rows),
     "a table that is gone": (TABLE, lambda path: path.unlink()),
-    "a number in the JSON": (MANIFEST_FILE, edited),
-    "JSON cut off": (MANIFEST_FILE, lambda path: path.write_bytes(path.read_bytes()[:-9])),
-    "the hash": (MANIFEST_FILE, lambda path: path.write_bytes(b"\xff\n")),
+    "a number in the JSON": (FILE, edited),
+    "JSON cut off": (FILE, lambda path: path.write_bytes(path.read_bytes()[:-9])),
+    "the hash": (FILE, lambda path: path.write_bytes(b"\xff\n")),
 }
 
 
@@ -103,8 +105,64 @@ def test_a_file_that_was_changed_is_refused_by_its_name(tmp_path, damage):
     name, change = DAMAGES[damage]
     folder = workflow().fit(rows()).save(tmp_path / "workflow")
     change(folder / name)
-    with pytest.raises(ValueError, match=rf"{name} (was changed after it was saved|is missing)"):
+    with pytest.raises(ValueError, match=rf"{FILE} is not a whole workflow .*{name}"):
         Workflow.load(folder)
+
+
+def forge(folder, text):
+    """Write other JSON with its hash, as one who wants to harm can."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / FILE).write_text(f"{digest}\n{text}")
+
+
+def saved_values(folder):
+    return json.loads((folder / FILE).read_text().partition("\n")[2])
+
+
+def places_in(value, *way):
+    """Yield the way to each value in JSON values."""
+    yield way
+    if isinstance(value, dict | list):
+        for name in value if isinstance(value, dict) else range(len(value)):
+            yield from places_in(value[name], *way, name)
+
+
+def replaced(saved, way, value):
+    if not way:
+        return [] if value is GONE else value
+    part = saved
+    for step in way[:-1]:
+        part = part[step]
+    if value is GONE:
+        del part[way[-1]]
+    else:
+        part[way[-1]] = value
+    return saved
+
+
+GONE = object()
+FORGED = [GONE, None, -1, 10**400, "../secret", [], {}, [["x", 10**9]], {"x": 1}]
+
+
+def test_a_forged_value_anywhere_is_refused_or_harmless_and_opens_no_other_file(tmp_path):
+    groups = [["x", "y"] >> Categorify(vocabularies={"y": [3]}), ["z"] >> Normalize()]
+    rows = {name: np.arange(4.0 if name == "z" else 4) for name in "xyz"}
+    folder = Workflow(*groups).fit(Chunk(rows)).save(tmp_path / "a" / "workflow")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    opened = set()
+    accepted = 0
+    with pytest.MonkeyPatch.context() as patch:
+        read = Path.read_bytes
+        patch.setattr(Path, "read_bytes", lambda path: (opened.add(path), read(path))[1])
+        text = json.dumps(saved_values(folder))
+        for way in places_in(json.loads(text)):
+            for value in FORGED:
+                forge(folder, json.dumps(replaced(json.loads(text), way, value)))
+                with contextlib.suppress(ValueError):
+                    Workflow.load(folder)
+                    accepted += 1
+    assert accepted < 80  # of 700
+    assert opened <= {folder / name for name in files}
 
 
 @pytest.mark.parametrize(
@@ -117,96 +175,28 @@ def test_a_file_that_was_changed_is_refused_by_its_name(tmp_path, damage):
 )
 def test_nothing_from_forged_files_is_imported_or_executed(tmp_path, change, rule):
     folder = Workflow(["x"] >> Normalize()).fit(DATA).save(tmp_path / "workflow")
-    content = read_manifest(folder)
-    change(content)
-    write_manifest(folder, content)
+    saved = saved_values(folder)
+    change(saved)
+    forge(folder, json.dumps(saved))
     with pytest.raises(ValueError, match=rule):
+        Workflow.load(folder)
+    forge(folder, "[" * 100_000)
+    with pytest.raises(ValueError, match="RecursionError"):
         Workflow.load(folder)
     assert "antigravity" not in sys.modules
 
 
-SAVED_5 = Path(__file__).parents[1] / "support" / "saved_format_5.json"
-LISTS = {
-    "list<int64>": pa.list_(pa.int64()),
-    "large_list<element: int64>": pa.large_list(pa.int64()),
-    "large_list<item: int32>": pa.large_list(pa.int32()),
-    "large_list<item: int64>": pa.large_list(pa.int64()),
-    "large_list<item: float>": pa.large_list(pa.float32()),
-    "fixed_size_list<element: float>[2]": pa.list_(pa.float32(), 2),
-}
-
-
-@pytest.fixture(scope="module")
-def format_5():
-    """What format version 5 wrote of each op that has a state, the rows, and what they became."""
-    return json.loads(SAVED_5.read_text(encoding="utf-8"))
-
-
-def table_of(columns):
-    """The Arrow table of {name: [type, values]}."""
-    arrays = {}
-    for name, (kind, values) in columns.items():
-        arrays[name] = pa.array(values, LISTS.get(kind) or pa.type_for_alias(kind))
-    return pa.table(arrays)
-
-
-def written(folder, content, tables):
-    """The folder with the files of a saved workflow."""
-    folder.mkdir()
-    for name, columns in tables.items():
-        pq.write_table(table_of(columns), folder / name)
-    write_manifest(folder, content)
-    return folder
-
-
-def test_a_workflow_of_format_5_makes_what_it_made_then_and_is_saved_in_format_6(
-    format_5, tmp_path
-):
-    rows = table_of(format_5["rows"])
-    folder = written(tmp_path / "old", format_5["content"], format_5["tables"])
-    old = Workflow.load(folder, data=rows)
-    new = Workflow.load(old.save(tmp_path / "new"), data=rows)
-    assert read_manifest(tmp_path / "new")["format_version"] == 6
-    for loaded in (old, new):
-        assert same(loaded.transform(rows), Chunk.from_arrow(table_of(format_5["transformed"])))
-        group = loaded.groups[6]
-        chunk = Chunk.from_arrow(rows.select([*group.names, "row"]))
-        made = group.ops[0].for_training().transform(chunk)
-        assert same(made, Chunk.from_arrow(table_of(format_5["for_training"])))
-    assert new.fingerprint == old.fingerprint
-
-
-def test_the_state_of_an_op_of_ones_own_in_format_5_is_refused(format_5, tmp_path):
-    content = json.loads(json.dumps(format_5["content"]))
-    content["groups"][3]["ops"][0]["op"] = "mine.Scale"
-    folder = written(tmp_path / "old", content, format_5["tables"])
-    with pytest.raises(ValueError, match=r"mine\.Scale was saved in format version 5 with a state"):
-        Workflow.load(folder)
-
-
-@pytest.mark.parametrize("version", [5, 6])
-@pytest.mark.parametrize(
-    ("group", "key", "message"),
-    [
-        (0, "ü", r"column 'word': Categorify .* must be unique, but 'ü' appears twice"),
-        (6, 9, r"column 'number': TargetEncoding .* must be unique, but 9 appears twice"),
-        (8, "yes", r"column 'label': LabelEncoder .* must be unique, but 'yes' appears twice"),
-    ],
-)
-def test_a_table_with_a_key_twice_is_refused_by_its_column(
-    format_5, tmp_path, version, group, key, message
-):
-    folder = written(tmp_path / "saved", format_5["content"], format_5["tables"])
-    if version == 6:
-        folder = Workflow.load(folder).save(tmp_path / "new")
-    for path in folder.glob(f"group{group}_op0_table*.parquet"):
-        table = pq.read_table(path)
-        rows = [*range(table.num_rows)]
-        for row in (row for row, value in enumerate(table[0].to_pylist()) if value == key):
-            rows[row - 1] = row
-        pq.write_table(table.take(rows), path)
-    write_manifest(folder, read_manifest(folder, verify=False))
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("op", [Categorify, LabelEncoder])
+def test_a_table_with_a_key_twice_is_refused_by_its_column(tmp_path, op):
+    rows = Chunk({"k": np.arange(9)})
+    folder = Workflow(["k"] >> op()).fit(rows).save(tmp_path / "saved")
+    table = pq.read_table(folder / TABLE)
+    pq.write_table(table.take([*range(table.num_rows - 1), table.num_rows - 2]), folder / TABLE)
+    saved = saved_values(folder)
+    digest = hashlib.sha256((folder / TABLE).read_bytes()).hexdigest()
+    saved["groups"][0]["ops"][0]["tables"][0]["sha256"] = digest
+    forge(folder, json.dumps(saved))
+    with pytest.raises(ValueError, match=rf"column 'k': {op.__name__} .* but 7 appears twice"):
         Workflow.load(folder)
 
 
@@ -218,7 +208,7 @@ def test_save_replaces_only_with_overwrite_and_load_says_where_a_workflow_is(tmp
     fitted.save(folder, overwrite=True)
     assert Workflow.load(folder).fingerprint == fitted.fingerprint
     assert [path.name for path in tmp_path.iterdir()] == ["workflow"]
-    with pytest.raises(FileNotFoundError, match=r"no saved workflow at .*it has no manifest.json$"):
+    with pytest.raises(FileNotFoundError, match=r"no saved workflow at .*it has no workflow.json$"):
         Workflow.load(tmp_path)
     made = Workflow(["x"]).fit(DATA).transform_to_parquet(DATA, tmp_path / "rows")
     with pytest.raises(FileNotFoundError, match=r"There is one at .*rows._workflow$"):

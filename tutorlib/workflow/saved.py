@@ -1,7 +1,8 @@
-"""A fitted workflow as files: a manifest with all settings, and Parquet for the tables of its ops.
+"""A fitted workflow as files: `workflow.json` with all settings, and Parquet for tables of its ops.
 
-All hashes are compared before a file is parsed, so what is parsed is what `write_files` wrote.
-Classes are looked up by name and never imported, and no path from a file is opened.
+The JSON begins with the SHA-256 of its text, which holds those of the tables: a file is compared
+with its hash before it is parsed. Classes are looked up by name and never imported, and the names
+of the files are fixed: none is read from a file.
 """
 
 from __future__ import annotations
@@ -13,27 +14,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tutorlib.columns import Chunk
 from tutorlib.ops import ColumnGroup, LearningOp, Op, op_class, saved_name
 from tutorlib.ops.base import State
-from tutorlib.ops.keys import after_null, keys_of
-from tutorlib.output import MANIFEST_FILE, read_manifest, write_manifest
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
+FILE = "workflow.json"
 SUBFOLDER = "_workflow"  # of a folder of transformed rows
+DAMAGE = (  # what a changed or forged file may lead to
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    pa.ArrowException,
+)
 
 
 def write_files(workflow: Any, folder: Path) -> None:
     """Write a fitted workflow into a folder, which is made if it is missing."""
-    description, files = _description(workflow)
+    text, tables = _description(workflow)
     folder.mkdir(parents=True, exist_ok=True)
-    for file, table in files.items():
-        (folder / file).write_bytes(_as_parquet(table))
-    write_manifest(folder, description)
+    for file, table in tables.items():
+        (folder / file).write_bytes(table)
+    (folder / FILE).write_bytes(_sha256(text).encode() + b"\n" + text)
+
+
+def fingerprint(workflow: Any) -> str:
+    """Return the SHA-256 of all that decides a fitted workflow's output: of what is saved of it."""
+    return _sha256(_description(workflow)[0])
 
 
 def check_savable(workflow: Any) -> None:
@@ -62,23 +76,36 @@ def check_savable(workflow: Any) -> None:
 
 def read_files(kind: type[Any], folder: Path) -> Any:
     """Return the workflow of class `kind` that `write_files` wrote, as `Workflow.load` says."""
-    if not (folder / MANIFEST_FILE).is_file():
+    path = folder / FILE
+    if not path.is_file():
         below = folder / SUBFOLDER
-        hint = f". There is one at {below}" if (below / MANIFEST_FILE).is_file() else ""
-        raise FileNotFoundError(f"no saved workflow at {folder}: it has no {MANIFEST_FILE}{hint}")
-    description = read_manifest(folder)
-    if (version := description.get("format_version")) not in (5, FORMAT_VERSION):
-        raise ValueError(
-            f"{folder}: format version {version}, but this tutorlib reads versions 5 and "
-            f"{FORMAT_VERSION}. Fit and save the workflow again."
-        )
-    parts_of = _parts_in_version_5 if version == 5 else _parts_of
+        hint = f". There is one at {below}" if (below / FILE).is_file() else ""
+        raise FileNotFoundError(f"no saved workflow at {folder}: it has no {FILE}{hint}")
+    try:
+        return _read(kind, path)
+    except DAMAGE as error:
+        rule = "is not a whole workflow as this tutorlib saves it"
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} {rule} ({why}). Fit and save the workflow again.") from error
+
+
+def _read(kind: type[Any], path: Path) -> Any:
+    line, _, text = path.read_bytes().partition(b"\n")
+    _check_hash(path, text, line.decode(errors="replace"))
+    description = json.loads(text)
+    if (version := description["format_version"]) != FORMAT_VERSION:
+        raise ValueError(f"format version {version}, but this tutorlib reads {FORMAT_VERSION}")
     groups = []
     for g, group in enumerate(description["groups"]):
         ops = []
         for o, saved in enumerate(group["ops"]):
-            files = [_table_file(g, o, t) for t in range(len(saved["tables"]))]
-            config, state = parts_of(saved, [pq.read_table(folder / file) for file in files])
+            tables = []
+            for t, of_file in enumerate(saved["tables"]):
+                file = path.parent / _table_file(g, o, t)
+                data = file.read_bytes()
+                _check_hash(file, data, of_file["sha256"])
+                tables.append((pq.read_table(pa.BufferReader(data)), of_file["places"]))
+            config, state = _parts_of(saved, tables)
             op = op_class(saved["op"]).from_config(config)
             if isinstance(op, LearningOp):
                 op.state = state
@@ -88,30 +115,37 @@ def read_files(kind: type[Any], folder: Path) -> Any:
         *groups, label_names=description["label_names"], weight_name=description["weight_name"]
     )
     workflow.input_types = {name: tuple(kind) for name, kind in description["inputs"].items()}
-    workflow.nullable = description["nullable"]
-    workflow.time_kinds = description.get("time_kinds", {})
+    workflow.nullable = [name for name in description["nullable"] if workflow.input_types[name]]
+    workflow.time_kinds = dict(description["time_kinds"])
+    _ = workflow.output_schema  # raises, as types and ops must fit each other
     return workflow
 
 
-def fingerprint(workflow: Any) -> str:
-    """Return the SHA-256 of all that decides a fitted workflow's output: of what is saved of it."""
-    description, files = _description(workflow)
-    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
-    for table in files.values():
-        digest.update(_as_parquet(table))
-    return digest.hexdigest()
+def _check_hash(path: Path, data: bytes, expected: str) -> None:
+    if _sha256(data) != expected:
+        raise ValueError(f"{path} was changed after it was saved: its checksum differs")
 
 
-def _description(workflow: Any) -> tuple[dict[str, Any], dict[str, pa.Table]]:
-    """Return (a workflow as JSON values, its tables by file); ValueError if JSON cannot hold it."""
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _description(workflow: Any) -> tuple[bytes, dict[str, bytes]]:
+    """Return (a workflow as JSON, its tables as Parquet by file).
+
+    Raises:
+        ValueError: if JSON cannot hold it.
+    """
     check_savable(workflow)
-    groups, files = [], dict[str, pa.Table]()
+    groups, files = [], dict[str, bytes]()
     for g, group in enumerate(workflow.groups):
         ops = []
         for o, op in enumerate(group.ops):
             described, tables = _described(op)
+            for t, (table, of_file) in enumerate(zip(tables, described["tables"], strict=True)):
+                data = files[_table_file(g, o, t)] = _as_parquet(table)
+                of_file["sha256"] = _sha256(data)
             ops.append(described)
-            files |= {_table_file(g, o, t): table for t, table in enumerate(tables)}
         groups.append({"columns": list(group.names), "ops": ops})
     description = {
         "format_version": FORMAT_VERSION,
@@ -119,10 +153,10 @@ def _description(workflow: Any) -> tuple[dict[str, Any], dict[str, pa.Table]]:
         "weight_name": workflow.weight_name,
         "inputs": workflow.input_types,
         "nullable": workflow.nullable,
-        **({"time_kinds": workflow.time_kinds} if workflow.time_kinds else {}),
+        "time_kinds": workflow.time_kinds,
         "groups": groups,
     }
-    return description, files
+    return json.dumps(description, indent=1, sort_keys=True).encode(), files
 
 
 def _described(op: Op) -> tuple[dict[str, Any], list[pa.Table]]:
@@ -139,7 +173,7 @@ def _described(op: Op) -> tuple[dict[str, Any], list[pa.Table]]:
     described = {
         "op": saved_name(type(op)),
         "config": _without_tables(config),
-        "tables": [places for places, _ in files.values()],
+        "tables": [{"places": places} for places, _ in files.values()],
     }
     return described, [pa.concat_tables(tables) for _, tables in files.values()]
 
@@ -165,10 +199,12 @@ def _tables_in(value: Any, *place: str) -> Iterator[tuple[list[str], Chunk]]:
             yield from _tables_in(value[name], *place, name)
 
 
-def _parts_of(saved: dict[str, Any], files: list[pa.Table]) -> tuple[dict[str, Any], State]:
+def _parts_of(
+    saved: dict[str, Any], tables: list[tuple[pa.Table, list[Any]]]
+) -> tuple[dict[str, Any], State]:
     """Return (the config, the state) of a described op with its tables in their places."""
     parts = {"config": saved["config"], "state": {}}
-    for places, rows in zip(saved["tables"], files, strict=True):
+    for rows, places in tables:
         start = 0
         for (*way, name), count in places:
             place = parts
@@ -179,56 +215,10 @@ def _parts_of(saved: dict[str, Any], files: list[pa.Table]) -> tuple[dict[str, A
     return parts["config"], parts["state"]
 
 
-def _parts_in_version_5(
-    saved: dict[str, Any], files: list[pa.Table]
-) -> tuple[dict[str, Any], State]:
-    """Return what `_parts_of` does for an op in format version 5.
-
-    There, `learned` held numbers that are in the tables now: of Categorify how many values were
-    null and how many had no id, of TargetEncoding the priors, of other ops all they learned.
-    """
-    config, learned = dict(saved["config"]), saved["learned"]
-    state = dict(zip(saved["tables"], map(Chunk.from_arrow, files), strict=True))
-    match saved["op"].removeprefix("tutorlib.ops."):
-        case "Categorify":
-            given, config["vocabularies"] = config["vocabularies"], {}
-            for name in given:
-                config["vocabularies"][name] = keys_of(state.pop(name)["value"], 0)
-            for name, table in state.items():
-                without_id = [learned.get(part, {}).get(name, 0) for part in ("nulls", "rare")]
-                keys = after_null(keys_of(table["value"], 0), nulls=2)
-                counts = np.append(without_id, table["count"])
-                state[name] = Chunk({"value": keys, "count": counts})
-        case "TargetEncoding":
-            for name, table in state.items():
-                prior, *out_of_fold = np.array(learned["priors"][name], config["dtype"])
-                with_prior = {"mean": np.append(prior, table["mean"])}
-                if out_of_fold:
-                    with_prior["out_of_fold"] = np.vstack([out_of_fold, table["out_of_fold"]])
-                state[name] = Chunk({"key": after_null(keys_of(table["key"], 0)), **with_prior})
-        case "JoinExternal":
-            config["table"] = state.pop("table")
-        case "FillMedian":
-            for name, median in learned["medians"].items():
-                state[name] = Chunk({"median": np.array([median])})
-        case "Normalize":
-            for name, mean in learned["mean"].items():
-                std = learned["std"][name]
-                state[name] = Chunk({"mean": np.array([mean]), "std": np.array([std])})
-        case "LabelEncoder":
-            pass
-        case _ if learned or state:
-            raise ValueError(
-                f"{saved['op']} was saved in format version 5 with a state that this tutorlib "
-                "cannot read. Fit and save the workflow again."
-            )
-    return config, state
-
-
-def _as_parquet(table: pa.Table) -> pa.Buffer:
+def _as_parquet(table: pa.Table) -> bytes:
     written = pa.BufferOutputStream()
     pq.write_table(table, written, compression="lz4")
-    return written.getvalue()
+    return written.getvalue().to_pybytes()
 
 
 def _table_file(group: int, op: int, table: int) -> str:

@@ -698,9 +698,9 @@ class Workflow:
 
         Raises:
             FileNotFoundError: if the folder holds no workflow.
-            ValueError: if a file was changed after it was saved, with its name; if the files have
-                another format version or name an op that is not defined, or if `data` has other
-                columns.
+            ValueError: if a file was changed after it was saved or is missing, with its name; if
+                another version of the format, or an op that is not defined, is in it; or if `data`
+                has other columns.
         """
         with output.local_copy(folder, filesystem) as local:
             workflow = saved.read_files(cls, local)
