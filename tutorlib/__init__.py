@@ -46,7 +46,6 @@ _ROOMS = {  # room: its names
         "LogOp",
         "Normalize",
         "Rename",
-        "TargetEncoding",
     ],
     "optimizers": ["RowSparseAdam", "RowWiseAdagrad"],
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],

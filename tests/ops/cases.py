@@ -24,7 +24,6 @@ from tutorlib.ops import (
     Normalize,
     Rename,
     Select,
-    TargetEncoding,
 )
 from tutorlib.workflow import Workflow
 
@@ -59,7 +58,6 @@ def table():
             "text": pa.array([TEXTS[i % 6] for i in rows]),
             "holes": pa.array([TEXTS[i % 7] for i in rows]),
             "film": pa.array([None if i % 13 == 0 else f"film {i % 10}" for i in rows]),
-            "user": pa.array([f"user {i % 17}" for i in rows]),
             "ids": pa.array(
                 [[j * i % 9 for j in range(i % 4)] for i in rows], pa.list_(pa.int64())
             ),
@@ -85,19 +83,11 @@ class Case:
     """A group of columns with its ops, to be fitted on `chunk()`."""
 
     group: Callable[[], object]
-    training: bool = False  # whether it stands for the rows that it was fitted on
     served: bool = True  # whether a graph can hold it
 
     def fitted(self, source, **options):
         """Return the workflow of the group, fitted on a source of the rows."""
-        workflow = Workflow(self.group()).fit(source, **options)
-        return workflow.for_training() if self.training else workflow
-
-
-def target_encoding(**options):
-    """Return a group that gives means by keys of three kinds."""
-    keys = ["gaps", "holes", "ids"]
-    return keys >> TargetEncoding("x", "row", folds=3, smoothing=2, **options)
+        return Workflow(self.group()).fit(source, **options)
 
 
 CASES = {
@@ -137,9 +127,6 @@ CASES = {
     "Normalize, float64": Case(lambda: ["x", "small", "few", "vector"] >> Normalize("float64")),
     "Rename": Case(lambda: ["x"] >> Rename(postfix="_raw")),
     "Select": Case(lambda: ["x", "row"] >> Rename() >> Select(["row"])),
-    "TargetEncoding": Case(target_encoding),
-    "TargetEncoding, training": Case(target_encoding, training=True, served=False),
-    "TargetEncoding, float64": Case(lambda: target_encoding(dtype="float64")),
     "a chain": Case(
         lambda: ["gaps", "x"] >> FillMedian() >> Clip(min_value=0) >> LogOp() >> Normalize()
     ),

@@ -17,7 +17,7 @@ from tutorlib.columns import (
     column_to_arrow,
     to_namespace,
 )
-from tutorlib.ops import Categorify, FillMissing, HashBucket, LabelEncoder, TargetEncoding
+from tutorlib.ops import Categorify, FillMissing, HashBucket, LabelEncoder
 from tutorlib.ops.encoded import (
     EncodedStrings,
     encoded_column,
@@ -146,7 +146,6 @@ OPS = {
     "Categorify": lambda: Categorify(),
     "LabelEncoder": lambda: LabelEncoder(),
     "HashBucket": lambda: HashBucket(99),
-    "TargetEncoding": lambda: TargetEncoding("y", None),
 }
 
 

@@ -21,7 +21,6 @@ from tutorlib.ops import (
     LogOp,
     Normalize,
     Rename,
-    TargetEncoding,
 )
 from tutorlib.parquet import ParquetSource
 from tutorlib.schema import Column, Schema
@@ -95,7 +94,6 @@ def labelled():
 def fitted():
     return Workflow(
         ["x", "v"] >> FillMissing(0) >> Normalize(),
-        ["C1"] >> TargetEncoding("label", "user"),
         ["item", "next"] >> Categorify(joint=True),
         ["word", "tags"] >> Categorify(),
         ["income"] >> LabelEncoder(),

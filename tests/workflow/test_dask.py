@@ -13,7 +13,7 @@ import pytest
 from tests.support.documents import code_below
 from tests.support.processes import run_together, started
 from tests.support.workflow_rows import OUTPUTS, all_rows, contents, rows, same, workflow, write
-from tutorlib.ops import Categorify, LogOp, Normalize, TargetEncoding
+from tutorlib.ops import Categorify, LogOp, Normalize
 from tutorlib.parquet import ParquetSource
 from tutorlib.workflow import Workflow
 
@@ -128,7 +128,7 @@ def deadly(folder):
     """Return a Workflow whose processes die as the files in `folder` say."""
     folder.mkdir(exist_ok=True)
     groups = [["price"] >> Deadly(str(folder)), ["userId", "word", "tags"] >> Categorify()]
-    return Workflow(*groups, ["movieId"] >> TargetEncoding("label", None), ["label"])
+    return Workflow(*groups, ["label"])
 
 
 def test_workers_killed_in_fit_do_not_change_the_result(two_workers, source, tmp_path):

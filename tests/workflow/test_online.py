@@ -174,26 +174,24 @@ def test_a_loader_without_labels_is_refused_by_fit_and_evaluate_but_not_by_predi
         model.fit(labelled, validation_data=loader, verbose=0)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_labels_and_weight_of_the_loader_become_those_of_the_workflow(clicks, tmp_path, training):
+def test_labels_and_weight_of_the_loader_become_those_of_the_workflow(clicks, tmp_path):
     """Then rows without them can be scored, wherever the Workflow is applied."""
     whole = pq.read_table(clicks).add_column(0, "y", pa.array(np.arange(200) % 2))
     fitted = Workflow(IDS, ["I1"] >> Normalize(), ["y", "w"]).fit(whole)
     names = {"label_names": ["y"], "weight_name": "w", "id_names": ["C2"]}
-    mapped = fitted.for_training() if training else fitted
-    loader = KerasSequenceLoader(whole, 50, shuffle=False, **names).map(mapped)
+    loader = KerasSequenceLoader(whole, 50, shuffle=False, **names).map(fitted)
     inputs = keras_inputs(loader.schema)
     model = keras.Model(inputs, keras.layers.Dense(1)(DenseFeatures(loader.schema)(inputs)))
     want = loader.predict(model, verbose=0)
-    assert mapped.output_schema.features.names == ["C1", "I1"]
-    assert (mapped.label_names, mapped.weight_name) == (["y"], "w")
+    assert fitted.output_schema.features.names == ["C1", "I1"]
+    assert (fitted.label_names, fitted.weight_name) == (["y"], "w")
     rows = whole.drop_columns(["y", "w"])
-    scored = KerasSequenceLoader(rows, 50, shuffle=False, id_names=["C2"]).map(mapped)
+    scored = KerasSequenceLoader(rows, 50, shuffle=False, id_names=["C2"]).map(fitted)
     assert scored.predict(model, verbose=0).equals(want)
-    assert mapped.transform(rows).names == ["C1", "I1"]
-    written = mapped.transform_to_parquet(rows, tmp_path / "out")
+    assert fitted.transform(rows).names == ["C1", "I1"]
+    written = fitted.transform_to_parquet(rows, tmp_path / "out")
     assert KerasSequenceLoader(written, 50).schema.names == ["C1", "I1"]
-    loaded = Workflow.load(mapped.save(tmp_path / "saved"))
+    loaded = Workflow.load(fitted.save(tmp_path / "saved"))
     assert loaded.transform(rows).names == ["C1", "I1"]
     stacked = loaded.to_keras(batch_layout="stacked")
     assert stacked.raw_inputs().keys() == {"C1", "I1"}

@@ -20,7 +20,6 @@ from tutorlib.ops import (
     Normalize,
     Rename,
     Select,
-    TargetEncoding,
 )
 
 ROWS = 12
@@ -56,8 +55,6 @@ def workflow():
     return Workflow(
         ids >> Categorify() >> Rename(postfix="_id"),
         ids >> HashBucket(1000) >> Rename(postfix="_bucket"),
-        ["item"] >> TargetEncoding("label", "day", folds=2),
-        ["day"] >> TargetEncoding("label", "id", folds=2),
         ["day"] >> JoinExternal(CALENDAR, on="day") >> Select(["holiday"]) >> FillMissing(0),
         ["price", "vector"] >> FillMissing(2) >> Normalize(),
         ["item"] >> FillMissing(0),
@@ -189,12 +186,6 @@ def test_integers_beyond_the_width_fitted_on_are_values_that_were_not_met():
     wide = pa.array([7, 5, 2**40] * 4)
     rows = rows.set_column(rows.schema.get_field_index("item"), "item", wide)
     assert FITTED.transform(rows)["item_id"].tolist() == [3, 4, 2] * 4
-
-
-def test_folds_do_not_depend_on_the_unit_of_times():
-    want = FITTED.for_training().transform(table())
-    got = FITTED.for_training().transform(table(day=pa.timestamp("ns")))
-    assert same(got, want)
 
 
 def test_a_hash_of_times_before_fit_is_refused_because_their_unit_decides():

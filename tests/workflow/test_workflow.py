@@ -22,7 +22,6 @@ from tutorlib.ops import (
     LearningOp,
     LogOp,
     Normalize,
-    TargetEncoding,
 )
 from tutorlib.parquet import ParquetSource, files
 from tutorlib.workflow import Workflow
@@ -251,7 +250,7 @@ def test_any_number_of_threads_learns_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr(row_ranges, "RANGE_ROWS", 500)  # ranges are cut within row groups
     want = None
     for threads in (1, 2, 7):
-        groups = ["x"] >> Normalize(), ["k"] >> TargetEncoding("x", "row")
+        groups = ["x"] >> Normalize(), ["k"] >> Categorify()
         fitted = Workflow(*groups).fit(tmp_path, threads=threads)
         learned = [bits(group.ops[0]) for group in fitted.groups]
         want = want or learned

@@ -30,7 +30,6 @@ from tutorlib.ops.keys import (
     HashBucket,
     JoinExternal,
     LabelEncoder,
-    TargetEncoding,
 )
 from tutorlib.ops.numbers import (
     Clip,
@@ -45,5 +44,5 @@ __all__ = [
     "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Categorify", "Clip", "ColumnGroup",
     "ColumnOp", "FillMedian", "FillMissing", "HashBucket", "JoinExternal",
     "LabelEncoder", "LearningOp", "LogOp", "Normalize", 
-    "Op", "Rename", "Select", "TargetEncoding", "as_group", "op_class", "saved_name",
+    "Op", "Rename", "Select", "as_group", "op_class", "saved_name",
 ]  # fmt: skip

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import inspect
 import keyword
-import math
 import re
 import reprlib
 import sys
@@ -52,8 +51,6 @@ class Op(ABC):
     A subclass implements `transform` (a `ColumnOp`: `transform_column`), and `output_names` and
     `output_columns` unless names and schema stay as they are. It keeps the constructor's arguments
     as attributes of the same names, where `get_config` reads them; one may be a table, a `Chunk`.
-    Columns outside its group, `extra_columns`, are in its chunk as the data has them, before any
-    op; it does not return them.
 
     Example:
         >>> class Halve(ColumnOp):
@@ -70,16 +67,6 @@ class Op(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         Op.registry[saved_name(cls)] = cls
-
-    @property
-    def extra_columns(self) -> Sequence[str]:
-        """Columns outside the group that `transform` and `partial` read."""
-        return ()
-
-    @property
-    def extra_fit_columns(self) -> Sequence[str]:
-        """Columns outside the group that `partial` alone reads."""
-        return ()
 
     def __rrshift__(self, left: Any) -> ColumnGroup:
         return as_group(left) >> self
@@ -116,10 +103,6 @@ class Op(ABC):
     def from_config(cls, config: dict[str, Any]) -> Op:
         """Return the op, not fitted, that `get_config` describes."""
         return cls(**config)
-
-    def for_training(self) -> Op:
-        """Return the op for the rows that it was fitted on, usually the op itself."""
-        return self
 
     def decode(self, name: str, predictions: Any) -> Any:
         """Return what goes into the op for predictions of what comes out: the way back of a label.
@@ -437,7 +420,7 @@ class ColumnGroup:
         output_names: columns that the last op returns.
 
     Raises:
-        ValueError: if there is no column or one twice, or an op's extra column is in the group.
+        ValueError: if there is no column or one twice.
 
     Example:
         >>> from tutorlib.ops import Clip, FillMissing
@@ -458,25 +441,7 @@ class ColumnGroup:
             raise ValueError(f"need at least one column name, each once, got {list(self.names)}")
         self.output_names = list(self.names)
         for op in self.ops:
-            extra = (*op.extra_columns, *op.extra_fit_columns)
-            twice = [name for name in extra if name in self.output_names]
-            if twice:
-                raise ValueError(
-                    f"{type(op).__name__}: reads columns {twice} as the data has them, so they "
-                    "cannot be in its group. Leave them out of the group."
-                )
             self.output_names = op.output_names(self.output_names)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Columns of the data that `transform` needs, each once."""
-        return list(dict.fromkeys([*self.names, *(n for op in self.ops for n in op.extra_columns)]))
-
-    @property
-    def fit_names(self) -> list[str]:
-        """Columns of the data that learning needs, each once."""
-        extra = (name for op in self.ops for name in op.extra_fit_columns)
-        return list(dict.fromkeys([*self.input_names, *extra]))
 
     def __rshift__(self, op: object) -> ColumnGroup:
         if not isinstance(op, Op):
@@ -504,25 +469,21 @@ class ColumnGroup:
         return columns
 
     def transform(self, chunk: Chunk, ops: int | None = None) -> Chunk:
-        """Return the group's columns after the first `ops` of its ops, None for all.
-
-        The chunk has the columns `input_names`.
-        """
-        data, chunk = chunk, chunk.select(self.names)
+        """Return the group's columns after the first `ops` of its ops, None for all."""
+        chunk = chunk.select(self.names)
         for op in self.ops[:ops]:
-            chunk = op.transform(chunk.with_columns(data.select(op.extra_columns)))
+            chunk = op.transform(chunk)
         return chunk
 
     def partial(self, chunk: Chunk, position: int) -> dict[str, Any]:
         """Return the state of the rows of `chunk` for the op at a position in `ops`.
 
-        The ops before it must be fitted. The chunk has the columns `fit_names`.
+        The ops before it must be fitted.
         """
         op = self.ops[position]
         if not isinstance(op, LearningOp):
             raise TypeError(f"{op!r} has to learn, but is not a LearningOp")
-        extra = chunk.select([*op.extra_columns, *op.extra_fit_columns])
-        return op.partial(self.transform(chunk, position).with_columns(extra))
+        return op.partial(self.transform(chunk, position))
 
 
 def as_group(columns: Any) -> ColumnGroup:
@@ -580,19 +541,17 @@ def per_column(setting: Any, name: str, default: Any = None) -> Any:
     return setting.get(name, default) if isinstance(setting, Mapping) else setting
 
 
-def check_real(name: str, value: Any, at_least: float = -math.inf) -> Any:
+def check_real(name: str, value: Any) -> Any:
     """Return a finite number; ValueError, which calls it `name`, for anything else.
 
     Example:
-        >>> check_real("smoothing", float("nan"), at_least=0)
+        >>> check_real("limit", float("nan"))
         Traceback (most recent call last):
-        ValueError: smoothing must be a finite number of at least 0, got nan
+        ValueError: limit must be a finite number, got nan
     """
     number = value.item() if isinstance(value, np.generic) else value
-    limit = sys.float_info.max
-    if not isinstance(number, int | float) or not max(at_least, -limit) <= number <= limit:
-        rule = "" if at_least == -math.inf else f" of at least {at_least}"
-        raise ValueError(f"{name} must be a finite number{rule}, got {reprlib.repr(value)}")
+    if not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
+        raise ValueError(f"{name} must be a finite number, got {reprlib.repr(value)}")
     return value
 
 

@@ -1,8 +1,7 @@
-"""Ops of keys, which are integers or strings: ids, classes, buckets, joined tables, means."""
+"""Ops of keys, which are integers or strings: ids, classes, buckets, joined tables."""
 
 from __future__ import annotations
 
-import copy
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,8 @@ from tutorlib.columns import (
     Array,
     Chunk,
     Masked,
-    Ragged,
     Strings,
     array_namespace,
-    as_lists,
     column_from_arrow,
     column_type,
     flat_values,
@@ -29,14 +26,13 @@ from tutorlib.columns import (
     memory_of,
     missing_in,
     parts_of,
-    row_ids,
     slice_rows,
     take,
     to_host,
     to_namespace,
     with_nulls,
 )
-from tutorlib.hashing import KeyIndex, hash_values, mix, to_buckets
+from tutorlib.hashing import KeyIndex, hash_values, to_buckets
 from tutorlib.ops.base import (
     FIRST_OOV_ID,
     NULL_ID,
@@ -44,8 +40,6 @@ from tutorlib.ops.base import (
     LearningOp,
     Op,
     State,
-    check_real,
-    float_dtype,
     id_dtype,
     per_column,
     take_or_null,
@@ -762,233 +756,3 @@ def in_unit(times: Array, dtype: str) -> tuple[Array, Array]:
     """
     made = times.astype(dtype)
     return made.view(np.int64), made.astype(times.dtype) == times
-
-
-class TargetEncoding(KeyedOp):
-    """Gives each row the mean target of the rows with the same key, smoothed towards a prior.
-
-    A key with n targets of sum s becomes (s + smoothing * prior) / (n + smoothing), so that a rare
-    key does not rely on its few targets alone. Each column of the group is a key by itself.
-
-    Rows that were not learned from, for validation and serving, get the mean of all rows: that is
-    what `Workflow.transform` and `loader.map(workflow)` give. A row that was learned from must not
-    get it, or the model learns to read the row's own target. For these rows use
-    `workflow.for_training()`: rows are split into folds, and each gets mean and prior of all other
-    folds. The fold is a hash of the row's value of `fold_column`, so that rows of one user or one
-    day can be kept in one fold.
-
-        train = KerasSequenceLoader(train_files, 4096).map(workflow.for_training())
-        valid = KerasSequenceLoader(valid_files, 4096).map(workflow)
-
-    Target and fold column are read as the data has them: the target only to learn, the fold column
-    to learn and for training.
-
-    Returns (from transform): columns `{key}_{target}_mean` of `dtype` in place of the keys. A key
-    that is new or null gets the prior. Missing targets are left out. In a column of lists each
-    value is a key and counts as a row; the means come out as lists.
-
-    Args:
-        target: column of numbers.
-        fold_column: column of integers or strings without nulls, such as a row's id. None if rows
-            to transform are never rows learned from.
-        folds: number of folds, 2 to 255.
-        smoothing: number of rows that the prior counts for, 0 or more.
-        dtype: of the output, "float16", "float32" or "float64".
-
-    Raises:
-        ValueError: for arguments out of range; in `learn`, if the target has no value, or none
-            outside a fold; if a row's fold column is null; for training without a fold column.
-        TypeError: for keys as in Categorify, and for a target of strings or lists.
-
-    Example:
-        >>> group = ["user"] >> TargetEncoding("label", fold_column=None, smoothing=1)
-        >>> chunk = Chunk({"user": np.array([7, 7, 5, 5]), "label": np.array([1, 1, 0, 0])})
-        >>> op = group.ops[0]
-        >>> op.state = op.learned_from(group.partial(chunk, 0))
-        >>> group.transform(Chunk({"user": np.array([7, 5, 9])}))["user_label_mean"].tolist()
-        [0.8333333134651184, 0.1666666716337204, 0.5]
-
-    Source: D. Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes",
-    SIGKDD Explorations 3 (2001). The same two ways as `fit_transform` and `transform` of
-    scikit-learn's TargetEncoder.
-    """
-
-    first_key = 1  # after the row of nulls and new keys, which get the prior
-
-    def __init__(
-        self,
-        target: str,
-        fold_column: str | None,
-        folds: int = 5,
-        smoothing: float = 20.0,
-        dtype: str = "float32",
-    ) -> None:
-        self.target, self.fold_column = target, fold_column
-        self.folds = check_integer("TargetEncoding: folds", folds, at_least=2, bits=8)
-        self.smoothing = check_real("TargetEncoding: smoothing", smoothing, at_least=0)
-        self.dtype = float_dtype(dtype, "TargetEncoding")
-        if not isinstance(target, str):
-            raise TypeError(f"TargetEncoding: target must be the name of a column, got {target!r}")
-        if fold_column == target:
-            raise ValueError(f"TargetEncoding: folds must not depend on the target {target!r}")
-        self._training = False
-        self.state = {}
-
-    def for_training(self) -> TargetEncoding:
-        """Return the op that gives each row the means of the folds that it is not in."""
-        if self.fold_column is None:
-            raise ValueError(
-                "TargetEncoding: for_training() needs folds: name a column with a value for each "
-                "row, such as its id, in fold_column="
-            )
-        op = copy.copy(self)
-        op._training = True
-        return op
-
-    @property
-    def extra_columns(self) -> Sequence[str]:
-        """The fold column, for training."""
-        return [str(self.fold_column)] if self._training else []
-
-    @property
-    def extra_fit_columns(self) -> Sequence[str]:
-        """The target and the fold column."""
-        return [self.target] if self.fold_column is None else [self.target, self.fold_column]
-
-    def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return `{key}_{target}_mean` of all keys; the keys themselves are dropped."""
-        return [f"{name}_{self.target}_mean" for name in names]
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return continuous columns, lists where the key is one of lists."""
-        outputs = zip(self.output_names([c.name for c in columns]), columns, strict=True)
-        kind = "continuous", self.dtype
-        return [Column(n, *kind, c.multi_hot or c.length is not None) for n, c in outputs]
-
-    def _folds_of(self, chunk: Chunk) -> Array:
-        """Return int32 [n]: the fold of each row."""
-        name = str(self.fold_column)
-        self._check_no_lists(name, chunk[name])
-        values, valid = self._keys(name, chunk[name])
-        if valid is not None and not bool(valid.all()):
-            rule = (
-                "needs a value for each row's fold, got null at row "
-                f"{int((~valid).argmax())} of the chunk. Choose another fold_column, or leave such "
-                "rows out by filters=."
-            )
-            raise ValueError(self._wrong(name, rule))
-        hashes = hash_values(values)
-        mix(hashes)  # so that folds and the buckets of HashBucket have nothing in common
-        return to_buckets(hashes, self.folds)
-
-    def partial(self, chunk: Chunk) -> State:
-        """Return {column: counts and sums of the target by key, float64 [1 + keys, folds]}."""
-        folds = 1 if self.fold_column is None else self.folds
-        fold = np.zeros(chunk.num_rows, np.int32) if folds == 1 else to_host(self._folds_of(chunk))
-        self._check_no_lists(self.target, chunk[self.target])
-        target = to_host(self._floats(self.target, chunk[self.target]))
-        valid = ~np.isnan(target)
-        target = np.where(valid, target, 0.0)
-        self._check_size(self.target, target)
-        state = {}
-        for name in chunk.drop(self.extra_fit_columns).names:
-            column = as_lists(chunk[name])
-            rows: Any = to_host(row_ids(column.offsets)) if isinstance(column, Ragged) else ...
-            groups, keys = _grouped(*self._keys(name, flat_values(column), to_learn=True))
-            cells = groups * np.int64(folds) + (fold + folds)[rows]  # row 0 is that of nulls
-            size = (1 + len(keys)) * folds
-            counts = np.bincount(cells, valid[rows], minlength=size).reshape(-1, folds)
-            sums = np.bincount(cells, target[rows], minlength=size).reshape(-1, folds)
-            state[name] = Chunk({"key": after_null(keys), "count": counts, "sum": sums})
-        return state
-
-    def merge_states(self, states: Sequence[Chunk]) -> Chunk:
-        """Return counts and sums of all states, added in their order."""
-        keys, places = distinct_keys([keys_of(state["key"]) for state in states])
-        counts = np.zeros((1 + len(keys), states[0]["count"].shape[1]))
-        sums = np.zeros_like(counts)
-        first = 0
-        for state in states:
-            end = first + state.num_rows - 1
-            rows = np.append(0, 1 + places[first:end])  # a state has each key once
-            counts[rows] += state["count"]
-            sums[rows] += state["sum"]
-            first = end
-        return Chunk({"key": after_null(keys), "count": counts, "sum": sums})
-
-    def learn(self, name: str, merged: Chunk) -> Chunk:
-        """Return the means: of null and new keys, which get the prior, then those of each key.
-
-        Returns:
-            {"key", "mean": [1 + keys], "out_of_fold": [1 + keys, folds]}, the last if there are
-            folds; means of `dtype`.
-        """
-        # In the order of keys, nulls last, so that no sum depends on which key came first. A key
-        # without a target gets the prior, as a new one does, so it need not be known.
-        keys = keys_of(merged["key"])
-        rows = np.append(pc.array_sort_indices(keys).to_numpy().astype(np.int64) + 1, 0)
-        rows = rows[merged["count"][rows].any(axis=1)]
-        counts, sums = (_with_views(merged[part][rows]) for part in ("count", "sum"))
-        keys = keys.take(pa.array(rows[rows > 0] - 1))
-        if not (total := counts.sum(axis=0)).all():
-            rule = "found no value in all rows, or none outside a fold. Give a fold_column with"
-            raise ValueError(self._wrong(self.target, f"{rule} more distinct values."))
-        prior = sums.sum(axis=0) / total
-        with np.errstate(invalid="ignore"):
-            weight = counts + self.smoothing
-            means = (sums + self.smoothing * prior) / weight
-        means = np.where(weight == 0, prior, means)[: len(keys)]
-        means = np.vstack([prior, means]).astype(self.dtype)
-        table: dict[str, Any] = {"key": after_null(keys), "mean": means[:, 0].copy()}
-        if self.fold_column is not None:
-            table["out_of_fold"] = means[:, 1:].copy()
-        return Chunk(table)
-
-    def transform(self, chunk: Chunk) -> Chunk:
-        """Return the means of each row's keys."""
-        result: dict[str, Any] = {}
-        fold = self._folds_of(chunk) if self._training else None
-        for name in chunk.drop(self.extra_columns).names:
-            column, index = as_lists(chunk[name]), self.index_of(name)
-            values, valid = self._keys(name, flat_values(column))
-            self._check_kind(name, values, index.keys)
-            at = find_keys(index, values)
-            if valid is not None:
-                at[~valid] = 0
-            means = self.table_of(name)["out_of_fold" if self._training else "mean"]
-            numbers = array_namespace(at).asarray(means)
-            lists = isinstance(column, Ragged)
-            if fold is not None:
-                at = at, fold[row_ids(column.offsets)] if lists else fold
-            result[name] = Ragged(numbers[at], column.offsets) if lists else numbers[at]
-        return Chunk(dict(zip(self.output_names([*result]), result.values(), strict=True)))
-
-
-def _grouped(values: Any, valid: Array | None) -> tuple[np.ndarray, pa.Array]:
-    """Return (the number of each value's key, -1 of a null; the keys): in the CPU's memory."""
-    if isinstance(values, EncodedStrings):
-        numbers, keys = values.codes, values.dictionary
-    else:
-        plain = (
-            pa.array(to_host(values).astype(np.int64)) if is_array(values) else values.to_arrow()
-        )
-        encoded = plain.dictionary_encode()
-        numbers, keys = encoded.indices.to_numpy(), encoded.dictionary
-    return numbers if valid is None else np.where(to_host(valid), numbers, -1), keys
-
-
-def _with_views(numbers: np.ndarray) -> np.ndarray:
-    """Return numbers of all rows, then of those outside each fold: [..., 1 + folds].
-
-    Args:
-        numbers: [..., folds]; a single fold stands for no folds, and has no view of its own.
-    """
-    folds = numbers.shape[-1]
-    everything = numbers.sum(axis=-1, keepdims=True)
-    if folds == 1:
-        return everything
-    # Sums from both ends, so that nothing is subtracted: a fold may be far larger than the others.
-    before, after = np.zeros_like(numbers), np.zeros_like(numbers)
-    before[..., 1:] = np.cumsum(numbers[..., :-1], axis=-1)
-    after[..., :-1] = np.cumsum(numbers[..., :0:-1], axis=-1)[..., ::-1]
-    return np.concatenate([everything, before + after], axis=-1)

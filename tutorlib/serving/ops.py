@@ -159,22 +159,6 @@ class ServedCategorify(ServedOp):
         return column.with_values(column.without_nulls(ids, self.op.null_id(name)))
 
 
-class ServedTargetEncoding(ServedRename):
-    """`TargetEncoding`: the means of all rows, found by key."""
-
-    def build(self) -> None:
-        """Keep the keys, and the means of each wanted column after that of a new key."""
-        refuse_dtypes(self.op, "float16")
-        keys = {name: self.source(name) for name in self.wanted}
-        self.keys = {n: tensors.KeyTable(self.op.index_of(key).keys) for n, key in keys.items()}
-        self.means = {n: tensors.fixed(self.op.table_of(key)["mean"]) for n, key in keys.items()}
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return the mean of each row's key; that of a new key for a null."""
-        found = column.without_nulls(self.keys[name].find(column.values), 0)
-        return column.with_values(tf.gather(self.means[name], found))
-
-
 class ServedJoinExternal(ServedOp):
     """`JoinExternal`; the table is in variables, its columns only where they are wanted."""
 
@@ -213,5 +197,4 @@ SERVED: dict[type[ops.Op], type[ServedOp]] = {
     ops.Normalize: ServedNormalize,
     ops.Rename: ServedRename,
     ops.Select: ServedOp,
-    ops.TargetEncoding: ServedTargetEncoding,
 }

@@ -45,12 +45,12 @@ def fit_graph(
     """
     threads = threads_without(client, threads)
     types = source.column_types
-    if missing := [name for name in graph.fit_names if name not in types]:
+    if missing := [name for name in graph.input_names if name not in types]:
         why = source.why_missing(missing)
         raise ValueError(
             f"columns {listed(missing, types)} are not in the data, which has {listed(types)}{why}"
         )
-    times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.fit_names}
+    times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.input_names}
     for group in graph.groups:
         first = next(iter(group.ops), None)
         if isinstance(first, JoinExternal):  # which learns from no row
@@ -77,7 +77,7 @@ def fit_graph(
     except BaseException:
         _reset(graph)
         raise
-    graph.input_types = {name: types[name] for name in graph.fit_names}
+    graph.input_types = {name: types[name] for name in graph.input_names}
     graph.time_kinds = {name: kind for name, kind in times.items() if kind}
     graph.nullable = [name for name in graph.input_names if name in nulls]
 
@@ -115,7 +115,7 @@ class FitPass:
     @property
     def columns(self) -> list[str]:
         """Columns of the data that the pass reads."""
-        return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.fit_names))
+        return list(dict.fromkeys(n for group, _ in self.unfitted for n in group.names))
 
     def learn_from(
         self,

@@ -136,15 +136,9 @@ class Workflow:
 
     @property
     def input_names(self) -> list[str]:
-        """Columns of the data that `transform` needs, each once."""
-        names = dict.fromkeys(name for group in self.groups for name in group.input_names)
+        """Columns of the data that the workflow needs, each once."""
+        names = dict.fromkeys(name for group in self.groups for name in group.names)
         return [name for name in names if name not in self._empty]
-
-    @property
-    def fit_names(self) -> list[str]:
-        """Columns of the data that `fit` needs, each once."""
-        of_groups = [name for group in self.groups for name in group.fit_names]
-        return list(dict.fromkeys(self.input_names + of_groups))
 
     # ---- fitting ---------------------------------------------------------------------------------
 
@@ -398,7 +392,7 @@ class Workflow:
         features = [name for name in self.output_names if name not in self._targets]
         labels = [name for name in label_names if name in features]
         self.check_label_ids(labels)
-        self.label_names += labels  # in place: `for_training` shares the list
+        self.label_names += labels
         if self.weight_name is None and weight_name in features and weight_name not in labels:
             self.weight_name = weight_name
 
@@ -412,24 +406,6 @@ class Workflow:
             " Rows to predict may lack labels and weight alone: if these are some, name them, as "
             f"in Workflow(..., label_names={listed(plain)})."
         )
-
-    def for_training(self) -> Self:
-        """Return the workflow for the rows that it was fitted on.
-
-        TargetEncoding then gives each row what the other folds alone tell, and reads its fold
-        column. All else is the same: `transform` and `loader.map` of the workflow itself give what
-        a served model gets, which is right for validation.
-
-        Raises:
-            ValueError: before `fit`, or for a TargetEncoding without a fold column.
-        """
-        self.check_fitted()
-        training = copy.copy(self)
-        training.groups = [
-            ColumnGroup(group.names, [op.for_training() for op in group.ops])
-            for group in self.groups
-        ]
-        return training
 
     def transform_to_parquet(
         self,
@@ -726,7 +702,7 @@ def _way_to(group: ColumnGroup, name: str) -> list[tuple[ops.Op, str]]:
 
 def _with_columns(group: ColumnGroup, given: set[str], targets: set[str]) -> ColumnGroup | None:
     """Return a group without the target columns that data lacks; None if it made nothing else."""
-    missing = set(group.input_names) - given
+    missing = set(group.names) - given
     if not missing:
         return group
     kept = [name for name in group.names if name in given]
