@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tutorlib import Workflow, ops
 from tutorlib.parquet import ParquetSink
@@ -34,7 +35,8 @@ def test_todays_side_of_every_row_of_the_page_runs(tmp_path, monkeypatch):
     with ParquetSink("raw/a.parquet") as sink:
         sink.write(table)
     names = {}
-    exec("from tutorlib import *; import numpy as np", names)
+    exec("from tutorlib import *", names)
+    names |= {"np": np, "pa": pa, "pq": pq}
     assert len(ROWS) == PAGE.count("\n| ") - 2  # all but the heads of the tables
     for _, after in ROWS:
         exec(re.match(r"`(.*?)`", after)[1], names)

@@ -41,7 +41,6 @@ _ROOMS = {  # room: its names
         "FillMedian",
         "FillMissing",
         "HashBucket",
-        "JoinExternal",
         "LabelEncoder",
         "LogOp",
         "Normalize",

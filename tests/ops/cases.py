@@ -18,26 +18,15 @@ from tutorlib.ops import (
     FillMedian,
     FillMissing,
     HashBucket,
-    JoinExternal,
     LabelEncoder,
     LogOp,
     Normalize,
     Rename,
-    Select,
 )
 from tutorlib.workflow import Workflow
 
 ROWS = 300
 TEXTS = ["", "a", "bc", "Toy Story (1995)", "ü", "twelve bytes", None]
-FILMS = pa.table(
-    {
-        "film": [f"film {i}" for i in range(0, 9, 2)],
-        "year": [1990, None, 1995, 2000, 2001],
-        "stars": [1.5, 2.5, None, 4.0, 5.0],
-        "name": ["x", "yy", None, "", "zzz"],
-        "genres": [["Drama"], [], ["War", "Comedy"], None, ["Drama"]],
-    }
-)
 
 
 def table():
@@ -110,10 +99,6 @@ CASES = {
     ),
     "HashBucket": Case(lambda: [*KEYS, "large"] >> HashBucket(100)),
     "HashBucket, from 1": Case(lambda: [*KEYS, "large"] >> HashBucket(100, first_id=1)),
-    "JoinExternal": Case(
-        lambda: (["film", "few"] >> JoinExternal(FILMS, "film"))[["stars", "few"]]
-    ),
-    "JoinExternal, all": Case(lambda: ["film"] >> JoinExternal(FILMS, "film"), served=False),
     "LabelEncoder": Case(
         lambda: ["few", "gaps", "yes", "x", "small", "text", "holes"] >> LabelEncoder(),
         served=False,
@@ -126,7 +111,6 @@ CASES = {
     "Normalize": Case(lambda: NUMBERS >> Normalize()),
     "Normalize, float64": Case(lambda: ["x", "small", "few", "vector"] >> Normalize("float64")),
     "Rename": Case(lambda: ["x"] >> Rename(postfix="_raw")),
-    "Select": Case(lambda: ["x", "row"] >> Rename() >> Select(["row"])),
     "a chain": Case(
         lambda: ["gaps", "x"] >> FillMedian() >> Clip(min_value=0) >> LogOp() >> Normalize()
     ),

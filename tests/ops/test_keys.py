@@ -1,4 +1,4 @@
-"""Categorify, HashBucket, JoinExternal: equal to pandas and Python, however rows are divided."""
+"""Categorify, HashBucket: equal to pandas and Python, however rows are divided."""
 
 import numpy as np
 import pandas as pd
@@ -11,7 +11,7 @@ from tests.support.ops import chunk_of, column, cut, fit
 from tests.support.ops_strategies import CUTS, FEW, INTEGERS, TEXTS
 from tests.support.oracles import hash_text, mix
 from tutorlib.columns import Chunk
-from tutorlib.ops import Categorify, HashBucket, JoinExternal
+from tutorlib.ops import Categorify, HashBucket
 from tutorlib.workflow import Workflow
 
 
@@ -112,36 +112,6 @@ def test_hash_bucket_by_hand():
     assert later.ops[-1].cardinality("lists") == 1007
 
 
-MOVIES = pa.table(
-    {
-        "movieId": [30, 10, 20],
-        "genres": [["War", "Art"], [], ["Art"]],
-        "title": ["Thirty", None, "Twenty"],
-        "year": [1990, 1991, None],
-        "score": [0.5, None, 2.0],
-    }
-)
-
-
-def test_join_external_by_hand():
-    chunk = Chunk({"movieId": column([20, 99, None, 30, 10])})
-    out = (["movieId"] >> JoinExternal(MOVIES, on="movieId")).transform(chunk)
-    assert out.names == ["movieId", "genres", "title", "year", "score"]
-    assert out["genres"].tolist() == [["Art"], [], [], ["War", "Art"], []]
-    assert out["title"].tolist() == ["Twenty", None, None, "Thirty", None]
-    assert out["year"].tolist() == [None, None, None, 1990, 1991]
-    assert str(out["score"].tolist()) == "[2.0, nan, nan, 0.5, nan]"
-
-
-def test_join_external_by_text_from_a_data_frame_and_from_a_file(tmp_path):
-    frame = pd.DataFrame({"word": ["b", "a"], "n": [2, 1]})
-    chunk = Chunk({"word": column(["a", "b", "c"])})
-    frame.to_parquet(tmp_path / "words.parquet")
-    for table in (frame, tmp_path / "words.parquet"):
-        out = (["word"] >> JoinExternal(table, on="word")).transform(chunk)
-        assert out["n"].tolist() == [1, 2, None]
-
-
 def counted(**times):
     """Texts, each so many times."""
     return [text for text, count in times.items() for _ in range(count)]
@@ -191,7 +161,6 @@ def test_a_null_is_unknown_where_training_has_rare_values_and_no_null():
     assert late.transform(chunk_of(x=[None, "b"]))["x"].tolist() == [1, 2]
 
 
-GIVEN = pa.array([1])
 ERRORS = [
     (lambda: Categorify(num_oov_buckets=0), r"num_oov_buckets must be in \[1, 2\*\*31\), got 0"),
     (lambda: Categorify(freq_threshold={"x": -1}), r"freq_threshold must be in \[0, "),
@@ -215,16 +184,7 @@ ERRORS = [
     ],
     (lambda: HashBucket(9, first_id=-1), r"HashBucket: first_id must be in \[0, 2\*\*31\), got -1"),
     (lambda: HashBucket({"a": 2**31 - 1}, 1), r"HashBucket: first_id \+ num_buckets .*2\*\*31"),
-    (lambda: joined(k=[1, 2, 1], v=[1, 2, 3]), "'k': JoinExternal .* keys: .*1 appears twice"),
-    (lambda: joined(k=[1, None], v=[1, 2]), "'k': JoinExternal found a null key"),
-    (lambda: joined(k=GIVEN[:0], v=GIVEN[:0]), "'k': JoinExternal needs a table with rows"),
-    (lambda: joined(v=[1, 2]), r"columns \['k'\] cannot be joined; the table has \['v'\]"),
-    (lambda: ["k", "v"] >> joined(k=[1], v=[1]), r"columns \['v'\] are on both sides"),
 ]
-
-
-def joined(**columns):
-    return JoinExternal(pa.table(columns), on="k")
 
 
 @pytest.mark.parametrize(("call", "message"), ERRORS)

@@ -10,7 +10,7 @@ from pyarrow import fs
 
 from tutorlib import ParquetSource, Workflow
 from tutorlib.columns import Chunk
-from tutorlib.ops import Categorify, JoinExternal, Select
+from tutorlib.ops import Categorify
 from tutorlib.parquet import ParquetError
 
 LAST = datetime.datetime(9999, 12, 31)
@@ -71,11 +71,8 @@ def test_a_date_that_the_ns_of_another_file_cannot_hold_is_refused_with_its_file
         list(ParquetSource(tmp_path).chunks())
 
 
-def test_remote_files_and_joined_tables_have_the_same_dates(tmp_path):
-    path = written(tmp_path / "a.parquet")
+def test_remote_files_have_the_same_dates(tmp_path):
+    written(tmp_path / "a.parquet")
     remote = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     (first, _) = ParquetSource("a.parquet", filesystem=remote).chunks()
     assert first["t"].tolist() == TIMES[:2]
-    table = written(tmp_path / "table.parquet", ROWS.slice(0, 2))
-    joined = Workflow((["t"] >> JoinExternal(table, on="t")) >> Select(["x"])).fit(path)
-    assert joined.transform(ROWS)["x"].tolist() == [0, 1, None, None]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.ops import Categorify, HashBucket, JoinExternal, Normalize
+from tutorlib.ops import Categorify, HashBucket, Normalize
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import (
     ParquetError,
@@ -266,14 +266,12 @@ def test_a_column_that_arrow_cannot_convert_hinders_only_who_uses_it(case):
         lambda: Workflow(["bad"] >> HashBucket(9)).transform(frame),
         lambda: source.read(0, ["bad"]),
         lambda: KerasSequenceLoader(source, 3, label_names=["y"], cat_names=["bad"]),
-        lambda: JoinExternal(frame, on="x"),
     ]
     for call in calls:
         with pytest.raises(
             ValueError, match=r"'bad'.* cannot become a column of Arrow .* one type"
         ):
             call()
-    assert JoinExternal(frame.assign(k=[1, 2, 3]), on="k", columns_ext=["y"]).columns_ext == ["y"]
     with pytest.raises(ValueError, match="'bad' cannot become a column of Arrow"):
         ParquetSource(frame[["bad"]])
 

@@ -9,14 +9,11 @@ from tutorlib.ops import (
     Clip,
     FillMissing,
     HashBucket,
-    JoinExternal,
     LogOp,
     Normalize,
 )
 from tutorlib.parquet import ParquetSink, ParquetSource
 from tutorlib.workflow import Workflow
-
-MOVIES = pa.table({"movieId": [1, 2, 3], "genres": [["War", "Art"], [], ["Art"]]})
 
 
 def rows(count=1000, seed=0):
@@ -42,7 +39,6 @@ def rows(count=1000, seed=0):
 def workflow():
     return Workflow(
         ["userId", "word", "tags"] >> Categorify(freq_threshold=2),
-        (["movieId"] >> JoinExternal(MOVIES, on="movieId"))["genres"] >> Categorify(),
         ["movieId"] >> HashBucket(50),
         ["count"] >> FillMissing(0) >> Clip(min_value=0) >> LogOp() >> Normalize(),
         ["price"] >> Normalize() >> Normalize(),
@@ -50,7 +46,7 @@ def workflow():
     )
 
 
-OUTPUTS = ["userId", "word", "tags", "genres", "movieId", "count", "price", "label"]
+OUTPUTS = ["userId", "word", "tags", "movieId", "count", "price", "label"]
 
 
 def write(path, table, row_group_rows):

@@ -15,16 +15,13 @@ from tutorlib.ops import (
     Categorify,
     FillMissing,
     HashBucket,
-    JoinExternal,
     LabelEncoder,
     Normalize,
     Rename,
-    Select,
 )
 
 ROWS = 12
 DAYS = [datetime.datetime(2024, 2, 28) + datetime.timedelta(days=n % 5) for n in range(ROWS)]
-CALENDAR = pd.DataFrame({"day": pd.date_range("2024-02-28", periods=3), "holiday": [3, 1, 2]})
 
 
 def table(**kinds):
@@ -55,7 +52,6 @@ def workflow():
     return Workflow(
         ids >> Categorify() >> Rename(postfix="_id"),
         ids >> HashBucket(1000) >> Rename(postfix="_bucket"),
-        ["day"] >> JoinExternal(CALENDAR, on="day") >> Select(["holiday"]) >> FillMissing(0),
         ["price", "vector"] >> FillMissing(2) >> Normalize(),
         ["item"] >> FillMissing(0),
         ["label"] >> LabelEncoder(),
@@ -193,28 +189,6 @@ def test_a_hash_of_times_before_fit_is_refused_because_their_unit_decides():
         ValueError, match=r"'day': the hash of datetime64\[us\] depends on its unit"
     ):
         Workflow(["day"] >> HashBucket(9)).transform(table())
-
-
-@pytest.mark.parametrize("key", [pa.int64(), pa.string(), pa.timestamp("ns", "UTC")])
-def test_a_joined_table_with_keys_of_another_kind_is_refused_by_fit(key):
-    calendar = pa.table({"day": pa.array([1, 2], pa.int64()).cast(key), "holiday": [1, 2]})
-    with pytest.raises(
-        TypeError, match=r"column 'day': JoinExternal has keys of .*, got datetime64"
-    ):
-        Workflow(["day"] >> JoinExternal(calendar, on="day")).fit(table())
-
-
-@pytest.mark.parametrize("unit", [pa.date32(), pa.timestamp("s"), pa.timestamp("ns")])
-def test_a_joined_table_finds_times_of_another_unit_also_when_served(unit):
-    rows = table(day=unit)
-    noon = pd.Timestamp("2024-02-29 12:00")
-    calendar = pd.concat([CALENDAR, pd.DataFrame({"day": [noon], "holiday": [9]})])
-    joined = ["day"] >> JoinExternal(calendar, on="day") >> Select(["holiday"]) >> FillMissing(0)
-    fitted = Workflow(joined).fit(rows)
-    want = [{28: 3, 29: 1, 1: 2}.get(day.day, 0) for day in DAYS]
-    assert fitted.transform(rows)["holiday"].tolist() == want
-    raw = rows["day"].cast(pa.timestamp("ns")).to_numpy()
-    assert fitted.to_keras()({"day": raw})["holiday"].numpy().ravel().tolist() == want
 
 
 def test_a_served_time_of_another_unit_is_converted_or_refused():

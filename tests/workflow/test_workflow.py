@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.ops import bits
-from tests.support.workflow_rows import MOVIES, OUTPUTS, rows, same, workflow, write
+from tests.support.workflow_rows import OUTPUTS, rows, same, workflow, write
 from tutorlib.columns import Chunk, Ragged
 from tutorlib.ops import (
     Categorify,
@@ -65,8 +65,7 @@ def test_the_schema_gives_name_role_dtype_and_cardinality_of_each_output():
             assert 0 <= flat.min() <= flat.max() < column.cardinality
     sizes = fitted.embedding_sizes()
     assert list(sizes) == schema.categorical.names
-    assert (sizes["genres"], sizes["movieId"][0]) == ((5, 16), 50)
-    assert MOVIES.num_rows == 3
+    assert sizes["movieId"][0] == 50
 
 
 def test_a_column_without_ops_has_the_role_of_its_type_unless_declared():

@@ -20,7 +20,6 @@ from tutorlib.ops.base import (
     ColumnOp,
     LearningOp,
     Op,
-    Select,
     as_group,
     op_class,
     saved_name,
@@ -28,7 +27,6 @@ from tutorlib.ops.base import (
 from tutorlib.ops.keys import (
     Categorify,
     HashBucket,
-    JoinExternal,
     LabelEncoder,
 )
 from tutorlib.ops.numbers import (
@@ -42,7 +40,7 @@ from tutorlib.ops.numbers import (
 
 __all__ = [
     "FIRST_OOV_ID", "NULL_ID", "PADDING_ID", "Categorify", "Clip", "ColumnGroup",
-    "ColumnOp", "FillMedian", "FillMissing", "HashBucket", "JoinExternal",
+    "ColumnOp", "FillMedian", "FillMissing", "HashBucket",
     "LabelEncoder", "LearningOp", "LogOp", "Normalize", 
-    "Op", "Rename", "Select", "as_group", "op_class", "saved_name",
+    "Op", "Rename", "as_group", "op_class", "saved_name",
 ]  # fmt: skip

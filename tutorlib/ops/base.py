@@ -27,18 +27,14 @@ from tutorlib.columns import (
     column_type,
     flat_values,
     is_array,
-    is_vectors,
-    memory_of,
     missing_in,
     parts_of,
     slice_rows,
-    take,
     with_flat_values,
-    with_null_rows,
     with_nulls,
 )
 from tutorlib.display import shortened
-from tutorlib.schema import Column, listed, remedy_for, role_of
+from tutorlib.schema import Column, remedy_for, role_of
 
 PADDING_ID, NULL_ID, FIRST_OOV_ID = 0, 1, 2
 
@@ -252,8 +248,8 @@ def saved_name(kind: type[Op]) -> str:
     One of ours is saved by its public name, a user's by module and qualified name.
 
     Example:
-        >>> saved_name(Select)
-        'tutorlib.ops.Select'
+        >>> saved_name(LearningOp)
+        'tutorlib.ops.LearningOp'
     """
     return f"{'tutorlib.ops' if is_builtin(kind) else kind.__module__}.{kind.__qualname__}"
 
@@ -409,8 +405,7 @@ class LearningOp(Op):
 class ColumnGroup:
     """Columns by name and the ops that they go through, in order: `["a", "b"] >> Op() >> Op()`.
 
-    `group["a"]` or `group[["a", "b"]]` keeps some of the output columns. A group holds copies of
-    its ops, so one op may be used in several groups.
+    A group holds copies of its ops, so one op may be used in several groups.
 
     Args:
         names: columns of the data.
@@ -447,9 +442,6 @@ class ColumnGroup:
         if not isinstance(op, Op):
             raise TypeError(f"only an op can follow >>, got {op!r}. Did you forget the brackets?")
         return ColumnGroup(self.names, (*self.ops, copy.copy(op)))
-
-    def __getitem__(self, names: str | Sequence[str]) -> ColumnGroup:
-        return self >> Select([names] if isinstance(names, str) else list(names))
 
     def __repr__(self) -> str:
         return " >> ".join([f"[{shortened(map(repr, self.names))}]", *map(repr, self.ops)])
@@ -493,46 +485,6 @@ def as_group(columns: Any) -> ColumnGroup:
     return ColumnGroup([columns] if isinstance(columns, str) else columns)
 
 
-class Select(Op):
-    """Keeps the named columns, in their order; `group[names]` is short for `>> Select(names)`.
-
-    Args:
-        names: columns to keep.
-
-    Raises:
-        ValueError: if a column is not among those that come in.
-
-    Example:
-        >>> (["a", "b"] >> Select(["b"])).output_names
-        ['b']
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
-
-    def transform(self, chunk: Chunk) -> Chunk:
-        """Return the named columns."""
-        return chunk.select(self.names)
-
-    def decode(self, name: str, predictions: Any) -> Any:
-        """Return the predictions."""
-        return predictions
-
-    def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names to keep."""
-        missing = [name for name in self.names if name not in names]
-        if missing:
-            raise ValueError(
-                f"no columns {listed(missing, names)} to select; there are {listed(names)}"
-            )
-        return self.names
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns to keep."""
-        by_name = {column.name: column for column in columns}
-        return [by_name[name] for name in self.names]
-
-
 # Settings of ops, and the schema of their output.
 
 
@@ -572,19 +524,6 @@ def with_lists(column: Column) -> Column:
     """Return a column of vectors as one of lists, which ids are; any other column as it is."""
     multi_hot = column.multi_hot or column.length is not None
     return dataclasses.replace(column, multi_hot=multi_hot, length=None)
-
-
-def take_or_null(column: Any, positions: Array) -> Any:
-    """Return rows of a column by position from 1; at position 0 a null or an empty list."""
-    xp = memory_of(positions)
-    there, rows = positions > 0, xp.maximum(positions - 1, 0)
-    if is_vectors(column):
-        return with_null_rows(take(column, rows), there)
-    if isinstance(column, Ragged):  # an empty list after the last row
-        offsets = xp.append(column.offsets, column.offsets[-1])
-        return Ragged(column.values, offsets).take(xp.where(there, rows, len(column)))
-    values, valid = parts_of(column)
-    return with_nulls(take(values, rows), there if valid is None else there & valid[rows])
 
 
 SIGNATURE_NAME = re.compile("(?!self$)[A-Za-z][A-Za-z0-9_]*")

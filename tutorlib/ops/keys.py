@@ -1,8 +1,7 @@
-"""Ops of keys, which are integers or strings: ids, classes, buckets, joined tables."""
+"""Ops of keys, which are integers or strings: ids, classes, buckets."""
 
 from __future__ import annotations
 
-import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tutorlib.checks import check_integer
 from tutorlib.columns import (
@@ -20,7 +18,6 @@ from tutorlib.columns import (
     Strings,
     array_namespace,
     column_from_arrow,
-    column_type,
     flat_values,
     is_array,
     memory_of,
@@ -29,7 +26,6 @@ from tutorlib.columns import (
     slice_rows,
     take,
     to_host,
-    to_namespace,
     with_nulls,
 )
 from tutorlib.hashing import KeyIndex, hash_values, to_buckets
@@ -38,16 +34,12 @@ from tutorlib.ops.base import (
     NULL_ID,
     ColumnOp,
     LearningOp,
-    Op,
     State,
     id_dtype,
     per_column,
-    take_or_null,
 )
 from tutorlib.ops.encoded import EncodedStrings, integers_as_strings, strings_as_integers
-from tutorlib.parquet import table_of
-from tutorlib.parquet.files import INT96_UNIT
-from tutorlib.schema import Column, is_time, listed, role_of, time_kind, type_mismatch
+from tutorlib.schema import Column
 
 _NARROW = 4  # values that a range of integers may have for each row
 _KEYS_PER_STRING = 8  # with more, Arrow's table of the keys costs more than it saves
@@ -634,125 +626,3 @@ class HashBucket(ColumnOp):
         if missing:
             raise ValueError(f"HashBucket: num_buckets has no entry for columns {missing}")
         return list(names)
-
-
-class JoinExternal(Op):
-    """Adds columns of another table, found by the key column `on`; no row is added or dropped.
-
-    The table is held in memory and saved with the workflow.
-
-    Returns (from transform): the columns that come in, then those of the table in their dtypes. A
-    null key, or one that is not in the table, gives a null: NaN in floating point, an empty list in
-    a column of lists.
-
-    Args:
-        table: a pyarrow Table, a pandas or polars DataFrame, a `Chunk`, or path of a Parquet file.
-        on: key column, integers, strings, dates or timestamps, with the same name on both sides;
-            the units of times may differ.
-        columns_ext: columns of the table to add; None for all but the key.
-
-    Raises:
-        ValueError: if the table has no rows, a key twice or a null key, or lacks a column.
-        TypeError: if the key holds strings or times on one side and integers on the other, floats
-            or lists.
-
-    Example:
-        >>> movies = pa.table({"movieId": [1, 2], "genres": [["Comedy"], ["Drama", "War"]]})
-        >>> group = ["movieId"] >> JoinExternal(movies, on="movieId")
-        >>> group.transform(Chunk({"movieId": np.array([2, 9])}))["genres"].tolist()
-        [['Drama', 'War'], []]
-        >>> group["genres"].output_names
-        ['genres']
-    """
-
-    def __init__(self, table: Any, on: str, columns_ext: Sequence[str] | None = None) -> None:
-        if isinstance(table, str | os.PathLike):
-            table = pq.read_table(table, coerce_int96_timestamp_unit=INT96_UNIT)
-        self._time_kind: str | None = None  # of the key, which a `Chunk` does not tell
-        if not isinstance(table, Chunk):
-            table = table_of(table, [on, *columns_ext] if columns_ext else None)
-            self._time_kind = (
-                time_kind(table.schema.field(on).type) if on in table.schema.names else None
-            )
-            table = Chunk.from_arrow(table)
-        wanted = list(columns_ext or [name for name in table.names if name != on])
-        missing = [name for name in [on, *wanted] if name not in table]
-        if missing or on in wanted:
-            raise ValueError(
-                f"JoinExternal: columns {missing or [on]} cannot be joined; the table has "
-                f"{table.names}, and {on!r} is the key"
-            )
-        if table.num_rows == 0:
-            raise ValueError(self._wrong(on, "needs a table with rows, got none"))
-        keys, valid = self._keys(on, table[on])
-        if valid is not None:
-            raise ValueError(self._wrong(on, "found a null key in the table. Drop those rows."))
-        self.key_type = column_type(table[on])
-        try:
-            self.index = KeyIndex(keys)
-        except ValueError as error:
-            raise ValueError(self._wrong(on, f"needs a table with unique keys: {error}")) from error
-        self.on, self.columns_ext = on, wanted
-        self.table = table.select([on, *wanted])
-
-    def transform(self, chunk: Chunk) -> Chunk:
-        """Return the columns and those joined."""
-        self._check_no_lists(self.on, chunk[self.on])
-        keys, valid = self._keys(self.on, chunk[self.on])
-        self.check_key_type(*column_type(chunk[self.on]))
-        if is_time(self.key_type[0]):
-            keys, equal = in_unit(parts_of(chunk[self.on])[0], self.key_type[0])
-            valid = equal if valid is None else valid & equal
-        found = find_keys(self.index, keys)
-        if valid is not None:
-            found[~valid] = 0
-        table = {n: to_namespace(self.table[n], array_namespace(found)) for n in self.columns_ext}
-        return chunk.with_columns({n: take_or_null(column, found) for n, column in table.items()})
-
-    def check_key_type(self, dtype: str, is_list: bool = False, kind: str | None = None) -> None:
-        """Raise TypeError unless keys of a type can be compared with those of the table.
-
-        Args:
-            dtype: of the keys of rows, as in `Workflow.input_types`.
-            is_list: whether a row holds a list of them.
-            kind: what these keys are if they are times, as `time_kind` says; None if unknown.
-        """
-        times = is_time(dtype), is_time(self.key_type[0])
-        differ = type_mismatch((dtype, is_list), self.key_type) is not None
-        words = [self.key_type[0], dtype]
-        if not differ and None not in (kind, self._time_kind) and kind != self._time_kind:
-            words = [f"{words[0]} ({self._time_kind})", f"{words[1]} ({kind})"]
-        elif not differ or not (any(times) or "string" in words):
-            return
-        rule = f"has keys of {words[0]}, got {words[1]}. Give the column one type in all files"
-        raise TypeError(self._wrong(self.on, f"{rule} (of CSV: --types), or fit again."))
-
-    def output_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names, then those of the table."""
-        if self.on not in names:
-            raise ValueError(
-                f"JoinExternal: the key {listed([self.on], names)[1:-1]} is not among "
-                f"{listed(names)}"
-            )
-        twice = [name for name in self.columns_ext if name in names]
-        if twice:
-            raise ValueError(f"JoinExternal: columns {twice} are on both sides. Rename them.")
-        return [*names, *self.columns_ext]
-
-    def output_columns(self, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns, then those of the table in the default role of their dtype."""
-        kinds = {name: column_type(self.table[name]) for name in self.columns_ext}
-        joined = [Column(n, role_of(kind)).with_type(kind, hot) for n, (kind, hot) in kinds.items()]
-        return [*columns, *joined]
-
-
-def in_unit(times: Array, dtype: str) -> tuple[Array, Array]:
-    """Return (times as int64 in the unit of `dtype`, which of them have an equal in it).
-
-    Example:
-        >>> hours = np.array(["2020-01-01T00", "2020-01-01T07"], "datetime64[h]")
-        >>> in_unit(hours, "datetime64[D]")
-        (array([18262, 18262]), array([ True, False]))
-    """
-    made = times.astype(dtype)
-    return made.view(np.int64), made.astype(times.dtype) == times

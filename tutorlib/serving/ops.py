@@ -159,32 +159,6 @@ class ServedCategorify(ServedOp):
         return column.with_values(column.without_nulls(ids, self.op.null_id(name)))
 
 
-class ServedJoinExternal(ServedOp):
-    """`JoinExternal`; the table is in variables, its columns only where they are wanted."""
-
-    def build(self) -> None:
-        """Keep the keys and the wanted columns of the table."""
-        joined = [name for name in self.wanted if name not in self.names]
-        self.keys = tensors.KeyTable(self.op.index.keys) if joined else None
-        self.tables = {name: tensors.ValueTable(self.op.table[name]) for name in joined}
-
-    def source(self, output: str) -> str:
-        """Return the column itself; of a joined one, the key."""
-        return output if output in self.names else self.op.on
-
-    def column(self, name: str, column: ServedColumn) -> ServedColumn:
-        """Return the column; a joined one has a null where the key is not in the table."""
-        if name in self.names or self.keys is None:
-            return column
-        keys, equal = column.values, None
-        if column.dtype is not None:
-            keys, equal = tensors.in_unit(keys, column.dtype, self.op.key_type[0])
-        positions = column.without_nulls(self.keys.find(keys), 0)
-        if equal is not None:
-            positions = tf.where(equal, positions, 0)
-        return self.tables[name].take(positions)
-
-
 # To serve an op of your own, write a ServedOp for it and enter it: SERVED[MyOp] = ServedMyOp.
 SERVED: dict[type[ops.Op], type[ServedOp]] = {
     ops.Categorify: ServedCategorify,
@@ -192,9 +166,7 @@ SERVED: dict[type[ops.Op], type[ServedOp]] = {
     ops.FillMedian: ServedFill,
     ops.FillMissing: ServedFill,
     ops.HashBucket: ServedHashBucket,
-    ops.JoinExternal: ServedJoinExternal,
     ops.LogOp: ServedLogOp,
     ops.Normalize: ServedNormalize,
     ops.Rename: ServedRename,
-    ops.Select: ServedOp,
 }

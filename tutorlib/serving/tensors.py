@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tutorlib.columns import Masked, Ragged, Strings
+from tutorlib.columns import Strings
 from tutorlib.hashing import FACTOR_1, FACTOR_2, GAMMA
 from tutorlib.hashing import hash_values as hash_on_host
 from tutorlib.loader.settings import PAD
-from tutorlib.ops.base import take_or_null
 from tutorlib.schema import Column, Schema, batch_dtype, element_type, is_time, listed
 
 Types = Mapping[str, tuple[str, bool]]  # {column: (NumPy name or "string", whether it holds lists)}
@@ -97,25 +96,6 @@ def as_float64(column: ServedColumn) -> tf.Tensor:
     """Return the values as float64, NaN at a null."""
     values = tf.cast(column.values, tf.float64)
     return column.with_values(values, column.valid).values
-
-
-def in_unit(values: tf.Tensor, dtype: str, wanted: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return (times in another unit, which of them have an equal in it): see `ops.keys.in_unit`.
-
-    Args:
-        values: int64 [n], in the unit of `dtype`, such as "datetime64[us]".
-        dtype: NumPy name of a date or duration.
-        wanted: the same with the other unit.
-    """
-    units = (np.datetime_data(np.dtype(name))[0] for name in (dtype, wanted))
-    one, other = (
-        int(np.ones(1, f"timedelta64[{unit}]").astype("timedelta64[ns]").view(np.int64)[0])
-        for unit in units
-    )
-    if one < other:
-        return values // (other // one), values % (other // one) == 0
-    most = (2**63 - 1) // (one // other)
-    return values * (one // other), (values >= -most) & (values <= most)
 
 
 def mix(h: tf.Tensor) -> tf.Tensor:
@@ -247,30 +227,6 @@ class KeyTable(tf.Module):
                 right &= words >= 0  # the same bits stand for two numbers
             found = tf.where(right, tf.gather(self._positions, at), found)
         return found
-
-
-class ValueTable(tf.Module):
-    """A column of a `Chunk`, of at least one row, whose rows are taken by position."""
-
-    def __init__(self, column: Any) -> None:
-        super().__init__()
-        column = take_or_null(column, np.arange(len(column) + 1))  # row 0 is a null, or empty
-        self._offsets = fixed(column.offsets) if isinstance(column, Ragged) else None
-        column = column.values if isinstance(column, Ragged) else column
-        self._valid = fixed(column.valid) if isinstance(column, Masked) else None
-        values = column.values if isinstance(column, Masked) else column
-        self._values = fixed(as_string_tensor(values) if isinstance(values, Strings) else values)
-
-    def take(self, positions: tf.Tensor) -> ServedColumn:
-        """Return the rows at positions from 1, int [n]; at position 0 a null or an empty list."""
-        splits = None
-        if self._offsets is not None:
-            ends = tf.gather(self._offsets, positions + 1)
-            rows = tf.ragged.range(tf.gather(self._offsets, positions), ends)
-            positions, splits = rows.values, rows.row_splits
-        values = tf.gather(self._values, positions)
-        valid = None if self._valid is None else tf.gather(self._valid, positions)
-        return ServedColumn(values, None, splits).with_values(values, valid)
 
 
 def raw_specs(types: Types, nullable: Iterable[str]) -> dict[str, tf.TensorSpec]:

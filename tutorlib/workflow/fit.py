@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tutorlib.display import row_bar
-from tutorlib.ops import ColumnGroup, JoinExternal, LearningOp
+from tutorlib.ops import ColumnGroup, LearningOp
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import listed, time_kind
@@ -51,10 +51,6 @@ def fit_graph(
             f"columns {listed(missing, types)} are not in the data, which has {listed(types)}{why}"
         )
     times = {name: time_kind(source.arrow_schema.field(name).type) for name in graph.input_names}
-    for group in graph.groups:
-        first = next(iter(group.ops), None)
-        if isinstance(first, JoinExternal):  # which learns from no row
-            first.check_key_type(*types[first.on], times[first.on])
     _reset(graph)
     number, read, nulls = 0, set[str](), set[str]()
     try:

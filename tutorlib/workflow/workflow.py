@@ -96,7 +96,7 @@ class Workflow:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
                 f"columns {twice} are outputs of more than one group. Put Rename into one of the "
-                "groups, or select columns of a group with group[names]."
+                "groups."
             )
         if isinstance(label_names, str):
             raise TypeError(f"label_names takes a list of names, got {label_names!r}")
@@ -528,7 +528,7 @@ class Workflow:
         """
         wanted = set(names)
         for group in self.groups:
-            makers = [op for op in group.ops if not isinstance(op, ops.Rename | ops.Select)]
+            makers = [op for op in group.ops if not isinstance(op, ops.Rename)]
             last = makers[-1] if makers else None
             of_features = isinstance(last, ops.Categorify | ops.HashBucket)
             labels = wanted & set(group.output_names)
@@ -577,8 +577,9 @@ class Workflow:
         self.check_fitted()
         ways = {n: _way_to(group, n) for group in self.groups for n in group.output_names}
         ways |= {column: way for way in ways.values() for _, column in way if column not in ways}
-        plain = ops.Rename | ops.Select
-        changed = [n for n, way in ways.items() if not all(isinstance(op, plain) for op, _ in way)]
+        changed = [
+            n for n, way in ways.items() if not all(isinstance(op, ops.Rename) for op, _ in way)
+        ]
         if name not in changed:
             raise ValueError(
                 f"no LabelEncoder or Categorify or op of numbers makes {name!r}; they make "
