@@ -35,6 +35,7 @@ from benchmarks.measure import (
     GpuWatch,
     Way,
     claim,
+    cores_awake,
     fit_epoch,
     rates,
     ratios,
@@ -330,8 +331,6 @@ def ways_of(
     threads make a single epoch of many small ops up to a third faster or slower than the next.
     """
     import tensorflow as tf
-
-    from tutorlib import cores_awake
 
     model = model_of(panel, log)
     variables = [*model.variables, *model.optimizer.variables]

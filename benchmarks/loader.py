@@ -6,10 +6,10 @@ except bare Arrow, which only decodes: an upper bound for any reader of these fi
 every file --copies times, as copies or by `repeat`, so that an epoch is long compared with the
 wait for its first batch. Readers that pass single rows from thread to thread read --slow-rows; the
 table says how many. They are measured with CPU idle states suppressed, as during training
-(`tutorlib.cores_awake`); with idle states they may be half as fast.
+(`measure.cores_awake`); with idle states they may be half as fast.
 
 `worth_rows` is what the shuffle is worth: as many random rows tell as much about the time as a
-batch does, as `shuffle_quality` measures it. It is measured in the turn that warms up. It varies
+batch does (`readers.worth`). It is measured in the turn that warms up. It varies
 by a fifth between epochs of 64 batches.
 
 Sections (--only): readers, all of one data set, smaller batches and the smallest `fit`; plain,

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.data import TIME
-from benchmarks.measure import Epoch
+from benchmarks.measure import Epoch, cores_awake
 from tutorlib import Schema
 from tutorlib.memory import usable_cores
 
@@ -114,8 +114,9 @@ def _moments(held: Any) -> tuple[float, float] | None:
 def worth(times: Iterable[tuple[float, float]]) -> float:
     """Return how many random rows tell as much about the mean time as a batch does.
 
-    This is `effective_batch_size` of `tutorlib.shuffle_quality`, whose ranks take 120 bytes per
-    row. Times are even in steps, so they need no ranks.
+    The variance of a batch's mean is that of a row divided by this number: the effective sample
+    size of survey statistics (L. Kish, Survey Sampling, 1965), with batches as clusters. Times are
+    even in steps.
 
     Args:
         times: (mean, mean square) of the times of each batch; batches of one size.
@@ -130,8 +131,6 @@ def consume_awake(batches: Iterable[Any], facts: dict[str, Any] | None = None) -
 
     Readers that pass single records from thread to thread may be half as fast with idle states.
     """
-    from tutorlib import cores_awake
-
     with cores_awake():
         return consume(batches, facts)
 

@@ -127,9 +127,9 @@ def measure_rates(measured, turns=3, at_least_s=0.5, *, warm_up=1):
         >>> measure_rates({"reading": rows}, turns=2, at_least_s=0).shape
         (2, 1)
     """
-    from benchmarks.measure import fit_epoch  # lesson 07 imports a copy of tutorlib later
+    # Here, since lesson 07 imports a copy of tutorlib later.
+    from benchmarks.measure import cores_awake, fit_epoch
     from benchmarks.readers import consume
-    from tutorlib.diagnosis import cores_awake
 
     rates = [{} for _ in range(warm_up + turns)]
     with cores_awake():

@@ -28,7 +28,7 @@ TUTORLIB = ROOT / "tutorlib"
 ROOMS = [
     "checks", "display", "schema", "columns", "filesystems", "output", "keras_bridge",
     "memory", "hashing",
-    "parquet", "loader", "shuffling", "ops", "layers", "models", "optimizers", "serving",
+    "parquet", "loader", "ops", "layers", "models", "optimizers", "serving",
     "workflow", "callbacks", "diagnosis", "gpu",
 ]  # fmt: skip
 NEEDED = {"numpy", "pyarrow", "keras", "tensorflow", "tutorlib"}
@@ -94,7 +94,7 @@ def room_of(module: str) -> str:
 def test_tutorlib_holds_the_rooms_in_the_list_and_nothing_else():
     entries = {path.stem for path in TUTORLIB.iterdir() if not path.name.startswith("__")}
     assert entries == set(ROOMS)
-    assert len(ROOMS) <= 21
+    assert len(ROOMS) <= 20
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

@@ -33,7 +33,6 @@ _ROOMS = {  # room: its names
         "keras_inputs",
     ],
     "loader": ["KerasSequenceLoader", "MultiHot"],
-    "shuffling": ["ShuffleQuality", "shuffle_quality"],
     "models": ["DLRM", "WideAndDeep", "movielens_network"],
     "ops": [
         "Categorify",
@@ -48,7 +47,7 @@ _ROOMS = {  # room: its names
     ],
     "optimizers": ["RowSparseAdam", "RowWiseAdagrad"],
     "parquet": ["ParquetError", "ParquetSink", "ParquetSource"],
-    "diagnosis": ["ProfileSteps", "cores_awake", "diagnose"],
+    "diagnosis": ["ProfileSteps", "diagnose"],
     "schema": ["Column", "Schema", "embedding_dim_for"],
     "serving": ["export_serving"],
     "workflow": ["Workflow", "split_rows"],

@@ -1,7 +1,6 @@
 """diagnose: does the data or the model bound a training? Three tests, and a verdict in words.
 
-`cores_awake` makes measurements of a reader alone comparable with training; `ProfileSteps` traces
-some steps of a `fit` for TensorBoard's profile plugin.
+`ProfileSteps` traces some steps of a `fit` for TensorBoard's profile plugin.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ import contextlib
 import itertools
 import math
 import os
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +19,6 @@ import keras
 
 from tutorlib.callbacks import StallReport, TimedBatches
 from tutorlib.loader import KerasSequenceLoader
-from tutorlib.memory import usable_cores
 
 TURNS = 3  # that count, after one that does not
 HELD_BATCHES = 8  # of the model alone: one would stay in the processor's cache
@@ -153,12 +149,12 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
 
     The tests take four turns, of which the first does not count. Of the others, the one with the
     median of what data costs is shown: what slows a machine down for a while hits all three. Each
-    is timed by `StallReport`, from the request for the first batch to the end of the last step, and
-    in all of them the cores are kept awake (`cores_awake`). A turn lasts an epoch, or `max_seconds`
-    of it; of a part of an epoch, the wait for the first batch, in which buffers fill, counts in
-    proportion. A batch with another number of rows than the first, such as the last one of an
-    epoch, ends a turn, since it would compile the step again. In all three a batch starts in the
-    host's memory, so on a GPU the copy to the device is part of the model's time.
+    is timed by `StallReport`, from the request for the first batch to the end of the last step. A
+    turn lasts an epoch, or `max_seconds` of it; of a part of an epoch, the wait for the first
+    batch, in which buffers fill, counts in proportion. A batch with another number of rows than the
+    first, such as the last one of an epoch, ends a turn, since it would compile the step again. In
+    all three a batch starts in the host's memory, so on a GPU the copy to the device is part of the
+    model's time.
 
     The training is real, but the model is restored afterwards, also if a test fails: weights,
     states of random number generators and the optimizer's variables are copied to the host's
@@ -222,7 +218,7 @@ def diagnose(model: keras.Model, data: Any, *, max_seconds: float = 5.0) -> Diag
             model, lambda: (batch for batch in itertools.cycle(alike)), min(max_seconds, MODEL_S)
         ),
     ]
-    with _restored(model, held[0]), cores_awake():
+    with _restored(model, held[0]):
         for trained in (model, stripped):  # compile, also for lists of other lengths
             _Test(trained, lambda: (batch for batch in held), math.inf).run()
         turns = [_of_turn(*(test.run() for test in tests)) for _ in range(1 + TURNS)]
@@ -322,34 +318,6 @@ def _restored(model: keras.Model, batch: Any) -> Iterator[None]:
 
 
 # ---- what else measures a training ---------------------------------------------------------------
-
-SPIN = "import os, sys\nos.nice(19)\nwhile os.getppid() == int(sys.argv[1]): pass"
-
-
-@contextlib.contextmanager
-def cores_awake() -> Iterator[None]:
-    """Suppress the idle states of all CPU cores while the block runs.
-
-    A reader that passes records from thread to thread, one by one, waits briefly for each of them.
-    A core that has nothing else to do enters an idle state meanwhile, and waking it takes longer
-    than the record does, above all on a virtual machine. During training the cores do not idle, so
-    such a reader may be twice as fast there as alone; measured within this block, it shows the
-    speed that it has in training. One process of the lowest priority per core keeps it busy, at a
-    cost of 1 to 2% of the core. The processes end with the block, or with this process.
-
-    Example:
-        >>> with cores_awake():
-        ...     sum(range(10))
-        45
-    """
-    command = [sys.executable, "-IS", "-c", SPIN, str(os.getpid())]
-    spinning = [subprocess.Popen(command) for _ in range(usable_cores())]
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
 
 
 class ProfileSteps(keras.callbacks.Callback):

@@ -1,14 +1,10 @@
 """diagnose tells slow data from a heavy model, and leaves both as they were."""
 
-import contextlib
 import re
-import subprocess
-import sys
 import time
 
 import keras
 import numpy as np
-import psutil
 import pytest
 import tensorflow as tf
 
@@ -31,7 +27,6 @@ from tutorlib.callbacks import StallReport, ThroughputLogger
 from tutorlib.columns import Chunk
 from tutorlib.diagnosis import ProfileSteps, diagnose
 from tutorlib.layers import keras_inputs
-from tutorlib.memory import usable_cores
 from tutorlib.schema import Column, Schema
 
 
@@ -276,34 +271,3 @@ def test_the_traced_steps_are_counted_over_epochs_and_shown_by_tensorboards_plug
     assert not (tmp_path / "c").exists()
     with pytest.raises(ValueError, match="1 <= first <= last, got first=0, last=3"):
         ProfileSteps(tmp_path, 0, 3)
-
-
-# ---- cores_awake --------------------------------------------------------------------------------
-
-
-def children(process):
-    """Return {process id: priority} of the running child processes of a process."""
-    found = {}
-    for child in psutil.Process(process).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found[child.pid] = child.nice()
-    return found
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_processes_of_the_lowest_priority_end_with_the_block_or_the_process(killed):
-    code = "import time\nfrom tutorlib.diagnosis import cores_awake\nwith cores_awake():\n"
-    code += f" print(flush=True)\n time.sleep({60 if killed else 2})\n"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        deadline = time.monotonic() + 30
-        spinning = {}
-        while list(spinning.values()) != [19] * usable_cores() and time.monotonic() < deadline:
-            spinning = children(process.pid) or spinning
-        assert list(spinning.values()) == [19] * usable_cores()
-        if killed:
-            process.kill()
-    while any(map(psutil.pid_exists, spinning)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(psutil.pid_exists, spinning))

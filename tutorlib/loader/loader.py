@@ -861,8 +861,7 @@ class KerasSequenceLoader(LoaderAdapter):
                 f"the shuffle is poor: {'; '.join(doubts)}. Write the data in random order, in at "
                 f"least {2 * FEW_ROW_GROUPS * size} row groups (Workflow.transform_to_parquet(..., "
                 "row_group_rows=..., shuffle_seed=0); for sorted rows, of the parts that "
-                f"split_rows(..., seed=0) gives, as its docstring shows){larger}. Measure it with "
-                "shuffle_quality().",
+                f"split_rows(..., seed=0) gives, as its docstring shows){larger}.",
                 stacklevel=_level_of_user(),
             )
 

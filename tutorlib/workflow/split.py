@@ -70,7 +70,7 @@ def split_rows(
 
     Choose so many parts that one has at most `rows_per_file` rows: it is then shuffled as a whole.
     Each part reads all row groups. 4 million rows sorted by label in one row group, in 4 parts:
-    a batch of 4,096 rows is worth 3,800 random rows (`shuffle_quality`), 20 without the parts, and
+    a batch of 4,096 rows is worth 3,800 random rows, 20 without the parts, and
     writing takes 2.5 s instead of 1.0 s.
 
     Example:

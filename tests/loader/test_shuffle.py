@@ -1,0 +1,139 @@
+"""What the loader's shuffle is worth on rows sorted by time, and when it warns that it is poor."""
+
+import warnings
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tutorlib.loader import KerasSequenceLoader
+from tutorlib.parquet import ParquetSource
+
+ROWS, BATCH = 65_536, 256
+
+
+def write(folder, rows, row_group_rows):
+    numbers = np.arange(rows)
+    table = pa.table({"row": numbers, "x": pa.array(numbers, pa.float32()), "y": numbers % 2})
+    pq.write_table(table, folder / "rows.parquet", row_group_rows)
+    return folder
+
+
+def loader_of(data, batch_size=4096, **changes):
+    names = {"cat_names": ["row"], "cont_names": ["x"], "label_names": ["y"]}
+    return KerasSequenceLoader(data, batch_size, **names, **changes)
+
+
+def variance_of_means(loader):
+    """The variance of the batches' mean row numbers in an epoch, by that of a uniform shuffle."""
+    rows = [inputs["row"].numpy().astype(float) for inputs, _ in loader if len(inputs["row"]) > 1]
+    whole = [batch for batch in rows if len(batch) == loader.batch_size]
+    means = np.array([batch.mean() for batch in whole])
+    return loader.batch_size * means.var(ddof=1) / np.concatenate(rows).var()
+
+
+def worth(loader, count=3):
+    """The random rows that a batch of time-sorted rows is worth, by the mean of some epochs."""
+    return loader.batch_size / np.mean([variance_of_means(loader) for _ in range(count)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data"), ROWS, 512)
+
+
+def test_a_loader_with_all_rows_in_a_chunk_shuffles_uniformly_and_without_shuffle_not(folder):
+    chance = np.sqrt(2 / (ROWS / BATCH))  # the standard deviation over uniform shuffles, about
+    loader = loader_of(folder, BATCH, buffer_size=ROWS)
+    assert all(abs(variance_of_means(loader) - 1) < 4 * chance for _ in range(3))
+    in_order = loader_of(folder, BATCH, shuffle=False)
+    assert [row for inputs, _ in in_order for row in inputs["row"].numpy()[:, 0]] == [*range(ROWS)]
+
+
+def test_more_parts_in_a_chunk_are_a_better_shuffle_and_smaller_chunks_a_worse_one(folder):
+    chunk_rows = 8_192
+    by_parts = [
+        worth(loader_of(folder, BATCH, buffer_size=chunk_rows // k, parts_per_chunk=k), 6)
+        for k in (1, 4, 16)
+    ]
+    assert by_parts == sorted(by_parts)
+    # k of K parts, drawn at random: their mean varies as that of k rows, less those not drawn.
+    assert BATCH / by_parts[-1] == pytest.approx(BATCH / 16 * (1 - 16 / 128) + 1, rel=0.5)
+    by_rows = [
+        worth(loader_of(folder, BATCH, buffer_size=512, parts_per_chunk=k)) for k in (1, 16, 128)
+    ]
+    assert by_rows == sorted(by_rows)
+
+
+WORTH = [  # (rows, of a row group, arguments, least worth of a batch; what 0.1.0 gave)
+    (4_000_000, 1_000_000, {}, 12, 17),
+    (2_000_000, 65_536, {}, 30, 150),
+    (2_000_000, 10_000, {}, 60, 100),
+    (2_000_000, 1000, {}, 80, 98),
+    (4_000_000, 1_000_000, {"memory_budget": "64MB"}, 6, 7),
+    (2_000_000, 10_000, {"memory_budget": "16MB"}, 10, 31),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:the shuffle is poor")
+@pytest.mark.parametrize(("rows", "row_group_rows", "changes", "least", "before"), WORTH)
+def test_a_batch_of_time_sorted_rows_is_worth_what_it_was(
+    tmp_path, rows, row_group_rows, changes, least, before
+):
+    found = worth(loader_of(write(tmp_path, rows, row_group_rows), **changes))
+    assert found >= least, (found, before)
+
+
+# ---- files that do not allow for it --------------------------------------------------------------
+
+FEW_ROWS = 1_200_000  # more than an automatic chunk
+
+
+def words_of(loader):
+    """The warnings of two epochs' beginnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader.peek()
+        next(iter(loader))
+        loader.close()
+    assert {warning.filename for warning in caught} <= {__file__}  # the user's line, not ours
+    return [str(warning.message) for warning in caught]
+
+
+def test_too_few_row_groups_are_said_once_and_the_remedy_mends_the_shuffle(tmp_path):
+    """Random order, in more row groups: as the warning says."""
+    (tmp_path / "good").mkdir()
+    (tmp_path / "poor").mkdir()
+    poor = loader_of(write(tmp_path / "poor", FEW_ROWS, FEW_ROWS))
+    (words,) = words_of(poor)
+    assert "a chunk has rows of about 1 row groups (the files have 1)" in words
+    assert "in at least 8 row groups (Workflow.transform_to_parquet(" in words
+    order = np.random.default_rng(0).permutation(FEW_ROWS)
+    table = pq.read_table(tmp_path / "poor").take(order)
+    pq.write_table(table, tmp_path / "good" / "rows.parquet", FEW_ROWS // 8)
+    good = loader_of(tmp_path / "good")
+    assert words_of(good) == []
+    assert worth(good, 1) > 2000 > 100 > worth(poor, 1)
+
+
+NOT_WARNED = [{}, {"shuffle": False}, {"buffer_size": 100}, {"parts_per_chunk": 1}, {"head": 90}]
+
+
+@pytest.mark.parametrize("changes", NOT_WARNED, ids=str)
+def test_a_shuffle_of_all_rows_none_or_the_one_asked_for_is_not_warned_of(tmp_path, changes):
+    source = ParquetSource(write(tmp_path, 1000, 500))
+    source = source.head(changes["head"]) if "head" in changes else source
+    changes = {name: value for name, value in changes.items() if name != "head"}
+    assert words_of(loader_of(source, 50, **changes)) == []
+
+
+def test_a_budget_and_a_rank_that_shuffle_poorly_are_named(tmp_path):
+    (words,) = words_of(loader_of(write(tmp_path, 300_000, 100_000), 100, memory_budget="6MB"))
+    assert "or give a larger memory_budget" in words
+    write(tmp_path, 1000, 100)
+    rank = loader_of(tmp_path, 50, global_size=4, global_rank=1)
+    (words,) = words_of(rank)
+    assert "a rank reads only " in words
+    assert "of 10 row groups in an epoch" in words
+    assert "in at least 32 row groups" in words
