@@ -36,8 +36,8 @@ def check_measured(claim, holds):
     """Print whether this run bears out a claim about time; the lesson goes on either way.
 
     A time also depends on what else the machine does, so one run cannot refute the claim.
-    `make tutorial` lists at its end what a run did not bear out, and `make pages` records no page
-    that has such a line.
+    `make tutorial` lists at its end what a run did not bear out, and `make pages` records it like
+    any other line: a claim stays in a lesson only if nine of ten quiet runs bear it out.
 
     Args:
         claim: what the text above the cell says, in a few words.
