@@ -43,6 +43,11 @@ TABLE = {  # (benchmark, section): what its claims are called on the page; other
     ("layers", "steps of small batches"): "a step, tables of a million rows",
     ("etl", "clicks"): "preprocessing",
 }
+LOST = {  # readers of the first page's first claim, and how it names them
+    ladder.LOADER: "with the loader",
+    ladder.LINES: "with 25 lines of Arrow",
+    ladder.TFRECORD: "with TFRecord",
+}
 BLOCK = re.compile(r"(<!-- measured: begin -->\n).*?(<!-- measured: end -->)", re.DOTALL)
 README = measure.ROOT / "README.md"
 
@@ -106,13 +111,14 @@ def gpu_sentence(results: Path = measure.RESULTS) -> str:
         return "No GPU has run this code yet."
     report = newest("gpu-check", results)
     card = report["hardware"]["gpus"][0].partition(",")[0]
+    shares = []
     rates = report["parts"]["jax"]["rows/s"]
-    pairs = [(rates[f"{d}, stacked, 65536"]) for d in ("gpu", "cpu")]
-    gpu, cpu = (statistics.median(values) / 1e6 for values in pairs)
-    cores = report["hardware"]["cores"]
+    for way in (name.removeprefix("gpu, ") for name in rates if name.startswith("gpu, ")):
+        by_gpu, by_cpu = (statistics.median(rates[f"{device}, {way}"]) for device in ("gpu", "cpu"))
+        shares.append(by_gpu / by_cpu)
     return (
-        f"Of the same batches, one {card} made {gpu:.3g} million rows/s, its host's {cores} cores "
-        f"{cpu:.3g} million."
+        f"We tried: one {card} made batches at {min(shares):.0%} to {max(shares):.0%} of the "
+        f"speed of its host's {report['hardware']['cores']} CPU cores."
     )
 
 
@@ -158,42 +164,47 @@ def readers_table(results: Path = measure.RESULTS, section: str = "read") -> str
     """Return what each reader of a section of `peers` gives, and takes, as a table in Markdown."""
     ways = newest("peers", results)["ways"] if any(results.glob("peers-*")) else []
     title = TABLE["peers", section].removeprefix("reading, other libraries, ")
-    lines = [f"| reader of {title} | rows/s | a batch is worth, rows | peak MiB |"]
+    lines = [f"| reader of {title} | million rows/s (range) | a batch is worth, rows | peak MiB |"]
     lines += ["|---" * 4 + "|"]
     for entry in (entry for entry in ways if entry["section"] == section):
-        rate, values = entry["rows_per_s"], entry["values"]
-        worth, peak = values["worth_rows"][0], values["peak_bytes"][0] / 2**20
-        lines.append(f"| {entry['name']} | {rate:,.0f} | {worth:,.0f} | {peak:,.0f} |")
+        rate = ladder.rate_and_range({**entry, "rows": entry["rows"] / 1e6})
+        worth, peak = entry["values"]["worth_rows"][0], entry["values"]["peak_bytes"][0] / 2**20
+        cells = [rate, measure.two_digits(worth), measure.two_digits(peak)]
+        lines.append(f"| {entry['name']} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
 def ladder_table(results: Path = measure.RESULTS) -> str:
-    """Return the first page's table: what each reader reaches in the panel of XLA."""
+    """Return the first page's table: what each reader reaches, in every panel of the ladder."""
     if not any(results.glob("ladder-*.json")):
         return ""
     report = newest("ladder", results)
-    entries = [entry for entry in report["ways"] if entry["section"] == "xla"]
-    ceiling, shown = ladder.split(entries)
-    share = statistics.median(
-        ratio for entry in shown if entry["name"] == ladder.LOADER
-        for ratio in measure.ratios(entry, ceiling)
-    )  # fmt: skip
-    lines = [
-        f"**With the loader, training runs at {share:.0%} of the speed that it has without any "
-        "reader**: the ceiling, the same batches held in memory.",
-        "",
-    ]
-    lines += ["| reader | samples/s in training | share of the ceiling | validation loss |"]
-    lines.append("|---|---|---|---|")
-    for name, *cells, _auroc in ladder.table(shown, ceiling):
-        words = [f"**{word}**" if name == ladder.LOADER else word for word in (name, *cells)]
-        lines.append(f"| {' | '.join(words)} |")
-    rate = f"{statistics.median(measure.rates(ceiling)):,.0f}"
-    lines.append(f"| {ladder.CEILING}: the ceiling | {rate} | 100% | |")
+    panels: dict[str, dict[str, Mapping[str, Any]]] = {}  # the entries of each, by name
+    for entry in report["ways"]:
+        panels.setdefault(entry["section"], {})[entry["name"]] = entry
+    claims = []
+    for name, words in LOST.items():
+        shares = [
+            ladder.share(by_name[name], by_name[ladder.CEILING]) for by_name in panels.values()
+        ]
+        claims.append(f"{1 - max(shares):.0%} to {1 - min(shares):.0%} {words}")
+    lines = [f"**How much of its speed does training lose to reading? {', '.join(claims)}.**", ""]
+    titles = [ladder.PANELS[name].title for name in panels]
+    lines += [f"| reader | {' | '.join(titles)} |", "|---" * (1 + len(panels)) + "|"]
+    for name in ladder.READERS[:-1]:
+        cells = [
+            ladder.share_and_range(by_name[name], by_name[ladder.CEILING])
+            for by_name in panels.values()
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    rates = [ladder.rate_and_range(by_name[ladder.CEILING]) for by_name in panels.values()]
+    lines.append(f"| {ladder.CEILING}, samples/s | {' | '.join(rates)} |")
+    losses = [entry["loss"] for entry in report["ways"] if "loss" in entry]
     machine = measure.describe_hardware(report["hardware"])
     said = (
-        f"*{machine}, {report['date'][:10]}: small click model, XLA; "
-        "medians of turns, and of their shares.*"
+        "*Share of the speed without any reader: medians (range of the turns). Where ranges "
+        "overlap, the order may be chance. A small click model; "
+        f"losses {min(losses):.3f} to {max(losses):.3f}. {machine}, {report['date'][:10]}.*"
     )
     return "\n".join([*lines, "", said, ""])
 

@@ -149,13 +149,21 @@ def test_a_figure_can_be_drawn_again_with_the_same_bytes(name, measured, tmp_pat
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
 
 
-def test_the_table_of_the_first_page_says_what_was_measured(measured, tmp_path):
-    report = measured("ladder")
+def test_the_table_of_the_first_page_shows_every_panel_and_its_shares_divide(tmp_path):
+    def entry(panel, name, *seconds):
+        return {"section": panel, "name": name, "rows": 100, "elapsed_s": seconds, "loss": 0.4}
+
+    seconds = {ladder.TFRECORD: (4, 4, 5), ladder.CEILING: (1, 1, 2)}
+    ways = [entry("plain", name, *seconds.get(name, (2, 4, 1))) for name in ladder.READERS]
+    ways += [entry("xla", name, *seconds.get(name, (2, 2, 2))) for name in ladder.READERS]
+    machine = {"cpu": "words", "cores": 2, "memory_bytes": 2**30, "gpus": []}
+    report = {"date": "2020-02-20T", "hardware": machine, "ways": ways}
     (tmp_path / "ladder-here.json").write_text(json.dumps(report))
-    [line] = [row for row in figures.ladder_table(tmp_path).splitlines() if "**loader**" in row]
-    [entry] = [entry for entry in report["ways"] if entry["name"] == ladder.LOADER]
-    for said in (f"{entry['rows_per_s']:,.0f}", f"{entry['loss']:.3f}"):
-        assert f"**{said}**" in line
+    rows = figures.ladder_table(tmp_path).splitlines()
+    assert rows[0].startswith("**How much of its speed does training lose to reading? 50% to 50%")
+    assert "| loader | 50% (25-100) | 50% (50-50) |" in rows
+    assert "| TFRecord | 25% (20-25) | 25% (20-25) |" in rows
+    assert rows[-3] == f"| {ladder.CEILING}, samples/s |{' 100 (50 to 100) |' * 2}"
 
 
 def test_readers_of_the_ladder_train_on_the_same_rows_from_the_same_weights(folder, measured):
