@@ -3,6 +3,7 @@
 On a cluster, Slurm or Kubernetes starts the ranks of a training: docs/scale_out.md.
 """
 
+import collections
 import json
 import os
 import signal
@@ -28,11 +29,11 @@ class Losses(keras.callbacks.Callback):
     """Keeps the loss of each step, and kills its process where the settings ask for it.
 
     Args:
-        settings: of the training, as `launch` gives them to its program.
+        settings: of the training, as its program finds them.
         rank: number of this process.
     """
 
-    def __init__(self, settings, rank):
+    def __init__(self, settings, rank=0):
         super().__init__()
         self.path, self.kill = f"{settings['folder']}/rank_{rank}.npz", settings.get("kill")
         self.rank, self.means = rank, []
@@ -44,10 +45,14 @@ class Losses(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_train_end(self, logs):
-        """Write the losses and the weights, for `finish`."""
+        """Write losses, weights and the bytes that each device holds."""
         losses = np.diff(self.means * np.arange(1, len(self.means) + 1), prepend=0)
         weights = np.concatenate([np.ravel(weight) for weight in self.model.get_weights()])
-        np.savez(self.path, losses=losses, weights=weights)
+        held = collections.Counter()
+        for variable in [*self.model.variables, *self.model.optimizer.variables]:
+            for shard in variable.value.addressable_shards:
+                held[shard.device] += shard.data.nbytes
+        np.savez(self.path, losses=losses, weights=weights, held=list(held.values()))
 
 
 def start(program, settings, **environment):
@@ -55,12 +60,11 @@ def start(program, settings, **environment):
 
     Args:
         program: path of the program, which finds its settings as JSON in `sys.argv[1]`.
-        settings: among them `folder`, for its log, and for what JAX compiles for several programs.
+        settings: among them `folder`, for its log and results.
         **environment: more variables.
     """
-    compiled = (
-        Path(settings["folder"]).parent / "compiled"
-    )  # the next process need not compile again
+    # The next process need not compile again.
+    compiled = Path(settings["folder"]).parent / "compiled"
     environment |= {
         "KERAS_BACKEND": "jax",
         "JAX_PLATFORMS": "cpu",
@@ -108,7 +112,20 @@ def wait(ranks, at_most_s=300):
 
 
 def finish(ranks, folder):
-    """Wait for a training; return the losses of its steps, and the weights of all ranks."""
-    assert wait(ranks) == [0] * len(ranks), Path(folder, "log.txt").read_text()[-3000:]
-    saved = [np.load(path) for path in sorted(Path(folder).glob("rank_*.npz"))]
+    """Wait for a training; return the losses of its steps, and the weights of each rank."""
+    saved = _results(ranks, folder)
     return saved[0]["losses"], [rank["weights"] for rank in saved]
+
+
+def train_on(devices, program, settings):
+    """Run a program on so many devices of the CPU; return its losses, and bytes on each device."""
+    Path(settings["folder"]).mkdir()
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    [saved] = _results([start(program, settings, XLA_FLAGS=flags)], settings["folder"])
+    return saved["losses"], saved["held"]
+
+
+def _results(ranks, folder):
+    """Wait for processes, and return what `Losses` wrote in each."""
+    assert wait(ranks) == [0] * len(ranks), Path(folder, "log.txt").read_text()[-3000:]
+    return [np.load(path) for path in sorted(Path(folder).glob("rank_*.npz"))]

@@ -17,7 +17,6 @@ import pytest
 from tests.support.documents import code_below
 from tests.support.processes import free_ports, run_together, started
 from tutorlib.columns import Chunk, Ragged
-from tutorlib.output import find_checkpoints
 from tutorlib.parquet import ParquetSink
 from tutorlib.schema import Column, Schema
 
@@ -54,10 +53,8 @@ train.set_epoch(0)
 print(json.dumps({
     "rows": [ids["row"].to_pylist() for ids, _ in train.with_ids()],
     "losses": losses,
-    "weights": np.concatenate([v.ravel() for v in values if v.dtype == "float32"]).tolist(),
     "bits": hashlib.sha256(b"".join(v.tobytes() for v in values)).hexdigest(),
     "steps": int(model.optimizer.iterations),
-    "state": train.state_dict(),
     "predicted": train.predict(model, verbose=0).num_rows,
 }))
 """
@@ -73,7 +70,7 @@ def edited(program, *changes):
 
 PROGRAM = edited(PROGRAM, ("import jax\n", WITHOUT_TENSORFLOW))
 CHANGES = [
-    ('"drop_last": True}', '"drop_last": True, "id_names": ["row"]}'),
+    ("batch_size, drop_last=True)", 'batch_size, drop_last=True, id_names=["row"])'),
     ("from tutorlib", WATCH),
     ("callbacks=[checkpoint]", "callbacks=[Watch(), checkpoint]"),
     ("    validation_data=valid,\n", ""),
@@ -132,42 +129,31 @@ def place(tmp_path_factory):
     return folder
 
 
-def train(folder, *world_sizes):
-    """Train in several processes, all of these numbers at the same time."""
-    environments = [environment for size in world_sizes for environment in slurm(size)]
-    reports = run_together([WATCHED] * len(environments), environments, cwd=folder)
-    return [[reports.pop(0) for _ in range(size)] for size in world_sizes]
+def train(folder):
+    """Return what each of two processes reports."""
+    return run_together([WATCHED] * 2, slurm(2), cwd=folder)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(place, tmp_path_factory):
-    """What each process of 1 and 2 reports."""
-    reports = {}
-    for size in (1, 2):
-        folder = shutil.copytree(place, tmp_path_factory.mktemp("run") / "here")
-        [reports[size]] = train(folder, size)
-    return reports
+    """What each of two processes reports that are never killed."""
+    return train(shutil.copytree(place, tmp_path_factory.mktemp("run") / "here"))
 
 
-def test_one_and_two_processes_train_on_the_same_batches(undisturbed):
-    of_one = undisturbed[1][0]
-    assert len(of_one["rows"]) == STEPS
-    assert len(set(np.ravel(of_one["rows"]))) == STEPS * 64
-    for reports in undisturbed.values():
-        together = np.concatenate([report["rows"] for report in reports], axis=1)
-        np.testing.assert_array_equal(together, of_one["rows"])
-        for report in reports:
-            assert report["steps"] == STEPS == len(report["losses"])
-            np.testing.assert_allclose(report["losses"], of_one["losses"], atol=1e-5, rtol=0)
-            assert report["bits"] == reports[0]["bits"]
-            assert report["state"] == of_one["state"]
-            assert report["predicted"] == ROWS
+def test_two_processes_train_one_model_on_each_row_once(undisturbed):
+    rows = np.concatenate([report["rows"] for report in undisturbed], axis=1)
+    assert rows.shape == (STEPS, 64)
+    assert len(set(rows.ravel())) == STEPS * 64
+    for report in undisturbed:
+        assert report["steps"] == STEPS
+        assert report["losses"] == undisturbed[0]["losses"]
+        assert report["bits"] == undisturbed[0]["bits"]
+        assert report["predicted"] == ROWS
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_others_and_any_number_resumes(undisturbed, place, tmp_path):
-    """Two resume with the bits of an undisturbed run, one with its values."""
-    folder = shutil.copytree(place, tmp_path / "two")
+def test_a_killed_process_ends_the_other_and_both_resume_bit_for_bit(undisturbed, place, tmp_path):
+    folder = shutil.copytree(place, tmp_path / "here")
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile("w+"))
         first, second = (
@@ -180,17 +166,10 @@ def test_a_killed_process_ends_the_others_and_any_number_resumes(undisturbed, pl
         assert code != 0, f"ended {time.monotonic() - killed:.0f} s after the other"
         output.seek(0)
         assert "Task 1 heartbeat timeout" in output.read()
-    last = find_checkpoints(folder / "checkpoints")[-1]
-    assert last.folder.name.endswith("epoch-0-batch-20")
-    assert last.state["loader"]["settings"]["canonical_ranks"] == 4
-    shutil.copytree(folder, tmp_path / "one")
-    [two] = train(folder, 2)
-    [[one]] = train(tmp_path / "one", 1)
-    for report in (*two, one):
+    for report in train(folder):
         assert report["steps"] == STEPS
-        assert len(report["losses"]) == STEPS - 20
-    assert [report["bits"] for report in two] == [undisturbed[2][0]["bits"]] * 2
-    np.testing.assert_allclose(one["weights"], undisturbed[1][0]["weights"], atol=1e-4)
+        assert len(report["losses"]) == STEPS - 20  # from the last checkpoint on
+        assert report["bits"] == undisturbed[0]["bits"]
 
 
 REFUSALS = """
@@ -201,7 +180,7 @@ said = {}
 def refused(name, method="fit", folder="train", epoch=0, distribution=None, **changes):
     before = keras.distribution.distribution()
     try:
-        loader = KerasSequenceLoader(folder, batch_size, **{**options, **changes})
+        loader = KerasSequenceLoader(folder, batch_size, **{"drop_last": True, **changes})
         loader.set_epoch(epoch)
         keras.distribution.set_distribution(distribution or before)
         getattr(model, method)(loader, verbose=0)
@@ -255,7 +234,7 @@ def test_processes_that_do_not_belong_together_are_refused_on_all_of_them(place,
     assert "ranks [0, 1] were made before keras.distribution" in first["early"]
     assert "position.epoch is 1 on rank 1, but 0 on rank 0" in first["position"]
     assert (
-        "drop_last=True, or ParquetSource(...).head(3396), which leaves out 3"
+        "drop_last=True, or ParquetSource(...).head(3398), which leaves out 1"
         in first["last batch"]
     )
     assert "loader.predict(model)" in first["predict"]
@@ -264,6 +243,51 @@ def test_processes_that_do_not_belong_together_are_refused_on_all_of_them(place,
     assert first["save"].startswith("epoch 0, batch 3 cannot be written to train/")
     assert first["restored"] == [1, 1]  # each as the rank that it is
     assert first["differ"].startswith("['000001-epoch-1-batch-0', '']: all must see the same")
+
+
+# ---- a table split over devices ------------------------------------------------------------------
+
+
+SPLIT = """import sys
+sys.modules["tensorflow"] = None
+import json
+losses = []
+def report():
+    shards = model.get_layer("embeddings").embedding_weights.value.addressable_shards
+    held = {}
+    for variable in [*model.variables, *model.optimizer.variables]:
+        for shard in variable.value.addressable_shards:
+            held[str(shard.device)] = held.get(str(shard.device), 0) + shard.data.nbytes
+    print(json.dumps([losses, [shard.data.shape[0] for shard in shards], list(held.values())]))
+"""
+
+
+def test_a_table_split_over_four_devices_trains_as_on_one(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {"user": rng.integers(0, 49_999, 1024), "day": rng.integers(0, 7, 1024)}
+    columns["x"] = rng.standard_normal(1024).astype("float32")
+    columns["label"] = (columns["x"] > 0).astype("float32")
+    ids = [Column("user", "categorical", cardinality=49_999)]
+    ids.append(Column("day", "categorical", cardinality=7))
+    write_columns(tmp_path / "train", columns, [*ids, Column("x", "continuous"), LABEL])
+    program = edited(
+        code_below(PAGE, "Tables that fit no device"),
+        ("% len(devices)", "% 4"),  # as many rows on one device
+        ("batch_size=512", "batch_size=64"),
+        ("import keras  #", "import keras; keras.utils.set_random_seed(0)  #"),
+        ("epochs=1)", "callbacks=[keras.callbacks.LambdaCallback("
+         "on_train_batch_end=lambda batch, logs: losses.append(logs['loss']))])"),
+    )  # fmt: skip
+    flags = "--xla_force_host_platform_device_count="
+    environments = [{"KERAS_BACKEND": "jax", "XLA_FLAGS": f"{flags}{n}"} for n in (1, 4)]
+    (one, [rows], [whole]), (four, shards, held) = run_together(
+        [f"{SPLIT}{program}\nreport()"] * 2, environments, cwd=tmp_path
+    )
+    assert len(one) == 16
+    np.testing.assert_allclose(four, one, atol=1e-5, rtol=0)
+    assert rows == 50_008
+    assert shards == [rows // 4] * 4
+    assert max(held) < 0.27 * whole
 
 
 # ---- loops of one's own -------------------------------------------------------------------------

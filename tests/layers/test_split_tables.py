@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from tests.support.backends import run
-from tests.support.documents import code_below
 from tests.support.processes import free_ports, run_together
-from tutorlib.columns import Chunk, Ragged
+from tutorlib.columns import Ragged
 from tutorlib.layers import plan_tables
-from tutorlib.parquet import ParquetSink
 
 ROWS = 3200  # 50 batches of 64
 SIZES = {"user": 20_000, "film": 30_000, "day": 8, "tags": 4_000}
@@ -254,27 +252,7 @@ def test_other_backends_than_jax_are_refused():
         plan_tables(lambda: None, None, "adam")
 
 
-# ---- the page, and several processes ------------------------------------------------------------
-
-
-ALONE = "import sys\nsys.modules['tensorflow'] = None\n"  # where TensorFlow is not installed
-
-
-def test_the_code_of_the_page_splits_a_table_trains_and_resumes(tmp_path):
-    rng = np.random.default_rng(0)
-    columns = {"user": rng.integers(0, 500_000, 2000), "day": rng.integers(0, 7, 2000)}
-    columns["x"] = rng.standard_normal(2000).astype("float32")
-    columns["label"] = (columns["x"] > 0).astype("float32")
-    with ParquetSink(tmp_path / "train") as sink:
-        sink.write(Chunk(columns))
-    code = code_below("docs/scale_out.md", "Tables that fit no device")
-    assert sum(bool(line) for line in code.splitlines()) <= 25
-    end = "import json\nprint(json.dumps([plan.tables[0].shares, loader.epoch, plan.check(model)]))"
-    [[shares, epoch, found]] = run_together(
-        [f"{ALONE}{code}\n{end}"], [on_devices(4)], cwd=tmp_path
-    )
-    assert (shares, epoch, len(found)) == (4, 1, 4)
-    assert len(set(found.values())) == 1
+# ---- several processes ------------------------------------------------------------
 
 
 SEVERAL = """
