@@ -21,6 +21,7 @@ import datetime
 import functools
 import io
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -44,7 +45,6 @@ from data_prep.csv_types import (
 from data_prep.output import DataPrepError, fingerprint, make_once
 from data_prep.text_files import not_encoded, open_text
 from tutorlib.checks import check_choice, check_integer
-from tutorlib.output import remove
 from tutorlib.parquet import ParquetSink
 
 _ALIASES = {"float": "float64", "date": "date32", "timestamp": "timestamp[us]"}
@@ -708,7 +708,7 @@ def convert(paths: Sequence[Path], folder: Path, options: CsvOptions) -> dict[st
             raise DataPrepError(" ".join([none, *told]))
     for part in (folder / "rows").glob("*.parquet"):
         part.rename(folder / part.name)
-    remove(folder / "rows")
+    shutil.rmtree(folder / "rows")
     types = {name: str(kinds[name]) for name in names}
     return {
         "rows": rows,

@@ -2,21 +2,19 @@
 
 `make_once` makes a whole folder, or some parts of a folder that holds other things too.
 `_settings.json` in the folder says with which settings it was made. A run that is killed leaves
-nothing that looks finished; the next one removes the leftover.
+nothing that looks finished.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tutorlib.output import new_folder, refuse_overlap, remove
+from tutorlib.output import folder_beside, new_folder, refuse_existing, refuse_overlap, replace
 
-PARTS_FOLDER = "_parts"  # holds the parts of a folder until they get their names
 SETTINGS_FILE = "_settings.json"  # readers of data folders skip names that start with "_"
 
 
@@ -64,14 +62,14 @@ def make_once(
         write: called with a folder to write in; returns measured values, as JSON values.
         parts: names of the folders in `folder` that are made; without, all of `folder` is.
         inputs: what is read meanwhile, which must not lie in the output, nor contain it.
-        overwrite: whether to make a finished folder again.
+        overwrite: whether to make the folder, or the parts, again and replace what is there.
 
     Returns:
         What `write` returned when the folder was made.
 
     Raises:
-        DataPrepError: if the folder was finished with other settings (the message names them), it
-            or a part holds files that data_prep did not make, or another process is writing it.
+        DataPrepError: if the folder was finished with other settings (the message names them), or
+            it or a part exists and was not finished by data_prep.
         ValueError: if the output and an input overlap.
 
     Example:
@@ -98,24 +96,22 @@ def make_once(
             "Pass --overwrite to replace it, or choose another --output."
         )
     places = [target / name for name in parts] or [target]
-    for place in places:
-        refuse_overlap(place, inputs)
     try:
-        with contextlib.ExitStack() as publishing:
-            made = [publishing.enter_context(new_folder(place)) for place in places]
-            if not parts:
-                metadata = write(made[0])
-                _write_settings(made[0], want, metadata)
-                return metadata
-            with new_folder(target / PARTS_FOLDER) as path:
-                metadata = write(path)
-                for name, part in zip(parts, made, strict=True):
-                    for entry in (path / name).glob("[!.]*"):  # without the mark of tutorlib
-                        entry.rename(part / entry.name)
-            remove(target / PARTS_FOLDER)
-            (target / SETTINGS_FILE).unlink(missing_ok=True)
-    except (BlockingIOError, FileExistsError) as error:
-        raise DataPrepError(str(error)) from error
+        for place in places:
+            refuse_overlap(place, inputs)
+            refuse_existing(place, overwrite)
+    except FileExistsError as error:
+        raise DataPrepError(str(error).replace("overwrite=True", "--overwrite")) from error
+    if not parts:
+        with new_folder(target, overwrite=overwrite) as path:
+            metadata = write(path)
+            _write_settings(path, want, metadata)
+        return metadata
+    with folder_beside(target / "parts") as path:
+        metadata = write(path)
+        (target / SETTINGS_FILE).unlink(missing_ok=True)
+        for place in places:
+            replace(place, path / place.name)
     _write_settings(target, want, metadata)
     return metadata
 

@@ -21,7 +21,7 @@ from tfrecords.metadata import CELLS_FILE, METADATA_FILE, RECORDS_ENDING, Folder
 from tutorlib.checks import check_positive
 from tutorlib.columns import Chunk, Masked, Ragged, Strings
 from tutorlib.display import row_bar
-from tutorlib.output import MARK, new_folder, refuse_existing, refuse_overlap
+from tutorlib.output import new_folder, refuse_overlap
 from tutorlib.parquet import ParquetSource
 
 BLOCK_ROWS = 4096  # rows encoded at a time: about 3 MB for 40 columns, which fits into the cache
@@ -237,11 +237,13 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
         source = ParquetSource(source)
     if isinstance(source, ParquetSource):
         refuse_overlap(target, source.files)
-    refuse_existing(target, options.overwrite)
     types: dict[str, list[Any]] = {}
     rows = min(source.num_rows, options.limit_rows or source.num_rows)
     step = form.rows_per_file or rows
-    with new_folder(target) as partial, row_bar(target.name, rows, options.progress) as done:
+    with (
+        new_folder(target, overwrite=options.overwrite) as partial,
+        row_bar(target.name, rows, options.progress) as done,
+    ):
         for number, start in enumerate(range(0, rows, step)):
             chunks = _chunks(source, options.columns, start, min(start + step, rows), form)
             with form.new_file(partial, number) as file:
@@ -250,7 +252,7 @@ def _write(form: _Form, source: Any, folder: Folder, options: WriteOptions) -> W
                         file.write(record)
                     done(chunk.num_rows)
                     types = {name: _type(column) for name, column in chunk.items()}
-        sizes = [path.stat().st_size for path in partial.iterdir() if path.name != MARK]
+        sizes = [path.stat().st_size for path in partial.iterdir()]
         metadata = {"form": form.name, "rows": rows, "files": len(sizes), "nbytes": sum(sizes)}
         metadata |= {"columns": types} | (
             {"batch_size": form.batch_size} if form.batch_size else {}

@@ -10,8 +10,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,7 +19,6 @@ from pyarrow import fs
 ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # read by pyarrow, without fsspec
 URL = re.compile(r"[a-z][a-z0-9]+:/")  # `Path` leaves one of the two slashes
 SECRETS = re.compile(r"(?<=\w\w:/)(/?)[^/]*@")
-UNFINISHED_FILE = "_unfinished"  # in a folder of an object store that is being written
 
 
 def shown(url: str) -> str:
@@ -148,15 +146,6 @@ def store_errors(what: str) -> Iterator[None]:
         if not (failure := store_failure(error)):
             raise
         raise OSError(f"{what}: {failure}") from error
-
-
-def refuse_unfinished(folder: str, names: Iterable[str]) -> None:
-    """Raise ValueError if the names in a folder tell that it is being written."""
-    if any(PurePosixPath(name).name == UNFINISHED_FILE for name in names):
-        raise ValueError(
-            f"{folder} is being written, or a run that wrote it was stopped: it holds "
-            f"{UNFINISHED_FILE}. Wait, run the call that writes it again, or delete the folder."
-        )
 
 
 def read_text(folder: Any, name: str, filesystem: Any = None) -> str | None:

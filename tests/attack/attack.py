@@ -121,7 +121,7 @@ def edit_lines(data: bytes, separator: bytes, rng: Random) -> bytes:
 
 def damage(folder: Path, rng: Random) -> str:
     """Change one file of a folder; return its name."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".tutorlib"]
+    files = [path for path in folder.rglob("*") if path.is_file()]
     path = rng.choice(sorted(files))
     data, separators = path.read_bytes(), {".tsv": b"\t", ".csv": b","}
     if path.suffix == ".json" and rng.random() < 0.8:

@@ -216,8 +216,7 @@ def test_incomplete_and_foreign_folders_are_ignored_and_kept(folder, tmp_path):
     (tmp_path / "000009-epoch-9-batch-3").write_text("a file")
     (tmp_path / "notes").mkdir()
     foreign = set(names_in(tmp_path)) - {"000001-epoch-0-batch-7"}
-    (tmp_path / "000002-epoch-0-batch-9.partial").mkdir()  # left by killed processes
-    (tmp_path / "000001-epoch-0-batch-1.removed").mkdir()
+    (tmp_path / "_000002-epoch-0-batch-9.xyz.partial").mkdir()  # left by a killed process
     loader, model = loader_of(folder), model_of()
     checkpoint = LoaderCheckpoint(tmp_path, loader, keep=1)
     checkpoint.restore(model)

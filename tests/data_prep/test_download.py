@@ -78,7 +78,7 @@ def test_a_missing_server_is_one_line_with_the_remedy(server, tmp_path, monkeypa
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "no download" in error
-    assert not [path for path in tmp_path.rglob("*") if path.name != ".tutorlib" and path.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_archives_and_files_are_downloaded_checked_and_unpacked_once(server, tmp_path):

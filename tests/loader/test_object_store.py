@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import socket
 
 import numpy as np
@@ -15,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
+from tests.support.documents import code_below
 from tests.support.loaders import loader_with
 from tests.support.object_store import object_store
 from tutorlib.loader.roles import folder_schema
-from tutorlib.output import new_file, output_path, refuse_overlap
-from tutorlib.parquet import ParquetError, ParquetSource
+from tutorlib.output import new_file
+from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource
 from tutorlib.schema import Column, Schema
+from tutorlib.workflow import Workflow
 
 FILES, GROUPS, ROWS = 12, 2, 300  # row groups of a file, rows of a row group
 URL = "s3://bucket/train"
@@ -166,7 +169,6 @@ def test_messages_show_no_secrets_of_a_url(store):
         forbidden,
         lambda: ParquetSource(f"{given}/nothing"),
         lambda: folder_schema([f"{given}/broken"]),
-        lambda: refuse_overlap(output_path(f"{given}/train/x"), [f"{given}/train"]),
         lambda: new_file(f"{given}/x").__enter__(),
         lambda: ParquetSource("unheard://MINE:HIDDEN@bucket/train"),
     ):
@@ -232,3 +234,20 @@ def test_an_object_written_again_is_noticed_by_its_tag(store):
     pq.write_table(table, path, row_group_size=ROWS)
     with pytest.raises(ValueError, match="footers"):
         loader_of("s3://bucket/other").load_state_dict(state)
+
+
+def test_the_code_of_the_page_fits_as_on_local_files_and_trains_from_the_store(store, monkeypatch):
+    monkeypatch.chdir(store.folder / "bucket")  # so that "train" is uploaded as it is written
+    shutil.rmtree("train")
+    rng = np.random.default_rng(0)
+    columns = {"C1": rng.integers(0, 9, 500), "C2": rng.integers(0, 5, 500), "x": rng.random(500)}
+    with ParquetSink("raw") as sink:
+        sink.write(pa.table({**columns, "label": rng.integers(0, 2, 500) / 1.0}))
+    made = {}
+    exec(code_below("docs/scale_out.md", "Data in an object store"), made)
+    assert sum(len(labels) for _, labels in made["loader"]) == 500
+    local = Workflow(*made["workflow"].groups).fit("raw")
+    assert local.fingerprint == made["workflow"].fingerprint
+    assert local.fingerprint == Workflow.load("train/_workflow").fingerprint
+    shutil.rmtree("train")
+    write(store.folder / "bucket" / "train")

@@ -268,18 +268,13 @@ def test_rows_that_a_form_cannot_store_are_refused(write, column, options, messa
     assert not [path for path in tmp_path.iterdir() if path.name != "p"]
 
 
-def test_only_a_folder_that_a_writer_made_is_replaced_and_only_on_request(tmp_path, examples):
+def test_a_folder_is_replaced_only_on_request(examples):
     before, row = (examples / "part_00000.tfrecord").read_bytes(), Chunk({"x": np.arange(1)})
     with pytest.raises(FileExistsError, match="Pass overwrite=True"):
         write_raw(row, examples)
     assert (examples / "part_00000.tfrecord").read_bytes() == before
     write_raw(row, examples, overwrite=True)
     assert read_metadata(examples)["form"] == "raw"
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(FileExistsError, match="mine was not made by tutorlib"):
-        write_examples(row, tmp_path / "mine", overwrite=True)
-    assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
 @pytest.mark.parametrize(

@@ -55,37 +55,6 @@ def test_a_cluster_writes_the_same_bytes_as_threads(two_workers, source, tmp_pat
     assert ParquetSource(workers).read(0).names == OUTPUTS
 
 
-WRITE = """
-import sys
-from distributed import Client
-from tutorlib.workflow import Workflow
-
-made, options = Workflow.load(sys.argv[2]), {"row_group_rows": 20, "rows_per_file": 20}
-with Client(sys.argv[1]) as client:
-    made.transform_to_parquet(*sys.argv[3:], client=client, shuffle_seed=3, **options)
-"""
-
-
-def test_what_the_workers_of_a_killed_client_finished_is_kept(two_workers, source, tmp_path):
-    """They may write on when the same call is made again."""
-    fitted, target = workflow().fit(source), tmp_path / "out"
-    saved, address = fitted.save(tmp_path / "saved"), two_workers.scheduler.address
-    (tmp_path / "write.py").write_text(WRITE)
-    arguments = ["write.py", address, *map(str, (saved, source, target))]
-    with started(arguments, None, tmp_path) as process:
-        while len(kept := list(tmp_path.glob("out.partial/*/part_*"))) < 3:
-            assert process.poll() is None
-        process.kill()
-    assert not target.exists()
-    times = {path.name: path.stat().st_mtime_ns for path in kept}
-    with started(arguments, None, tmp_path) as process:
-        assert process.wait(120) == 0
-    assert times == {name: (target / name).stat().st_mtime_ns for name in times}
-    options = {"row_group_rows": 20, "rows_per_file": 20, "shuffle_seed": 3}
-    alone = fitted.transform_to_parquet(source, tmp_path / "alone", **options)
-    assert contents(target) == contents(alone)
-
-
 class Deadly(Normalize):
     """Normalize whose process dies, as by the system, once for each file in `folder`.
 

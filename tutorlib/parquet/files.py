@@ -27,12 +27,10 @@ from pyarrow import fs
 
 from tutorlib.columns import Chunk
 from tutorlib.filesystems import (
-    UNFINISHED_FILE,
     before_pattern,
     etag_of,
     find_filesystem,
     nearest_folder,
-    refuse_unfinished,
     shown,
     store_errors,
     store_failure,
@@ -184,7 +182,6 @@ def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
         infos = [i for i in where.get_file_info(selector) if i.type == fs.FileType.File]
         start = len(root or "./")
         below = {i.path[start:].strip("/"): i for i in infos}
-    refuse_unfinished(prefix + text, below)
     names = sorted(n for n in below if not any(p[0] in "._" for p in n.split("/")))
     if is_folder:
         # A link to nothing whose name has no ending was one to a folder.
@@ -234,7 +231,7 @@ def _walk(
         )
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name[0] in "._" and entry.name != UNFINISHED_FILE:
+            if entry.name[0] in "._":
                 continue
             try:
                 is_folder, known = entry.is_dir(), entry.stat()

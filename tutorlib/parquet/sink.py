@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from tutorlib.checks import check_choice, check_positive
 from tutorlib.columns import Chunk
-from tutorlib.output import new_file, new_folder, output_path, refuse_existing
+from tutorlib.output import local_path, new_file, new_folder, refuse_existing
 from tutorlib.parquet.files import PARQUET_ENDINGS
 from tutorlib.schema import is_list
 
@@ -20,10 +20,8 @@ from tutorlib.schema import is_list
 class ParquetSink:
     """Writes chunks to a Parquet file, or to a folder of part files, whole or not at all.
 
-    Everything is written next to the target, under its name with the ending `.partial`. That is
-    renamed at the end of the `with` block, or removed if the block ends with an error. The target
-    may be a URL such as `s3://bucket/train`: everything is then written to TMPDIR and copied at the
-    end of the block. Readers refuse a folder there until it is whole.
+    Everything is written in a temporary folder beside the target, which readers skip. It is renamed
+    at the end of the `with` block, or removed if the block ends with an error.
 
     Args:
         path: target. A name that ends in `.parquet` is one file; anything else is a folder of
@@ -37,14 +35,14 @@ class ParquetSink:
             many different values, up to 1.7 times larger for those with few.
         checksums: whether each page gets a CRC-32. `ParquetSource` verifies it, except for columns
             that a GPU decodes: reading takes about a third longer, a loader's epoch about a tenth.
-        overwrite: whether an existing target is replaced.
+        overwrite: whether an existing target is replaced, a folder with all that it holds.
         schema: `pyarrow.Schema` to cast to. None takes that of the first chunk, with columns
             nullable only in files in which they have nulls: a file without definition levels reads
             a fifth faster.
-        filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
 
     Raises:
         FileExistsError: if the target exists and `overwrite` is False.
+        ValueError: if the target is a URL: outputs are written on this machine.
 
     Example:
         >>> import tempfile
@@ -67,10 +65,10 @@ class ParquetSink:
         checksums: bool = True,
         overwrite: bool = False,
         schema: pa.Schema | None = None,
-        filesystem: Any = None,
     ) -> None:
         check_choice("encoding", encoding, ("fast", "default"))
-        self.path = output_path(path, filesystem)
+        self.path = local_path(path)
+        self.overwrite = overwrite
         refuse_existing(self.path, overwrite)
         self.single_file = self.path.suffix in PARQUET_ENDINGS
         self.row_group_rows, self.rows_per_file = file_rows(
@@ -87,8 +85,11 @@ class ParquetSink:
         self._files = 0
 
     def __enter__(self) -> ParquetSink:
-        new = new_file if self.single_file else new_folder
-        self._partial = self._stack.enter_context(new(self.path))
+        if self.single_file:
+            output = new_file(self.path)
+        else:
+            output = new_folder(self.path, overwrite=self.overwrite)
+        self._partial = self._stack.enter_context(output)
         self._stack.push(self._end)
         return self
 

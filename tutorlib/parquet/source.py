@@ -353,11 +353,6 @@ class ParquetSource:
             "filters": "; ".join(chosen) or None,
         }
 
-    @property
-    def versions(self) -> list[tuple[int, int | None]]:
-        """(Bytes, time of the last change in ns if it is known) of each file when it was found."""
-        return [rows.file.version for rows in self._stored if isinstance(rows, ParquetRows)]
-
     def file_fingerprints(self) -> dict[str, str]:
         """Return {name of a file: hash of its footer}, to tell which one differs."""
         return {n: stored.digest for n, stored in zip(self._names, self._stored, strict=True)}

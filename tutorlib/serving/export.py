@@ -303,7 +303,7 @@ def export_serving(
     for table in _lookup_tables(model):
         archive.track(table)
     archive.add_endpoint("serve", predict, [specs])
-    with new_folder(path) as building:
+    with new_folder(path, overwrite=overwrite) as building:
         archive.write_out(str(building), verbose=False)
     return Path(path).expanduser()
 

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyarrow.fs import LocalFileSystem
 
 from tutorlib.columns import Chunk, Masked, flat_values
-from tutorlib.filesystems import as_arrow_filesystem
 from tutorlib.parquet import ParquetSource, RowRange
 from tutorlib.schema import element_type
 
@@ -99,15 +97,8 @@ def read_range(source: ParquetSource, row_range: RowRange, columns: Sequence[str
 
 
 def input_paths(source: ParquetSource) -> list[str]:
-    """Return the files that a source reads, and the folders that it was given.
-
-    Those of a filesystem other than this machine's are URLs, of which `refuse_overlap` knows them.
-    """
-    paths = [*source.files, *map(os.fspath, source.paths)]
-    where = as_arrow_filesystem(source.filesystem) if source.filesystem else LocalFileSystem()
-    if isinstance(where, LocalFileSystem):
-        return paths
-    return [path if "://" in path else f"{where.type_name}://{path}" for path in paths]
+    """Return the files of this machine that a source reads, and the folders that it was given."""
+    return [*source.files, *map(os.fspath, source.paths)] if source.is_local else []
 
 
 @contextlib.contextmanager

@@ -419,30 +419,20 @@ class Workflow:
         client: Any = None,
         threads: int | None = None,
         progress: bool | None = None,
-        filesystem: Any = None,
-    ) -> Any:
+    ) -> Path:
         """Write the transformed rows of `source` as Parquet files, a few row ranges at a time.
 
-        The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`), `_workflow/`
-        (`Workflow.load`) and `_manifest.json`, which lists the files with their rows and bytes. It
-        appears when it is whole; until then all files are in `{folder}.partial`. The files are the
-        same to the byte for any number of threads or workers.
-
-        If a kill, an interrupt or an error stops the call, the same call goes on: part files that
-        are whole are kept, and the others are written, also those of a shuffle. If the workflow,
-        the source, the times of its files, `rows_per_file`, `row_group_rows`, `shuffle_seed`, or
-        the version of tutorlib, pyarrow or NumPy is another, all files are written again. So they
-        are for a URL, and for a workflow with an op of your own, whose code nothing
-        can compare.
+        The folder holds `part_*.parquet`, `_schema.json` (`Schema.load`) and `_workflow/`
+        (`Workflow.load`). It appears when it is whole; an error or a kill leaves nothing at
+        `folder`, or what was there. The files are the same to the byte for any number of threads or
+        workers.
 
         Args:
             source: what `fit` takes; or {name: source}, to write each source to a subfolder of that
                 name. Split by time with `{"train": ParquetSource(paths, filters=[("day", "<", 6)]),
                 "valid": ParquetSource(paths, filters=[("day", ">=", 6)])}`, by order or at random
                 with `split_rows(source, {"train": 0.9, "valid": 0.1})`; fit on the training rows.
-            folder: the folder to write. Of a URL such as `s3://bucket/train`, all files are written
-                to TMPDIR and copied when they are finished; readers refuse the folder until it is
-                whole.
+            folder: the folder to write, on this machine.
             rows_per_file: rows of each part file, rounded down to whole row groups, at least
                 `row_group_rows`. None for 1,048,576, or `row_group_rows` if that is more.
             row_group_rows: rows per row group, the unit that a loader reads, at least 1. None for
@@ -451,34 +441,30 @@ class Workflow:
                 random order and shuffles the rows of each part file, for which each thread holds
                 two copies of a part file in memory. The same source, settings and seed give the
                 same files. Rows that are sorted (by label, time) need more: see `split_rows`.
-            overwrite: whether to replace the folder if it exists.
+            overwrite: whether to replace the folder if it exists, with all that it holds.
             client: `distributed.Client` whose workers write the part files instead of threads; they
                 must see sources and folder under the same paths. None for threads.
             threads: at least 1; None for one per usable core. Each holds about three row ranges of
                 at most 262,144 rows, and a row group.
             progress: as for `fit`.
-            filesystem: `pyarrow.fs` or fsspec filesystem that holds the folder; None takes it from
-                a URL.
 
         Returns:
-            The folder: a `Path`, or the text of a URL.
+            The folder.
 
         Raises:
-            FileExistsError: if the folder exists and `overwrite` is False, or it holds files and
-                this library did not make it.
-            BlockingIOError: if another process is writing it.
-            ValueError: if the folder is an input, or contains one, or is inside one; if the column
-                types are not those fitted on, or a source has no rows; before a row is read, if
-                an op has an argument that cannot be saved, such as a function.
+            FileExistsError: if the folder exists and `overwrite` is False.
+            ValueError: if the folder is a URL, is an input, contains one, or is inside one; if the
+                column types are not those fitted on, or a source has no rows; before a row is read,
+                if an op has an argument that cannot be saved, such as a function.
         """
         sources = named_sources(source)
         group_rows, rows = file_rows(row_group_rows, rows_per_file, default=1_048_576)
         job = WriteJob(self, sources, rows, group_rows, shuffle_seed)
-        target = output.output_path(folder, filesystem)
+        target = output.local_path(folder)
         output.refuse_overlap(target, job.inputs)
-        output.refuse_existing(target, overwrite)
-        write_data_set(job, target, client=client, threads=threads, progress=progress)
-        return target if isinstance(target, Path) else str(target)
+        with output.new_folder(target, overwrite=overwrite) as building:
+            write_data_set(job, building, client=client, threads=threads, progress=progress)
+        return target
 
     # ---- columns that come out -------------------------------------------------------------------
 
@@ -633,18 +619,15 @@ class Workflow:
         self.check_fitted()
         return saved.fingerprint(self)
 
-    def save(
-        self, folder: str | os.PathLike[str], *, overwrite: bool = False, filesystem: Any = None
-    ) -> Any:
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the fitted workflow: JSON, Parquet for the tables of its ops, and their SHA-256.
 
         Args:
-            folder: the folder to write, also as a URL; it appears when it is whole.
-            overwrite: whether to replace the folder if it exists.
-            filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
+            folder: the folder to write, on this machine; it appears when it is whole.
+            overwrite: whether to replace the folder if it exists, with all that it holds.
 
         Returns:
-            The folder: a `Path`, or the text of a URL.
+            The folder.
 
         Raises:
             FileExistsError: if the folder exists and `overwrite` is False.
@@ -652,26 +635,18 @@ class Workflow:
         """
         self.check_fitted()
         saved.check_savable(self)
-        target = output.output_path(folder, filesystem)
-        output.refuse_existing(target, overwrite)
-        with output.new_folder(target) as building:
+        target = output.local_path(folder)
+        with output.new_folder(target, overwrite=overwrite) as building:
             saved.write_files(self, building)
-        return target if isinstance(target, Path) else str(target)
+        return target
 
     @classmethod
-    def load(
-        cls,
-        folder: str | os.PathLike[str],
-        *,
-        data: Any = None,
-        filesystem: Any = None,
-    ) -> Self:
+    def load(cls, folder: str | os.PathLike[str], *, data: Any = None) -> Self:
         """Return the fitted workflow that `save` wrote. Nothing from the files is executed.
 
         Args:
-            folder: the folder that was given to `save`, also as a URL.
+            folder: the folder that was given to `save`.
             data: what `fit` takes, to check its columns with `check_data`; None to check later.
-            filesystem: `pyarrow.fs` or fsspec filesystem that holds it; None takes it from a URL.
 
         Raises:
             FileNotFoundError: if the folder holds no workflow.
@@ -679,8 +654,7 @@ class Workflow:
                 another version of the format, or an op that is not defined, is in it; or if `data`
                 has other columns.
         """
-        with output.local_copy(folder, filesystem) as local:
-            workflow = saved.read_files(cls, local)
+        workflow = saved.read_files(cls, output.local_path(folder))
         if data is not None:
             workflow.check_data(data)
         return workflow

@@ -1,8 +1,7 @@
 """Transformed rows as Parquet part files, written in parallel by threads or by Dask workers.
 
-The rows of each part file, and their order, are chosen before the first row is read. So they do not
-depend on who writes it, and a run keeps each part file that an earlier one finished and was stopped
-after.
+The rows of each part file, and their order, are chosen before the first row is read, so they do not
+depend on who writes it.
 """
 
 from __future__ import annotations
@@ -11,25 +10,19 @@ import collections
 import dataclasses
 import functools
 import itertools
-import json
 import re
 import shutil
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-import tutorlib
-from tutorlib import output
 from tutorlib.checks import check_integer
 from tutorlib.columns import Chunk, to_namespace
 from tutorlib.display import row_bar
-from tutorlib.ops.base import is_builtin
 from tutorlib.ops.encoded import encoded_column
 from tutorlib.parquet import ParquetSink, ParquetSource, RowRange
 from tutorlib.workflow import saved
@@ -44,8 +37,6 @@ from tutorlib.workflow.rows import (
 )
 from tutorlib.workflow.threads import map_on_threads, threads_without
 
-MANIFEST = "_manifest.json"
-WRITING = "_writing"  # folder of part files that are not finished
 PREFETCH = 2  # row ranges of a part file that are transformed while one is written
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][\w.=-]*")
 
@@ -105,18 +96,6 @@ class WriteJob:
             parts += [PartFile(split, number, ranges) for number, ranges in enumerate(lists)]
         return parts
 
-    def metadata(self) -> dict[str, Any] | None:
-        """Return what decides what the files hold; None for code of the user."""
-        if not all(is_builtin(type(op)) for group in self.workflow.groups for op in group.ops):
-            return None
-        settings = ("rows_per_file", "row_group_rows", "shuffle_seed")
-        return {
-            "workflow": self.workflow.fingerprint,
-            "sources": {name: source.fingerprint() for name, source in self.sources.items()},
-            "versions": [tutorlib.__version__, pa.__version__, np.__version__],
-            **{name: getattr(self, name) for name in settings},
-        }
-
     def transform(self, split: str, row_range: RowRange) -> Chunk:
         """Return the transformed rows of a row range as NumPy arrays."""
         source, workflow = self.sources[split], self.workflows[split]
@@ -134,13 +113,12 @@ class WriteJob:
             order = np.random.default_rng([self.shuffle_seed, 1, part.number])
             chunks = [whole.take(order.permutation(whole.num_rows))]
             del whole
-        # A name of its own: a worker that was thought to be dead may write the same part file.
-        path = folder / WRITING / f"{uuid.uuid4().hex}.parquet"
-        with ParquetSink(path, rows_per_file=2**62, row_group_rows=self.row_group_rows) as sink:
+        # A worker that was thought to be dead may have written the same part file.
+        with ParquetSink(
+            folder / part.path, row_group_rows=self.row_group_rows, overwrite=True
+        ) as sink:
             for chunk in chunks:
                 sink.write(chunk)
-        (folder / part.path).parent.mkdir(exist_ok=True)
-        path.replace(folder / part.path)
 
 
 def named_sources(source: Any) -> dict[str, ParquetSource]:
@@ -160,45 +138,27 @@ def named_sources(source: Any) -> dict[str, ParquetSource]:
 
 def write_data_set(
     job: WriteJob,
-    folder: Path | output.RemotePath,
+    folder: Path,
     *,
     client: Any,
     threads: int | None,
     progress: bool | None,
 ) -> None:
-    """Write all part files into a folder that appears whole, or those that a stopped run lacks."""
+    """Write all part files, the schemas and the workflow into an empty folder."""
     threads = threads_without(client, threads)
-    if client is not None and isinstance(folder, output.RemotePath):
-        raise ValueError(
-            f"with client=, workers write to a folder that all of them see, not to {folder}. "
-            "Write to a shared folder and copy that, or write without client=."
-        )
-    parts, metadata = job.part_files(), job.metadata()
+    parts = job.part_files()
     rows = sum(source.num_rows for source in job.sources.values())
-    # A file may have other values and the same footer, but not the same time of its last change.
-    times = [version for source in job.sources.values() for version in source.versions]
-    with (
-        row_bar("transform", rows, progress) as done,
-        output.new_folder(folder, metadata and {**metadata, "times": times}) as building,
-    ):
-        shutil.rmtree(building / WRITING, ignore_errors=True)
-        missing = [part for part in parts if not (building / part.path).exists()]
-        done(rows - sum(part.num_rows for part in missing))
+    with row_bar("transform", rows, progress) as done:
         if client is not None:
-            write = functools.partial(job.write, building.absolute())  # workers may be elsewhere
-            write_on_cluster(client, write, missing, [part.num_rows for part in missing], done)
+            write = functools.partial(job.write, folder.absolute())  # workers may be elsewhere
+            write_on_cluster(client, write, parts, [part.num_rows for part in parts], done)
         else:
-            _write_on_threads(job, building, missing, threads, done)
-        shutil.rmtree(building / WRITING, ignore_errors=True)
-        for split, schema in job.schemas.items():
-            (building / split / "_schema.json").write_text(schema, encoding="utf-8")
-        saved.write_files(job.workflow, building / saved.SUBFOLDER)
-        files = [
-            {"name": p.path, "rows": p.num_rows, "bytes": (building / p.path).stat().st_size}
-            for p in parts
-        ]
-        manifest = {"metadata": metadata, "files": files}
-        (building / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+            _write_on_threads(job, folder, parts, threads, done)
+    for killed in folder.rglob("*.partial"):  # what a dead worker left
+        shutil.rmtree(killed)
+    for split, schema in job.schemas.items():
+        (folder / split / "_schema.json").write_text(schema, encoding="utf-8")
+    saved.write_files(job.workflow, folder / saved.SUBFOLDER)
 
 
 def _write_on_threads(

@@ -1,4 +1,4 @@
-"""Files that are elsewhere: URLs of fsspec, filesystems that are given, outputs there."""
+"""Files that are elsewhere: URLs of fsspec, and filesystems that are given."""
 
 import os
 import pathlib
@@ -13,8 +13,7 @@ import pytest
 from pyarrow import fs
 
 from tutorlib.columns import Chunk
-from tutorlib.filesystems import UNFINISHED_FILE
-from tutorlib.parquet import ParquetError, ParquetSink, ParquetSource, find_files
+from tutorlib.parquet import ParquetError, ParquetSource, find_files
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -185,21 +184,3 @@ def test_folders_are_searched_through_without_hidden_names(tmp_path):
     assert found == ["a.parquet", "b/1.pq", "b/c/2.parquet"]
     pattern = find_files(tmp_path / "d" / "**" / "*.p*q*")
     assert [os.path.relpath(file.path, tmp_path / "d") for file in pattern] == found
-
-
-def write(path, number, overwrite=False, filesystem=None):
-    with ParquetSink(path, overwrite=overwrite, filesystem=filesystem) as sink:
-        sink.write(pa.table({"x": [number]}))
-
-
-@pytest.mark.parametrize("path", ["memory://b/x.parquet", "b/x.parquet", "memory://b/x", "b/x"])
-def test_an_output_is_written_and_replaced(memory, path):
-    filesystem = None if "://" in path else memory
-    write(path, 1, filesystem=filesystem)
-    with pytest.raises(FileExistsError, match="Pass overwrite=True"):
-        write(path, 2, filesystem=filesystem)
-    write(path, 3, overwrite=True, filesystem=filesystem)
-    [file] = find_files(path, filesystem)
-    with memory.open(file.inner) as opened:
-        assert pq.read_table(opened)["x"].to_pylist() == [3]
-    assert not [name for name in memory.store if "partial" in name or UNFINISHED_FILE in name]
