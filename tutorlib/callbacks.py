@@ -60,10 +60,8 @@ class LoaderCheckpoint(keras.callbacks.Callback):
     50 MB with Adam (150 MB in all; 2 cores, local SSD).
 
     Of processes that `keras.distribution` has joined (JAX), the first writes and all restore, so
-    `path` must be a folder that all see. With `canonical_ranks` in the loader, another number of
-    processes can restore too: the rows of each step stay the same, the sums over them are rounded
-    in another order. Tables that are split over processes (`layers.plan_tables`) are sent to the
-    first in blocks of rows.
+    `path` must be a folder that all see. As many processes restore as have trained. Tables that are
+    split over processes (`layers.plan_tables`) are sent to the first in blocks of rows.
 
     Args:
         path: folder for the checkpoints of one training; created if missing.
@@ -152,9 +150,6 @@ class LoaderCheckpoint(keras.callbacks.Callback):
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         _check_model(folder, state["model"], _description(model))
-        settings = self.loader.state_dict().get("settings", {})
-        if process_count() > 1 and "rank" in settings:  # process 0 saved its own
-            state["loader"]["settings"]["rank"] = settings["rank"]
         try:
             self.loader.load_state_dict(state["loader"])
         except ValueError as error:

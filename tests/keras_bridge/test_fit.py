@@ -1,6 +1,5 @@
 """fit, evaluate and predict over a loader: each row as often as asked, right numbers, or errors."""
 
-import functools
 import itertools
 
 import keras
@@ -128,8 +127,7 @@ def test_predict_gives_the_rows_in_the_order_of_the_loader(folder, columns, cons
 @pytest.mark.parametrize("drawn", [1, 2, 3])
 def test_batches_drawn_to_build_a_model_are_given_again_and_trained_ones_never(folder, drawn):
     """As Keras draws them on JAX and PyTorch; all three as with as many steps an execution."""
-    seeds = iter(range(9))
-    loader, model = loader_of(folder, 200, seed_fn=lambda: next(seeds)), network()
+    loader, model = loader_of(folder, 200), network()
     batches = EpochIterator(loader, steps_per_execution=drawn)
     model._symbolic_build(iterator=batches)
     assert model.built
@@ -137,7 +135,7 @@ def test_batches_drawn_to_build_a_model_are_given_again_and_trained_ones_never(f
     assert loader.state_dict()["batch"] == loader.epoch == 0
     rows = [batch[0]["row"].numpy()[:, 0].tolist() for _, _, some in batches for batch in some]
     assert rows == order_of(loader_of(folder, 200), 1)
-    assert (loader.epoch, next(seeds)) == (1, 1)
+    assert loader.epoch == 1
     EpochIterator(loader, steps_per_execution=drawn).reset()  # as after an early stop, no build
     assert loader.epoch == 1
 
@@ -173,8 +171,7 @@ def test_a_callback_that_reads_all_a_loader_says_changes_no_batch(folder, steps)
     """Over several fits, one that stops early, validation, and a resume within an epoch."""
     trained = []
     for reads in (False, True):
-        seeds = itertools.count(5)
-        loader = loader_of(folder, seed_fn=functools.partial(next, seeds))
+        loader = loader_of(folder)
         valid = loader_of(folder, shuffle=False)
         model, callbacks = network(run_eagerly=True), [reading(loader, valid)] if reads else []
         stop = third_batch(lambda model: setattr(model, "stop_training", True))
@@ -182,11 +179,11 @@ def test_a_callback_that_reads_all_a_loader_says_changes_no_batch(folder, steps)
         validation = {"validation_data": valid, "validation_steps": 2}
         model.fit(loader, epochs=3, callbacks=callbacks, **validation, **common)
         model.fit(loader, callbacks=[stop, *callbacks], **common)
-        state = {**loader.state_dict(), "seed": 5}  # read at the end of an epoch, it has the next
+        state = loader.state_dict()
         for function in (model.evaluate, model.predict):
             function(valid, verbose=0, callbacks=callbacks)
         model.fit(loader, epochs=2, callbacks=callbacks, **common)
-        resumed = loader_of(folder, seed_fn=lambda: 6)
+        resumed = loader_of(folder)
         resumed.load_state_dict(state)
         callbacks = [reading(resumed)] if reads else []
         model.fit(resumed, epochs=2, callbacks=callbacks, verbose=0)
@@ -450,11 +447,6 @@ def test_predict_on_rows_out_of_order_is_refused(folder, model_class):
     with pytest.raises(ValueError, match=r"predict with .* that shuffles .*loader\.predict\(model"):
         model.predict(loader, verbose=0)
     assert loader.epoch == loader.first_batch == 0
-    ranks = unshuffled(folder, canonical_ranks=4)
-    with pytest.raises(ValueError, match=r"mixes the rows of canonical_ranks=4 .*loader\.predict"):
-        model.predict(ranks, verbose=0)
-    one_each = unshuffled(folder, canonical_ranks=4, global_size=4, global_rank=1)
-    assert model.predict(one_each, verbose=0).shape == (ROWS // 4, 1)
     in_order = model.predict(unshuffled(folder), verbose=0)[:, 0]
-    predicted = ranks.predict(model, verbose=0)["prediction"]
+    predicted = loader.predict(model, verbose=0)["prediction"]
     np.testing.assert_array_equal(predicted.to_numpy(), in_order)

@@ -143,10 +143,9 @@ def write(folder, files, table=TABLE):
     return first
 
 
-def ranks(size, rank, canonical=None):
+def ranks(size, rank):
     """The arguments of one of several ranks; none for a single process."""
-    made = {"global_size": size, "global_rank": rank, "canonical_ranks": canonical}
-    return made if size > 1 or canonical else {}
+    return {"global_size": size, "global_rank": rank} if size > 1 else {}
 
 
 def loader_of(folder, threads=2, epoch=0, **arguments):
@@ -297,47 +296,6 @@ def test_seed_and_epoch_decide_the_order_and_a_state_continues_it(
         if taken < len(this):
             assert orders(restored) == this[taken:]
         assert orders(restored) == following
-
-
-def global_orders(loaders):
-    """The rows of each batch of all ranks, laid end to end."""
-    return [list(itertools.chain(*step)) for step in zip(*map(orders, loaders), strict=True)]
-
-
-@settings(max_examples=40)
-@given(
-    files=files_drawn.filter(lambda files: sum(map(sum, files)) >= 6),
-    plan=plans,
-    per_rank=st.integers(2, 40),
-    sizes=st.tuples(*[st.sampled_from([1, 2, 3, 6])] * 2),
-    threads=st.tuples(threads_drawn, threads_drawn),
-    resume=st.floats(0, 1, exclude_max=True),
-)
-def test_canonical_ranks_keep_the_global_batches_on_another_number_of_ranks(
-    files, plan, per_rank, sizes, threads, resume
-):
-    with tempfile.TemporaryDirectory() as folder:
-        total = write(folder, files, TABLE.select(["row", "label"]))
-
-        def of_ranks(size, threads):
-            made = {**plan, "batch_size": 6 * per_rank // size, "cat_names": ["row"]}
-            return [
-                loader_of(folder, threads, **made, label_names=["label"], **ranks(size, rank, 6))
-                for rank in range(size)
-            ]
-
-        first, second = of_ranks(sizes[0], threads[0]), of_ranks(sizes[1], threads[1])
-        want = global_orders(first)
-        assert global_orders(second) == want
-        rows = list(itertools.chain(*want))
-        assert len(rows) == len(set(rows))
-        assert plan.get("drop_last") or sorted(rows) == list(range(total))
-        taken = int(resume * len(want))
-        state = after(of_ranks(sizes[0], threads[0])[-1], taken)
-        third = of_ranks(sizes[1], threads[1])
-        for loader in third if want else ():
-            loader.load_state_dict(state)
-        assert not want or global_orders(third) == want[taken:]
 
 
 # ---- sizes ---------------------------------------------------------------------------------------

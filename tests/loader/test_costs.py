@@ -72,7 +72,7 @@ def test_the_data_are_hashed_for_the_first_of_many_states_only(data, hashed):
         hashed.clear()
     assert sizes[0] > 2_000 > sizes[1] == sizes[-1]
     assert [state["batch"] for state in states] == [*range(1, ROWS // 100), 0]
-    assert states[0]["data"] == loader_of(data).state_dict()["data"]
+    assert states[0]["fingerprint"] == loader_of(data).state_dict()["fingerprint"]
 
 
 @pytest.fixture
@@ -127,10 +127,3 @@ def test_idle_files_are_few_and_are_closed_with_their_pass_or_their_source(table
     assert copy.read(0)["x"].tolist() == source.read(0)["x"].tolist()
     del source, copy
     assert open_files() == before
-
-
-def test_canonical_ranks_of_a_process_share_the_partitions_of_an_epoch(data):
-    loader = loader_of(data, batch_size=128, canonical_ranks=64)
-    first, *others = loader.plan.ranks
-    assert len(others) == 63
-    assert all(rank.partitions is first.partitions for rank in others)

@@ -325,11 +325,6 @@ ARGUMENTS = [  # (arguments, facts)
     ({"nulls": {"C": "a"}}, ["nulls", "'C'", "'a'", "number"]),
     ({"nulls": {"x": None}}, ["nulls", "'x'", "None", "number"]),
     ({"nulls": {"x": 1e300}}, ["nulls", "'x'", r"1e\+300", "float32"]),
-    ({"seed_fn": lambda: -1}, ["seed_fn", "epoch 0", "-1"]),
-    ({"canonical_ranks": 6, "batch_size": 63}, ["batch_size=63", r"multiple of 6", "66 would do"]),
-    ({"canonical_ranks": 6, "global_size": 4, "global_rank": 0}, ["multiple", "global_size=4"]),
-    ({"canonical_ranks": 2, "buffer_size": 0.2}, ["buffer_size", r"0\.2", "number of rows"]),
-    ({"canonical_ranks": 0}, ["canonical_ranks", "at least 1"]),
     ({"batch_size": 2000, "drop_last": True}, ["600", "batch_size=2000", "drop_last"]),
     ({"label_names": ["gone"]}, ["'gone'", r"To predict rows without labels, .*label_names=\[\]"]),
     ({"cat_names": ["C", "y"]}, ["'y'", "as categorical and as label: name it once"]),
@@ -392,10 +387,6 @@ CALLS = {  # {name: (call, error, facts)}
     "no labels": (
         lambda f: loader_of(f, label_names=[]).to_tf_dataset(), ValueError, ["label_names"],
     ),
-    "a seed function that ends": (
-        lambda f: iterate(loader_of(f, seed_fn=raising(StopIteration))), RuntimeError,
-        ["seed_fn", "StopIteration", "epoch 0"],
-    ),
     "a negative epoch": (lambda f: loader_of(f).set_epoch(-1), ValueError, ["epoch", r"-1\b"]),
     "a late map": (lambda f: begun(f).map(dict), RuntimeError, ["map", "first batch"]),
     "a second map": (lambda f: loader_of(f).map(dict).map(dict), RuntimeError, ["map", "once"]),
@@ -403,12 +394,15 @@ CALLS = {  # {name: (call, error, facts)}
     "another batch size": (
         lambda f: resume(f, batch_size=8), ValueError, ["batch_size", r"\b8\b", r"\b16\b"],
     ),
+    "another seed": (lambda f: resume(f, seed=5), ValueError, ["seed", r"\b5\b", r"\b0\b"]),
+    "another number of ranks": (
+        lambda f: resume(f, global_size=2, global_rank=0), ValueError, ["world_size", r"\b2\b"],
+    ),
     "another order": (lambda f: resume(f, shuffle=False), ValueError, ["shuffle", "False"]),
     "other rows": (lambda f: resume(f, filters=[("C", "<", 3)]), ValueError, ["rows|filters"]),
     "no state": (lambda f: loader_of(f).load_state_dict({}), ValueError, ["state", "epoch"]),
-    "a place behind": (lambda f: resume_at(f, batch=38, seed=0), ValueError, ["batch 38", "has"]),
+    "a place behind": (lambda f: resume_at(f, batch=38), ValueError, ["batch 38", "has"]),
     "a place of text": (lambda f: resume_at(f, batch="1"), ValueError, ["batch", "integer", "'1'"]),
-    "a place without a seed": (lambda f: resume_at(f, batch=3), ValueError, ["seed", "None"]),
 }  # fmt: skip
 
 

@@ -59,14 +59,11 @@ def assert_padded(name, ours, theirs):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("shuffle", "batch_size", "ranks"),
-    [(True, 33, None), (True, 300, None), (True, 60, 3), (False, 64, None)],
-)
+@pytest.mark.parametrize(("shuffle", "batch_size"), [(True, 33), (True, 300), (False, 64)])
 def test_batches_are_the_same_but_for_what_stands_behind_the_last_list(
-    folder, form, shuffle, batch_size, ranks
+    folder, form, shuffle, batch_size
 ):
-    made = {"shuffle": shuffle, "canonical_ranks": ranks, "reader_kwargs": {"threads": 3}}
+    made = {"shuffle": shuffle, "reader_kwargs": {"threads": 3}}
     ours = loader_of(folder, batch_size, multi_hot=MultiHot(form, bucketed=True), **made)
     theirs = loader_of(folder, batch_size, multi_hot=form, **made)
     for _ in range(2):

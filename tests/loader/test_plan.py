@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tutorlib.loader.plan import EpochPlan, RankPlan
+from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.sizing import CHUNK_BYTES, ChunkSize, RowBytes, chunk_size
 
 row_counts = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(sum)
@@ -30,7 +30,7 @@ def plans_of(counts, layout, **more):
     """The plan of each rank; no example if there are too few rows for the ranks."""
     assume(sum(counts) >= layout["world_size"])
     ranks = range(layout["world_size"])
-    return [RankPlan(counts, rank=rank, **layout, **more) for rank in ranks]
+    return [EpochPlan(counts, rank=rank, **layout, **more) for rank in ranks]
 
 
 def batches_of(plan, counts, first_batch=0):
@@ -105,34 +105,26 @@ def test_slices_of_a_row_group_come_in_order_and_make_it_up(counts, layout):
 @given(row_counts, layouts, st.floats(0, 1, exclude_max=True))
 def test_a_resumed_plan_gives_the_rest_and_reads_no_chunk_before_it(counts, layout, resume):
     plans = plans_of(counts, layout, drop_last=True)
-    joined = EpochPlan(plans)
-    assume(len(joined))
-    first = int(resume * len(joined))
+    assume(len(plans[0]))
+    first = int(resume * len(plans[0]))
     for plan in plans:
         whole, rest = batches_of(plan, counts), batches_of(plan, counts, first)
         assert rest == [[]] * first + whole[first:]
-    assert joined.batch_sizes.tolist() == [len(plans) * layout["batch_size"]] * len(joined)
-    needed = {
-        (plan.rank, chunk.index)
-        for plan in plans
-        for chunk in plan.chunks
-        if plan.segments(chunk.index, first)
-    }
-    chunks = joined.chunks_from(first)
-    assert {(chunk.rank, chunk.index) for chunk in chunks} == needed
-    assert [chunk.first for chunk in chunks] == sorted(chunk.first for chunk in chunks)
-    assert joined.chunks_from(len(joined)) == []
+        assert plan.batch_sizes.tolist() == [layout["batch_size"]] * len(plan)
+        needed = [c.index for c in plan.chunks if plan.segments(c.index, first)]
+        assert [chunk.index for chunk in plan.chunks_from(first)] == needed
+        assert plan.chunks_from(len(plan)) == []
 
 
 def test_slices_of_different_row_groups_are_read_in_turn():
     """Each chunk has a slice of each of four row groups: a batch is a mixture of all of them."""
-    plan = RankPlan([100] * 4, batch_size=10, partition_rows=20, parts_per_chunk=4)
+    plan = EpochPlan([100] * 4, batch_size=10, partition_rows=20, parts_per_chunk=4)
     assert len(plan.chunks) == 5
     for chunk in plan.chunks:
         ranges = sorted((r.row_group, r.start, r.stop) for r in chunk.row_ranges)
         start = 20 * chunk.index
         assert ranges == [(group, start, start + 20) for group in range(4)]
-    assert EpochPlan([plan]).row_groups_per_chunk() == 4
+    assert plan.row_groups_per_chunk() == 4
 
 
 @pytest.mark.parametrize("batch_size", [32, 8])
@@ -140,7 +132,7 @@ def test_every_pair_of_rows_shares_a_batch_equally_often(batch_size):
     """A batch is a uniform choice of the rows: neighbours meet as often as any other two."""
     near, far, epochs = 0, 0, 400
     for epoch in range(epochs):
-        plan = RankPlan([64], batch_size=batch_size, epoch=epoch, partition_rows=64)
+        plan = EpochPlan([64], batch_size=batch_size, epoch=epoch, partition_rows=64)
         batch_of = np.empty(64, int)
         for number, rows in enumerate(batches_of(plan, [64])):
             batch_of[rows] = number
@@ -152,7 +144,7 @@ def test_every_pair_of_rows_shares_a_batch_equally_often(batch_size):
 
 def test_each_of_very_many_batches_has_rows_from_the_whole_chunk():
     """More than 16 bits can number."""
-    order = RankPlan([2**18], batch_size=2, partition_rows=2**18).order(0)
+    order = EpochPlan([2**18], batch_size=2, partition_rows=2**18).order(0)
     means = order.reshape(2**16, 2, 2).mean(axis=(0, 2))  # of even batches, of odd ones
     np.testing.assert_allclose(means, 2**17, rtol=0.01)
 
@@ -162,7 +154,7 @@ def test_every_chunk_rank_epoch_and_seed_has_an_order_of_its_own():
     orders = []
     for change in changes:
         made = {"seed": 1, "world_size": 2, "partition_rows": 128, **change}
-        plan = RankPlan([128] * 8, batch_size=16, **made)
+        plan = EpochPlan([128] * 8, batch_size=16, **made)
         orders += [tuple(plan.order(chunk.index)) for chunk in plan.chunks]
     assert len(set(orders)) == len(orders) == 5 * 4
 
@@ -170,7 +162,7 @@ def test_every_chunk_rank_epoch_and_seed_has_an_order_of_its_own():
 def test_an_order_stays_the_same_from_version_to_version():
     """A saved state continues under a newer tutorlib or NumPy: renew these rows only knowingly."""
     made = {"seed": 42, "epoch": 1, "partition_rows": 4, "parts_per_chunk": 2}
-    plan = RankPlan([5, 3, 4], batch_size=5, **made)
+    plan = EpochPlan([5, 3, 4], batch_size=5, **made)
     assert batches_of(plan, [5, 3, 4]) == [[0, 8, 9, 10, 11], [1, 2, 3, 5, 6], [4, 7]]
 
 
@@ -187,24 +179,13 @@ def test_a_plan_makes_far_fewer_calls_than_there_are_row_groups():
         calls = 0
         sys.setprofile(count)
         try:
-            plan = EpochPlan([RankPlan([1_000] * groups, **sizes)])
+            plan = EpochPlan([1_000] * groups, **sizes)
             plan.chunks_from(0)
             plan.row_groups_per_rank()
         finally:
             sys.setprofile(None)
         assert 0 < calls < groups / 8
         assert plan.num_rows == 1_000 * groups
-
-
-def test_ranks_of_one_process_share_partitions_and_have_the_plans_of_ranks_alone():
-    counts, made = [5, 0, 9, 30, 1, 12, 3], {"batch_size": 4, "partition_rows": 8, "world_size": 4}
-    first = RankPlan(counts, **made)
-    for rank in range(1, 4):
-        alone = RankPlan(counts, rank=rank, **made)
-        sharing = RankPlan(counts, rank=rank, partitions=first.partitions, **made)
-        assert sharing.partitions is first.partitions
-        assert batches_of(sharing, counts) == batches_of(alone, counts)
-        assert sharing.sliced == alone.sliced
 
 
 # ---- sizes ---------------------------------------------------------------------------------------
@@ -244,7 +225,7 @@ def test_the_plan_stays_within_the_budget_or_is_refused_with_one_that_is_enough(
         budget = advised
         size = chunk_size(counts, row, budget_bytes=budget, **layout)
     assert size.peak_bytes <= budget
-    plan = RankPlan(
+    plan = EpochPlan(
         counts,
         batch_size=layout["batch_size"],
         shuffle=layout["shuffle"],

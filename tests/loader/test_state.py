@@ -95,7 +95,7 @@ def test_a_row_group_is_read_in_several_steps_from_its_middle(tmp_path, size, th
         share = {"global_size": size, "global_rank": rank} if size > 1 else {}
         whole = list(loader_of(tmp_path, 777, **share, **made).as_numpy())
         restored, taken = loader_of(tmp_path, 777, **share, **made), len(whole) // 3
-        restored.load_state_dict({**restored.state_dict(), "batch": taken, "seed": 0})
+        restored.load_state_dict({**restored.state_dict(), "batch": taken})
         assert rows_of(restored.as_numpy()) == rows_of(whole)[taken:]
         for inputs, labels in whole:
             np.testing.assert_array_equal(inputs["x"], (inputs["row"] / 8).astype("float32"))
@@ -144,33 +144,6 @@ def test_fit_evaluate_and_predict_take_the_rest_and_then_whole_epochs(
     np.testing.assert_allclose(model.predict(valid, verbose=0), want, rtol=1e-6)
 
 
-def test_seed_fn_is_asked_once_for_each_epoch_also_after_a_restart(folder):
-    whole, epochs = loader_of(folder, seed_fn=iter([5, 6, 7]).__next__), []
-    whole.peek()
-    for epoch, seed in enumerate([5, 6]):
-        plain = loader_of(folder, seed=seed)
-        plain.set_epoch(epoch)
-        epochs.append(rows_of(whole))
-        assert epochs[-1] == rows_of(plain)
-    for taken, seed in ((4, 5), (BATCHES, None)):  # between two epochs there is no seed yet
-        state = after(loader_of(folder, seed_fn=iter([5, 6]).__next__), taken)
-        assert state["seed"] == seed
-        restored = loader_of(folder, seed_fn=iter([6]).__next__)
-        restored.load_state_dict(state)
-        assert taken == BATCHES or rows_of(restored) == epochs[0][taken:]
-        assert rows_of(restored) == epochs[1]
-
-
-def test_a_state_from_before_an_epoch_began_has_its_seed_drawn_again(folder):
-    loader = loader_of(folder, seed_fn=iter([5, 6]).__next__)
-    state = loader.state_dict()
-    loader.peek()
-    assert (state["seed"], loader.state_dict()["seed"]) == (None, 5)
-    loader.load_state_dict(state)
-    assert loader.state_dict() == state
-    assert rows_of(loader) == rows_of(loader_of(folder, seed=6))
-
-
 def test_a_state_is_small_of_the_data_not_its_place_and_goes_on_with_a_workflow(folder, tmp_path):
     many = write(tmp_path / "many", 1)
     sizes = [len(json.dumps(after(loader_of(path), 3))) for path in (folder, many)]
@@ -196,12 +169,12 @@ def test_other_data_is_refused_and_the_loader_stays_as_it_is(tmp_path, name):
     state = after(loader_of(write(tmp_path)), 4)
     CHANGES[name](tmp_path)
     loader = loader_of(tmp_path)
-    with pytest.raises(ValueError, match=r"other data or settings.*data\."):
+    with pytest.raises(ValueError, match=r"other data or settings.*fingerprint\.data\."):
         loader.load_state_dict(state)
     assert (loader.epoch, loader.first_batch) == (0, 0)
 
 
-@pytest.mark.parametrize("name", ["data", "settings", "columns", "version"])
+@pytest.mark.parametrize("name", ["fingerprint", "seed"])
 @pytest.mark.parametrize("part", [None, [], "text", 7], ids=repr)
 def test_a_state_with_a_part_of_another_kind_is_refused(folder, name, part):
     state = {**after(loader_of(folder), 4), name: part}
@@ -212,31 +185,16 @@ def test_a_state_with_a_part_of_another_kind_is_refused(folder, name, part):
 # ---- ranks ---------------------------------------------------------------------------------------
 
 
-def test_state_and_fingerprint_are_the_same_on_all_ranks_of_any_number(folder):
-    loaders = [
-        loader_of(folder, 60 // size, canonical_ranks=6, global_size=size, global_rank=rank)
-        for size in (1, 2, 3, 6)
-        for rank in range(size)
-    ]
-    states = [loader.state_dict() for loader in loaders]
-    assert all(state == states[0] for state in states)
-    assert len({loader.fingerprint() for loader in loaders}) == 1
-    plain = [loader_of(folder, 30, global_size=2, global_rank=rank) for rank in (0, 1)]
-    assert plain[0].fingerprint() == plain[1].fingerprint()
-    with pytest.raises(ValueError, match=r"settings\.rank was 1, is 0"):
-        plain[0].load_state_dict(plain[1].state_dict())
-
-
-def test_a_fingerprint_tells_settings_and_mapped_workflows_apart(folder):
-    first, second = (
-        Workflow(["row"] >> Categorify(), ["x"], ["label"]).fit(table_of(start, 300))
-        for start in (0, 300)
-    )
-    changes = [{}, {"seed": 1}, {"nulls": "fill"}, {"cont_names": []}, {"canonical_ranks": 2}]
-    prints = [loader_of(folder, 60, **change).fingerprint() for change in changes]
-    prints += [loader_of(folder, 60).map(each).fingerprint() for each in (first, second)]
-    assert len(set(prints)) == len(prints)
-    assert loader_of(folder, 60).map(first).fingerprint() == prints[-2]
+def test_ranks_have_one_state_and_each_goes_on_as_the_rank_that_it_is(folder):
+    made = {"global_size": 3, "batch_size": 16}
+    loaders = [loader_of(folder, global_rank=rank, **made) for rank in range(3)]
+    wholes = [rows_of(loader_of(folder, global_rank=rank, **made)) for rank in range(3)]
+    states = [after(loader, 5) for loader in loaders]
+    assert states[0] == states[1] == states[2]
+    for rank, whole in enumerate(wholes):
+        restored = loader_of(folder, global_rank=rank, **made)
+        restored.load_state_dict(states[0])
+        assert rows_of(restored) == whole[5:]
 
 
 @pytest.fixture
@@ -272,7 +230,7 @@ def test_a_loader_made_before_the_processes_were_joined_is_refused(folder, joine
 
 def test_batches_that_the_devices_of_a_process_cannot_share_are_refused(monkeypatch):
     monkeypatch.setattr(loader_module, "batch_parts", lambda: 2)
-    made = {"batch_size": 8, "canonical_ranks": 2}  # 17 rows: batches of 8, 7 and 2
+    made = {"batch_size": 8}  # 17 rows: batches of 8, 8 and 1
     with pytest.raises(ValueError, match=r"last batches of 17 rows .* each of 2 devices"):
         loader_of(table_of(rows=17), **made).check_for_fit()
     loader_of(table_of(rows=17), **made, drop_last=True).check_for_fit()

@@ -304,7 +304,6 @@ ADVISED = {  # layouts for which a small budget is refused with one that is acce
     "lists": ({"g": ("list", "uniform", 40), "x": "int32"}, (5000,) * 4, {}),
     "stacked": (FLOATS, (20_000,) * 3, {"batch_layout": "stacked"}),
     "in order": (FLOATS, (60_000,), {"shuffle": False}),
-    "ranks": (FLOATS, (20_000,) * 3, {"canonical_ranks": 4}),
 }
 
 
@@ -414,20 +413,3 @@ def test_padding_within_a_budget_needs_the_longest_list(small):
     KerasSequenceLoader(small, 10, cat_names=["x"], cont_names=[], **made)  # has no lists
     made["multi_hot"] = MultiHot("padded", max_length=4)
     assert len(list(KerasSequenceLoader(small, 10, **made))) == 100
-
-
-def test_a_budget_is_divided_among_the_canonical_ranks_of_a_process():
-    """So the order is the same if it grows with them, and the plan stays within it."""
-    table = pa.table({"row": np.arange(200_000), "x": np.ones(200_000, "float32")})
-    loaders = [
-        KerasSequenceLoader(
-            table, 600 // size, cat_names=["row"], cont_names=["x"], canonical_ranks=6,
-            global_size=size, global_rank=0, memory_budget=12 * MB // size,
-        )
-        for size in (1, 2, 6)
-    ]  # fmt: skip
-    states = [loader.state_dict() for loader in loaders]
-    assert states[0] == states[1] == states[2]
-    for loader in loaders:
-        plan = loader.describe()
-        assert plan["budget_bytes"] / 2 < plan["peak_bytes"] <= plan["budget_bytes"]

@@ -95,7 +95,6 @@ class LoaderAdapter(TensorAdapter):
         len: number of batches of an epoch.
         batch_size: rows of a full batch.
         shuffle: whether rows come in random order.
-        disorder: words for why rows do not come in the order of the files; "" if they do.
         labelled: whether batches hold labels.
         layout: how columns lie in a batch; `layout.ragged` has the columns of lists.
         first_batch: number of the batch with which the next pass begins; above 0 after a resume.
@@ -154,12 +153,12 @@ class LoaderAdapter(TensorAdapter):
                 "predict with a loader cannot collect the predictions of several processes; "
                 "loader.predict(model) gives those of all rows, on each process"
             )
-        if caller.method == "predict" and self.disorder:
+        if caller.method == "predict" and self.shuffle:
             raise ValueError(
-                f"predict with a loader {self.disorder} would give predictions in another order "
-                "than that of the files. loader.predict(model) gives them in order, as a table "
-                "with the columns id_names=[...]; model.predict needs shuffle=False, and no "
-                "canonical_ranks."
+                "predict with a loader that shuffles (shuffle=True, the default) would give "
+                "predictions in another order than that of the files. loader.predict(model) gives "
+                "them in order, as a table with the columns id_names=[...]; model.predict needs "
+                "shuffle=False."
             )
         if not self.labelled and caller.compares_with_labels():
             raise ValueError(

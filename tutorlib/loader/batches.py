@@ -95,7 +95,7 @@ class Batches(Iterator[Any]):
 
 
 class Assembler:
-    """Joins the parts of chunks to batches, over the ranks that a process holds.
+    """Joins the parts of chunks to batches.
 
     Args:
         gatherer: joins parts.
@@ -108,40 +108,35 @@ class Assembler:
         self, gatherer: Gatherer, plan: EpochPlan, pipeline: Pipeline, first_batch: int
     ) -> None:
         self._gatherer, self._pipeline, self._next = gatherer, pipeline, first_batch
-        self._starts = {rank.rank: rank.starts for rank in plan.ranks}
-        self._waiting: dict[int, list[Part]] = {rank.rank: [] for rank in plan.ranks}
+        self._starts = plan.starts
+        self._waiting: list[Part] = []
 
     def take(self, most: int) -> Part | None:
         """Return the next batches, at most so many, all of equally many rows; None if stopped."""
         self._pipeline.look_for_room()
-        runs = []
-        for rank, waiting in self._waiting.items():
-            while not (waiting and self._complete(rank)):
-                work: ChunkWork | None = self._pipeline.next_work()
-                if work is None:
-                    return None
-                self._waiting[work.chunk.rank] += work.parts
-            runs.append(waiting[0])
-        count = min(most, *(part.segment.batches for part in runs))
-        taken = []
-        for waiting, part in zip(self._waiting.values(), runs, strict=True):
-            taken.append(part.some(0, count))
-            rest = part.segment.batches - count
-            waiting[:1] = [part.some(count, rest)] if rest else []
+        while not (self._waiting and self._is_complete()):
+            work: ChunkWork | None = self._pipeline.next_work()
+            if work is None:
+                return None
+            self._waiting += work.parts
+        part = self._waiting.pop(0)
+        whole = part.segment.batches
+        count = min(most, whole)
+        if count < whole:
+            self._waiting.insert(0, part.some(count, whole - count))
         self._next += count
-        return taken[0] if len(taken) == 1 else self._gatherer.joined(taken, count)
+        return part.some(0, count)
 
-    def _complete(self, rank: int) -> bool:
-        """Return whether the first part of a rank has whole batches; joins pieces of one."""
-        waiting = self._waiting[rank]
-        if waiting[0].segment.batches:
+    def _is_complete(self) -> bool:
+        """Return whether the first part has whole batches; joins pieces of one."""
+        if self._waiting[0].segment.batches:
             return True
-        rows, starts = 0, self._starts[rank]
-        size = int(starts[self._next + 1] - starts[self._next])
-        for number, part in enumerate(waiting):
+        size = int(self._starts[self._next + 1] - self._starts[self._next])
+        rows = 0
+        for number, part in enumerate(self._waiting, start=1):
             rows += part.rows
             if rows == size:
-                waiting[: number + 1] = [self._gatherer.joined(waiting[: number + 1], 1)]
+                self._waiting[:number] = [self._gatherer.joined(self._waiting[:number])]
                 return True
         return False
 

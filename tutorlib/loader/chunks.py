@@ -2,7 +2,7 @@
 
 A chunk is a few tasks, which threads do at once (`ChunkWork`). A task has `ChunkReader` decode some
 columns of all row ranges, and `Gatherer` check them, join them and gather them once by the chunk's
-order (`RankPlan.order`) into aligned memory, where the batches lie one after the other. What must
+order (`EpochPlan.order`) into aligned memory, where the batches lie one after the other. What must
 be decoded with all its columns is decoded by tasks of its own before: rows for a transform, slices
 of a row group, and small row groups.
 
@@ -38,7 +38,7 @@ from tutorlib.columns import (
 )
 from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
-from tutorlib.loader.plan import ChunkPlan, RankPlan, RowRange, Segment
+from tutorlib.loader.plan import ChunkPlan, EpochPlan, RowRange, Segment
 from tutorlib.loader.settings import PLANNED_THREADS
 from tutorlib.loader.sizing import TEXT_COPIES, values_per_row
 from tutorlib.memory import LESS_MEMORY, BufferPool, Ledger, free_at_once, is_aligned
@@ -269,19 +269,18 @@ class Gatherer:
             made.append(Ragged(values, mine))
         return made
 
-    def joined(self, parts: Sequence[Part], batches: int) -> Part:
-        """Return batches of which each has the rows of one batch, or piece, of every part."""
+    def joined(self, parts: Sequence[Part]) -> Part:
+        """Return the batch that has the rows of these pieces."""
         rows = sum(part.rows for part in parts)
-        joined = Part(Segment(parts[0].segment.batch, batches, 0, batches * rows))
-        stride = -(-rows // self._step) * self._step if batches > 1 else rows
+        joined = Part(Segment(parts[0].segment.batch, 1, 0, rows))
         for name, first in parts[0].scalars.items():
-            out = self.empty((batches, stride, first.shape[2]), first.dtype)[:, :rows]
+            out = self.empty((1, rows, first.shape[2]), first.dtype)
             arrays = [part.scalars[name] for part in parts]
             array_namespace(out).concatenate(arrays, axis=1, out=out)
             joined.scalars[name] = out
         for name in parts[0].lists:
-            of_batches = zip(*(part.lists[name] for part in parts), strict=True)
-            joined.lists[name] = [self._joined_lists(name, lists) for lists in of_batches]
+            pieces = [part.lists[name][0] for part in parts]
+            joined.lists[name] = [self._joined_lists(name, pieces)]
         return joined
 
     def _joined_lists(self, name: str, lists: Sequence[Ragged]) -> Ragged:
@@ -398,24 +397,24 @@ class ChunkReader:
         if ledger is not None and self._kept_bytes() > ledger.budget_bytes / 4 + SPARE_BYTES:
             free_at_once()
         self._decoded: dict[Owner, int] = {}  # bytes that wait to be gathered
-        self._streams: dict[tuple[int, int], _Stream] = {}  # by rank and row group
+        self._streams: dict[int, _Stream] = {}  # by row group
 
-    def work_on(self, plan: RankPlan, chunk: ChunkPlan, first_batch: int) -> ChunkWork:
+    def work_on(self, plan: EpochPlan, chunk: ChunkPlan, first_batch: int) -> ChunkWork:
         """Return the work that a chunk is; asked for in the order of the chunks.
 
         Args:
-            plan: plan of the chunk's rank.
+            plan: plan of the epoch.
             chunk: the chunk.
             first_batch: batches before this one are not made.
         """
         for row_range in chunk.row_ranges:
-            place = chunk.rank, row_range.row_group
-            if row_range.row_group in plan.sliced and place not in self._streams:
-                stop = plan.sliced[row_range.row_group]
-                self._streams[place] = _Stream(self, row_range.start, stop)
+            row_group = row_range.row_group
+            if row_group in plan.sliced and row_group not in self._streams:
+                stop = plan.sliced[row_group]
+                self._streams[row_group] = _Stream(self, row_range.start, stop)
         return ChunkWork(self, plan, chunk, first_batch)
 
-    def runs(self, plan: RankPlan, chunk: ChunkPlan) -> list[list[RowRange]]:
+    def runs(self, plan: EpochPlan, chunk: ChunkPlan) -> list[list[RowRange]]:
         """Return the row ranges of a chunk in runs, each of which is decoded in one call.
 
         On a CPU a run is one range. On a GPU it is several, unless a transform takes them one by
@@ -427,7 +426,7 @@ class ChunkReader:
             return [[row_range] for row_range in ranges]
         return self.source.runs(ranges, self.columns)
 
-    def reads_by_column(self, plan: RankPlan, chunk: ChunkPlan) -> bool:
+    def reads_by_column(self, plan: EpochPlan, chunk: ChunkPlan) -> bool:
         """Return whether a task reads some columns of all row ranges, not all of some ranges.
 
         A chunk then holds few decoded columns at a time. But a transform needs all columns, slices
@@ -475,7 +474,7 @@ class ChunkReader:
 
         Text takes far more memory than the ids that a Workflow makes of it.
         """
-        stream = self._streams.get((owner[0].rank, row_range.row_group))
+        stream = self._streams.get(row_range.row_group)
         place = row_range.row_group, names
         if stream is not None:
             yield stream.read(row_range)
@@ -662,7 +661,7 @@ class ChunkWork:
     """
 
     def __init__(
-        self, reader: ChunkReader, plan: RankPlan, chunk: ChunkPlan, first_batch: int
+        self, reader: ChunkReader, plan: EpochPlan, chunk: ChunkPlan, first_batch: int
     ) -> None:
         self._reader, self._plan, self.chunk = reader, plan, chunk
         self.parts = [Part(segment) for segment in plan.segments(chunk.index, first_batch)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tutorlib.checks import check_integer
@@ -18,20 +18,16 @@ class Position(NamedTuple):
 
 
 class EpochCursor:
-    """The position of a loader and the seed of its current epoch.
+    """The position of a loader.
 
     An epoch ends when its last batch is taken. Until then every pass over it begins at
-    `position.first_batch` and has the same seed.
-
-    Args:
-        seed: seed of every epoch, int, if there is no `seed_fn`.
-        seed_fn: called once in each epoch for its seed; None uses `seed`.
+    `position.first_batch`.
 
     Attributes:
         position: where the loader stands; may be set to an earlier position of the same loader.
 
     Example:
-        >>> cursor = EpochCursor(seed=7)
+        >>> cursor = EpochCursor()
         >>> cursor.advance(epoch=0, next_batch=1, num_batches=2)
         >>> cursor.position
         Position(epoch=0, first_batch=0, next_batch=1)
@@ -40,40 +36,16 @@ class EpochCursor:
         Position(epoch=1, first_batch=0, next_batch=0)
     """
 
-    def __init__(self, seed: int, seed_fn: Callable[[], int] | None = None) -> None:
+    def __init__(self) -> None:
         self.position = Position()
-        self._seed, self._seed_fn = seed, seed_fn
-        self._drawn: tuple[int, int] | None = None  # (epoch, its seed)
-
-    def draw_seed(self) -> int:
-        """Return the seed of the current epoch; `seed_fn` is called the first time only.
-
-        Raises:
-            ValueError: if `seed_fn` returns something else than an integer in [0, 2**64).
-            RuntimeError: if `seed_fn` raises StopIteration, which would end a loop silently.
-        """
-        epoch, seed = self.position.epoch, self._seed
-        if self._drawn is None or self._drawn[0] != epoch:
-            if self._seed_fn is not None:
-                try:
-                    given = self._seed_fn()
-                except StopIteration as error:
-                    raise RuntimeError(
-                        f"seed_fn must return a seed for every epoch, but raised StopIteration for "
-                        f"epoch {epoch}; return seeds from a function that does not end"
-                    ) from error
-                name = f"the seed that seed_fn returned for epoch {epoch}"
-                seed = check_integer(name, given, 0, bits=64)
-            self._drawn = epoch, seed
-        return self._drawn[1]
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the first batch of an epoch; its seed is drawn again.
+        """Go to the first batch of an epoch.
 
         Raises:
             ValueError: if `epoch` is not an integer in [0, 2**64).
         """
-        self.position, self._drawn = Position(check_integer("epoch", epoch, 0, bits=64)), None
+        self.position = Position(check_integer("epoch", epoch, 0, bits=64))
 
     def advance(self, epoch: int, next_batch: int, num_batches: int) -> None:
         """Record that a pass over `epoch` took the batch before `next_batch`.
@@ -87,11 +59,9 @@ class EpochCursor:
         ended = next_batch == num_batches
         self.position = Position(epoch + 1) if ended else Position(epoch, first_batch, next_batch)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return {"epoch", "batch", "seed"} as JSON values; seed is None before it is drawn."""
-        epoch, _, batch = self.position
-        drawn_epoch, seed = self._drawn or (None, None)
-        return {"epoch": epoch, "batch": batch, "seed": seed if drawn_epoch == epoch else None}
+    def state_dict(self) -> dict[str, int]:
+        """Return the numbers of the epoch and of the next batch."""
+        return {"epoch": self.position.epoch, "batch": self.position.next_batch}
 
     def load_state_dict(
         self, state: Mapping[str, Any], identity: Mapping[str, Any], num_batches: int
@@ -106,20 +76,14 @@ class EpochCursor:
         Raises:
             ValueError: if the state is none, or of other data or settings; says which.
         """
-        needed = {*identity, "epoch", "batch", "seed"}
+        needed = {*identity, "epoch", "batch"}
         missing = sorted(needed - {*state}) if isinstance(state, Mapping) else sorted(needed)
         if missing:
             raise ValueError(
                 f"the state is not what state_dict() of a loader returned: lacks {missing}"
             )
-        numbers = {name: state[name] for name in ("epoch", "batch", "seed")}
-        for name, value in numbers.items():
-            if name == "seed" and value is None and numbers["batch"] == 0:
-                continue  # the epoch has not begun
-            if type(value) is not int or not 0 <= value < 2**64:
-                raise ValueError(
-                    f"{name} of a loader's state must be an integer in [0, 2**64), got {value!r}"
-                )
+        epoch = check_integer("epoch of a loader's state", state["epoch"], 0, bits=64)
+        batch = check_integer("batch of a loader's state", state["batch"], 0, bits=64)
         changed = differences({name: state[name] for name in identity}, identity)
         if changed:
             raise ValueError(
@@ -127,8 +91,6 @@ class EpochCursor:
                 f"differs: {'; '.join(changed)}. Restore it with the data and settings it was "
                 "saved with."
             )
-        epoch, batch, seed = numbers.values()
         if batch >= max(1, num_batches):
             raise ValueError(f"the state is at batch {batch}, but an epoch has {num_batches}")
         self.position = Position(epoch, batch, batch)
-        self._drawn = None if seed is None else (epoch, seed)

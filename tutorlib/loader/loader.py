@@ -10,7 +10,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import math
 import os
 import sys
 import warnings
@@ -38,7 +37,7 @@ from tutorlib.loader.chunks import ChunkReader
 from tutorlib.loader.cursor import EpochCursor, Position
 from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
-from tutorlib.loader.plan import EpochPlan, RankPlan
+from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.roles import online, schema_of_arguments
 from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
@@ -76,13 +75,10 @@ class KerasSequenceLoader(LoaderAdapter):
         cat_names: names of the categorical columns (ids or lists of ids).
         cont_names: names of the continuous columns.
         engine: "parquet", the only one there is.
-        shuffle: whether rows come in random order; False keeps the order of the files, unless
-            this rank has several `canonical_ranks`.
-        seed_fn: function that returns an epoch's seed, called once per epoch; replaces `seed`.
+        shuffle: whether rows come in random order; False keeps the order of the files.
         buffer_size: size of a partition: a number of rows from 1 on, or a fraction of the memory
-            below 1 (give rows if ranks run on machines with different memory, and if this rank has
-            several `canonical_ranks`). None chooses chunks of about a million rows, fewer if rows
-            are wide or the budget is tight.
+            below 1 (give rows if ranks run on machines with different memory). None chooses chunks
+            of about a million rows, fewer if rows are wide or the budget is tight.
         device: "cpu" or "gpu": where files are decoded and batches are made. "gpu" needs an NVIDIA
             GPU with cuDF and leaves batches in its memory, in the same order; for TensorFlow,
             integers are then int64. It is the first GPU that CUDA shows (CUDA_VISIBLE_DEVICES);
@@ -123,14 +119,6 @@ class KerasSequenceLoader(LoaderAdapter):
             process, which gives it back at once. `loader/sizing.py` has the formula.
         nulls: "error" refuses nulls and NaN. "fill" replaces them by 0 in features; {name: value}
             replaces them in these features. They are always refused in labels and weights.
-        canonical_ranks: number of ranks whose order an epoch has, a multiple of `global_size`; None
-            for `global_size`. The batches of all ranks, one after the other, then have the same
-            rows in the same order on any number of ranks, and each of these can load the
-            `state_dict` of one rank. Each canonical rank gives equally many rows of a batch:
-            `batch_size` must be a multiple of `canonical_ranks / global_size`, and changes with it.
-            A rank holds the chunks of all its canonical ranks; to keep the order with a
-            `memory_budget`, change that by the same factor. Their rows take turns even with
-            `shuffle=False`; `loader.predict` gives predictions in order.
 
     Attributes:
         source: the `ParquetSource`.
@@ -168,7 +156,6 @@ class KerasSequenceLoader(LoaderAdapter):
         cont_names: Iterable[str] | None = None,
         engine: str = "parquet",
         shuffle: bool = True,
-        seed_fn: Callable[[], int] | None = None,
         buffer_size: float | None = None,
         device: str | None = None,
         parts_per_chunk: int | None = None,
@@ -186,7 +173,6 @@ class KerasSequenceLoader(LoaderAdapter):
         filters: Any = None,
         memory_budget: int | str | None = None,
         nulls: str | Mapping[str, float] = "error",
-        canonical_ranks: int | None = None,
     ) -> None:
         names = {"label_names": label_names, "cat_names": cat_names, "cont_names": cont_names}
         for argument, given in {**names, "id_names": id_names}.items():
@@ -199,10 +185,10 @@ class KerasSequenceLoader(LoaderAdapter):
         if global_size is None and global_rank is None:
             self._share_found = global_size, global_rank = data_share()
         self._settings = LoaderSettings(
-            batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed, seed_fn=seed_fn,
+            batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed,
             buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, reader_kwargs=reader_kwargs,
             memory_budget=memory_budget, drop_last=drop_last, global_size=global_size,
-            global_rank=global_rank, canonical_ranks=canonical_ranks, batch_layout=batch_layout,
+            global_rank=global_rank, batch_layout=batch_layout,
             multi_hot=multi_hot if isinstance(multi_hot, MultiHot) else MultiHot(multi_hot),
             nulls=nulls,
         )  # fmt: skip
@@ -254,7 +240,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def _begin(self) -> None:
         """Set what passes change."""
-        self._cursor = EpochCursor(self._settings.seed, self._settings.seed_fn)
+        self._cursor = EpochCursor()
         self._stopwatch = Stopwatch()
         self._pool = BufferPool(limit_bytes=0)
         self._open: weakref.WeakSet[Batches] = weakref.WeakSet()
@@ -329,39 +315,33 @@ class KerasSequenceLoader(LoaderAdapter):
             transformed=self._transform is not None,
         )
 
-    def _plan(self, epoch: int, seed: int) -> EpochPlan:
+    def _plan(self, epoch: int) -> EpochPlan:
         """Return the plan of an epoch; the latest one is kept."""
         latest = self._latest
-        if latest is None or (latest.epoch, latest.seed) != (epoch, seed):
-            settings, held = self._settings, self._settings.ranks_held
-            counts = [group.num_rows for group in self.source.row_groups]
-            ranks: list[RankPlan] = []
-            for k in range(held):
-                rank = RankPlan(
-                    counts,
-                    batch_size=settings.batch_size // held,
-                    shuffle=bool(settings.shuffle),
-                    seed=seed,
-                    epoch=epoch,
-                    partition_rows=self._size.partition_rows,
-                    parts_per_chunk=self._size.parts_per_chunk,
-                    rank=(settings.global_rank or 0) * held + k,
-                    world_size=settings.canonical_ranks or settings.global_size or 1,
-                    drop_last=bool(settings.drop_last),
-                    partitions=ranks[0].partitions if ranks else None,
-                )
-                ranks.append(rank)
-            self._latest = latest = EpochPlan(ranks)
+        if latest is None or latest.epoch != epoch:
+            settings = self._settings
+            self._latest = latest = EpochPlan(
+                [group.num_rows for group in self.source.row_groups],
+                batch_size=settings.batch_size,
+                shuffle=bool(settings.shuffle),
+                seed=settings.seed,
+                epoch=epoch,
+                partition_rows=self._size.partition_rows,
+                parts_per_chunk=self._size.parts_per_chunk,
+                rank=settings.global_rank or 0,
+                world_size=settings.global_size or 1,
+                drop_last=bool(settings.drop_last),
+            )
         return latest
 
     def _any_plan(self) -> EpochPlan:
         """Return the plan of some epoch: all have the same number of rows and batches."""
-        return self._plan(0, self._settings.seed) if self._latest is None else self._latest
+        return self._plan(0) if self._latest is None else self._latest
 
     @property
     def plan(self) -> EpochPlan:
         """Plan of the current epoch: which rows each batch has."""
-        return self._plan(self.epoch, self._cursor.draw_seed())
+        return self._plan(self.epoch)
 
     def __len__(self) -> int:
         return len(self._any_plan())
@@ -390,15 +370,6 @@ class KerasSequenceLoader(LoaderAdapter):
     def shuffle(self) -> bool:
         """Whether rows come in random order."""
         return bool(self._settings.shuffle)
-
-    @property
-    def disorder(self) -> str:
-        """Words for why rows do not come in the order of the files; "" if they do."""
-        settings = self._settings
-        if settings.shuffle:
-            return "that shuffles (shuffle=True, the default)"
-        mixes = f"that mixes the rows of canonical_ranks={settings.canonical_ranks}"
-        return mixes if settings.ranks_held > 1 else ""
 
     # ---- a pass: threads read and gather chunks, the consumer makes tensors ----
 
@@ -444,7 +415,7 @@ class KerasSequenceLoader(LoaderAdapter):
         kept = size.peak_bytes
         if budget is not None:  # what is kept for later must leave room for decoding
             kept = int(2 * max(chunk.num_rows for chunk in plan.chunks) * size.row_bytes)
-        self._pool.limit_bytes = kept * settings.ranks_held
+        self._pool.limit_bytes = kept
         ledger: Ledger | None = None
         if budget is not None and self._before is not None and not on_gpu:
             ledger = Ledger(budget, self._before, self._pool)
@@ -464,13 +435,12 @@ class KerasSequenceLoader(LoaderAdapter):
         chunks = plan.chunks_from(first_batch)
         pipeline = Pipeline(
             len(chunks),
-            lambda k: reader.work_on(plan.rank_of(chunks[k]), chunks[k], first_batch),
+            lambda k: reader.work_on(plan, chunks[k], first_batch),
             threads=settings.threads(on_device=on_gpu, remote=not source.is_local),
             room_for=lambda k: reader.has_room(chunks[k].num_rows * size.row_bytes, budget),
             stopwatch=self._stopwatch,
             at_end=reader.close,
             owner=owner,
-            lanes=len(plan.ranks),
         )
         self._running.append(weakref.ref(pipeline, self._running.remove))
         maker = BatchMaker(self.layout, self._stopwatch, on_gpu=on_gpu, as_numpy=as_numpy)
@@ -557,7 +527,7 @@ class KerasSequenceLoader(LoaderAdapter):
         return self._cursor.position
 
     def return_to(self, position: Position) -> None:
-        """Go back to a position at which this loader has been; the epoch keeps its seed."""
+        """Go back to a position at which this loader has been."""
         self._cursor.position = position
 
     def set_epoch(self, epoch: int) -> None:
@@ -566,19 +536,25 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def _identity(self) -> dict[str, Any]:
         """Return everything that decides which rows each batch has, as JSON values."""
-        sizes = {n: getattr(self._size, n) for n in ("partition_rows", "parts_per_chunk")}
-        return {
-            "version": 2,
+        settings = self._settings
+        fingerprint = {
             "data": self.source.fingerprint(),
-            "settings": {**self._settings.order(), **sizes},
             "columns": self.schema.names,
+            "batch_size": settings.batch_size,
+            "shuffle": bool(settings.shuffle),
+            "drop_last": bool(settings.drop_last),
+            "world_size": settings.global_size or 1,
+            "partition_rows": self._size.partition_rows,
+            "parts_per_chunk": self._size.parts_per_chunk,
         }
+        return {"seed": settings.seed, "fingerprint": fingerprint}
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands, between any two batches, as a small dict of JSON values.
 
-        It holds the epoch, its seed, the number of the next batch (of the pass that took a batch
-        last), and the data and settings that decide the order.
+        It holds the numbers of the epoch and of the next batch (of the pass that took a batch
+        last), the seed, and a fingerprint of the data and settings that decide the order. All
+        ranks, which make equal steps, have the same.
 
         Example:
             >>> state = loader.state_dict()  # doctest: +SKIP
@@ -588,7 +564,7 @@ class KerasSequenceLoader(LoaderAdapter):
         return {**self._cursor.state_dict(), **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume where a loader of the same data and settings stood.
+        """Resume where a loader of the same data, settings and number of ranks stood.
 
         Every pass over the current epoch then begins with the batch that was next; no chunk before
         that batch's is read. The epochs after it are whole.
@@ -692,7 +668,6 @@ class KerasSequenceLoader(LoaderAdapter):
         """
         settings, layout = self._settings, self.layout
         if process_count() > 1:
-            self._cursor.draw_seed()  # the seeds that `seed_fn` gives are compared too
             refuse_other_ranks(
                 {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
                 (settings.global_size or 1, settings.global_rank or 0),
@@ -738,7 +713,7 @@ class KerasSequenceLoader(LoaderAdapter):
         rows, last_sizes = self.source.num_rows, self._any_plan().batch_sizes[-2:]
         if settings.drop_last or not (rows % count or (last_sizes % parts).any()):
             return
-        enough = rows - rows % math.lcm(settings.canonical_ranks or count, count * parts)
+        enough = rows - rows % (count * parts)
         remedy = f", or ParquetSource(...).head({enough}), which leaves out {rows - enough}"
         raise ValueError(
             f"the last batches of {rows} rows do not have equally many on each of {count * parts} "
@@ -761,7 +736,6 @@ class KerasSequenceLoader(LoaderAdapter):
     def _identity_of_all_ranks(self) -> dict[str, Any]:
         """Return what all ranks must have alike, as JSON values."""
         identity = self._identity()
-        identity["settings"].pop("rank", None)
         identity["columns"] = {c.name: dataclasses.asdict(c) for c in self.schema}
         identity["workflow"] = None
         with contextlib.suppress(ValueError):  # an op with a function has none
@@ -801,7 +775,7 @@ class KerasSequenceLoader(LoaderAdapter):
                 on_device=source.device == "gpu", remote=not source.is_local
             ),
             "budget_bytes": settings.memory_budget,
-            "peak_bytes": self._size.peak_bytes * settings.ranks_held,
+            "peak_bytes": self._size.peak_bytes,
         }
 
     def stats(self) -> dict[str, float]:
@@ -844,7 +818,7 @@ class KerasSequenceLoader(LoaderAdapter):
         settings, plan, count = self._settings, self._any_plan(), len(self.source)
         size, doubts = settings.global_size or 1, []
         automatic = settings.buffer_size is None and settings.parts_per_chunk is None
-        several = len(plan.chunks) > len(plan.ranks)
+        several = len(plan.chunks) > 1
         if automatic and several and (mixed := plan.row_groups_per_chunk()) < FEW_ROW_GROUPS:
             doubts.append(
                 f"rows are shuffled chunk by chunk, and a chunk has rows of about {mixed:.0f} row "

@@ -84,7 +84,6 @@ class Pipeline:
         stopwatch: adds up the seconds of "wait".
         at_end: called when the threads have ended.
         owner: when it is dropped, the threads stop, and nobody waits for them.
-        lanes: chunks that the consumer is in at the same time, and as many are filled meanwhile.
     """
 
     def __init__(
@@ -97,10 +96,9 @@ class Pipeline:
         stopwatch: Stopwatch,
         at_end: Callable[[], None],
         owner: object,
-        lanes: int = 1,
     ) -> None:
         self._chunks, self._work_on, self._room_for = chunks, work_on, room_for
-        self._stopwatch, self._at_end, self._lanes = stopwatch, at_end, lanes
+        self._stopwatch, self._at_end = stopwatch, at_end
         self._process = _process[0]
         # The consumer's own:
         self._asked = False  # for the threads to start
@@ -260,12 +258,11 @@ class Pipeline:
     def _begin_chunks(self) -> None:
         """Queue the tasks of chunks that may begin; the caller holds the lock."""
         while self._begun < self._chunks:
-            # Chunks that the consumer is in, and those that are being filled for it.
-            ahead = self._begun - max(0, self._taken - self._lanes)
-            if ahead >= self._lanes:
-                enough = 2 * self._lanes if self._tasks else 3 * self._lanes
-                if ahead >= enough or not self._room_for(self._begun):
-                    return
+            # The chunk that the consumer is in, and those that are being filled for it.
+            ahead = self._begun - max(0, self._taken - 1)
+            enough = 2 if self._tasks else 3
+            if ahead >= 1 and (ahead >= enough or not self._room_for(self._begun)):
+                return
             work = self._work_on(self._begun)
             self._works[self._begun] = work, work.stages()
             self._begun += 1

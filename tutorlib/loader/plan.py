@@ -2,7 +2,7 @@
 
 The plan of an epoch is a pure function of the row counts of the row groups and of the settings. So
 its length is known before anything is read, any batch can be found without those before it, and
-ranks need no communication. Each canonical rank has a plan of its own (`RankPlan`), in three steps:
+ranks need no communication. Each rank has a plan of its own, in three steps:
 
 1. Neighbouring row groups form *partitions* of at most `partition_rows`; a larger row group forms
    several, its *slices*. If rows are shuffled, the row groups are put in random order.
@@ -15,9 +15,7 @@ ranks need no communication. Each canonical rank has a plan of its own (`RankPla
    that a chunk has left over begin the next batch. Within a batch, rows keep the order of the
    chunk, so that gathering them goes through memory in one direction.
 
-Random numbers are drawn from (seed, epoch, rank, chunk). A process joins the batches of the
-canonical ranks that it holds (`EpochPlan`), so the batches of all processes, one after the other,
-are the same for every number of processes.
+Random numbers are drawn from (seed, epoch, rank, chunk).
 
 An epoch may have hundreds of thousands of row groups, so its plan is a few arrays. A row of
 `ranges`, int64 [row ranges, 3], is a row group, the first row, and one past the last.
@@ -29,7 +27,6 @@ import dataclasses
 import functools
 import heapq
 import itertools
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,14 +41,12 @@ class ChunkPlan:
     """Row ranges that are read and shuffled together.
 
     Args:
-        rank: number of the canonical rank.
-        index: number of the chunk in the rank's epoch.
-        first: position of its first row in all chunks of the rank laid end to end.
+        index: number of the chunk in the epoch.
+        first: position of its first row in all chunks laid end to end.
         num_rows: its rows.
         ranges: its row ranges, int64 [row ranges, 3], in the order in which they are read.
     """
 
-    rank: int
     index: int
     first: int
     num_rows: int
@@ -80,33 +75,8 @@ class Segment:
     stop: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Partitions:
-    """Row groups in the order that all ranks share, in partitions.
-
-    Args:
-        row_groups: int64 [row groups that have rows], number of each.
-        positions: int64 [row groups + 1], position of the first row of each in all rows laid end
-            to end, and the number of rows.
-        owners: int64 [row groups], number of the partition to which each belongs, rising.
-    """
-
-    row_groups: Array
-    positions: Array
-    owners: Array
-
-    def run(self, first: int, last: int) -> tuple[Array, Array]:
-        """Return the ranges of the rows at positions [first, last), and the owner of each."""
-        begin = np.searchsorted(self.positions, first, side="right") - 1
-        end = np.searchsorted(self.positions, last)
-        position = self.positions[begin:end]
-        starts = np.maximum(first - position, 0)
-        stops = np.minimum(last, self.positions[begin + 1 : end + 1]) - position
-        return np.stack([self.row_groups[begin:end], starts, stops], axis=1), self.owners[begin:end]
-
-
-class RankPlan:
-    """The order of one canonical rank's rows in one epoch, of settings that are checked.
+class EpochPlan:
+    """The order of one rank's rows in one epoch, of settings that are checked.
 
     Args:
         row_counts: rows of each row group of the source, in order.
@@ -120,11 +90,11 @@ class RankPlan:
         world_size: number of ranks.
         drop_last: whether to leave out a last batch that is not full. All ranks leave out equally
             many batches, so at most `batch_size` rows each.
-        partitions: those of another rank's plan, of the same settings; None makes them.
 
     Attributes:
-        partitions: `Partitions`, the same for all ranks of an epoch.
         starts: int64 [batches + 1], position at which each batch begins, and the end of the last.
+        batch_sizes: int64 [batches], rows of every batch; all ranks have equally many batches.
+        num_rows: rows of all batches.
         chunks: `ChunkPlan` of every chunk, in order.
         sliced: {row group of which successive chunks read slices, in order: end of the last one}.
 
@@ -132,7 +102,7 @@ class RankPlan:
         ValueError: if there are fewer rows than ranks, or too few for equally many steps.
 
     Example:
-        >>> plan = RankPlan([3, 3, 3], batch_size=4, shuffle=False, partition_rows=3)
+        >>> plan = EpochPlan([3, 3, 3], batch_size=4, shuffle=False, partition_rows=3)
         >>> plan.starts.tolist(), [chunk.num_rows for chunk in plan.chunks]
         ([0, 4, 8, 9], [3, 3, 3])
         >>> [(s.batch, s.batches, s.start, s.stop) for s in plan.segments(1)]
@@ -152,36 +122,39 @@ class RankPlan:
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
-        partitions: Partitions | None = None,
     ) -> None:
         # 1. Partitions, in an order that all ranks share.
-        if partitions is None:
-            rng = np.random.default_rng([seed, epoch]) if shuffle else None
-            partitions = _partitions(row_counts, partition_rows, rng)
-        total = int(partitions.positions[-1])
+        rng = np.random.default_rng([seed, epoch]) if shuffle else None
+        row_groups, positions, owners = _partitions(row_counts, partition_rows, rng)
+        total = int(positions[-1])
         if total < world_size:
             raise ValueError(f"{total} rows are too few for {world_size} ranks")
         self.batch_size, self.shuffle, self.rank = batch_size, shuffle, rank
-        self.seed, self.epoch, self.partitions = seed, epoch, partitions
+        self.seed, self.epoch = seed, epoch
         # 2. One run of the sequence per rank, of equal length give or take one row.
         cuts = [total * r // world_size for r in range(world_size + 1)]
         counts = [b - a for a, b in itertools.pairwise(cuts)]
         self.starts = _batch_starts(counts[rank], min(counts), max(counts), batch_size, drop_last)
+        self.batch_sizes: Array = np.diff(self.starts)
+        self.num_rows = int(self.batch_sizes.sum())
         # The last two batches may be smaller, all others are full.
-        self._full = int((np.diff(self.starts) == batch_size).sum())
+        self._full = int((self.batch_sizes == batch_size).sum())
+        first, last = cuts[rank], cuts[rank + 1]
+        begin = np.searchsorted(positions, first, side="right") - 1
+        end = np.searchsorted(positions, last)
+        starts = np.maximum(first - positions[begin:end], 0)
+        stops = np.minimum(last, positions[begin + 1 : end + 1]) - positions[begin:end]
+        run = np.stack([row_groups[begin:end], starts, stops], axis=1)
         # 3. Chunks of the run; slices of large row groups take turns in them.
-        run, owners = partitions.run(cuts[rank], cuts[rank + 1])
         lanes = parts_per_chunk if shuffle else 1
-        slices, owners = _slices(run, owners, partition_rows, lanes)
-        self.chunks = _chunks(
-            rank, slices, owners, parts_per_chunk, unsliced=len(slices) == len(run)
-        )
+        slices, owners = _slices(run, owners[begin:end], partition_rows, lanes)
+        self.chunks = _chunks(slices, owners, parts_per_chunk, unsliced=len(slices) == len(run))
         ranges = np.concatenate([chunk.ranges for chunk in self.chunks])
         again = ranges[np.bincount(ranges[:, 0])[ranges[:, 0]] > 1]
         self.sliced = dict(zip(again[:, 0].tolist(), again[:, 2].tolist(), strict=True))
 
     def __len__(self) -> int:
-        return len(self.starts) - 1
+        return len(self.batch_sizes)
 
     def segments(self, chunk: int, first_batch: int = 0) -> list[Segment]:
         """Return the rows of a chunk in order, cut where batches begin.
@@ -223,49 +196,11 @@ class RankPlan:
         np.random.default_rng([self.seed, self.epoch, 1 + self.rank, chunk]).shuffle(batch_of_row)
         return np.argsort(batch_of_row, kind="stable")
 
-
-class EpochPlan:
-    """The batches of a process in one epoch: those of its canonical ranks, joined.
-
-    Args:
-        ranks: `RankPlan` of each canonical rank that the process holds, of the same settings.
-
-    Attributes:
-        ranks: as given.
-        batch_sizes: int64 [batches], rows of every batch; all processes have equally many.
-        chunks: `ChunkPlan` of all ranks, in the order in which their first rows are needed.
-        num_rows: rows of all batches.
-
-    Example:
-        >>> halves = [
-        ...     RankPlan([4, 4], batch_size=2, shuffle=False, rank=rank, world_size=2)
-        ...     for rank in (0, 1)
-        ... ]
-        >>> EpochPlan(halves).batch_sizes.tolist()
-        [4, 4]
-    """
-
-    def __init__(self, ranks: Sequence[RankPlan]) -> None:
-        self.ranks = list(ranks)
-        self.seed, self.epoch, self.shuffle = ranks[0].seed, ranks[0].epoch, ranks[0].shuffle
-        self.batch_sizes: Array = np.sum([np.diff(plan.starts) for plan in ranks], axis=0)
-        self.num_rows = int(self.batch_sizes.sum())
-        chunks = [chunk for plan in ranks for chunk in plan.chunks]
-        self.chunks = sorted(chunks, key=operator.attrgetter("first", "rank"))
-
-    def __len__(self) -> int:
-        return len(self.batch_sizes)
-
-    def rank_of(self, chunk: ChunkPlan) -> RankPlan:
-        """Return the plan of the rank to which a chunk belongs."""
-        return self.ranks[chunk.rank - self.ranks[0].rank]
-
     def chunks_from(self, first_batch: int) -> list[ChunkPlan]:
         """Return the chunks that hold the rows of this batch and of those after it, in order."""
-        bounds = {plan.rank: plan.starts[[first_batch, -1]].tolist() for plan in self.ranks}
+        start, end = self.starts[[first_batch, -1]].tolist()
         chunks = []
         for chunk in self.chunks:
-            start, end = bounds[chunk.rank]
             if max(start, chunk.first) < min(end, chunk.first + chunk.num_rows):
                 chunks.append(chunk)
         return chunks
@@ -273,15 +208,14 @@ class EpochPlan:
     def row_groups_per_chunk(self) -> float:
         """Return how many row groups of equal size the chunk mixes that mixes fewest.
 
-        The first chunk of a rank may be smaller, and the last is a rest: they do not count if there
-        are others. Of many chunks, which are alike, 32 are looked at.
+        The first chunk may be smaller, and the last is a rest: they do not count if there are
+        others. Of many chunks, which are alike, 32 are looked at.
         """
-        ranks = len(self.ranks)
-        chunks = self.chunks[ranks:-ranks][:32] or self.chunks[:ranks]
+        chunks = self.chunks[1:-1][:32] or self.chunks[:1]
         return min((effective_row_groups(chunk.ranges) for chunk in chunks), default=0.0)
 
     def row_groups_per_rank(self) -> float:
-        """Return how many row groups of equal size this process reads in an epoch."""
+        """Return how many row groups of equal size this rank reads in an epoch."""
         return effective_row_groups(np.concatenate([chunk.ranges for chunk in self.chunks]))
 
 
@@ -311,13 +245,17 @@ def _end_to_end(counts: Array) -> Array:
 
 def _partitions(
     row_counts: Sequence[int], partition_rows: int, rng: np.random.Generator | None
-) -> Partitions:
+) -> tuple[Array, Array, Array]:
     """Join neighbouring row groups into partitions of at most `partition_rows` rows.
 
+    Returns:
+        The number of each row group that has rows, in the order of the epoch, int64 [n]; the
+        position of the first row of each in all rows laid end to end, and the number of rows,
+        int64 [n + 1]; and the number of the partition to which each belongs, rising, int64 [n].
+
     Example:
-        >>> made = _partitions([3, 0, 2, 4, 9], 5, None)
-        >>> made.row_groups.tolist(), made.positions.tolist(), made.owners.tolist()
-        ([0, 2, 3, 4], [0, 3, 5, 9, 18], [0, 0, 1, 2])
+        >>> [array.tolist() for array in _partitions([3, 0, 2, 4, 9], 5, None)]
+        [[0, 2, 3, 4], [0, 3, 5, 9, 18], [0, 0, 1, 2]]
     """
     counts = np.asarray(row_counts, np.int64)
     row_groups = np.flatnonzero(counts)
@@ -335,7 +273,7 @@ def _partitions(
         order = np.argsort(places, kind="stable")
         row_groups, owners = row_groups[order], places[order]
         positions = _end_to_end(counts[row_groups])
-    return Partitions(row_groups, positions, owners)
+    return row_groups, positions, owners
 
 
 def _slices(ranges: Array, owners: Array, partition_rows: int, lanes: int) -> tuple[Array, Array]:
@@ -374,7 +312,7 @@ def _slices(ranges: Array, owners: Array, partition_rows: int, lanes: int) -> tu
 
 
 def _chunks(
-    rank: int, slices: Array, owners: Array, parts_per_chunk: int, *, unsliced: bool
+    slices: Array, owners: Array, parts_per_chunk: int, *, unsliced: bool
 ) -> list[ChunkPlan]:
     """Join slices into chunks; neighbouring slices of a row group become one row range."""
     parts = int(owners[-1]) + 1
@@ -395,7 +333,7 @@ def _chunks(
     chunks = []
     for index, (begin, end) in enumerate(itertools.pairwise(bounds.tolist())):
         first, last = firsts[index], firsts[index + 1]
-        chunks.append(ChunkPlan(rank, index, first, last - first, ranges[begin:end]))
+        chunks.append(ChunkPlan(index, first, last - first, ranges[begin:end]))
     return chunks
 
 

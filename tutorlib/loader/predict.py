@@ -23,8 +23,7 @@ def ids_of_batches(
 ) -> Iterator[pa.Table]:
     """Yield the named columns of the rows of each batch, in the order of the batch.
 
-    The plan alone says which rows a batch has. Memory: these columns of one chunk for each
-    canonical rank that the process holds, and of a batch.
+    The plan alone says which rows a batch has. Memory: these columns of one chunk and a batch.
 
     Args:
         plan: plan of the epoch.
@@ -32,28 +31,23 @@ def ids_of_batches(
         names: columns of any Arrow type.
         first_batch: number of the first batch.
     """
-    waiting: dict[int, list[pa.Table]] = {rank.rank: [] for rank in plan.ranks}
+    waiting: list[pa.Table] = []
     chunks = iter(plan.chunks_from(first_batch))
     for batch in range(first_batch, len(plan)):
-        parts = []
-        for rank in plan.ranks:
-            rows, mine = int(rank.starts[batch + 1] - rank.starts[batch]), waiting[rank.rank]
-            while sum(table.num_rows for table in mine) < rows:
-                chunk = next(chunks)
-                ranges = [
-                    source.table(r.row_group, names, r.start, r.stop) for r in chunk.row_ranges
-                ]
-                order = plan.rank_of(chunk).order(chunk.index)
-                table = pa.concat_tables(ranges)
-                table = table if order is None else table.take(pa.array(order))
-                segments = plan.rank_of(chunk).segments(chunk.index, first_batch)
-                if segments:
-                    start, stop = segments[0].start, segments[-1].stop
-                    waiting[chunk.rank].append(table.slice(start, stop - start))
-            table = mine[0] if len(mine) == 1 else pa.concat_tables(mine)
-            parts.append(table.slice(0, rows))
-            mine[:] = [table.slice(rows)]
-        yield parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+        rows = int(plan.batch_sizes[batch])
+        while sum(table.num_rows for table in waiting) < rows:
+            chunk = next(chunks)
+            ranges = [source.table(r.row_group, names, r.start, r.stop) for r in chunk.row_ranges]
+            order = plan.order(chunk.index)
+            table = pa.concat_tables(ranges)
+            table = table if order is None else table.take(pa.array(order))
+            segments = plan.segments(chunk.index, first_batch)
+            if segments:
+                start, stop = segments[0].start, segments[-1].stop
+                waiting.append(table.slice(start, stop - start))
+        table = waiting[0] if len(waiting) == 1 else pa.concat_tables(waiting)
+        yield table.slice(0, rows)
+        waiting = [table.slice(rows)]
 
 
 def predictions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -19,7 +19,6 @@ REMOTE_THREADS = 2  # per core, because they wait for remote files; more cost CP
 MOST_REMOTE_THREADS = 32
 INTEGERS = {  # with the smallest value of each
     "batch_size": 1, "seed": 0, "parts_per_chunk": 1, "global_size": 1, "global_rank": 0,
-    "canonical_ranks": 1,
 }  # fmt: skip
 FORM_OF_BATCHES = ("batch_layout", "multi_hot", "nulls")
 PARTS = {  # tensors of a list column g: g__values, ...; else one that is called g
@@ -139,14 +138,12 @@ class LoaderSettings:
     engine: str
     shuffle: bool
     seed: int
-    seed_fn: Callable[[], int] | None
     buffer_size: float | None
     parts_per_chunk: int | None
     memory_budget: Any  # bytes, once it is checked
     reader_kwargs: Mapping[str, Any] | None
     global_size: int | None
     global_rank: int | None
-    canonical_ranks: int | None
     drop_last: bool
     batch_layout: str
     multi_hot: MultiHot
@@ -170,7 +167,6 @@ class LoaderSettings:
                 "give both of global_size and global_rank, which must be in [0, global_size), or "
                 f"neither; got global_size={size}, global_rank={rank}"
             )
-        self._check_canonical_ranks()
         if not isinstance(self.nulls, Mapping) and self.nulls not in ("error", "fill"):
             raise ValueError(
                 f"nulls must be 'error', 'fill' or {{column: value}}, got {self.nulls!r}"
@@ -186,60 +182,16 @@ class LoaderSettings:
             raise ValueError(f"reader_kwargs may hold only 'threads', got also {others}")
         self.threads()
 
-    def _check_canonical_ranks(self) -> None:
-        if self.canonical_ranks is None:
-            return
-        ranks, size, held = self.canonical_ranks, self.global_size or 1, self.ranks_held
-        if ranks % size:
-            raise ValueError(
-                f"canonical_ranks={ranks} must be a multiple of the number of ranks, "
-                f"global_size={size}, so that each gives the rows of equally many; "
-                f"{size * max(1, round(ranks / size))} would do"
-            )
-        if held > 1 and (self.buffer_size or 1) < 1:
-            raise ValueError(
-                f"buffer_size={self.buffer_size} is a fraction of the memory, but this process "
-                f"has the buffers of {held} canonical ranks (canonical_ranks={ranks}), whose order "
-                "must not depend on it: give a number of rows from 1 on, or None"
-            )
-        if self.batch_size % held:
-            raise ValueError(
-                f"batch_size={self.batch_size} must be a multiple of {held}: each of the {held} "
-                f"canonical ranks of this process (canonical_ranks={ranks}, global_size={size}) "
-                f"gives equally many rows of a batch; {-(-self.batch_size // held) * held} would do"
-            )
-
     @property
     def stacked(self) -> bool:
         """Whether a batch has one matrix for each role instead of one tensor for each column."""
         return self.batch_layout == "stacked"
 
-    @property
-    def ranks_held(self) -> int:
-        """Number of canonical ranks whose rows this process gives."""
-        return (self.canonical_ranks or 1) // (self.global_size or 1) or 1
-
-    def order(self) -> dict[str, Any]:
-        """Return what decides which rows a batch has, as JSON values.
-
-        With `canonical_ranks`, all ranks have the same, whatever their number.
-        """
-        size = self.global_size or 1
-        ranks = {"batch_size": self.batch_size, "rank": self.global_rank or 0, "world_size": size}
-        if self.canonical_ranks is not None:
-            ranks = {
-                "global_batch_size": self.batch_size * size,
-                "canonical_ranks": self.canonical_ranks,
-            }
-        order = {"shuffle": bool(self.shuffle), "drop_last": bool(self.drop_last), **ranks}
-        return order if self.seed_fn is not None else {**order, "seed": self.seed}
-
     def in_file_order(self) -> LoaderSettings:
         """Return settings with which one rank gives all rows, in order."""
         return dataclasses.replace(
-            self, shuffle=False, drop_last=False, global_size=None, global_rank=None,
-            canonical_ranks=None,
-        )  # fmt: skip
+            self, shuffle=False, drop_last=False, global_size=None, global_rank=None
+        )
 
     def threads(self, *, on_device: bool = False, remote: bool = False) -> int:
         """Return the number of reader threads, at least 1.

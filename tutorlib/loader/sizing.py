@@ -91,7 +91,6 @@ def chunk_size(
     buffer_rows: int | None = None,
     parts_per_chunk: int | None = None,
     budget_bytes: int | None = None,
-    ranks: int = 1,
 ) -> ChunkSize:
     """Return the sizes that are asked for, as far as the budget allows.
 
@@ -101,14 +100,13 @@ def chunk_size(
     Args:
         row_counts: rows of each row group.
         row_bytes: bytes of a row.
-        batch_size: rows per batch of a canonical rank.
+        batch_size: rows per batch.
         shuffle: whether the parts of a chunk come from distant parts of the data.
         buffer_rows: rows of a partition; None for chunks of about a million rows and at least four
             batches.
         parts_per_chunk: partitions of a chunk; None for whole row groups, 8 slices of larger ones,
             or 1 if `buffer_rows` is given.
-        budget_bytes: upper limit of `peak_bytes` of all ranks; None for no limit.
-        ranks: canonical ranks that share the budget.
+        budget_bytes: upper limit of `peak_bytes`; None for no limit.
 
     Raises:
         ValueError: if the budget cannot hold two batches and what reading their rows takes.
@@ -127,7 +125,7 @@ def chunk_size(
     opened_bytes, lanes = 0.0, parts_per_chunk or CHUNK_PARTS
     row_cost = 2 * row_bytes.batch + row_bytes.decoded
     if budget_bytes is not None:
-        share = PLANNED_FRACTION * budget_bytes / ranks
+        share = PLANNED_FRACTION * budget_bytes
         if not shuffle:
             lanes = 1
         least = row_cost * min(batch_size, total) + row_bytes.fixed
@@ -142,10 +140,9 @@ def chunk_size(
         most = int((share - opened_bytes) / row_cost)
         if most < min(batch_size, total):
             # A larger budget has more decoded at a time.
-            enough = ranks * int(1.25 * (least + row_bytes.opened) / PLANNED_FRACTION + 1)
-            of_ranks = f" of {ranks} canonical ranks" if ranks > 1 else ""
+            enough = int(1.25 * (least + row_bytes.opened) / PLANNED_FRACTION + 1)
             raise ValueError(
-                f"memory_budget={budget_bytes:,} bytes cannot hold two batches{of_ranks} of "
+                f"memory_budget={budget_bytes:,} bytes cannot hold two batches of "
                 f"{batch_size:,} rows of {row_bytes.batch:,.0f} bytes and what reading them takes"
                 f"{row_bytes.most}; give at least {enough:,} bytes, a smaller batch_size, or "
                 "row groups of another size (ParquetSink(row_group_rows=...))"
@@ -180,9 +177,6 @@ def size_of_chunks(
     transformed: bool,
 ) -> ChunkSize:
     """Return what `buffer_size` says, within the memory budget.
-
-    Sizes are those of one canonical rank, so that the order does not depend on the number of
-    processes.
 
     Args:
         source: the files.
@@ -220,12 +214,11 @@ def size_of_chunks(
     sized = functools.partial(
         chunk_size,
         counts,
-        batch_size=settings.batch_size // settings.ranks_held,
+        batch_size=settings.batch_size,
         shuffle=bool(settings.shuffle),
         buffer_rows=None if buffer_rows is None else int(buffer_rows),
         parts_per_chunk=settings.parts_per_chunk,
         budget_bytes=budget,
-        ranks=settings.ranks_held,
     )
     size = sized(row)
     if budget is not None and not whole and size.partition_rows < max(counts):
@@ -279,7 +272,7 @@ def _row_bytes(
     opened = min(rows * sum(stored.values()), source.stream_bytes(largest, columns))
     texts = [name for name in columns if source.column_types[name] == ("string", False)]
     text_bytes = TEXT_COPIES * source.stored_bytes(largest, texts)
-    footers = source.footer_bytes / settings.ranks_held
+    footers = source.footer_bytes
     widest_name = max(stored, key=stored.__getitem__)
     most = (
         f" ({source.location(largest)} takes {opened:,.0f} bytes while it is open, column "
@@ -298,7 +291,7 @@ def _row_bytes(
         batch=batch,
         decoded=decoded + gathering * PLANNED_THREADS + ORDER_BYTES,
         opened=opened,
-        fixed=settings.batch_size // settings.ranks_held * ahead_bytes + footers + text_bytes,
+        fixed=settings.batch_size * ahead_bytes + footers + text_bytes,
         most=most,
     )
 
