@@ -28,9 +28,7 @@ def shortened(items: Iterable[object], most: int = 6) -> str:
     return ", ".join(words if rest < 2 else [*words[:most], f"... {rest:,} more"])
 
 
-def differences(
-    was: object, now: object, name: str = "", words: str = "{name} was {was!r}, is {now!r}"
-) -> list[str]:
+def differences(was: object, now: object, name: str = "") -> list[str]:
     """Return where two nested JSON values differ, one sentence for each place.
 
     Example:
@@ -41,9 +39,9 @@ def differences(
         lines = []
         for key in dict.fromkeys([*was, *now]):
             path = f"{name}.{key}" if name else str(key)
-            lines += differences(was.get(key), now.get(key), path, words)
+            lines += differences(was.get(key), now.get(key), path)
         return lines
-    return [] if was == now else [words.format(name=name, was=was, now=now)]
+    return [] if was == now else [f"{name} was {was!r}, is {now!r}"]
 
 
 def html_table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

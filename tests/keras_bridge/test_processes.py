@@ -177,27 +177,14 @@ import json
 from tutorlib.parquet import ParquetSource
 said = {}
 
-def refused(name, method="fit", folder="train", epoch=0, distribution=None, **changes):
-    before = keras.distribution.distribution()
+def refused(name, method="fit", folder="train", **changes):
     try:
         loader = KerasSequenceLoader(folder, batch_size, **{"drop_last": True, **changes})
-        loader.set_epoch(epoch)
-        keras.distribution.set_distribution(distribution or before)
         getattr(model, method)(loader, verbose=0)
     except ValueError as error:
         said[name] = str(error)
-    keras.distribution.set_distribution(before)
 
-layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 2), ("batch", "model")))
-one_replica = keras.distribution.ModelParallel(
-    layout_map=layouts, batch_dim_name="batch", auto_shard_dataset=False
-)
 rank = jax.process_index()
-refused("seed", seed=rank)
-refused("files", "evaluate", folder=f"train{rank or ''}")
-refused("ranks", global_size=2, global_rank=0)
-refused("early", distribution=one_replica)
-refused("position", epoch=rank)
 refused("last batch", folder=ParquetSource("train").head(3399), drop_last=False)
 refused("predict", "predict", shuffle=False)
 refused("lists", folder="lists")
@@ -218,25 +205,15 @@ print(json.dumps(said))
 """
 
 
-def test_processes_that_do_not_belong_together_are_refused_on_all_of_them(place, tmp_path):
+def test_what_joined_processes_cannot_do_is_refused_on_all_of_them(place, tmp_path):
     folder = shutil.copytree(place, tmp_path / "here")
-    write(folder / "train1", seed=7)
     lists = {"g": Ragged(np.arange(128) % 5, np.arange(0, 129, 2)), "label": np.ones(64, "f4")}
     ids = Column("g", "categorical", cardinality=5, multi_hot=True)
     write_columns(folder / "lists", lists, [ids, LABEL])
     program = PROGRAM.partition("checkpoint = ")[0] + REFUSALS
     first, second = run_together([program] * 2, slurm(2), cwd=folder)
     assert first == second
-    assert "settings.seed is 1 on rank 1, but 0 on rank 0" in first["seed"]
-    assert ".parquet is " in first["files"]
-    assert "on rank 1, but " in first["files"]
-    assert "are [[2, 0], [2, 0]]: each rank from 0 to" in first["ranks"]
-    assert "ranks [0, 1] were made before keras.distribution" in first["early"]
-    assert "position.epoch is 1 on rank 1, but 0 on rank 0" in first["position"]
-    assert (
-        "drop_last=True, or ParquetSource(...).head(3398), which leaves out 1"
-        in first["last batch"]
-    )
+    assert "devices, as Keras needs. Use drop_last=True" in first["last batch"]
     assert "loader.predict(model)" in first["predict"]
     assert "multi_hot=MultiHot('padded', max_length=...)" in first["lists"]
     assert "right" not in first

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import functools
 import os
 import sys
@@ -25,13 +24,7 @@ from tutorlib.columns import Chunk
 from tutorlib.display import html_table
 from tutorlib.keras_bridge.adapter import LoaderAdapter
 from tutorlib.keras_bridge.backend import max_int_dtype, min_int_dtype_on_gpu
-from tutorlib.keras_bridge.ranks import (
-    batch_parts,
-    data_share,
-    hash_of,
-    process_count,
-    refuse_other_ranks,
-)
+from tutorlib.keras_bridge.ranks import batch_parts, data_share, process_count
 from tutorlib.loader.batches import Assembler, Batches, BatchMaker, tf_dataset
 from tutorlib.loader.chunks import ChunkReader
 from tutorlib.loader.cursor import EpochCursor, Position
@@ -39,7 +32,7 @@ from tutorlib.loader.layout import Layout
 from tutorlib.loader.pipeline import Pipeline, Stopwatch
 from tutorlib.loader.plan import EpochPlan
 from tutorlib.loader.roles import online, schema_of_arguments
-from tutorlib.loader.settings import FORM_OF_BATCHES, LoaderSettings, MultiHot
+from tutorlib.loader.settings import LoaderSettings, MultiHot
 from tutorlib.loader.sizing import AHEAD_BATCHES, ChunkSize, size_of_chunks
 from tutorlib.memory import BufferPool, Ledger, free_at_once, memory_before
 from tutorlib.parquet import ParquetSource
@@ -181,9 +174,8 @@ class KerasSequenceLoader(LoaderAdapter):
         if weight_name is not None and not isinstance(weight_name, str):
             raise ValueError(f"weight_name must be the name of one column, got {weight_name!r}")
         id_names = None if id_names is None else list(id_names)
-        self._share_found: Any = None  # what data_share() gave; None: not asked
         if global_size is None and global_rank is None:
-            self._share_found = global_size, global_rank = data_share()
+            global_size, global_rank = data_share()
         self._settings = LoaderSettings(
             batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed,
             buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, reader_kwargs=reader_kwargs,
@@ -652,7 +644,7 @@ class KerasSequenceLoader(LoaderAdapter):
         loader = self.in_file_order(labels=labels)
         return predictions(loader, model, labels, name, verbose, to, overwrite)
 
-    # ---- what Keras and other ranks ask ----
+    # ---- what Keras asks ----
 
     def _check_batches(self) -> None:
         if not len(self):
@@ -662,17 +654,12 @@ class KerasSequenceLoader(LoaderAdapter):
             )
 
     def check_for_fit(self) -> None:
-        """Raise ValueError where Keras would report a wrong loss or fail without a clear reason.
-
-        Of several processes that are joined, all must call it.
-        """
+        """Raise ValueError where Keras would report a wrong loss or fail without a clear reason."""
         settings, layout = self._settings, self.layout
-        if process_count() > 1:
-            refuse_other_ranks(
-                {"position": self._cursor.state_dict(), **self._identity_of_all_ranks()},
-                (settings.global_size or 1, settings.global_rank or 0),
-                stale=self._share_found not in (None, data_share()),
-                files_of=self.source.file_fingerprints,
+        if process_count() > 1 and settings.global_size is None:
+            raise ValueError(
+                "the loader was made before the processes were joined, so each of them gives every "
+                "row: make it after jax.distributed.initialize() and set_distribution()"
             )
         self._check_batches()
         form = layout.multi_hot
@@ -690,8 +677,6 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def _check_joined_batches(self, parts: int) -> None:
         """Raise ValueError if Keras cannot join the processes' batches, or split one over devices.
-
-        All processes get the same answer, so that none waits for another.
 
         Args:
             parts: into how many equal parts the devices of this process split a batch.
@@ -713,36 +698,10 @@ class KerasSequenceLoader(LoaderAdapter):
         rows, last_sizes = self.source.num_rows, self._any_plan().batch_sizes[-2:]
         if settings.drop_last or not (rows % count or (last_sizes % parts).any()):
             return
-        enough = rows - rows % (count * parts)
-        remedy = f", or ParquetSource(...).head({enough}), which leaves out {rows - enough}"
         raise ValueError(
             f"the last batches of {rows} rows do not have equally many on each of {count * parts} "
-            f"devices, as Keras needs. Use drop_last=True{remedy if enough else ''}"
+            "devices, as Keras needs. Use drop_last=True"
         )
-
-    def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits, equal on all ranks that belong to one training.
-
-        They depend on the files, the columns, the Workflow of `map` (unless it cannot be saved, as
-        with an op that takes a function) and all settings of the order and form of batches, but not
-        on the rank. `fit` and `evaluate` compare them over the processes that `keras.distribution`
-        has joined; in other loops, gather and compare them before the first step.
-
-        Example:
-            >>> assert len(set(all_gather(loader.fingerprint()))) == 1  # doctest: +SKIP
-        """
-        return hash_of(self._identity_of_all_ranks())
-
-    def _identity_of_all_ranks(self) -> dict[str, Any]:
-        """Return what all ranks must have alike, as JSON values."""
-        identity = self._identity()
-        identity["columns"] = {c.name: dataclasses.asdict(c) for c in self.schema}
-        identity["workflow"] = None
-        with contextlib.suppress(ValueError):  # an op with a function has none
-            identity["workflow"] = self._workflow and self._workflow.fingerprint
-        settings = self._settings
-        identity["batches"] = {name: repr(getattr(settings, name)) for name in FORM_OF_BATCHES}
-        return identity
 
     # ---- what the loader says of itself ----
 

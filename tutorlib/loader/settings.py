@@ -20,7 +20,6 @@ MOST_REMOTE_THREADS = 32
 INTEGERS = {  # with the smallest value of each
     "batch_size": 1, "seed": 0, "parts_per_chunk": 1, "global_size": 1, "global_rank": 0,
 }  # fmt: skip
-FORM_OF_BATCHES = ("batch_layout", "multi_hot", "nulls")
 PARTS = {  # tensors of a list column g: g__values, ...; else one that is called g
     "nnzs": ("values", "nnzs"),
     "offsets": ("values", "offsets"),
