@@ -113,7 +113,7 @@ def WideAndDeep(
         schema: Schema, or list of `Column`; labels are left out.
         hidden_units: hidden widths of the deep side.
         combiner: how the deep side combines a list of ids: "mean", "sum" or "sqrtn".
-        multi_hot: the loader's form of multi-hot columns: "nnzs", "offsets", "ragged" or "padded".
+        multi_hot: the loader's form of multi-hot columns: "nnzs" or "padded".
         name: of the model.
 
     Returns:

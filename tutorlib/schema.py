@@ -25,7 +25,7 @@ from tutorlib.display import html_table, shortened
 ROLES = ("categorical", "continuous", "label", "weight", "id")
 VECTOR_ROLES = ("continuous", "label")
 BATCH_LAYOUTS = ("columns", "stacked")
-MULTI_HOT_FORMS = ("nnzs", "offsets", "ragged", "padded")
+MULTI_HOT_FORMS = ("nnzs", "padded")
 MOST_NAMED = 5  # columns of one kind that a warning names
 
 

@@ -134,7 +134,7 @@ def test_the_order_of_columns_and_the_number_of_labels_may_differ_between_loader
     assert probability.shape == (ROWS, 1)
 
 
-@pytest.mark.parametrize("form", ["nnzs", "padded", "ragged"])
+@pytest.mark.parametrize("form", ["nnzs", "padded"])
 def test_lists_of_any_length_are_traced_for_as_often_as_without_types(folder, form):
     loader = loader_of(folder, cat_names=["m"], multi_hot=form, shuffle=False)
 

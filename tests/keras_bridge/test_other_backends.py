@@ -93,7 +93,6 @@ model.fit(early, epochs=2, steps_per_epoch=4, verbose=0, callbacks=[logger])
 said["steps"] = [int(model.optimizer.iterations), *(epoch.rows for epoch in logger.epochs)]
 refused("predict", model.predict, early, verbose=0)
 refused("shuffle", model.fit, early, verbose=0, shuffle=False)
-refused("ragged", KerasSequenceLoader, folder, 64, schema=lists, multi_hot="ragged")
 refused("gpu", gpu_tensor_maker)
 if keras.config.backend() == "jax":
     wait_for_gpu()  # works on any device
@@ -105,15 +104,12 @@ array[:] = 7
 said["memory"] = numpy(tensor).tolist(), type(early.peek()[0]["x"]).__module__.split(".")[0]
 
 # layers: two batches of the same lengths each epoch, as JAX compiles for every other length
-for form in ("nnzs", "padded", "offsets"):
+for form in ("nnzs", "padded"):
     inputs = keras_inputs(lists, multi_hot=form)
     output = keras.layers.Dense(1, "sigmoid")(DenseFeatures(lists)(inputs))
     model = compiled(keras.Model(inputs, output))
     batches = KerasSequenceLoader(folder, 250, schema=lists, multi_hot=form, shuffle=False)
-    if form == "offsets":
-        refused(form, model.fit, batches, verbose=0)
-    else:
-        said[form] = model.fit(batches, epochs=3, verbose=0).history["loss"]
+    said[form] = model.fit(batches, epochs=3, verbose=0).history["loss"]
 model = compiled(DLRM(scalars, 4, [8, 4], [8], batch_layout="stacked"))
 batches = KerasSequenceLoader(folder, 64, schema=scalars, batch_layout="stacked")
 said["stacked"] = model.fit(batches, epochs=3, verbose=0).history["loss"]
@@ -139,9 +135,7 @@ def test_what_cannot_be_is_refused(said):
     for name, message in {
         "shuffle": "with a loader has no effect; ",
         "predict": "predict with a loader that shuffles",
-        "ragged": "multi_hot='ragged'",
         "gpu": "cannot take: it sees no GPU. Install ",
-        "offsets": "first input, 'a__offsets'",
     }.items():
         assert message in said[name]
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 from tests.support.backends import both, run
 from tests.support.layer_cases import (
     FORMS,
-    LISTS,
     POLICIES,
     SCHEMA,
     features_oracle,
@@ -32,8 +31,7 @@ from tutorlib.layers import (
 from tutorlib.schema import Column, Schema
 
 LIST = Column("g", "categorical", multi_hot=True, cardinality=3, embedding_dim=1)
-RAGGED = tf.ragged.constant(LISTS, dtype=tf.int64)
-CASES = layers(RAGGED)
+CASES = layers()
 ROWS = [(name, layout) for name, case in CASES.items() for layout in case.inputs]
 TABLES = [row for row in ROWS if row[0].split()[0] in ("table", "bag", "fused")]
 every_layout = pytest.mark.parametrize(("name", "layout"), ROWS)
@@ -43,8 +41,6 @@ every_layout = pytest.mark.parametrize(("name", "layout"), ROWS)
 @every_layout
 def test_a_layer_gives_what_numpy_gives(name, layout, jit):
     case, inputs = CASES[name], CASES[name].inputs[layout]
-    if jit and layout == "ragged":
-        pytest.skip("XLA has no ragged tensors")
     layer = randomised(case.make("float32"), inputs)
     out = tf.function(lambda: layer(inputs), jit_compile=jit)()
     np.testing.assert_allclose(out, case.oracle(layer, inputs), rtol=1e-5, atol=1e-6)
@@ -91,10 +87,7 @@ def test_a_functional_model_over_columns_survives_a_keras_file(form, policy, tmp
     assert [w.path for w in deep.weights] == [
         f"deep/{name}/embedding_weights" for name in ("film", "genres", "user")
     ]
-    data = {
-        name: x if name == "genres" and form == "ragged" else tf.constant(x)
-        for name, x in rows(form, RAGGED).items()
-    }
+    data = {name: tf.constant(x) for name, x in rows(form).items()}
     out = model(data)
     precision = 1e-6 if policy == "float32" else 0.08
     expected = features_oracle("mean")(deep, data)
@@ -153,11 +146,8 @@ def test_gradients_equal_finite_differences_and_those_under_xla(name):
 
         compiled = tf.function(step)
         gradients = compiled()[1]
-        if layout != "ragged":  # XLA has none
-            for ours, theirs in zip(
-                tf.function(step, jit_compile=True)()[1], gradients, strict=True
-            ):
-                np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+        for ours, theirs in zip(tf.function(step, jit_compile=True)()[1], gradients, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
         for variable, gradient in zip(moved, gradients, strict=True):
             start = variable.numpy()
             for cell in np.ndindex(*start.shape):
@@ -237,8 +227,6 @@ def test_linear_features_start_at_zero_and_empty_lists_stay_there():
 def test_the_id_0_is_padding_in_the_padded_form_alone(layer, jit):
     forms = {
         "nnzs": {"g__values": np.array([[0], [2], [0]]), "g__nnzs": np.array([[2], [0], [1]])},
-        "offsets": {"g__values": np.array([0, 2, 0]), "g__offsets": np.array([0, 2, 2, 3])},
-        "ragged": {"g": tf.ragged.constant([[0, 2], [], [0]])},
         "padded": {"g": np.array([[0, 2], [0, 0], [0, 0]])},
     }
     for form, inputs in forms.items():
@@ -247,9 +235,8 @@ def test_the_id_0_is_padding_in_the_padded_form_alone(layer, jit):
         layer(inputs)
         layer.set_weights([np.array([[1.0], [10.0], [100.0]])])
         call = tf.function(lambda inputs=inputs: layer(inputs), jit_compile=jit)
-        if not (jit and form == "ragged"):  # XLA has no ragged tensors
-            want = [[100], [0], [0]] if form == "padded" else [[101], [0], [1]]
-            np.testing.assert_array_equal(call(), want, err_msg=form)
+        want = [[100], [0], [0]] if form == "padded" else [[101], [0], [1]]
+        np.testing.assert_array_equal(call(), want, err_msg=form)
 
 
 def test_the_memory_of_a_compiled_bag_grows_with_its_values_only():

@@ -69,13 +69,9 @@ class Reference:
         return inputs, target, *weights
 
     def _list_parts(self, name, lists):
-        if self.multi_hot == "ragged":
-            return {name: [values.tolist() for values in lists]}
         nnzs, values = np.array([len(values) for values in lists]), np.concatenate(lists)
         if self.multi_hot == "nnzs":
             return {f"{name}__values": values[:, None], f"{name}__nnzs": nnzs[:, None]}
-        if self.multi_hot == "offsets":
-            return {f"{name}__values": values, f"{name}__offsets": np.append(0, np.cumsum(nnzs))}
         padded = np.zeros((len(lists), max(1, nnzs.max())), values.dtype)
         padded[np.arange(padded.shape[1]) < nnzs[:, None]] = values
         return {name: padded}

@@ -135,7 +135,7 @@ VALUES = {  # {name: (column, value, arguments, facts beside the column and the 
             "g", [1, -1, 2], {"cat_names": ["g"], "multi_hot": form},
             (r"-1 at row", f"at least {int(form == 'padded')}", "Categorify"),
         )
-        for form in ("nnzs", "offsets", "ragged", "padded")
+        for form in ("nnzs", "padded")
     },
     "a null in a padded list": (
         "g", [3, None], {"multi_hot": "padded"}, ("null|NaN", "nulls={'g': 1}"),
@@ -289,7 +289,7 @@ VOCABULARY = tf.feature_column.categorical_column_with_vocabulary_list("C", ["a"
 ARGUMENTS = [  # (arguments, facts)
     ({"engine": "csv"}, ["engine", "'csv'", "parquet"]),
     ({"batch_layout": "rows"}, ["batch_layout", "'rows'", "stacked"]),
-    ({"multi_hot": "dense"}, ["multi_hot", "'dense'", "offsets"]),
+    ({"multi_hot": "dense"}, ["multi_hot", "'dense'", "padded"]),
     ({"device": "tpu"}, ["device", "'tpu'", "gpu"]),
     ({"batch_size": 0}, ["batch_size", "at least 1", r"\b0\b"]),
     ({"batch_size": 1.5}, ["batch_size", "integer", r"1\.5"]),
@@ -379,9 +379,6 @@ CALLS = {  # {name: (call, error, facts)}
     ),
     "the name of a matrix": (
         lambda f: loader_of(NAMES, **MATRIX).peek(), ValueError, ["'continuous'", "stacked"],
-    ),
-    "ragged arrays": (
-        lambda f: next(loader_of(f, multi_hot="ragged").as_numpy()), ValueError, ["ragged", "nnzs"],
     ),
     "no ids": (lambda f: next(loader_of(f).with_ids()), ValueError, ["id_names"]),
     "no labels": (

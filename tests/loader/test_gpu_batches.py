@@ -66,9 +66,6 @@ def arrays_of(batch):
             return {
                 k: v for key, part in value.items() for k, v in flat(part, f"{name}.{key}").items()
             }
-        if isinstance(value, tf.RaggedTensor):
-            parts = {"values": value.flat_values, "splits": value.row_splits}
-            return {f"{name}.{key}": np.asarray(part) for key, part in parts.items()}
         return {name: np.asarray(value)}
 
     return {k: v for i, part in enumerate(batch) for k, v in flat(part, str(i)).items()}
@@ -94,8 +91,6 @@ FILES = {"row_group_rows": 100, "rows_per_file": 400}
 
 FORMS = {
     "nnzs": {},
-    "offsets": {"multi_hot": "offsets"},
-    "ragged": {"multi_hot": "ragged"},
     "padded": {"multi_hot": "padded"},
     "stacked": {"batch_layout": "stacked"},
     "in order": {"shuffle": False},
@@ -205,7 +200,6 @@ def test_batches_that_are_kept_do_not_change(many):
 
 def test_batches_that_are_let_go_at_once_are_whole_until_the_step_is_done(many):
     """The GPU lags behind: a long computation goes before each use of a batch."""
-    import tensorflow as tf
 
     with tf.device("GPU:0"):
         big = tf.random.normal((8192, 8192))
@@ -336,7 +330,6 @@ def test_a_training_that_xla_compiles_reads_whole_batches(many, batch_layout):
 
 @pytest.mark.parametrize("make", [model_of, functools.partial(dlrm_of, jit_compile=False)])
 def test_an_epoch_of_fit_copies_no_batch_to_the_host(many, tmp_path, make):
-    import tensorflow as tf
 
     model, loader = make(), many_of(many)
     model.fit(loader, verbose=0)  # warm-up

@@ -1,7 +1,4 @@
-"""The table of layers: each layer with inputs in every layout, and its values by NumPy.
-
-It is read on every backend, so TensorFlow is imported only for ragged tensors.
-"""
+"""The table of layers: each layer with inputs in every layout, and its values by NumPy."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -22,12 +19,11 @@ from tutorlib.schema import Column, Schema
 
 POLICIES = ["float32", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16"]
 COMBINERS = ["mean", "sum", "sqrtn"]
-FORMS = ["nnzs", "offsets", "ragged", "padded"]
+FORMS = ["nnzs", "padded"]
 
 LISTS = [[1, 3], [], [4, 2], [2, 2, 3, 1], [3]]  # without 0, the padding
 VALUES = np.array([i for ids in LISTS for i in ids])
 NNZS = np.array([len(ids) for ids in LISTS])
-OFFSETS = np.cumsum([0, *NNZS])
 PADDED = np.array([ids + [0] * (5 - len(ids)) for ids in LISTS])
 
 SCHEMA = Schema(
@@ -47,22 +43,19 @@ SAME_WIDTH = Schema(  # not in name order
 IDS = np.array([[3, 5, 2], [0, 0, 0], [1, 4, 0]])  # of SAME_WIDTH
 
 
-def lists(form, ragged=None):
+def lists(form):
     """What a bag takes for LISTS in a form."""
     return {
         "nnzs": {"values": VALUES, "nnzs": NNZS},
         "column": {"values": VALUES[:, None], "nnzs": NNZS[:, None]},
         "narrow": {"values": VALUES.astype("uint8"), "nnzs": NNZS.astype("int16")},
-        "surplus": {"values": np.append(VALUES, [VALUES[-1]] * 2), "nnzs": NNZS},
-        "offsets": {"values": VALUES, "offsets": OFFSETS},
         "padded": PADDED,
-        "ragged": ragged,
     }[form]
 
 
-def rows(form="nnzs", ragged=None):
+def rows(form="nnzs"):
     """Five rows of SCHEMA in any form of lists; "nnzs" is the loader's default."""
-    genres = lists("column" if form == "nnzs" else form, ragged)
+    genres = lists("column" if form == "nnzs" else form)
     if isinstance(genres, dict):
         genres = {f"genres__{part}": array for part, array in genres.items()}
     else:
@@ -158,12 +151,10 @@ CUBE = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
 MATRIX = CUBE[:, :, 0]
 
 
-def layers(ragged=None):
-    """The table, {name: Case}; ragged tensors are among the inputs if one of LISTS is given."""
-    ragged_forms = [] if ragged is None else ["ragged"]
-    bag_forms = ["nnzs", "column", "narrow", "surplus", "offsets", "padded", *ragged_forms]
-    bags = {form: lists(form, ragged) for form in bag_forms}
-    features = {form: rows(form, ragged) for form in ["nnzs", "offsets", "padded", *ragged_forms]}
+def layers():
+    """The table, {name: Case}."""
+    bags = {form: lists(form) for form in ["nnzs", "column", "narrow", "padded"]}
+    features = {form: rows(form) for form in FORMS}
     both = {"stacked": IDS, "stacked int32": IDS.astype("int32"), "columns": as_columns()}
     ids = {"ids": np.array([[1], [0], [4]])}
     cases = {

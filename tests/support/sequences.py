@@ -8,7 +8,6 @@ from tutorlib.loader import KerasSequenceLoader
 
 PADDED = {  # the same lists behind which other numbers of zeros stand
     "longest": MultiHot("padded"),
-    "bucketed": MultiHot("padded", bucketed=True),
     "40 wide": MultiHot("padded", max_length=40),
     "70 wide": MultiHot("padded", max_length=70),
 }

@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 from tests.support.workflow_rows import all_rows, same
 from tutorlib import KerasSequenceLoader, Workflow
@@ -69,8 +70,11 @@ def on_every_path(rows, tmp_path):
     loaded = Workflow.load(FITTED.save(tmp_path / "saved"))
 
     def from_loader():
-        loader = KerasSequenceLoader(path, ROWS, shuffle=False, multi_hot="ragged").map(FITTED)
+        loader = KerasSequenceLoader(path, ROWS, shuffle=False).map(FITTED)
         inputs, label = next(iter(loader))
+        for name in ("tags_id", "tags_bucket"):
+            values, nnzs = inputs.pop(f"{name}__values"), inputs.pop(f"{name}__nnzs")
+            inputs[name] = tf.RaggedTensor.from_row_lengths(values[:, 0], nnzs[:, 0])
         return {**inputs, "label": label}
 
     paths = {

@@ -115,7 +115,7 @@ class TypedBatch(tuple[Any, ...]):
 
 
 def with_types(lists: Collection[str] = ()) -> Callable[[Any], Any]:
-    """Return a function that makes a `TypedBatch` of a batch; one with ragged tensors stays as is.
+    """Return a function that makes a `TypedBatch` of a batch.
 
     All its batches must have the same columns of the same dtypes, and shapes that differ only by
     the number of rows, except for lists.
@@ -130,8 +130,6 @@ def with_types(lists: Collection[str] = ()) -> Callable[[Any], Any]:
         inputs = batch[0]
         names = [name for column in lists for name in (column, f"{column}__values")]
         names = [name for name in names if name in inputs]
-        if any(isinstance(inputs[name], tf.RaggedTensor) for name in names):
-            return batch
         rows = next(inputs[name] for name in inputs if not name.endswith("__values")).shape[0]
         known = types.setdefault(rows, [])
         found = next((one for one in known if one.takes(inputs, names)), None)

@@ -76,14 +76,14 @@ def keras_inputs(
         columns: Schema, or list of `Column`. Labels and weights are left out.
         batch_layout: the loader's: "columns" for one input per column, "stacked" for one input per
             role.
-        multi_hot: the loader's form of multi-hot columns: "nnzs", "offsets", "ragged" or "padded".
+        multi_hot: the loader's form of multi-hot columns: "nnzs" or "padded".
 
     Returns:
         For "columns": {name: Input [batch, 1]}. A multi-hot column `g` gives, by form,
-        {`g__values` [nnz, 1], `g__nnzs` [batch, 1]}, {`g__values` [nnz], `g__offsets` [batch + 1]},
-        or {`g` [batch, None]}. A column of vectors of k numbers gives {name: Input [batch, k]}. For
-        "stacked": {"categorical": [batch, n_cat], "continuous": [batch, n_cont]} in the order of
-        the schema, where a vector has k neighbouring columns, without a role that has no columns.
+        {`g__values` [nnz, 1], `g__nnzs` [batch, 1]} or {`g` [batch, None]}. A column of vectors of
+        k numbers gives {name: Input [batch, k]}. For "stacked": {"categorical": [batch, n_cat],
+        "continuous": [batch, n_cont]} in the order of the schema, where a vector has k neighbouring
+        columns, without a role that has no columns.
         Numbers are float32.
 
     Raises:
@@ -116,15 +116,14 @@ def keras_inputs(
         name, dtype = column.name, _input_dtype(column)
         if not column.multi_hot:
             inputs[name] = keras.Input((column.length or 1,), name=name, dtype=dtype)
-        elif multi_hot in ("nnzs", "offsets"):
-            shape = (1,) if multi_hot == "nnzs" else ()
-            counts = {f"{name}__{multi_hot}": min_int_dtype_of_models()}
-            for key, kind in ({f"{name}__values": dtype} | counts).items():
-                inputs[key] = keras.Input(shape, name=key, dtype=kind)
+        elif multi_hot == "nnzs":
+            for key, kind in (
+                (f"{name}__values", dtype),
+                (f"{name}__nnzs", min_int_dtype_of_models()),
+            ):
+                inputs[key] = keras.Input((1,), name=key, dtype=kind)
         else:
-            inputs[name] = keras.Input(
-                (None,), name=name, dtype=dtype, ragged=multi_hot == "ragged"
-            )
+            inputs[name] = keras.Input((None,), name=name, dtype=dtype)
     return inputs
 
 
@@ -222,14 +221,13 @@ class FeatureLayer(keras.layers.Layer):
 
 def list_inputs(inputs: Mapping[str, Any], name: str) -> Any:
     """Return what `EmbeddingBag` takes for one column, from a batch or a dict of shapes."""
-    for form in ("nnzs", "offsets"):
-        if f"{name}__{form}" in inputs and f"{name}__values" in inputs:
-            return {"values": inputs[f"{name}__values"], form: inputs[f"{name}__{form}"]}
+    if f"{name}__nnzs" in inputs and f"{name}__values" in inputs:
+        return {"values": inputs[f"{name}__values"], "nnzs": inputs[f"{name}__nnzs"]}
     if name in inputs:
         return inputs[name]
     raise ValueError(
-        f"column {name!r} is multi-hot and needs {name}__values with {name}__nnzs or "
-        f"{name}__offsets, or {name}; the batch has {listed(sorted(inputs))}"
+        f"column {name!r} is multi-hot and needs {name}__values with {name}__nnzs, "
+        f"or {name}; the batch has {listed(sorted(inputs))}"
     )
 
 

@@ -110,7 +110,7 @@ class EmbeddingBag(EmbeddingTable):
 
     Sums are in float32 under 16-bit policies. Unlike `tf.nn.embedding_lookup_sparse` it compiles
     under XLA with its gradient, and it is faster without XLA too. XLA and JAX compile again for
-    every new number of values: have the loader bucket lists, with `MultiHot(bucketed=True)`.
+    every new number of values: pad lists there, with `MultiHot("padded", max_length=...)`.
 
     Args:
         cardinality: rows of the table, at least 1; ids lie in [0, cardinality).
@@ -120,11 +120,8 @@ class EmbeddingBag(EmbeddingTable):
         **kwargs: arguments of every Keras layer, such as `name` and `dtype`.
 
     Shapes: one of these -> [batch, embedding_dim] in the compute dtype:
-        {"values": int [nnz] or [nnz, 1], "nnzs": int [batch] or [batch, 1]}, where surplus values
-        behind those of the last row (the padding of bucketed lists) are ignored;
-        {"values": int [nnz], "offsets": int [batch + 1]};
-        a `tf.RaggedTensor` [batch, None];
-        int [batch, max_len], where 0 is padding. In all other forms 0 is an id.
+        {"values": int [nnz] or [nnz, 1], "nnzs": int [batch] or [batch, 1]};
+        int [batch, max_len], where 0 is padding. In the other form 0 is an id.
 
     Raises:
         ValueError: if a size is below 1 or `combiner` is unknown.
@@ -152,8 +149,7 @@ class EmbeddingBag(EmbeddingTable):
 
     def call(self, inputs: Any) -> Any:
         """Return the combined vector of each row, [batch, embedding_dim]."""
-        is_ragged = hasattr(inputs, "row_splits")  # of a tf.RaggedTensor
-        if isinstance(inputs, Mapping) or is_ragged:
+        if isinstance(inputs, Mapping):
             values, counts = values_and_counts(inputs)
             numbers = row_numbers(counts, ops.shape(values)[0])
             total = sum_rows(self._rows_to_sum(values), numbers, ops.shape(counts)[0])
@@ -186,26 +182,15 @@ class EmbeddingBag(EmbeddingTable):
         return super().get_config() | {"combiner": self.combiner}
 
 
-def values_and_counts(lists: Any) -> tuple[Any, Any]:
-    """Return values [nnz] and values per row [batch] of any input of a bag that is not padded."""
-    if not isinstance(lists, Mapping):
-        return lists.values, lists.row_lengths()
-    if "nnzs" in lists:
-        counts = ops.reshape(lists["nnzs"], (-1,))
-    else:
-        offsets = ops.reshape(lists["offsets"], (-1,))
-        counts = offsets[1:] - offsets[:-1]
-    return ops.reshape(lists["values"], (-1,)), counts
+def values_and_counts(lists: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return values [nnz] and values per row [batch] of the input of a bag that is not padded."""
+    return ops.reshape(lists["values"], (-1,)), ops.reshape(lists["nnzs"], (-1,))
 
 
 def list_batch_size(shape: Any) -> int | None:
     """Return the batch size of the input of a bag, given its shapes."""
-    if not isinstance(shape, Mapping):
-        return shape[0]
-    if "nnzs" in shape:
-        return shape["nnzs"][0]
-    size = shape["offsets"][0]
-    return None if size is None else size - 1
+    size: int | None = (shape["nnzs"] if isinstance(shape, Mapping) else shape)[0]
+    return size
 
 
 def row_numbers(counts: Any, size: Any) -> Any:

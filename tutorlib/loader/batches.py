@@ -152,9 +152,6 @@ class BatchMaker:
         stopwatch: adds up rows, batches and the seconds of "convert".
         on_gpu: whether the arrays are CuPy's.
         as_numpy: whether batches are NumPy arrays instead of tensors.
-
-    Raises:
-        ValueError: for ragged tensors as NumPy arrays.
     """
 
     def __init__(
@@ -166,8 +163,6 @@ class BatchMaker:
         as_numpy: bool = False,
     ) -> None:
         self._layout, self._stopwatch = layout, stopwatch
-        if as_numpy and layout.multi_hot.form == "ragged":
-            raise ValueError("multi_hot='ragged' gives tensors; for NumPy use 'nnzs' or 'padded'")
         self._tensor: Callable[[Any], Any] = to_host if as_numpy else tensor_maker()
         self._keep: Callable[[list[Any]], None] | None = None
         if on_gpu:
@@ -214,22 +209,14 @@ class BatchMaker:
             return list(zip(inputs, targets, *weights, strict=True))
 
     def _list_tensors(self, name: str, lists: Ragged) -> dict[str, Any]:
-        values, offsets = lists.values, lists.offsets
-        form = self._layout.multi_hot.form
-        if form == "padded":
+        if self._layout.multi_hot.form == "padded":
             return {name: self._tensor(self._padded(lists))}
-        if form == "nnzs":
-            nnzs = array_namespace(offsets).diff(offsets).astype(self._layout.min_int_dtype)
-            made = {f"{name}__nnzs": self._copy(nnzs[:, None]), f"{name}__values": values[:, None]}
-        else:
-            made = {f"{name}__offsets": self._copy(offsets), f"{name}__values": values}
-        tensors = {part: self._tensor(array) for part, array in made.items()}
-        if form != "ragged":
-            return tensors
-        import tensorflow as tf
-
-        values, splits = tensors[f"{name}__values"], tensors[f"{name}__offsets"]
-        return {name: tf.RaggedTensor.from_row_splits(values, splits, validate=False)}
+        offsets = lists.offsets
+        nnzs = array_namespace(offsets).diff(offsets).astype(self._layout.min_int_dtype)
+        return {
+            f"{name}__nnzs": self._tensor(self._copy(nnzs[:, None])),
+            f"{name}__values": self._tensor(lists.values[:, None]),
+        }
 
     def _copy(self, array: Any) -> Any:
         """Return an aligned copy, which shares no memory with another tensor."""
@@ -242,11 +229,11 @@ class BatchMaker:
     def _padded(self, lists: Ragged) -> Any:
         xp = array_namespace(lists.offsets)
         lengths = xp.diff(lists.offsets)
-        width = self._layout.multi_hot.width(int(lengths.max()) if len(lengths) else 0)
+        width = self._layout.multi_hot.max_length or max(1, int(lengths.max()))
         shape, dtype = (len(lists), width), lists.values.dtype
         padded = aligned_empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
         padded[...] = PAD
-        padded[xp.arange(width) < lengths[:, None]] = lists.values[: int(lists.offsets[-1])]
+        padded[xp.arange(width) < lengths[:, None]] = lists.values
         return padded
 
 
@@ -269,8 +256,6 @@ def tf_dataset(loader: Any) -> Any:
         raise ValueError("a tf.data.Dataset needs label_names: it cannot hold (inputs, None)")
 
     def spec(tensor: Any, name: str = "") -> Any:
-        if isinstance(tensor, tf.RaggedTensor):
-            return tf.RaggedTensorSpec([None, None], tensor.dtype, ragged_rank=1)
         rest = [None] if name in loader.layout.ragged else tensor.shape[1:]
         return tf.TensorSpec([None, *rest], tensor.dtype)
 

@@ -40,7 +40,7 @@ from tutorlib.loader.layout import Field, Layout
 from tutorlib.loader.pipeline import Stopwatch, Task
 from tutorlib.loader.plan import ChunkPlan, EpochPlan, RowRange, Segment
 from tutorlib.loader.settings import PLANNED_THREADS
-from tutorlib.loader.sizing import TEXT_COPIES, values_per_row
+from tutorlib.loader.sizing import TEXT_COPIES
 from tutorlib.memory import LESS_MEMORY, BufferPool, Ledger, free_at_once, is_aligned
 from tutorlib.parquet import ParquetError, ParquetSource
 from tutorlib.schema import Column, listed
@@ -72,7 +72,7 @@ class Part:
     Args:
         segment: where it belongs.
         scalars: {name of a field: array [batches, at least rows, width]}.
-        lists: {name of a column: `Ragged` of each batch}; values may be padded after the last list.
+        lists: {name of a column: `Ragged` of each batch}.
     """
 
     segment: Segment
@@ -98,7 +98,7 @@ class Gatherer:
     """Makes the arrays of batches, in memory of the device where the columns are.
 
     Args:
-        source: the files, for messages and the mean lengths of lists.
+        source: the files, for messages.
         layout: how the columns lie in a batch.
         pool: gives the memory of batches on a CPU.
         stopwatch: adds up the seconds of "gather".
@@ -120,7 +120,6 @@ class Gatherer:
 
             self.library = cupy
         self._step = 16 if self.library is np else 64  # rows: every batch begins aligned
-        self._mean_lengths = values_per_row(source) if layout.multi_hot.bucketed else {}
 
     def scalars(
         self,
@@ -239,10 +238,10 @@ class Gatherer:
             made = part.lists[name] = []
             for start in range(segment.start, segment.stop, max(step, 1)):
                 some = slice(start, min(start + step, segment.stop))
-                made += self._some_lists(name, lists, some, part, order)
+                made += self._some_lists(lists, some, part, order)
 
     def _some_lists(
-        self, name: str, lists: Ragged, chosen: slice, part: Part, order: Array | None
+        self, lists: Ragged, chosen: slice, part: Part, order: Array | None
     ) -> list[Ragged]:
         """Return the lists of whole batches of a part, or of a piece, each in memory of its own."""
         rows = part.rows
@@ -254,17 +253,11 @@ class Gatherer:
             positions, offsets = gather_rows(lists.offsets, order[chosen])
         bounds = to_host(offsets[:: max(rows, 1)]).tolist()
         for number, (first, last) in enumerate(itertools.pairwise(bounds)):
-            count = last - first
-            length = count
-            if part.segment.batches:
-                length = self._num_values(name, rows, count)
-            values = self.empty((length,), lists.values.dtype)
+            values = self.empty((last - first,), lists.values.dtype)
             if positions is None:
-                values[:count] = ordered.values[first:last]
-            elif count:
-                _take(lists.values, positions[first:last], values[:count])
-            # Padding repeats the last value: any other could be an id that no row has.
-            values[count:] = values[count - 1 : count] if count else 0
+                values[...] = ordered.values[first:last]
+            elif last > first:
+                _take(lists.values, positions[first:last], values)
             mine = offsets[number * rows : (number + 1) * rows + 1] - first
             made.append(Ragged(values, mine))
         return made
@@ -279,27 +272,8 @@ class Gatherer:
             array_namespace(out).concatenate(arrays, axis=1, out=out)
             joined.scalars[name] = out
         for name in parts[0].lists:
-            pieces = [part.lists[name][0] for part in parts]
-            joined.lists[name] = [self._joined_lists(name, pieces)]
+            joined.lists[name] = [self._concatenated([part.lists[name][0] for part in parts])]
         return joined
-
-    def _joined_lists(self, name: str, lists: Sequence[Ragged]) -> Ragged:
-        """Return lists one after the other, with values padded as those of a whole batch."""
-        rows = sum(map(len, lists))
-        counts = [int(one.offsets[-1]) for one in lists]
-        length = self._num_values(name, rows, sum(counts))
-        values = self.empty((length,), lists[0].values.dtype)
-        first, offsets = 0, [lists[0].offsets[:1]]
-        for one, count in zip(lists, counts, strict=True):
-            values[first : first + count] = one.values[:count]
-            offsets.append(one.offsets[1:] + first)
-            first += count
-        values[first:] = values[first - 1 : first] if first else 0
-        return Ragged(values, array_namespace(values).concatenate(offsets))
-
-    def _num_values(self, name: str, rows: int, count: int) -> int:
-        """Return the length of the array for the `count` values of a list column in a batch."""
-        return self._layout.multi_hot.num_values(self._mean_lengths.get(name, 0), rows, count)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return memory for batches, aligned, on the device of the source."""

@@ -92,7 +92,7 @@ class Layout:
             self.dtypes[column.name] = dtype
         self._fills = _fills(schema, self.dtypes, nulls)
         self.ragged = {column.name: column for column in columns if column.multi_hot}
-        _check_columns(columns, stacked, self.multi_hot.parts)
+        _check_columns(columns, stacked, self.multi_hot)
         self.fields: list[Field] = []
         together: dict[str, list[Column]] = {}
         for column in columns:
@@ -242,11 +242,14 @@ class Layout:
         return Ragged(values, lists.offsets)
 
 
-def _check_columns(columns: Sequence[Column], stacked: bool, parts: Sequence[str]) -> None:
-    lists = [column.name for column in columns if column.multi_hot]
-    made = [f"{name}__{part}" for name in lists for part in parts]
+def _check_columns(columns: Sequence[Column], stacked: bool, multi_hot: MultiHot) -> None:
+    tensors: list[str] = []  # of lists, beside those that have the name of their column
+    if multi_hot.form == "nnzs":
+        for column in columns:
+            if column.multi_hot:
+                tensors += [f"{column.name}__values", f"{column.name}__nnzs"]
     for column in columns:
-        if column.name in made:
+        if column.name in tensors:
             raise ValueError(
                 f"column {column.name!r} has the name of a tensor that a list column becomes; "
                 "rename it"

@@ -97,8 +97,8 @@ class KerasSequenceLoader(LoaderAdapter):
         batch_layout: "columns" gives {name: [batch, 1]}, of vectors [batch, k]; "stacked" gives
             {"categorical": int [batch, n], "continuous": float32 [batch, n]}, with columns in the
             order of `schema`, a vector as k of them.
-        multi_hot: form of list columns: "nnzs", "offsets", "ragged", "padded", or a `MultiHot`,
-            which says what they are, and bounds and buckets the lengths of lists.
+        multi_hot: form of list columns: "nnzs", "padded", or a `MultiHot`, which says what they
+            are, and bounds the lengths of lists.
         filters: rows to keep: a `pyarrow.compute` expression or `[("day", "<", 6), ...]`; None
             keeps all. Row groups that the statistics of the files exclude are not read.
         memory_budget: bytes, or text such as "1.5GB" or "512MiB", that a pass over the loader may
@@ -655,23 +655,12 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def check_for_fit(self) -> None:
         """Raise ValueError where Keras would report a wrong loss or fail without a clear reason."""
-        settings, layout = self._settings, self.layout
-        if process_count() > 1 and settings.global_size is None:
+        if process_count() > 1 and self._settings.global_size is None:
             raise ValueError(
                 "the loader was made before the processes were joined, so each of them gives every "
                 "row: make it after jax.distributed.initialize() and set_distribution()"
             )
         self._check_batches()
-        form = layout.multi_hot
-        if form.form == "offsets" and layout.ragged:
-            inputs = {field.name for field in layout.fields} - {*layout.labels, *layout.weights}
-            first = min([*inputs, *(f"{name}__offsets" for name in layout.ragged)])
-            if first.endswith("__offsets"):
-                raise ValueError(
-                    "Keras weighs the loss of a batch by the length of its first input, "
-                    f"{first!r}, which has one entry more than the batch has rows. Use "
-                    "multi_hot='nnzs'."
-                )
         if process_count() > 1 or batch_parts() > 1:
             self._check_joined_batches(batch_parts())
 

@@ -7,12 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-import numpy as np
-
 from tutorlib.checks import check_bytes, check_choice, check_integer
 from tutorlib.memory import thread_count
-from tutorlib.schema import BATCH_LAYOUTS
+from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS
 
 PLANNED_THREADS = 4  # for which a memory budget is divided, so that no order depends on the cores
 REMOTE_THREADS = 2  # per core, because they wait for remote files; more cost CPU time
@@ -20,41 +17,26 @@ MOST_REMOTE_THREADS = 32
 INTEGERS = {  # with the smallest value of each
     "batch_size": 1, "seed": 0, "parts_per_chunk": 1, "global_size": 1, "global_rank": 0,
 }  # fmt: skip
-PARTS = {  # tensors of a list column g: g__values, ...; else one that is called g
-    "nnzs": ("values", "nnzs"),
-    "offsets": ("values", "offsets"),
-    "ragged": (),
-    "padded": (),
-}
 PAD = 0  # behind the values of "padded" lists; no id, as in Categorify and Keras's mask_zero
-# 64, 72, 80, ..., 128, 144, ...: eight lengths until each doubling.
-LENGTHS = np.array([m << k for k in range(3, 36) for m in range(8, 16)], np.int64)
-SPREAD = 4  # standard deviations above the mean, of lists whose lengths deviate by their mean
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiHot:
     """How columns of lists are in a batch: the argument `multi_hot` of `KerasSequenceLoader`.
 
-    XLA and JAX compile for every new shape. The number of values of a list column differs from
-    batch to batch, and so does the longest list: unless they are bucketed, every step compiles.
+    XLA and JAX compile again for every new shape. With "nnzs" the number of values differs from
+    batch to batch; "padded" with a `max_length` gives one shape.
 
     Args:
         form: of a list column g: "nnzs" gives `g__values` [nnz, 1] and `g__nnzs` [batch, 1];
-            "offsets" gives `g__values` [nnz] and `g__offsets` [batch + 1]; "ragged" gives a
-            tf.RaggedTensor g; "padded" gives g [batch, longest], padded with 0, which
+            "padded" gives g [batch, width], padded with 0, which
             `keras.layers.Embedding(mask_zero=True)` masks. The id 0 in the data is refused; in
             lists of numbers 0 is a number too.
         max_length: longest list that is accepted, at least 1, and the width of "padded"; None for
-            any length.
-        bucketed: whether list columns come in few different shapes. `g__values` is padded after
-            the last list to a length that the files' mean list length predicts, nearly always the
-            same one: a tenth more values at batches of 4,096 rows, a third at 256. Layers ignore
-            the padding. "padded" without `max_length` becomes 1, 2, 3, 4, 6, 8, 12, ... wide. A
-            last batch that is not full adds a shape: see `drop_last`.
+            any length: "padded" is then as wide as the longest list of the batch.
 
     Raises:
-        ValueError: if a field is out of range, or "ragged" is to be bucketed.
+        ValueError: if a field is out of range.
 
     Example:
         >>> MultiHot("padded", max_length=20).form
@@ -63,63 +45,12 @@ class MultiHot:
 
     form: str = "nnzs"
     max_length: int | None = None
-    bucketed: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("multi_hot", self.form, tuple(PARTS))
+        check_choice("multi_hot", self.form, MULTI_HOT_FORMS)
         if self.max_length is not None:
             length = check_integer("multi_hot: max_length", self.max_length, 1)
             object.__setattr__(self, "max_length", length)
-        if self.form == "ragged" and self.bucketed:
-            raise ValueError(
-                "multi_hot: bucketed=True pads after the last list, but 'ragged' gives a "
-                "tf.RaggedTensor, whose values end with its last row; use 'nnzs', 'offsets' or "
-                "'padded'"
-            )
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Tensors of a list column g, as in `g__values`; none if it is one tensor g."""
-        return PARTS[self.form]
-
-    def num_values(self, mean: float, rows: int, count: int) -> int:
-        """Return the length of the array for the `count` values of a list column in a batch.
-
-        If each batch had the next bucket of its own number of values, some batch would differ in
-        every epoch, and with several list columns every combination is a shape. So batches are
-        padded to a length that one in thousands exceeds. A batch with more values, or fewer than
-        half the mean, gets a bucket of its own.
-
-        Args:
-            mean: values of a row, over all files.
-            rows: rows of the batch.
-            count: values of the batch.
-
-        Example:
-            >>> few = MultiHot(bucketed=True)
-            >>> [few.num_values(3.0, 1024, count) for count in (1000, 2900, 3100, 3500)]
-            [1024, 3584, 3584, 3584]
-        """
-        if not self.bucketed or self.form == "padded":
-            return count
-        usual = math.ceil(mean * rows * (1 + SPREAD / math.sqrt(rows)))
-        size = usual if mean * rows / 2 <= count <= usual else count
-        return int(LENGTHS[np.searchsorted(LENGTHS, size)])
-
-    def width(self, longest: int) -> int:
-        """Return the width of a matrix with one list in each row, given the longest list.
-
-        Two widths lie between a power of two and the next. They are coarser than the lengths of
-        values because the longest list of a batch varies far more than the number of values.
-
-        Example:
-            >>> [MultiHot("padded", bucketed=True).width(n) for n in (0, 1, 3, 5, 7, 9, 100)]
-            [1, 1, 3, 6, 8, 12, 128]
-        """
-        if self.max_length is not None or not self.bucketed:
-            return self.max_length or max(1, longest)
-        power = 1 << max(0, longest - 1).bit_length()
-        return power * 3 // 4 if power > 2 and longest <= power * 3 // 4 else power
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,12 +100,6 @@ class LoaderSettings:
         if not isinstance(self.nulls, Mapping) and self.nulls not in ("error", "fill"):
             raise ValueError(
                 f"nulls must be 'error', 'fill' or {{column: value}}, got {self.nulls!r}"
-            )
-        backend = keras.backend.backend()
-        if self.multi_hot.form == "ragged" and backend != "tensorflow":
-            raise ValueError(
-                f"multi_hot='ragged' gives tensors of TensorFlow, but Keras runs on {backend!r}; "
-                "use 'nnzs' or 'padded'"
             )
         others = sorted({*(self.reader_kwargs or {})} - {"threads"})
         if others:

@@ -294,15 +294,3 @@ def _row_bytes(
         fixed=settings.batch_size * ahead_bytes + footers + text_bytes,
         most=most,
     )
-
-
-def values_per_row(source: ParquetSource) -> dict[str, float]:
-    """Return {list column: mean number of values in a row} by the footers of a `ParquetSource`.
-
-    Footers count an empty list as one value, and do not count lists of strings.
-    """
-    return {
-        name: max(0.0, source.row_bytes(0, [name]) - 8) / np.dtype(kind).itemsize
-        for name, (kind, is_list) in source.column_types.items()
-        if is_list and kind in np.sctypeDict and len(source)
-    }

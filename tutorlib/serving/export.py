@@ -55,8 +55,7 @@ class WorkflowLayer(keras.layers.Layer):
         workflow: a fitted `Workflow`.
         columns: names of the output columns; None for all features, without labels and weights.
         batch_layout: "columns" or "stacked", as the model was made: see `keras_inputs`.
-        multi_hot: "nnzs", "offsets", "ragged" or "padded", as the model was made: see
-            `keras_inputs`.
+        multi_hot: "nnzs" or "padded", as the model was made: see `keras_inputs`.
 
     Raises:
         ValueError: before `fit`, or if an op cannot be served, with the reason; in a call, if a
@@ -327,6 +326,6 @@ def _inputs_of(model: keras.Model) -> list[str] | None:
 def _columns_of(schema: Schema, names: Sequence[str]) -> list[str] | None:
     """Return the workflow's columns that inputs of these names are made of; None for all."""
     roles = [role for role in ("categorical", "continuous") if role in names]
-    parts = ("__values", "__nnzs", "__offsets")
+    parts = ("__values", "__nnzs")
     taken = {name.removesuffix(part) for name in names for part in ("", *parts)}
     return [c.name for c in schema.features if c.name in taken or c.role in roles] or None

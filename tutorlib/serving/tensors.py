@@ -355,11 +355,9 @@ def columns_batch(
         elif multi_hot == "nnzs":
             nnzs = tf.cast(splits[1:] - splits[:-1], tf.int32)
             batch |= {f"{name}__values": values[:, None], f"{name}__nnzs": nnzs[:, None]}
-        elif multi_hot == "offsets":
-            batch |= {f"{name}__values": values, f"{name}__offsets": tf.cast(splits, tf.int32)}
         else:
-            ragged = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
-            batch[name] = _padded(schema[name], ragged) if multi_hot == "padded" else ragged
+            lists = tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+            batch[name] = _padded(schema[name], lists)
     return batch
 
 
