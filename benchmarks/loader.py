@@ -127,7 +127,7 @@ def batches_of(name: str, arguments: argparse.Namespace, size: int = 0, plain: b
             files, size, schema=schema, shuffle="not shuffled" not in name,
             device=getattr(arguments, "device", "cpu"),
             batch_layout="stacked" if name.startswith(STACKED) else "columns",
-            reader_kwargs={"threads": 1} if name.endswith(ONE_THREAD) else None,
+            threads=1 if name.endswith(ONE_THREAD) else None,
         )  # fmt: skip
 
     make: dict[str, Callable[[], Any]] = {

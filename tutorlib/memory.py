@@ -41,17 +41,17 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def thread_count(threads: int | None, name: str = "threads") -> int:
+def thread_count(threads: int | None) -> int:
     """Return `threads`, or `usable_cores()` for None.
 
     Raises:
-        ValueError: if `threads`, called `name` in the message, is not an integer of at least 1.
+        ValueError: if `threads` is not an integer of at least 1.
 
     Example:
         >>> thread_count(3)
         3
     """
-    return usable_cores() if threads is None else check_integer(name, threads, at_least=1)
+    return usable_cores() if threads is None else check_integer("threads", threads, at_least=1)
 
 
 def host_memory_bytes() -> int:

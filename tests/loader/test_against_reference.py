@@ -149,7 +149,7 @@ def ranks(size, rank):
 
 
 def loader_of(folder, threads=2, epoch=0, **arguments):
-    loader = KerasSequenceLoader(folder, reader_kwargs={"threads": threads}, **arguments)
+    loader = KerasSequenceLoader(folder, threads=threads, **arguments)
     loader.set_epoch(epoch)
     return loader
 

@@ -102,7 +102,7 @@ def test_an_epoch_opens_a_file_once_a_thread_and_reads_its_footer_once_ever(
     columns = dict(zip(names, values.T, strict=True)) | {"label": np.zeros(rows, "float32")}
     for number in range(files):
         pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet", rows // groups)
-    made = {"cont_names": names, "reader_kwargs": {"threads": 2}, **changes}
+    made = {"cont_names": names, "threads": 2, **changes}
     loader = loader_of(tmp_path, 1000, **made)
     assert opened == ["footer"] * files
     for _ in range(3):

@@ -243,7 +243,7 @@ def test_a_file_that_changes_during_the_epoch_is_refused(tmp_path, name):
                 CHANGES[name](path)
         return chunk
 
-    loader = loader_of(tmp_path, buffer_size=30, reader_kwargs={"threads": 1}).map(change_files)
+    loader = loader_of(tmp_path, buffer_size=30, threads=1).map(change_files)
     word = "removed" if name == "removed" else "changed"
     check(lambda: iterate(loader), ParquetError, [r"\.parquet", word, "row group"])
 
@@ -304,8 +304,7 @@ ARGUMENTS = [  # (arguments, facts)
     ({"memory_budget": "1 gig"}, ["memory_budget", "'1 gig'", "GB|MiB"]),
     ({"memory_budget": 5000}, ["memory_budget", r"\b5,?000\b", r"at least [\d,]+"]),
     ({"memory_budget": 5000}, ["footers of 3 files with 6 row groups", "take [0-9,]+ bytes"]),
-    ({"reader_kwargs": {"threads": 0}}, ["threads", "at least 1", r"\b0\b"]),
-    ({"reader_kwargs": {"rows": 3}}, ["reader_kwargs", "'rows'", "'threads'"]),
+    ({"threads": 0}, ["threads", "at least 1", r"\b0\b"]),
     ({"label_names": "y"}, ["label_names", r"\['y'\]"]),
     ({"cat_names": "C"}, ["cat_names", r"\['C'\]"]),
     ({"cat_names": ["C", "D"]}, [r"'D'", "not in the files", "'C'"]),
@@ -466,7 +465,7 @@ def test_within_a_budget_the_rows_that_a_function_got_in_a_later_step_are_named(
         return chunk
 
     table = pa.table({"x": np.arange(rows * 1.0), "y": np.zeros(rows)})
-    made = {"memory_budget": "64MB", "reader_kwargs": {"threads": 1}, "shuffle": False}
+    made = {"memory_budget": "64MB", "threads": 1, "shuffle": False}
     loader = KerasSequenceLoader(table, 1000, ["y"], **made).map(fail_later)
     with pytest.raises(ParquetError) as error:
         list(loader)

@@ -94,7 +94,7 @@ FORMS = {
     "padded": {"multi_hot": "padded"},
     "stacked": {"batch_layout": "stacked"},
     "in order": {"shuffle": False},
-    "one thread": {"reader_kwargs": {"threads": 1}},
+    "one thread": {"threads": 1},
     "whole row groups": {"buffer_size": 1000},
     "small pieces": {"buffer_size": 20, "parts_per_chunk": 4},
     "filtered": {"filters": [("small", ">", 333)]},
@@ -204,7 +204,7 @@ def test_batches_that_are_let_go_at_once_are_whole_until_the_step_is_done(many):
     with tf.device("GPU:0"):
         big = tf.random.normal((8192, 8192))
     sums = []
-    for inputs, _ in many_of(many, 65_536, reader_kwargs={"threads": 4}):
+    for inputs, _ in many_of(many, 65_536, threads=4):
         busy = tf.reduce_sum(tf.linalg.matmul(tf.linalg.matmul(big, big), big)) * 0
         late = tf.cast(busy, tf.int64) * 0
         sums.append(tf.reduce_sum(inputs["row"] + late))
@@ -318,7 +318,7 @@ def test_a_training_that_xla_compiles_reads_whole_batches(many, batch_layout):
     """Hundreds of steps: XLA records CUDA graphs while readers use the GPU and wait for it."""
     import keras
 
-    settings = {"batch_size": 4096, "batch_layout": batch_layout, "reader_kwargs": {"threads": 4}}
+    settings = {"batch_size": 4096, "batch_layout": batch_layout, "threads": 4}
     losses = []
     for device in ("gpu", "cpu"):
         keras.utils.set_random_seed(1)

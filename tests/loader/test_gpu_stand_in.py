@@ -295,7 +295,7 @@ def test_a_fault_is_named_as_on_the_cpu(
         with ParquetSink(tmp_path / "a", row_group_rows=100, rows_per_file=400) as sink:
             sink.write(rows)
         rows, row = tmp_path / "a", where % 100
-    settings = {"buffer_size": 1000, "reader_kwargs": {"threads": 1}, "batch_layout": batch_layout}
+    settings = {"buffer_size": 1000, "threads": 1, "batch_layout": batch_layout}
     for device in ("cpu", "gpu"):
         with pytest.raises(ParquetError, match=f"column '{name}': .* at row {row}\\b") as error:
             list(loader_of(rows, device=device, **settings))

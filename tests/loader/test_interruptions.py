@@ -186,7 +186,7 @@ def test_a_pass_that_is_dropped_stops_without_waiting(folder, by):
                 pass
         return chunk
 
-    loader = loader_of(folder, 25, buffer_size=50, reader_kwargs={"threads": 1}).map(wait)
+    loader = loader_of(folder, 25, buffer_size=50, threads=1).map(wait)
     with lock:
         held = [iter(loader)]
         next(held[0])
@@ -234,7 +234,7 @@ def interrupted_at(loader, bytecode):
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_any_bytecode_leaves_no_thread_and_the_loader_whole(folder, step):
     source = ParquetSource(folder).head(200)
-    loader, bytecode = loader_of(source, reader_kwargs={"threads": 2}), 1
+    loader, bytecode = loader_of(source, threads=2), 1
     while interrupted_at(loader, bytecode):
         loader.close()
         bytecode += step
@@ -491,7 +491,7 @@ def live(folder):
             raise LookupError("an unlucky day")
         return chunk
 
-    made = {"cat_names": ["row", "tags"], "cont_names": [], "reader_kwargs": {"threads": 2}}
+    made = {"cat_names": ["row", "tags"], "cont_names": [], "threads": 2}
     made |= {"buffer_size": 2100, "parts_per_chunk": 2}  # row groups of 4,096 rows: in two slices
     loader = KerasSequenceLoader(folder, BATCH, ["y"], **made).map(fail_on_unlucky_days)
     wholes = np.zeros(LIVED_ROWS, int)

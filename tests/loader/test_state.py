@@ -88,7 +88,7 @@ def test_a_row_group_is_read_in_several_steps_from_its_middle(tmp_path, size, th
     rows = 100_000
     pq.write_table(table_of(rows=rows), tmp_path / "a.parquet", rows)
     made = {"buffer_size": 4000, "parts_per_chunk": 3, "memory_budget": budget}
-    made |= {"reader_kwargs": {"threads": threads}, "shuffle": False}
+    made |= {"threads": threads, "shuffle": False}
     seen = []
     for rank in range(size):
         share = {"global_size": size, "global_rank": rank} if size > 1 else {}

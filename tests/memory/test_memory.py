@@ -266,7 +266,7 @@ def drawn(seed):
     groups = int(random.choice([1, 2, 3, 4, 8, 20, 60]))
     rows = max(50, total // groups // (count * row))
     budget = int(max(24 * MIB, total / groups * random.uniform(0.8, 4)))
-    options = {"reader_kwargs": {"threads": int(random.integers(1, 5))}}
+    options = {"threads": int(random.integers(1, 5))}
     options["shuffle"] = bool(random.random() < 0.8)
     mapped = "hash" if kind in ("texts", "words") else None
     columns = {f"c{k}": column for k in range(count)} | {"y": "int32"}

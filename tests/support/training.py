@@ -29,7 +29,7 @@ loader_of = loader_with(BATCH_SIZE, cat_names=[], cont_names=["x"], label_names=
 
 def loader_by_row_group(folder, function):
     """Return a loader that reads and transforms one row group after the other."""
-    sizes = {"reader_kwargs": {"threads": 1}, "buffer_size": 64, "parts_per_chunk": 1}
+    sizes = {"threads": 1, "buffer_size": 64, "parts_per_chunk": 1}
     return loader_of(folder, **sizes).map(function)
 
 

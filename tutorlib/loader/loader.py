@@ -81,12 +81,12 @@ class KerasSequenceLoader(LoaderAdapter):
             mixed in one chunk. None mixes as many row groups as a chunk holds, or slices of 8 if it
             holds fewer than 4; or 1 partition if `buffer_size` is given. The first of many chunks
             has half as many, so that the first batch comes sooner.
-        reader_kwargs: {"threads": number of reader threads}; default is one per CPU core, at most
-            four for a GPU; for remote files two per core, at most 32.
         global_size: number of ranks (training processes). None for those that `keras.distribution`
             has joined on JAX, else a single one.
         global_rank: number of this rank, from 0; give both or neither.
         drop_last: whether to leave out the last batch if it is not full.
+        threads: number of reader threads, at least 1. None starts one per CPU core, at most four
+            for a GPU; for remote files two per core, at most 32.
         schema: `Schema` that names features, labels and weight, with their cardinalities.
         id_names: names of columns that say which row it is, of any Arrow type. They are no features
             (unless named as such) and do not reach the model: `predict` and `with_ids` give them.
@@ -149,14 +149,14 @@ class KerasSequenceLoader(LoaderAdapter):
         cont_names: Iterable[str] | None = None,
         engine: str = "parquet",
         shuffle: bool = True,
+        *,
         buffer_size: float | None = None,
         device: str | None = None,
         parts_per_chunk: int | None = None,
-        reader_kwargs: Mapping[str, Any] | None = None,
         global_size: int | None = None,
         global_rank: int | None = None,
         drop_last: bool = False,
-        *,
+        threads: int | None = None,
         schema: Schema | None = None,
         id_names: Iterable[str] | None = None,
         weight_name: str | None = None,
@@ -178,7 +178,7 @@ class KerasSequenceLoader(LoaderAdapter):
             global_size, global_rank = data_share()
         self._settings = LoaderSettings(
             batch_size=batch_size, engine=engine, shuffle=shuffle, seed=seed,
-            buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, reader_kwargs=reader_kwargs,
+            buffer_size=buffer_size, parts_per_chunk=parts_per_chunk, threads=threads,
             memory_budget=memory_budget, drop_last=drop_last, global_size=global_size,
             global_rank=global_rank, batch_layout=batch_layout,
             multi_hot=multi_hot if isinstance(multi_hot, MultiHot) else MultiHot(multi_hot),
@@ -428,7 +428,7 @@ class KerasSequenceLoader(LoaderAdapter):
         pipeline = Pipeline(
             len(chunks),
             lambda k: reader.work_on(plan, chunks[k], first_batch),
-            threads=settings.threads(on_device=on_gpu, remote=not source.is_local),
+            threads=settings.reader_threads(on_device=on_gpu, remote=not source.is_local),
             room_for=lambda k: reader.has_room(chunks[k].num_rows * size.row_bytes, budget),
             stopwatch=self._stopwatch,
             at_end=reader.close,
@@ -719,7 +719,7 @@ class KerasSequenceLoader(LoaderAdapter):
             "shuffle_window_rows": rows if settings.shuffle else 0,
             "row_groups_per_chunk": round(plan.row_groups_per_chunk(), 1),
             "row_groups_per_rank": round(plan.row_groups_per_rank(), 1),
-            "threads": settings.threads(
+            "threads": settings.reader_threads(
                 on_device=source.device == "gpu", remote=not source.is_local
             ),
             "budget_bytes": settings.memory_budget,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tutorlib.checks import check_bytes, check_choice, check_integer
-from tutorlib.memory import thread_count
+from tutorlib.memory import usable_cores
 from tutorlib.schema import BATCH_LAYOUTS, MULTI_HOT_FORMS
 
 PLANNED_THREADS = 4  # for which a memory budget is divided, so that no order depends on the cores
@@ -16,6 +16,7 @@ REMOTE_THREADS = 2  # per core, because they wait for remote files; more cost CP
 MOST_REMOTE_THREADS = 32
 INTEGERS = {  # with the smallest value of each
     "batch_size": 1, "seed": 0, "parts_per_chunk": 1, "global_size": 1, "global_rank": 0,
+    "threads": 1,
 }  # fmt: skip
 PAD = 0  # behind the values of "padded" lists; no id, as in Categorify and Keras's mask_zero
 
@@ -71,7 +72,7 @@ class LoaderSettings:
     buffer_size: float | None
     parts_per_chunk: int | None
     memory_budget: Any  # bytes, once it is checked
-    reader_kwargs: Mapping[str, Any] | None
+    threads: int | None
     global_size: int | None
     global_rank: int | None
     drop_last: bool
@@ -101,10 +102,6 @@ class LoaderSettings:
             raise ValueError(
                 f"nulls must be 'error', 'fill' or {{column: value}}, got {self.nulls!r}"
             )
-        others = sorted({*(self.reader_kwargs or {})} - {"threads"})
-        if others:
-            raise ValueError(f"reader_kwargs may hold only 'threads', got also {others}")
-        self.threads()
 
     @property
     def stacked(self) -> bool:
@@ -117,7 +114,7 @@ class LoaderSettings:
             self, shuffle=False, drop_last=False, global_size=None, global_rank=None
         )
 
-    def threads(self, *, on_device: bool = False, remote: bool = False) -> int:
+    def reader_threads(self, *, on_device: bool, remote: bool) -> int:
         """Return the number of reader threads, at least 1.
 
         A memory budget is planned for four threads, and four keep a GPU busy. Threads that read
@@ -127,10 +124,11 @@ class LoaderSettings:
             on_device: whether batches are made in a device's memory.
             remote: whether files are on other machines.
         """
-        given = (self.reader_kwargs or {}).get("threads")
-        threads = thread_count(given, "reader_kwargs['threads']")
-        if remote and given is None:
-            threads = max(threads, min(REMOTE_THREADS * threads, MOST_REMOTE_THREADS))
-        if self.memory_budget is not None or (on_device and given is None):
-            return min(threads, PLANNED_THREADS)
-        return threads
+        threads = self.threads
+        if threads is None:
+            threads = usable_cores()
+            if remote:
+                threads = max(threads, min(REMOTE_THREADS * threads, MOST_REMOTE_THREADS))
+            if on_device:
+                threads = min(threads, PLANNED_THREADS)
+        return threads if self.memory_budget is None else min(threads, PLANNED_THREADS)
