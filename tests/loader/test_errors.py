@@ -7,7 +7,6 @@ import datetime
 import decimal
 import itertools
 import os
-import pickle
 import re
 import threading
 import time
@@ -386,7 +385,6 @@ CALLS = {  # {name: (call, error, facts)}
     "a negative epoch": (lambda f: loader_of(f).set_epoch(-1), ValueError, ["epoch", r"-1\b"]),
     "a late map": (lambda f: begun(f).map(dict), RuntimeError, ["map", "first batch"]),
     "a second map": (lambda f: loader_of(f).map(dict).map(dict), RuntimeError, ["map", "once"]),
-    "a late copy": (lambda f: pickle.dumps(begun(f)), TypeError, ["pickle", "state_dict"]),
     "another batch size": (
         lambda f: resume(f, batch_size=8), ValueError, ["batch_size", r"\b8\b", r"\b16\b"],
     ),

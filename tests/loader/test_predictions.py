@@ -150,7 +150,7 @@ def test_ids_are_those_of_the_rows_of_the_batch(files, layout):
             numbers = inputs["x"].numpy()[:, 0].astype(int)
             assert ids.equals(whole.select(["text", "big"]).take(pa.array(numbers)))
             rows += numbers.tolist()
-    assert len(rows) == len(set(rows)) == loader.num_rows
+    assert len(rows) == len(set(rows)) == loader.plan.num_rows
     assert loader.epoch == (len(loader) > 0)
 
 

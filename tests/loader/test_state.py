@@ -1,12 +1,7 @@
-"""State, ranks, copies: a loader goes on with the rest in `fit`, on other ranks and processes."""
+"""State and ranks: a loader goes on with the rest in `fit`, on each rank and in other processes."""
 
-import copy
 import itertools
 import json
-import multiprocessing
-import pickle
-import sys
-import types
 
 import keras
 import numpy as np
@@ -208,42 +203,6 @@ def test_batches_that_the_devices_of_a_process_cannot_share_are_refused(monkeypa
     with pytest.raises(ValueError, match=r"last batches of 17 rows .* each of 2 devices"):
         loader_of(table_of(rows=17), **made).check_for_fit()
     loader_of(table_of(rows=17), **made, drop_last=True).check_for_fit()
-
-
-# ---- copies --------------------------------------------------------------------------------------
-
-
-def send_sum(loader, queue):
-    queue.put(sum(itertools.chain(*rows_of(loader.as_numpy()))))
-
-
-def test_copies_and_pickled_loaders_give_the_same_batches_also_in_a_spawned_process():
-    loader = loader_of(table_of())
-    twins = [copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))]
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=send_sum, args=(loader, queue))
-    process.start()
-    expected = rows_of(loader)
-    assert [rows_of(twin) for twin in twins] == [expected] * 3
-    assert queue.get(timeout=300) == sum(range(ROWS))
-    process.join()
-    begun = after(loader_of(table_of()), 3)
-    loader = loader_of(table_of())
-    loader.load_state_dict(begun)
-    assert rows_of(pickle.loads(pickle.dumps(loader))) == expected[3:]
-
-
-def test_two_workers_of_pytorch_never_give_a_row_twice(monkeypatch):
-    """PyTorch itself is no requirement of the tests: a module answers as in one of its workers."""
-    torch_data = types.ModuleType("torch.utils.data")
-    torch_data.get_worker_info = lambda: types.SimpleNamespace(id=1, num_workers=2)
-    monkeypatch.setitem(sys.modules, "torch.utils.data", torch_data)
-    with pytest.raises(RuntimeError, match=r"2 workers .* every row.*num_workers=0"):
-        next(iter(loader_of(table_of())))
-    made = [loader_of(table_of(), global_size=2, global_rank=rank) for rank in (0, 1)]
-    rows = [row for loader in made for batch in rows_of(loader) for row in batch]
-    assert sorted(rows) == list(range(ROWS))
 
 
 def test_a_mapped_function_counts_in_what_the_memory_holds():

@@ -63,10 +63,11 @@ class EpochCursor:
         """Return the numbers of the epoch and of the next batch."""
         return {"epoch": self.position.epoch, "batch": self.position.next_batch}
 
-    def load_state_dict(
-        self, state: Mapping[str, Any], identity: Mapping[str, Any], num_batches: int
-    ) -> None:
-        """Go to the position of a saved state.
+    @staticmethod
+    def position_of(
+        state: Mapping[str, Any], identity: Mapping[str, Any], num_batches: int
+    ) -> Position:
+        """Return the position of a saved state.
 
         Args:
             state: what `state_dict()` of a loader returned.
@@ -93,4 +94,4 @@ class EpochCursor:
             )
         if batch >= max(1, num_batches):
             raise ValueError(f"the state is at batch {batch}, but an epoch has {num_batches}")
-        self.position = Position(epoch, batch, batch)
+        return Position(epoch, batch, batch)

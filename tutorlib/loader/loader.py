@@ -7,7 +7,6 @@ what Keras asks, and what the loader says of itself.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import os
 import sys
@@ -354,10 +353,6 @@ class KerasSequenceLoader(LoaderAdapter):
         sizes = self._any_plan().batch_sizes
         return int(sizes[-1]) if len(sizes) and sizes[-1] < self.batch_size else None
 
-    def batch_rows(self, batch: int) -> int:
-        """Return the rows of batch number `batch` of an epoch."""
-        return int(self._any_plan().batch_sizes[batch])
-
     @property
     def shuffle(self) -> bool:
         """Whether rows come in random order."""
@@ -394,7 +389,6 @@ class KerasSequenceLoader(LoaderAdapter):
     def _begin_pass(self, as_numpy: bool, owner: Batches) -> tuple[Pipeline, Iterator[Any]]:
         """Return the pipeline of reader threads, and the batches that are made of its chunks."""
         settings, source, plan = self._settings, self.source, self.plan
-        _refuse_other_workers(settings.global_size)
         passes = [ref() for ref in self._running]
         if settings.memory_budget and any(one is not None and one.is_open for one in passes):
             raise RuntimeError(
@@ -459,22 +453,6 @@ class KerasSequenceLoader(LoaderAdapter):
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self._running or self._stopwatch.sums():
-            raise TypeError(
-                "a loader that has begun holds threads and cannot be copied or pickled. Do it "
-                "before the first batch; or make another loader with the same arguments and give "
-                "it state_dict() of this one."
-            )
-        left_out = dict.fromkeys(("_stopwatch", "_pool", "_open", "_running"))
-        return {**vars(self), **left_out}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._look_at_memory()
-        self._begin()
-        self._cursor = copy.copy(state["_cursor"])
 
     def in_file_order(self, *, labels: bool = True) -> KerasSequenceLoader:
         """Return a loader of the same rows, of all ranks, unshuffled and without weights.
@@ -567,10 +545,9 @@ class KerasSequenceLoader(LoaderAdapter):
         Raises:
             ValueError: if the data or a setting that decides the order has changed; says which.
         """
-        cursor = copy.copy(self._cursor)
-        cursor.load_state_dict(state, self._identity(), len(self))
+        position = self._cursor.position_of(state, self._identity(), len(self))
         self.close()
-        self._cursor.__dict__.update(vars(cursor))
+        self._cursor.position = position
 
     # ---- predictions joined to ids ----
 
@@ -796,16 +773,3 @@ def _level_of_user() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _refuse_other_workers(global_size: int | None) -> None:
-    """Raise RuntimeError in one of several PyTorch workers, if each would give every row."""
-    torch_data = sys.modules.get("torch.utils.data")
-    worker = torch_data and torch_data.get_worker_info()
-    if worker is not None and worker.num_workers > 1 and global_size is None:
-        raise RuntimeError(
-            f"{worker.num_workers} workers of a PyTorch DataLoader iterate over copies of this "
-            "loader, and each would give every row. The loader has threads of its own: use "
-            "num_workers=0, or make a loader in each worker with global_size=num_workers and "
-            "global_rank=torch.utils.data.get_worker_info().id."
-        )

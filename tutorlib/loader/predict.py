@@ -93,7 +93,7 @@ def _tables(
     batches = loader.with_ids() if loader.id_names else ((pa.table({}), b) for b in loader)
     with contextlib.closing(loader), contextlib.closing(batches):
         for number, (ids, (inputs, target)) in enumerate(batches):
-            rows = loader.batch_rows(number)
+            rows = int(loader.plan.batch_sizes[number])
             columns: list[tuple[str, Any]] = [*zip(ids.column_names, ids.columns, strict=True)]
             if labels:
                 one = not isinstance(target, Mapping)
