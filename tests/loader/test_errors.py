@@ -128,6 +128,9 @@ VALUES = {  # {name: (column, value, arguments, facts beside the column and the 
     "one too large with a fill": ("x", 1e39, FILL, (r"1e\+39", "float32", "scale|clip")),
     "an id at the cardinality": ("C", 50, {}, (r"\b50\b", IN_RANGE, "cardinality")),
     "a negative id": ("C", -1, {}, (r"-1\b", IN_RANGE, "cardinality")),
+    "a negative id without a cardinality": (
+        "C", -1, {"cat_names": ["C"]}, (r"-1 at row", "at least 0", "Categorify", "cont_names"),
+    ),
     "an id of a list": ("g", [1, 2, 99], {}, (r"\b99\b", IN_RANGE, "cardinality")),
     **{  # which "padded" lists could not tell from their padding
         f"a negative id of a list, {form}": (

@@ -173,13 +173,13 @@ class Layout:
     def _bounds(self, column: Column) -> tuple[float, float]:
         """Return the smallest and the largest value of a column that a batch takes."""
         target = self.dtypes[column.name]
-        ids_of_lists = column.multi_hot and column.role == "categorical"
-        least_id = PAD + 1 if ids_of_lists and self.multi_hot.form == "padded" else 0
-        if column.cardinality is not None:
-            return least_id, min(column.cardinality - 1, np.iinfo(target).max)
         if target.kind == "f":
             return -FLOAT32_MAX, FLOAT32_MAX
-        return least_id if ids_of_lists else np.iinfo(target).min, np.iinfo(target).max
+        most = np.iinfo(target).max
+        if column.role != "categorical":
+            return np.iinfo(target).min, most
+        least = PAD + 1 if column.multi_hot and self.multi_hot.form == "padded" else 0
+        return least, most if column.cardinality is None else min(column.cardinality - 1, most)
 
     def _without_nulls(self, column: Column, values: Masked, first_row: int, offsets: Any) -> Any:
         if values.valid.all():
@@ -343,10 +343,11 @@ def _refusal(column: Column, dtype: np.dtype, value: Any, row: int, low: float) 
             f"column {column.name!r}: id {value} is outside [{low}, {column.cardinality}) at row "
             f"{row}. Refit the Workflow, or give the right cardinality."
         )
-    if column.multi_hot and dtype.kind == "i" and value < 0:
+    if column.role == "categorical" and value < 0:
         return (
-            f"{place}: ids in lists must be at least {low}. Turn the values into ids in a Workflow "
-            "(Categorify, HashBucket), or leave those that stand for none out of the lists"
+            f"{place}: ids must be at least {low}. Turn the values into ids in a Workflow "
+            "(Categorify, HashBucket), leave out those that stand for none (-1 in pandas' codes), "
+            "or name a number in cont_names"
         )
     if dtype.kind == "i":
         why = " (JAX keeps no wider integers without jax_enable_x64)" if dtype == np.int32 else ""
