@@ -248,6 +248,15 @@ def test_nulls_of_a_boolean_feature_are_refused_or_filled(tmp_path):
     assert next(iter(loader))[0]["b"].numpy().tolist() == [[1.0], [0.0]]
 
 
+def test_lists_of_numbers_are_told_how_to_come_as_vectors_or_as_weights():
+    table = pa.table({"v": [[0.5, 1.5], [2.5, 3.5]]})
+    with pytest.raises(ValueError, match=r"one length k, .*length=k\).*cont_names as weights"):
+        KerasSequenceLoader(table, 2)
+    vectors = Schema([Column("v", "continuous", length=2)])
+    inputs, _ = KerasSequenceLoader(table, 2, schema=vectors, shuffle=False).peek()
+    assert inputs["v"].shape == (2, 2)
+
+
 def test_what_inference_leaves_out_is_said_once_with_type_and_remedy(path):
     loader = loader_of(path)
     with warnings.catch_warnings(record=True, action="always") as said:

@@ -262,7 +262,10 @@ def remedy_for(dtype: str, is_list: bool = False) -> str | None:
     if length is not None:
         return None
     if is_list and type_row(dtype).role == "continuous":
-        return "their lengths differ: name them in cont_names as weights of the ids of another list"
+        return (
+            "if all have one length k, give a schema with Column(name, 'continuous', length=k); "
+            "else name them in cont_names as weights of the ids of another list"
+        )
     return type_row(dtype).remedy
 
 
@@ -408,7 +411,7 @@ class Schema:
 
     Args:
         columns: the columns, each name once.
-        left_out: the warning of the columns that inference left out; "" if there are none.
+        left_out: words for the columns that inference left out; "" if there are none.
 
     Example:
         >>> schema = Schema([Column("C1", "categorical", cardinality=100), Column("y", "label")])

@@ -381,6 +381,11 @@ def test_an_argument_that_keras_would_ignore_is_refused(folder, model, method, g
     assert "install" not in str(raised.value)
 
 
+def test_one_pass_over_a_loader_is_told_what_to_give(folder, model):
+    with pytest.raises(TypeError, match=r"fit the loader itself, or loader\.to_tf_dataset\(\)"):
+        model.fit(iter(unshuffled(folder)), verbose=0)
+
+
 def test_an_order_is_accepted_if_the_loader_has_it(folder, model):
     model.fit(unshuffled(folder), batch_size=BATCH, shuffle=False, verbose=0)
     model.fit(unshuffled(folder), shuffle=True, verbose=0)  # the default of fit

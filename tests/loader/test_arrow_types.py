@@ -189,6 +189,10 @@ def page():
         "are vectors: features and labels of shape [batch, k]. Fixed-size lists of integers are",
         "ids unless `cont_names` or `label_names` names them. Lists of floats of several lengths",
         "come as lists of ids do: see [its tests](../tests/loader/test_against_reference.py).",
+        "",
+        "Continuous features are float32, exact for integers up to 2**24 (16.8 million). Of larger",
+        "ones the last digits are lost: of times in Unix seconds, the last two minutes. Take the",
+        "difference to a start in the data first.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -381,6 +381,13 @@ CALLS = {  # {name: (call, error, facts)}
     "the name of a matrix": (
         lambda f: loader_of(NAMES, **MATRIX).peek(), ValueError, ["'continuous'", "stacked"],
     ),
+    "nothing but decimals": (
+        lambda f: KerasSequenceLoader(pa.table({"value": TYPES["decimal128"][0]}), 2), ValueError,
+        ["'value'", r"decimal128\(20, 2\)", "cast it to float64"],
+    ),
+    "a function of two": (
+        lambda f: loader_of(f).map(lambda x, y: x), TypeError, ["one Chunk", r"chunk\['x'\]"],
+    ),
     "no ids": (lambda f: next(loader_of(f).with_ids()), ValueError, ["id_names"]),
     "no labels": (
         lambda f: loader_of(f, label_names=[]).to_tf_dataset(), ValueError, ["label_names"],
@@ -491,6 +498,22 @@ def test_the_first_row_that_fails_is_named_on_any_thread_and_the_loader_works_ag
     check(lambda: iterate(loader), ParquetError, [r"value 0\.0", "row group 0", r"a\.parquet"])
     failing.clear()
     assert (sum(len(labels) for _, labels, _ in loader), loader.epoch) == (600, 1)
+
+
+NOT_SHUFFLED = [  # of one row group of 200 rows
+    (
+        {"batch_size": 200},
+        "an epoch is one batch, .* in the order of the files",
+    ),
+    ({"batch_size": 10, "buffer_size": 1}, "shuffle is poor: .* rows of about 1 row groups"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), NOT_SHUFFLED, ids=str)
+def test_rows_that_stay_in_the_order_of_the_files_are_warned_of(changes, words):
+    table = pa.table({name: columns()[name] for name in ("x", "y")})
+    with pytest.warns(UserWarning, match=words):
+        iterate(KerasSequenceLoader(table, label_names=["y"], **changes))
 
 
 MANY = 400

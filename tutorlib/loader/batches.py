@@ -86,6 +86,18 @@ class Batches(Iterator[Any]):
             self._cursor.advance(self._epoch, self._next, self._num_batches)
         return batch
 
+    @property
+    def __array__(self) -> Any:
+        """Refuse to become an array, as which Keras takes an object that it does not know.
+
+        Raises:
+            TypeError: always; the message says what to give to Keras instead.
+        """
+        raise TypeError(
+            "iter(loader) is one pass and cannot become an array: give fit the loader itself, or "
+            "loader.to_tf_dataset()"
+        )
+
     def close(self) -> None:
         """Stop the threads of this pass; it then has no more batches."""
         self._closed = True

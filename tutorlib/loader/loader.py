@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import warnings
@@ -67,7 +68,9 @@ class KerasSequenceLoader(LoaderAdapter):
         cat_names: names of the categorical columns (ids or lists of ids).
         cont_names: names of the continuous columns.
         engine: "parquet", the only one there is.
-        shuffle: whether rows come in random order; False keeps the order of the files.
+        shuffle: whether rows come in random order; False keeps the order of the files. Which rows a
+            batch has is random, but within the batch they lie in the order of their chunk: do not
+            split a batch by position.
         buffer_size: size of a partition: a number of rows from 1 on, or a fraction of the memory
             below 1 (give rows if ranks run on machines with different memory). None chooses chunks
             of about a million rows, fewer if rows are wide or the budget is tight.
@@ -215,8 +218,9 @@ class KerasSequenceLoader(LoaderAdapter):
     def _set_schema(self, schema: Schema, columns: Iterable[str]) -> None:
         """Set the schema of the batches and the columns to read for it."""
         if not schema.features.columns:
+            given = f"they have {listed(self.source.column_types)}"
             raise ValueError(
-                f"there are no feature columns; the files have {listed(self.source.column_types)}"
+                f"there are no feature columns in the files: {schema.left_out or given}"
             )
         self.schema = schema
         self.labelled = bool(schema.labels.columns)
@@ -250,6 +254,7 @@ class KerasSequenceLoader(LoaderAdapter):
 
         Raises:
             RuntimeError: if batches have been taken already, or something is mapped already.
+            TypeError: if a function does not take one argument.
             ValueError: if the workflow needs a column that the files do not have, or makes one that
                 no batch can hold; if the loader names some of its columns as features, but not all.
 
@@ -270,6 +275,7 @@ class KerasSequenceLoader(LoaderAdapter):
             self._set_schema(made.schema, made.columns)
             _ = self.layout  # refuses columns that no batch can hold
         else:
+            _check_function(workflow_or_function)
             self._transform = workflow_or_function
             self._set_schema(self.schema, self._columns)
         return self
@@ -739,12 +745,25 @@ class KerasSequenceLoader(LoaderAdapter):
             return
         self._warned = True
         if self.schema.left_out:
-            warnings.warn(self.schema.left_out, stacklevel=_level_of_user())
+            warnings.warn(
+                f"these columns are not among the features: {self.schema.left_out}. Name the "
+                "features (cat_names, cont_names) to choose them yourself, without this warning.",
+                stacklevel=_level_of_user(),
+            )
         settings, plan, count = self._settings, self._any_plan(), len(self.source)
+        if not settings.shuffle:
+            return
+        if len(plan) == 1:
+            warnings.warn(
+                "shuffle=True does not shuffle: an epoch is one batch, and rows of a batch come in "
+                "the order of the files, row group by row group. Give a smaller batch_size, or "
+                "shuffle=False",
+                stacklevel=_level_of_user(),
+            )
         size, doubts = settings.global_size or 1, []
         automatic = settings.buffer_size is None and settings.parts_per_chunk is None
-        several = len(plan.chunks) > 1
-        if automatic and several and (mixed := plan.row_groups_per_chunk()) < FEW_ROW_GROUPS:
+        mixed = plan.row_groups_per_chunk()
+        if len(plan.chunks) > 1 and mixed < FEW_ROW_GROUPS and (automatic or count == 1):
             doubts.append(
                 f"rows are shuffled chunk by chunk, and a chunk has rows of about {mixed:.0f} row "
                 f"groups (the files have {count}), so rows near each other in the files stay near"
@@ -754,7 +773,7 @@ class KerasSequenceLoader(LoaderAdapter):
                 f"a rank reads only {read:.1f} of {count} row groups in an epoch, so ranks train "
                 "on different mixtures if the files are sorted"
             )
-        if settings.shuffle and doubts:
+        if doubts:
             larger = ", or give a larger memory_budget" if settings.memory_budget else ""
             warnings.warn(
                 f"the shuffle is poor: {'; '.join(doubts)}. Write the data in random order, in at "
@@ -763,6 +782,19 @@ class KerasSequenceLoader(LoaderAdapter):
                 f"split_rows(..., seed=0) gives, as its docstring shows){larger}.",
                 stacklevel=_level_of_user(),
             )
+
+
+def _check_function(function: Any) -> None:
+    """Raise TypeError for what cannot be called with one chunk, such as `lambda x, y: ...`."""
+    try:
+        inspect.signature(function).bind(None)
+    except ValueError:  # of a function written in C nothing is known
+        pass
+    except TypeError as error:
+        raise TypeError(
+            f"map() takes a Workflow, or a function of one Chunk of columns ({error}): chunk['x'] "
+            "is a column, labels too, and chunk.with_columns({'x': ...}) replaces one"
+        ) from None
 
 
 def _level_of_user() -> int:

@@ -142,18 +142,14 @@ def schema_of_arguments(
 
 
 def _left_out(types: Mapping[str, tuple[str, bool]], used: Collection[str]) -> str:
-    """Return what a warning says of the columns that inference leaves out, "" if there are none."""
+    """Return the columns that inference leaves out, with what to do; "" if there are none."""
     by_remedy: dict[str | None, list[str]] = {}
     for name, kind in types.items():
         if name not in used:
             by_remedy.setdefault(remedy_for(*kind), []).append(f"{name!r} ({type_words(kind)})")
     by_remedy.pop(None, None)
-    parts = [f"{shortened(names, MOST_NAMED)}: {words}" for words, names in by_remedy.items()]
-    if not parts:
-        return ""
-    return (
-        f"these columns are not among the features: {'; '.join(parts)}. Name the features "
-        "(cat_names, cont_names) to choose them yourself, without this warning."
+    return "; ".join(
+        f"{shortened(names, MOST_NAMED)}: {words}" for words, names in by_remedy.items()
     )
 
 
