@@ -368,7 +368,7 @@ def test_the_program_in_the_readme_prints_what_the_readme_shows_but_for_times(
 ):
     copy_listed("for the callbacks", tmp_path)
     printed, shown = (
-        re.sub(r"\d+%|\d\.\d+ s", "N", text)
+        re.sub(r"\d+%|\d+\.\d+ s", "N", text)
         for text in (
             run_copy(code_of("README.md"), bare_python, tmp_path),
             code_of("README.md", "text"),
