@@ -121,11 +121,6 @@ def nearest_folder(path: str) -> str:
     return os.path.abspath(path)
 
 
-def etag_of(opened: Any) -> bytes | None:
-    """Return the entity tag of an open `pyarrow.NativeFile`; None outside object stores."""
-    return opened.metadata().get("ETag")
-
-
 def store_failure(error: BaseException) -> str:
     """Return what a request to an object store failed of, with a remedy; "" for other errors."""
     if "AWS Error" not in str(error):

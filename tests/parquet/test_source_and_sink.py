@@ -85,6 +85,13 @@ def nullable_in(path):
     }
 
 
+def nulls_in(table):
+    inner = {n: pc.list_flatten(table[n]).null_count for n in ("lists", "elements")}
+    names = {name for name in table.column_names if table[name].null_count}
+    return names | {f"{n}[]" for n, nulls in inner.items() if nulls}
+
+
+EVERYTHING = {"always", "number", "lists", "lists[]", "elements", "elements[]"}
 places = st.sets(st.integers(0, 9), max_size=2)
 
 
@@ -96,7 +103,7 @@ places = st.sets(st.integers(0, 9), max_size=2)
     single=st.booleans(),
     encoding=st.sampled_from(["fast", "default"]),
 )
-def test_each_file_allows_nulls_just_where_it_has_some(
+def test_each_file_allows_the_nulls_of_its_first_row_group_or_all(
     rows, written, row_group_rows, single, encoding
 ):
     table = null_at(rows)
@@ -114,9 +121,9 @@ def test_each_file_allows_nulls_just_where_it_has_some(
             part = table.slice(first, stored.num_rows)
             assert stored.to_pylist() == part.to_pylist()
             assert single or stored.num_rows <= max(4, row_group_rows)
-            expected = {name for name in part.column_names if part[name].null_count}
-            inner = {n: pc.list_flatten(part[n]).null_count for n in ("lists", "elements")}
-            assert nullable_in(file) == expected | {f"{n}[]" for n, nulls in inner.items() if nulls}
+            expected = nulls_in(part)
+            early = nulls_in(part.slice(0, row_group_rows))
+            assert nullable_in(file) == (expected if early == expected else EVERYTHING)
             groups = pq.read_metadata(file)
             sizes = [groups.row_group(k).num_rows for k in range(groups.num_row_groups)]
             assert set(sizes[:-1]) <= {row_group_rows}
@@ -124,6 +131,22 @@ def test_each_file_allows_nulls_just_where_it_has_some(
         assert first == 10
         numbers = Chunk.concat(list(ParquetSource(path).chunks(["number"])))
         assert numbers.to_arrow()["number"].to_pylist() == table["number"].to_pylist()
+
+
+def test_nulls_that_come_late_rewrite_a_file_once(tmp_path, monkeypatch):
+    opened = []
+
+    class Counted(pq.ParquetWriter):
+        def __init__(self, *arguments, **options):
+            opened.append(arguments[0])
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(pq, "ParquetWriter", Counted)
+    columns = {f"c{c}": pa.array([None if k == c + 1 else k for k in range(12)]) for c in range(10)}
+    with ParquetSink(tmp_path / "x.parquet", row_group_rows=1) as sink:
+        sink.write(pa.table(columns))
+    assert len(opened) == 2
+    assert pq.read_table(tmp_path / "x.parquet").equals(pa.table(columns))
 
 
 def test_a_given_schema_is_kept_as_it_is(tmp_path):

@@ -2,7 +2,8 @@
 
 `find_files` finds files and `open_files` reads their footers, on threads. `ParquetRows` and
 `TableRows` have the same methods. Every fault of a file is found here, and its error names file,
-row group and column. Changed bytes are found if pages have checksums, as `ParquetSink` writes them.
+row group and column. Changed bytes are found if pages and footer have checksums, as `ParquetSink`
+writes them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import glob
 import hashlib
 import itertools
 import os
-import stat
+import re
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,18 +29,24 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from tutorlib.columns import Chunk
+from tutorlib.display import shortened
 from tutorlib.filesystems import (
     before_pattern,
-    etag_of,
     find_filesystem,
     nearest_folder,
     shown,
     store_errors,
     store_failure,
 )
-from tutorlib.schema import type_row
+from tutorlib.schema import MOST_NAMED, type_row
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
+TABLE_FORMATS = {  # {folder of a table's log: what to do}
+    "_delta_log": "a Delta Lake table, whose live files deltalake.DeltaTable(path).file_uris() "
+    "lists",
+    ".hoodie": "a Hudi table, whose live rows hudi.HudiTable(path).read_snapshot() reads",
+    "metadata": "an Iceberg table, whose live files table.scan().plan_files() of pyiceberg lists",
+}
 NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 OTHER_FILES = (
     "CSV files become Parquet by: python -m data_prep csv FILES --to FOLDER; an Arrow file is read "
@@ -51,6 +60,10 @@ IDLE_FILES = 8  # that stay open for the next read
 COLUMN_CHUNK_BYTES = 900  # of a footer in memory, for each column of a row group
 PAGE_BYTES = 2**20  # of values in a page at most, as writers of Parquet files have it
 STREAM_BUFFER = 262_144  # bytes that a stream reads ahead for each column
+FOOTER_CRC = b"tutorlib.footer_crc32"
+NO_CRC = b"00000000"
+FOOTER_BYTES = 65_536  # at the end of a file, that are read at first
+ROWS_PER_BYTE = 65_536  # of a file, of equal values; more is a number that nobody has checked
 
 
 class ParquetError(ValueError):
@@ -70,7 +83,6 @@ class DataFile:
         inner: path within the filesystem.
         version: bytes, and time of the last change in ns if that is known.
         keys: {name: text} of the folders `name=text` above it; None for Hive's name of a null.
-        inode: (device, number, time of its last change in ns) of a file on this machine.
     """
 
     path: str
@@ -78,7 +90,6 @@ class DataFile:
     inner: str
     version: tuple[int, int | None]
     keys: Mapping[str, str | None]
-    inode: tuple[int, int, int] | None = None
 
     @property
     def is_local(self) -> bool:
@@ -87,19 +98,10 @@ class DataFile:
 
     def change(self) -> str:
         """Return what was done to the file since it was found: "changed", "been removed" or ""."""
-        if self.inode is None:
-            info = self.filesystem.get_file_info(self.inner)
-            if info.type == fs.FileType.NotFound:
-                return "been removed"
-            return "" if (info.size, info.mtime_ns) == self.version else "changed"
-        try:
-            known = os.stat(self.inner)
-        except FileNotFoundError:
+        info = self.filesystem.get_file_info(self.inner)
+        if info.type == fs.FileType.NotFound:
             return "been removed"
-        # Network filesystems may number a file again; one that was put in its place is newer too.
-        same = known.st_ino == self.inode[1] or known.st_ctime_ns == self.inode[2]
-        version = known.st_size, known.st_mtime_ns
-        return "" if same and version == self.version else "changed"
+        return "" if (info.size, info.mtime_ns) == self.version else "changed"
 
 
 def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
@@ -107,16 +109,16 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
 
     Args:
         paths: a file, a folder (searched recursively), a glob pattern, or a list of these. A list
-            keeps its order; a folder or a pattern is sorted by name, without names that begin with
-            "." or "_". Folders named `key=value` below a folder that is given are keys. Links are
-            followed. Each may be a URL: `s3://bucket/folder`, `memory://x/*.parquet`,
-            `file:///data`.
+            keeps its order; a folder or a pattern is sorted by name, numbers in names by their
+            value (part.2 before part.10), without names that begin with "." or "_". Folders named
+            `key=value` below a folder that is given are keys. Links are followed. Each may be a
+            URL: `s3://bucket/folder`, `memory://x/*.parquet`, `file:///data`.
         filesystem: `pyarrow.fs` or fsspec filesystem that holds `paths`; None takes it from URLs.
 
     Raises:
         FileNotFoundError: if a path has no file, or a link leads nowhere.
-        ValueError: if a file is given twice, by whatever paths or links, or a link leads back to a
-            folder above it.
+        ValueError: if a file is given twice, by whatever paths or links, or a folder is a table of
+            Delta Lake, Hudi or Iceberg.
         PermissionError: if a folder may not be searched.
         ImportError: if a URL needs fsspec or one of its drivers that is not installed.
         OSError: if an object store cannot be reached, or refuses the credentials.
@@ -155,95 +157,94 @@ def find_files(paths: Any, filesystem: Any = None) -> list[DataFile]:
 
 def _find(where: fs.FileSystem, text: str, prefix: str) -> list[DataFile]:
     """Return the files of one path in a filesystem."""
-    is_local = isinstance(where, fs.LocalFileSystem)
-
-    def data_file(inner: str, info: Any, keys: Mapping[str, str | None]) -> DataFile:
-        _refuse_other_than_utf8(inner)
-        if not is_local:
-            return DataFile(prefix + inner, where, inner, (info.size, info.mtime_ns), keys)
-        inode = info.st_dev, info.st_ino, info.st_ctime_ns
-        version = info.st_size, info.st_mtime_ns
-        return DataFile(prefix + inner, where, inner, version, keys, inode)
-
     info = where.get_file_info(text)
-    if info.type == fs.FileType.File:
-        return [data_file(info.path, os.stat(text) if is_local else info, {})]
     is_folder = info.type == fs.FileType.Directory
-    root = (text.rstrip("/") or text[:1]) if is_folder else before_pattern(text, where)
-    if root == text and not is_folder:
-        return []
-    pattern = "" if is_folder else text[len(root) :].strip("/")
-    below: dict[str, Any] = {}
-    if is_local and os.path.isdir(root or "."):
-        is_deep = is_folder or "**" in pattern
-        below = dict(_walk(root or ".", None if is_deep else pattern.count("/")))
-    elif not is_local:
-        selector = fs.FileSelector(root or ".", recursive=True, allow_not_found=True)
-        infos = [i for i in where.get_file_info(selector) if i.type == fs.FileType.File]
-        start = len(root or "./")
-        below = {i.path[start:].strip("/"): i for i in infos}
-    names = sorted(n for n in below if not any(p[0] in "._" for p in n.split("/")))
-    if is_folder:
-        # A link to nothing whose name has no ending was one to a folder.
-        broken = {n for n in names if below[n] is None and not os.path.splitext(n)[1]}
-        names = [n for n in names if n.lower().endswith(PARQUET_ENDINGS) or n in broken]
+    if info.type == fs.FileType.File:
+        root, names, infos = "", [text], [info]
     else:
-        names = [name for name in names if _fits(name, pattern)]
-    folder = root if root.endswith("/") or not root else root + "/"
+        root = (text.rstrip("/") or text[:1]) if is_folder else before_pattern(text, where)
+        if root == text and not is_folder:
+            return []
+        pattern = "" if is_folder else text[len(root) :].strip("/")
+        names, infos = _names_below(where, root, pattern)
+        root = root if root.endswith("/") or not root else root + "/"
+        _refuse_table_format(prefix + root, names)
     files = []
-    for name in names:
-        if below[name] is None:
+    for name, info in sorted(zip(names, infos, strict=True), key=lambda pair: _natural(pair[0])):
+        is_link = info.type == fs.FileType.NotFound and os.path.islink(root + name)
+        endings = (*PARQUET_ENDINGS, "") if is_link else PARQUET_ENDINGS
+        if root and any(part[0] in "._" for part in name.split("/")):
+            continue
+        if is_folder and os.path.splitext(name)[1].lower() not in endings:
+            continue
+        if is_link:
             raise FileNotFoundError(
-                f"{folder}{name} is a link to {os.readlink(folder + name)}, which cannot be read. "
-                "Restore what it points to, or remove the link."
+                f"{root}{name} is a link to {os.readlink(root + name)}, which cannot be read. "
+                "Restore what it points to, or remove the link, also one that leads back to a "
+                "folder above it."
             )
-        keys = _keys(name.rpartition("/")[0]) if is_folder else {}
-        files.append(data_file(folder + name, below[name], keys))
+        if info.type == fs.FileType.File:
+            keys = _keys(name.rpartition("/")[0]) if is_folder else {}
+            version = info.size, info.mtime_ns
+            files.append(DataFile(prefix + root + name, where, root + name, version, keys))
     return files
+
+
+def _names_below(
+    where: fs.FileSystem, root: str, pattern: str
+) -> tuple[list[str], list[fs.FileInfo]]:
+    """Return the names below a folder that match a pattern ("" for all), and what they are.
+
+    Hidden folders on this machine are named, with "/" at the end, but not searched.
+    """
+    if not isinstance(where, fs.LocalFileSystem):
+        selector = fs.FileSelector(root or ".", recursive=True, allow_not_found=True)
+        infos = {i.path[len(root or "./") :].strip("/"): i for i in where.get_file_info(selector)}
+        names = [name for name in infos if not pattern or _fits(name, pattern)]
+        return names, [infos[name] for name in names]
+    names = []
+    if pattern:
+        names += glob.glob(pattern, root_dir=root or ".", recursive=True)
+        tables = (mark for mark in TABLE_FORMATS if os.path.isdir(os.path.join(root, mark)))
+        names += [f"{mark}/" for mark in tables]
+    else:
+        for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
+            place = folder[len(root) :].strip("/")
+            names += [os.path.join(place, name) for name in files]
+            names += [os.path.join(place, name, "") for name in folders if name[0] in "._"]
+            folders[:] = [name for name in folders if name[0] not in "._"]
+    for name in names:
+        _refuse_other_than_utf8(root + name)
+    return names, where.get_file_info([os.path.join(root, name) for name in names])
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _natural(name: str) -> list[Any]:
+    """Return a key that sorts names by the numbers in them: part.2 before part.10."""
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if part.isdecimal() else part for part in parts] + [name]
+
+
+def _refuse_table_format(folder: str, names: Sequence[str]) -> None:
+    """Raise ValueError if a folder's table has files with rows that were deleted or replaced."""
+    for name in names:
+        parts = name.split("/")
+        mark = next((mark for mark in TABLE_FORMATS if mark in parts), None)
+        if parts[-2:-1] == ["metadata"] and name.endswith(".metadata.json"):
+            mark = "metadata"
+        if mark is not None:
+            raise ValueError(
+                f"{folder} holds {name}: {TABLE_FORMATS[mark]}. Its folder also has files whose "
+                "rows were deleted or replaced."
+            )
 
 
 def _refuse_other_than_utf8(path: str) -> None:
     if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
         raise ParquetError(f"{path!a}: the name is not UTF-8, so Arrow cannot read it. Rename it.")
-
-
-def _walk(
-    folder: str, depth: int | None, name: str = "", above: Sequence[tuple[Any, str]] = ()
-) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield (name, stat) of the files below a folder, through links; None for a link to nothing.
-
-    Args:
-        folder: where to search.
-        depth: how many folders deep; None for all.
-        name: what precedes the names.
-        above: ((device, inode), path) of the folders that this one is in.
-
-    Raises:
-        ValueError: if a link leads back to a folder above it.
-        PermissionError: if a folder may not be searched.
-    """
-    known = os.stat(folder)
-    identity = known.st_dev, known.st_ino
-    if back := dict(above).get(identity):
-        raise ValueError(
-            f"{folder} leads back to {back}, by a link: its files would be read over "
-            "and over. Remove the link, or give the files as a list or by a pattern."
-        )
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name[0] in "._":
-                continue
-            try:
-                is_folder, known = entry.is_dir(), entry.stat()
-            except OSError:
-                if entry.is_symlink():
-                    yield name + entry.name, None
-                continue
-            if stat.S_ISREG(known.st_mode):
-                yield name + entry.name, known
-            elif is_folder and depth != 0:
-                inside = f"{name}{entry.name}/", (*above, (identity, folder))
-                yield from _walk(entry.path, depth and depth - 1, *inside)
 
 
 def _fits(name: str, pattern: str) -> bool:
@@ -263,18 +264,16 @@ def _keys(folders: str) -> dict[str, str | None]:
 
 def _refuse_twice(files: Sequence[DataFile]) -> None:
     """Raise ValueError if two paths are one file."""
-    first: dict[Any, str] = {}
+    first: dict[str, str] = {}
     for file in files:
-        identity: Any = file.path
-        if file.inode is not None:  # some network filesystems do not number files
-            identity = file.inode[:2] if file.inode[1] else os.path.realpath(file.inner)
-        if identity in first:
+        real = os.path.realpath(file.inner) if file.is_local else file.path
+        if other := first.get(real):
             raise ValueError(
-                f"the file {file.path} is given twice (also as {first[identity]}): its rows would "
-                "be read twice. Give each file once, and no further link to it: name the files in "
-                "a list or by a pattern, or remove one of the two."
+                f"the file {file.path} is given twice (also as {other}): its rows would be read "
+                "twice. Give each file once, and no further link to it: name the files in a list "
+                "or by a pattern, or remove one of the two."
             )
-        first[identity] = file.path
+        first[real] = file.path
 
 
 # ---- one file or table ---------------------------------------------------------------------------
@@ -326,8 +325,8 @@ class ParquetRows:
 
     Args:
         file: the file.
-        opened: it, open for its footer and its schema.
-        etag: its entity tag in an object store, else None.
+        opened: its footer, with its schema.
+        digest: hash of the footer as it was read: sizes, places and statistics of all columns.
         idle: where the file stays open between two reads.
 
     Attributes:
@@ -340,10 +339,12 @@ class ParquetRows:
         self,
         file: DataFile,
         opened: pq.ParquetFile,
-        etag: bytes | None,
+        digest: str,
         idle: OpenFiles,
     ) -> None:
-        self.file, self._etag, self._idle = file, etag, idle
+        self.file = file
+        self.digest = digest
+        self._idle = idle
         self.footer = footer = opened.metadata
         self.schema = opened.schema_arrow.remove_metadata()
         self.path, self.keys, self.is_local = file.path, file.keys, file.is_local
@@ -361,11 +362,11 @@ class ParquetRows:
         With `encoded`, strings stay in dictionaries where the file has them so.
         """
         kept = self._in_dictionaries(index, names) if encoded else ()
+        for name in names:
+            self._leaves(index, name)  # refuses a damaged footer
         with self.errors_at(index, names):
             if step_rows is None:
-                # An object store is asked for the entity tag as a file is opened, each time.
-                idle = self._idle if self.is_local else OpenFiles()
-                with idle.lent((self.path, kept), lambda: self._open(index, kept)) as file:
+                with self._idle.lent((self.path, kept), lambda: self._open(kept)) as file:
                     table = file.read_row_group(index, columns=list(names), use_threads=False)
                 count = table.num_rows
                 self.refuse_changed(index)
@@ -373,7 +374,7 @@ class ParquetRows:
                     yield table
             else:
                 count = 0
-                with self._open(index, kept, buffer_size=STREAM_BUFFER) as file:
+                with self._open(kept, buffer_size=STREAM_BUFFER) as file:
                     for batch in file.iter_batches(
                         step_rows, row_groups=[index], columns=list(names), use_threads=False
                     ):
@@ -391,12 +392,11 @@ class ParquetRows:
         leaves = [leaf for name in names for leaf in self._leaves(index, name)]
         return tuple(n.path_in_schema for n in leaves if not any("DELTA" in e for e in n.encodings))
 
-    def _open(self, index: int, kept: Sequence[str], **options: Any) -> pq.ParquetFile:
-        """Open the file again, and refuse it if it is not the one that was found."""
+    def _open(self, kept: Sequence[str], **options: Any) -> pq.ParquetFile:
+        """Open the file again; whoever reads then calls `refuse_changed`."""
         source: Any = self.file.inner
         if not self.is_local:
             source = self.file.filesystem.open_input_file(self.file.inner)
-        self.refuse_changed(index, source)
         # Not memory-mapped: that is no faster, and a signal would kill the process if the file is
         # truncated meanwhile, where reading raises an error.
         return pq.ParquetFile(
@@ -410,22 +410,9 @@ class ParquetRows:
             **options,
         )
 
-    def refuse_changed(self, index: int, opened: Any = None) -> None:
-        """Raise ParquetError if the file has changed since it was found.
-
-        Args:
-            index: number of the row group that is read.
-            opened: the file, opened just now, for its entity tag; None opens it if it has one.
-        """
-        if self._etag is None:
-            change = self.file.change()
-        else:
-            try:
-                opened = opened or self.file.filesystem.open_input_file(self.file.inner)
-                change = "changed" if etag_of(opened) != self._etag else ""
-            except FileNotFoundError:
-                change = "been removed"
-        if change:
+    def refuse_changed(self, index: int) -> None:
+        """Raise ParquetError, with the row group that is read, if the file has changed."""
+        if change := self.file.change():
             raise ParquetError(
                 f"{self.location(index)}: the file has {change} since it was opened. Open the "
                 "source again."
@@ -457,7 +444,19 @@ class ParquetRows:
     def _leaves(self, index: int, name: str) -> list[Any]:
         """Return `ColumnChunkMetaData` of a column: one of a number or list, more of a struct."""
         row_group = self.footer.row_group(index)
-        return [row_group.column(k) for k in self._leaf_numbers.get(name, ())]
+        leaves = []
+        for number in self._leaf_numbers.get(name, ()):
+            leaf, kind = row_group.column(number), self.footer.schema.column(number)
+            is_flat = kind.max_repetition_level == 0
+            if leaf.physical_type != kind.physical_type or (
+                is_flat and leaf.num_values != row_group.num_rows
+            ):
+                raise ParquetError(
+                    f"{self.location(index)}, column {name!r}: its footer contradicts itself. "
+                    "Write the file again, or remove it."
+                )
+            leaves.append(leaf)
+        return leaves
 
     @functools.cached_property
     def _leaf_numbers(self) -> dict[str, range]:
@@ -488,7 +487,7 @@ class ParquetRows:
         for leaf in self._leaves(index, name):
             stored, known = leaf.total_uncompressed_size, leaf.statistics
             if not width and known is not None and known.has_min_max:
-                ends = [e.encode() if isinstance(e, str) else e for e in (known.min, known.max)]
+                ends = known.min_raw, known.max_raw
                 if all(isinstance(end, bytes) for end in ends):
                     stored = max(stored, leaf.num_values * sum(map(len, ends)) / 2)
             total += leaf.num_values * width or stored
@@ -519,13 +518,6 @@ class ParquetRows:
                 page = min(size - dictionary, PAGE_BYTES)
                 total += STREAM_BUFFER + 2 * (page + dictionary)
         return total
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Hash of the footer as it was read: sizes, places and statistics of all column chunks."""
-        written = pa.BufferOutputStream()
-        self.footer.write_metadata_file(written)
-        return hashlib.sha256(written.getvalue()).hexdigest()[:16]
 
 
 class TableRows:
@@ -662,20 +654,102 @@ def open_files(files: Sequence[DataFile], idle: OpenFiles) -> list[ParquetRows]:
 
 
 def _opened(file: DataFile, idle: OpenFiles) -> ParquetRows:
+    footer = b""
     try:
         with file.filesystem.open_input_file(file.inner) as opened:
-            parquet = pq.ParquetFile(opened, coerce_int96_timestamp_unit=INT96_UNIT)
-            etag = None if file.is_local else etag_of(opened)
-            return ParquetRows(file, parquet, etag, idle)
+            footer = footer_of(opened)
+            if (crc := footer_crc(footer)) and crc[1] != crc[2]:
+                raise ParquetError(
+                    f"{file.path}: bytes of its footer have changed: it has another checksum. "
+                    "Write the file again."
+                )
+            parquet = pq.ParquetFile(
+                pa.BufferReader(footer), coerce_int96_timestamp_unit=INT96_UNIT
+            )
+            if parquet.metadata.serialized_size + 8 != len(footer):
+                _refuse_encrypted(file, pq.ParquetFile(opened, metadata=parquet.metadata))
+            _refuse_wrong_counts(file, parquet.metadata)
+            digest = hashlib.sha256(footer).hexdigest()[:16]
+            return ParquetRows(file, parquet, digest, idle)
     except PermissionError as error:
         raise ParquetError(f"{file.path}: may not be read ({error})") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if failure := store_failure(error):
             raise ParquetError(f"{file.path}: {failure}") from error
+        if footer.endswith(b"PARE"):
+            raise ParquetError(
+                f"{file.path}: its footer is encrypted, and keys cannot be given. Write the file "
+                "without encryption."
+            ) from error
+        what = "Arrow cannot read its footer" if footer.endswith(b"PAR1") else "not a whole Parquet"
         raise ParquetError(
-            f"{file.path}: not a whole Parquet file ({error}). Write "
-            f"it again, or remove it. {OTHER_FILES}"
+            f"{file.path}: {what} file ({error}). Write it again, or remove it. {OTHER_FILES}"
         ) from error
+
+
+def footer_of(opened: Any) -> bytes:
+    """Return the end of an open file from its footer on; all of a file that is no Parquet file."""
+    size = opened.size()
+    start = max(0, size - FOOTER_BYTES)
+    end = opened.read_at(size - start, start)
+    length = int.from_bytes(end[-8:-4], "little") + 8
+    if len(end) < length <= size:
+        return opened.read_at(length, size - length)
+    return end[-length:]
+
+
+def footer_crc(footer: bytes) -> tuple[int, bytes, bytes] | None:
+    """Return (place of the checksum in a footer, the checksum, what it should be).
+
+    `ParquetSink` writes it among the metadata: a CRC-32 of the footer with zeros in that place.
+    None for a footer without one. Pages have their own.
+    """
+    key = footer.rfind(FOOTER_CRC)
+    if key < 0:
+        return None
+    place = key + len(FOOTER_CRC) + 2  # behind the type and the length of the value
+    zeroed = footer[:place] + NO_CRC + footer[place + len(NO_CRC) :]
+    return place, footer[place : place + len(NO_CRC)], b"%08x" % zlib.crc32(zeroed)
+
+
+def _refuse_encrypted(file: DataFile, parquet: pq.ParquetFile) -> None:
+    """Raise ParquetError for a file with more behind its footer, such as a signature.
+
+    Arrow ends the process if it is asked for the statistics of an encrypted column.
+    """
+    encrypted = []
+    for name in parquet.schema_arrow.names:
+        try:
+            next(parquet.iter_batches(1, columns=[name]), None)
+        except OSError:
+            encrypted.append(name)
+    if encrypted:
+        raise ParquetError(
+            f"{file.path}: the columns [{shortened(map(repr, encrypted), MOST_NAMED)}] cannot be "
+            "read. If they are encrypted: keys cannot be given; write the file without encryption."
+        )
+    raise ParquetError(f"{file.path}: its footer has another length than it says. Write it again.")
+
+
+def _refuse_wrong_counts(file: DataFile, footer: pq.FileMetaData) -> None:
+    """Raise ParquetError for a footer whose numbers contradict each other, as after a flipped bit.
+
+    Arrow would leave rows out, reserve memory for rows that do not exist, or end the process.
+    """
+    rows = 0
+    for index in range(footer.num_row_groups):
+        row_group = footer.row_group(index)
+        rows += row_group.num_rows
+        if row_group.num_columns != footer.num_columns:
+            raise ParquetError(
+                f"row group {index} of {file.path}: {row_group.num_columns} columns, but the "
+                f"schema has {footer.num_columns}: the footer is damaged. Write the file again."
+            )
+    if rows != footer.num_rows or rows > file.version[0] * ROWS_PER_BYTE:
+        raise ParquetError(
+            f"{file.path}: its footer tells of {footer.num_rows:,} rows, {rows:,} in row groups, "
+            f"in a file of {file.version[0]:,} bytes: the footer is damaged. Write the file again."
+        )
 
 
 def table_of(data: Any, names: Sequence[str] | None = None) -> pa.Table:

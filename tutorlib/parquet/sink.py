@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 from tutorlib.checks import check_choice, check_positive
 from tutorlib.columns import Chunk
 from tutorlib.output import local_path, new_file, new_folder, refuse_existing
-from tutorlib.parquet.files import PARQUET_ENDINGS
+from tutorlib.parquet.files import FOOTER_CRC, NO_CRC, PARQUET_ENDINGS, footer_crc, footer_of
 from tutorlib.schema import is_list
 
 
@@ -33,12 +34,13 @@ class ParquetSink:
         encoding: "fast" stores numbers without a dictionary, byte-stream split, LZ4: it reads about
             1.5 times as fast as "default" (dictionary, snappy), and is smaller for columns with
             many different values, up to 1.7 times larger for those with few.
-        checksums: whether each page gets a CRC-32. `ParquetSource` verifies it, except for columns
-            that a GPU decodes: reading takes about a third longer, a loader's epoch about a tenth.
+        checksums: whether each page gets a CRC-32, as the footer has in any case. `ParquetSource`
+            verifies it, except for columns that a GPU decodes: reading takes about a third longer,
+            a loader's epoch about a tenth.
         overwrite: whether an existing target is replaced, a folder with all that it holds.
         schema: `pyarrow.Schema` to cast to. None takes that of the first chunk, with columns
-            nullable only in files in which they have nulls: a file without definition levels reads
-            a fifth faster.
+            nullable where the first row group of a file has nulls, and all of them if others have
+            more: without definition levels, reading takes a fifth less time.
 
     Raises:
         FileExistsError: if the target exists and `overwrite` is False.
@@ -124,8 +126,8 @@ class ParquetSink:
             self._file = self._partial if self.single_file else self._partial / name
             self._files, self._rows_in_file = self._files + 1, 0
             self._open(schema)
-        elif (both := pa.unify_schemas([self._writer.schema, schema])) != self._writer.schema:
-            self._write_again(both)
+        elif pa.unify_schemas([self._writer.schema, schema]) != self._writer.schema:
+            self._write_again(self._schema)
         self._writer.write_table(group.cast(self._writer.schema), row_group_size=max(1, rows))
         self._rows_in_file += rows
         self.num_rows += rows
@@ -139,10 +141,12 @@ class ParquetSink:
 
     def _close_writer(self) -> None:
         if self._writer is not None:
+            self._writer.add_key_value_metadata({FOOTER_CRC: NO_CRC})
             self._writer.close()
+            _write_crc(self._file)
 
     def _write_again(self, schema: pa.Schema) -> None:
-        """Rewrite the current file with more nullable columns."""
+        """Rewrite the current file with columns that may all be null: once a file at most."""
         self._close_writer()
         earlier = self._file.with_name(self._file.name + ".earlier")
         self._file.rename(earlier)
@@ -165,6 +169,18 @@ class ParquetSink:
                 self._write_row_group(self._held_rows)
         finally:
             self._close_writer()
+
+
+def _write_crc(path: Path) -> None:
+    """Put the checksum of a footer into the place that is kept for it."""
+    with pa.OSFile(str(path)) as opened:
+        footer = footer_of(opened)
+    crc = footer_crc(footer)
+    assert crc is not None
+    place, _, value = crc
+    with open(path, "r+b") as file:
+        file.seek(place - len(footer), os.SEEK_END)
+        file.write(value)
 
 
 def _as_nulls_are(table: pa.Table) -> pa.Schema:
