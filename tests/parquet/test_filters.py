@@ -1,6 +1,7 @@
 """Filters and keys in names of folders: rows that do not pass do not exist."""
 
 import datetime
+import decimal
 import pickle
 import re
 
@@ -192,11 +193,30 @@ def test_statistics_are_not_believed_about_nan(tmp_path):
     assert ParquetSource(tmp_path, filters=[("x", "<", 5.0)]).num_rows == 2
 
 
+def test_statistics_are_not_believed_about_decimals(tmp_path):
+    """Of decimals with a fixed length, parquet-mr 1.8.2 wrote bounds that do not hold."""
+    one, two = (decimal.Decimal(n) for n in (1, 2))
+    table = pa.table({"d": pa.array([one, one, two], pa.decimal128(20))})
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, use_dictionary=False, compression="none")
+    data = path.read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    stored = [number.to_bytes(9, "big") for number in (1, 2)]
+    path.write_bytes(data[:start] + data[start:].replace(stored[1], stored[0]))
+    assert pq.read_metadata(path).row_group(0).column(0).statistics.max == one
+    for condition, rows in (("==", 2), ("!=", 1), (">", 1), ("<", 0)):
+        assert ParquetSource(tmp_path, [("d", condition, one)]).num_rows == rows
+
+
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
         ([("hour", "<", 6)], r"filters \(hour < 6\): No match for FieldRef.Name\(hour\). There "),
-        ([("s", "<", 6)], r"filters \(s < 6\): Function 'less' has no kernel matching"),
+        (
+            [("s", "<", 6)],
+            r"filters \(s < 6\): Arrow compares no values of \(string, int8\). Give",
+        ),
+        ([("s", "<", datetime.date(2024, 1, 1))], r"no values of \(string, date32\[day\]\). Give"),
         (DAY + 1, "Filter expression must evaluate to bool"),
         ([("s", "==", None)], r"no row passes a comparison with None. Use .*\('s'\).is_null\(\)"),
         ([("x", "!=", float("nan"))], r"with nan. Use pyarrow.compute.field\('x'\).*is_nan"),
@@ -218,13 +238,15 @@ def test_a_filter_that_does_not_fit_is_refused(folder, filters, message):
         ParquetSource(folder, filters=filters)
 
 
-@pytest.mark.parametrize("value", ["2024-01-31", datetime.datetime(2024, 1, 31)])
+@pytest.mark.parametrize(
+    "value", ["2024-01-31", datetime.datetime(2024, 1, 31), datetime.date(2024, 1, 31)]
+)
 def test_a_time_without_a_zone_is_refused_where_times_have_one(value):
     times = [datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (30, 31)]
     table = pa.table({"t": times})
     with pytest.raises(ValueError, match=r"tz=UTC\]: say the time zone, as in '2024-01-31T00:00Z'"):
         ParquetSource(table, filters=[("t", "<", value)])
-    for instant in ("2024-01-31T00:00Z", times[1], datetime.date(2024, 1, 31)):
+    for instant in ("2024-01-31T00:00Z", times[1]):
         assert ParquetSource(table, filters=[("t", "<", instant)]).num_rows == 1
 
 
@@ -246,13 +268,13 @@ def test_keys_are_columns(tmp_path, small):
     assert source.row_bytes(0, ["x", "day"]) == 16
     chunk = Chunk.concat(list(source.chunks(["day", "x"])))
     assert chunk.names == ["day", "x"]
-    assert chunk["day"].tolist() == [10] * 5 + [3] * 5  # files are sorted by name
+    assert chunk["day"].tolist() == [3] * 5 + [10] * 5  # files are sorted by number
     assert chunk["x"].tolist() == [*range(5)] * 2
-    assert source.read(0, ["day"], 1, 2)["day"].tolist() == [10]
-    assert source.read(0, ["x", "day"], 1, 2)["day"].tolist() == [10]
+    assert source.read(0, ["day"], 1, 2)["day"].tolist() == [3]
+    assert source.read(0, ["x", "day"], 1, 2)["day"].tolist() == [3]
     assert source.read(0, ["day"], 2, 2).num_rows == 0
     copy = pickle.loads(pickle.dumps(source))
-    assert copy.read(0)["day"].tolist() == [10] * 3
+    assert copy.read(0)["day"].tolist() == [3] * 3
 
 
 def test_keys_that_are_not_all_integers_are_texts_and_may_be_null(tmp_path, small):

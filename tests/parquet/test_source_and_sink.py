@@ -372,6 +372,11 @@ COMMON = {  # {name: (values of the first file, of the second, type of both)}
 CONTRADICTIONS = {
     "text and number": (pa.array(["a"]), pa.array([1]), "int64 in .*b.parquet, but string in "),
     "list and number": (pa.array([1]), pa.array([[1]]), "a list of int64 in .*, but int64 in "),
+    "time zones": (
+        pa.array([DAY], pa.timestamp("us", "UTC")),
+        pa.array([DAY], pa.timestamp("us", "Asia/Tokyo")),
+        r"timestamp\[us, tz=Asia/Tokyo\] in .*b.parquet, but timestamp\[us, tz=UTC\] in ",
+    ),
     "time and number": (pa.array([DAY]), pa.array([1]), r"int64 in .*, but datetime64\[us\] in "),
 }
 
@@ -406,6 +411,13 @@ def test_types_with_a_common_wider_one_are_read_as_that(tmp_path, name):
         for found in (column, whole, step):
             assert [None if v != v else v for v in found.tolist()] == want
     assert not said
+
+
+def test_integers_in_one_file_and_floats_in_another_are_said(tmp_path):
+    folder_of(tmp_path, pa.array([1]), pa.array([0.5]))
+    words = r"'c' is double in .*b\.parquet, but int64 in .*a\.parquet: it is read as double"
+    with pytest.warns(UserWarning, match=words):
+        assert ParquetSource(tmp_path).column_types["c"] == ("float64", False)
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

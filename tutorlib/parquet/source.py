@@ -621,7 +621,8 @@ class ParquetSource:
         """Return {index: rows that pass} of the row groups of a file where a row may pass.
 
         `pyarrow.dataset` reads only where keys and statistics do not decide. Statistics ignore NaN,
-        so a condition on floating-point numbers is decided by reading them.
+        and parquet-mr wrote wrong ones for decimals, so a condition on such columns is decided by
+        reading them.
         """
         import pyarrow.dataset as ds
 
@@ -639,7 +640,7 @@ class ParquetSource:
             possible = ds.FileSystemDataset([whole], schema, parquet, place[1])
             if not list(possible.get_fragments(condition.expression)):
                 return {}  # by its keys, without a look into the file
-            if not any(map(_has_floats, condition.kinds)):
+            if not any(map(_has_weak_statistics, condition.kinds)):
                 counts, index = dict[int, int](), 0
                 with (
                     stored.errors_at(index, condition.names),
@@ -790,6 +791,7 @@ def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, s
     """
     first, left_out = stored[0], dict(getattr(stored[0], "left_out", {}))
     kinds = {field.name: field.type for field in first.schema}
+    mixed: dict[str, str] = {}  # {name: what to say of integers in one file and not in another}
     for rows in {id(rows.schema): rows for rows in reversed(stored)}.values():
         names, have = rows.schema.names, {field.name: field.type for field in rows.schema}
         for name in (name for name, count in collections.Counter(names).items() if count > 1):
@@ -802,11 +804,19 @@ def _shared_schema(stored: Sequence[StoredRows]) -> tuple[pa.Schema, dict[str, s
             common = _common(kinds[name], have[name])
             if common is None:
                 here, there = (type_words(column_type(k)) for k in (have[name], kinds[name]))
+                if here == there:  # of other zones
+                    here, there = str(have[name]), str(kinds[name])
                 words = f"is {here} in {rows.path}, but {there} in {first.path}"
                 left_out.setdefault(name, f"{words}; write both with one type")
+            elif pa.types.is_floating(common) and any(
+                pa.types.is_integer(kind) for kind in (have[name], kinds[name])
+            ):
+                words = f"is {have[name]} in {rows.path}, but {kinds[name]} in {first.path}"
+                mixed.setdefault(name, f"column {name!r} {words}: it is read as {common}")
             kinds[name] = common or kinds[name]
     schema = pa.schema([(n, _plain(kind)) for n, kind in kinds.items() if n not in left_out])
     doubts = [f"column {name!r} {reason}: it cannot be used" for name, reason in left_out.items()]
+    doubts += mixed.values()
     if doubts:
         more = f", and {len(doubts) - MOST_NAMED} more" if len(doubts) > MOST_NAMED else ""
         warnings.warn("; ".join(doubts[:MOST_NAMED]) + more, stacklevel=3)
@@ -887,6 +897,12 @@ class RowFilter:
             row_filter.passes(pa.table({n: pa.nulls(1, schema.field(n).type) for n in names}))
         except pa.ArrowException as error:
             said = str(error).splitlines()[0].partition(" in ")[0]
+            if "no kernel matching" in said:
+                kinds = said.partition("input types ")[2] or "these types"
+                said = (
+                    f"Arrow compares no values of {kinds}. Give values of the column's type; "
+                    "float16 has no comparisons"
+                )
             if "Serialization" in said:
                 said = "a column has a name here, not a number: pyarrow.compute.field('name')"
             raise ValueError(f"filters {condition}: {said}. There are {schema.names}") from error
@@ -918,10 +934,11 @@ def _uses(condition: pc.Expression, name: str, schema: pa.Schema) -> bool:
     return False
 
 
-def _has_floats(kind: pa.DataType) -> bool:
-    """Return whether a value of the type holds floating-point numbers."""
+def _has_weak_statistics(kind: pa.DataType) -> bool:
+    """Return whether a value of the type holds floating-point numbers or decimals."""
     inner = [kind.field(k).type for k in range(kind.num_fields)]
-    return pa.types.is_floating(kind) or any(map(_has_floats, inner))
+    is_weak = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return is_weak or any(map(_has_weak_statistics, inner))
 
 
 def _comparable(filters: Any, schema: pa.Schema) -> Any:
@@ -945,7 +962,7 @@ def _comparable(filters: Any, schema: pa.Schema) -> Any:
     has_zone = getattr(kind, "tz", None) is not None
     try:
         values = _values_of(value if is_several else [value], kind)
-        if has_zone and getattr(values.type, "tz", "") is None:
+        if has_zone and pa.types.is_temporal(values.type) and not getattr(values.type, "tz", None):
             raise ValueError("expected a zone offset")
     except (TypeError, ValueError, ArithmeticError) as error:
         said: object = error
